@@ -1,0 +1,1 @@
+"""The client shim: capture fit, ship it, mirror what happens."""

@@ -1,0 +1,34 @@
+"""Train an unmodified Keras 3 script on a cluster; importing this package imports no TensorFlow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nfdt_client.decorator import distribute, session, submit
+    from nfdt_client.handle import JobHandle, attach
+
+__version__ = "0.1.0"
+__all__ = ["JobHandle", "attach", "distribute", "errors", "session", "submit"]
+
+_HOMES = {
+    "distribute": "nfdt_client.decorator",
+    "session": "nfdt_client.decorator",
+    "submit": "nfdt_client.decorator",
+    "attach": "nfdt_client.handle",
+    "JobHandle": "nfdt_client.handle",
+}
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name == "errors":
+        return importlib.import_module("nfdt.core.errors")
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'nfdt' has no attribute {name!r}. Expected one of: {', '.join(__all__)}.")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

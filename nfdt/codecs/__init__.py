@@ -1,0 +1,1 @@
+"""How gradients and weights are written on the wire."""

@@ -1,0 +1,1 @@
+"""Tasks, membership and epochs of one job."""

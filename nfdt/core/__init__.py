@@ -1,0 +1,1 @@
+"""The floor that client, nfdt and hfdt share."""

@@ -1,0 +1,37 @@
+"""What a job tells the world: one append-only list of events per job.
+
+The list is the job's whole story: the progress bar, ``nfdt jobs logs``, History and a client that
+re-attaches all read it from a cursor.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Kind = Literal[
+    "state",  # {"state": "queued|starting|running|succeeded|failed|cancelled", "reason": str|None, "error": {...}|None}
+    "worker_joined",  # {"worker": str, "index": int, "pid": int, "host": str, "device": str}
+    "worker_lost",  # {"worker": str, "reason": str, "requeued": int}
+    "epoch_begin",  # {"epoch": int, "steps": int|None}
+    "progress",  # {"epoch": int, "steps": int (finished in this epoch), "samples": int, "logs": {name: float}}
+    "epoch_end",  # {"epoch": int, "logs": {...}, "val_logs": {...}|None, "seconds": float, "steps": int, "samples": int}
+    "stalled",  # {"waiting_for": [worker], "since_s": float}
+    "log",  # {"worker": str|None, "level": str, "text": str}
+    "result",  # {"artifact": sha256, "workers": {name: {...statistics...}}}
+]
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened: ``cursor`` counts from 1 within the job, ``at`` is Unix time in seconds."""
+
+    cursor: int
+    at: float
+    kind: Kind
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps({"cursor": self.cursor, "at": self.at, "kind": self.kind, "data": self.data})

@@ -1,0 +1,1 @@
+"""Jobs, their life and their artifacts."""

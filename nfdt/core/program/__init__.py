@@ -1,0 +1,1 @@
+"""Keras objects to a shippable program, and back."""

@@ -1,0 +1,1 @@
+"""What runs inside a training step, whoever runs it."""

@@ -1,0 +1,1 @@
+"""How processes of the cluster are started."""

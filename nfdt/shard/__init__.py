@@ -1,0 +1,1 @@
+"""A shard of the parameter server."""
