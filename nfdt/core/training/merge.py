@@ -1,0 +1,145 @@
+"""How the state that is not trained comes together from several workers: pure NumPy, one rule per kind.
+
+=========  ===================================================================================================
+rule       merged value
+=========  ===================================================================================================
+``ema``    BatchNorm's moving statistics, decay ``a``: the ``K = sum k_i`` updates of all workers in one chain
+``seed``   worker 0's (the lowest index present); the other workers go on with their own
+``max``    counters: the elementwise maximum
+``mean``   other floats: the mean weighted by the steps each worker did
+=========  ===================================================================================================
+
+EMA: worker i turned ``base`` into ``m_i = a^k_i base + (1 - a^k_i) x_i`` in ``k_i`` steps, ``x_i`` being the mean of
+what it saw. The same steps one after the other on one machine give ``a^K base + (1 - a^K) x`` with ``x`` the
+mean of the ``x_i`` weighted by ``k_i`` (exactly so where what each worker saw is constant).
+
+One worker that did all the steps returns its own state bit for bit, whatever the rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nfdt.core.errors import ProtocolError, ShapeMismatch
+from nfdt.core.program.state import dump_arrays, load_arrays
+
+Array = npt.NDArray[Any]
+WorkerState = tuple[int, int, Sequence[Array]]
+
+RULES = ("ema", "seed", "max", "mean")
+
+
+def merge_untrained(
+    rules: Sequence[Mapping[str, Any]], base: Sequence[Array], states: Sequence[WorkerState]
+) -> list[Array]:
+    """Merge the workers' untrained variables.
+
+    Args:
+        rules: ``{"rule": "ema" | "seed" | "max" | "mean", "decay": float | None}`` of each variable.
+        base: Each variable as it was when the workers started from it.
+        states: (worker index, steps done since ``base``, the worker's variables), in any order.
+
+    Returns:
+        New list of the merged variables, shapes and dtypes of ``base``; ``base`` itself where nobody did a step.
+
+    Raises:
+        ShapeMismatch: a worker sent another number of variables, or another shape.
+    """
+    for index, _, arrays in states:
+        _check_shapes(f"worker {index}", [np.shape(b) for b in base], arrays)
+    active = sorted((s for s in states if s[1] > 0), key=lambda s: s[0])
+    if not active:
+        return [np.asarray(b) for b in base]
+    if len(active) == 1:
+        return [np.asarray(a) for a in active[0][2]]
+    steps = [s[1] for s in active]
+    return [
+        _merge_one(rule, np.asarray(base[i]), [np.asarray(s[2][i]) for s in active], steps)
+        for i, rule in enumerate(rules)
+    ]
+
+
+def merge_metrics(states: Sequence[Sequence[Array]]) -> list[Array]:
+    """The sums over workers of each metric variable (totals, counts, confusion matrices).
+
+    Raises:
+        ShapeMismatch: the workers' variables differ in number or shape.
+    """
+    if not states:
+        return []
+    shapes = [np.shape(a) for a in states[0]]
+    for index, arrays in enumerate(states):
+        _check_shapes(f"state {index}", shapes, arrays)
+    if len(states) == 1:
+        return [np.asarray(a) for a in states[0]]
+    return [_sum([np.asarray(s[i]) for s in states]) for i in range(len(shapes))]
+
+
+def encode_arrays(arrays: Sequence[Any]) -> bytes:
+    """A list of arrays as safetensors with the names "0", "1", ..."""
+    return dump_arrays({str(i): array for i, array in enumerate(arrays)})
+
+
+def decode_arrays(data: bytes) -> list[Array]:
+    """Inverse of :func:`encode_arrays`; no bytes are an empty list.
+
+    Raises:
+        ProtocolError: not safetensors, or names other than "0", "1", ...
+    """
+    named = load_arrays(data) if data else {}
+    try:
+        return [named[str(i)] for i in range(len(named))]
+    except KeyError:
+        raise ProtocolError(f"Arrays: expected names '0', '1', ... Received: {sorted(named)[:5]}.") from None
+
+
+def _merge_one(rule: Mapping[str, Any], base: Array, values: list[Array], steps: list[int]) -> Array:
+    name = rule["rule"]
+    if name == "seed":
+        return values[0]
+    if name == "max" or base.dtype.kind != "f":
+        return np.maximum.reduce(values)
+    untouched = base.tobytes()
+    if all(v.tobytes() == untouched for v in values):
+        return base
+    wide = [v.astype(np.float64) for v in values]
+    start = base.astype(np.float64)
+    merged = _compose_ema(float(rule["decay"]), start, wide, steps) if name == "ema" else _mean(start, wide, steps)
+    return np.asarray(merged).astype(base.dtype)
+
+
+def _compose_ema(decay: float, base: Array, values: list[Array], steps: list[int]) -> Array:
+    if decay >= 1.0:
+        return base
+    targets = [base + (v - base) / _released(decay, k) for v, k in zip(values, steps, strict=True)]
+    return base + _released(decay, sum(steps)) * (_mean(base, targets, steps) - base)
+
+
+def _released(decay: float, steps: int) -> float:
+    """``1 - decay**steps`` without cancellation."""
+    return -math.expm1(steps * math.log(decay)) if decay > 0.0 else 1.0
+
+
+def _mean(base: Array, values: list[Array], steps: list[int]) -> Array:
+    shares = [k / sum(steps) for k in steps]
+    return base + sum(share * (v - base) for share, v in zip(shares, values, strict=True))
+
+
+def _sum(values: list[Array]) -> Array:
+    dtype = values[0].dtype
+    wide = np.float64 if dtype.kind == "f" else dtype
+    return np.asarray(np.sum(np.stack(values), axis=0, dtype=wide)).astype(dtype)
+
+
+def _check_shapes(who: str, shapes: Sequence[tuple[int, ...]], arrays: Sequence[Array]) -> None:
+    received = [np.shape(a) for a in arrays]
+    if received != list(shapes):
+        raise ShapeMismatch(
+            f"Untrained state or metrics of {who}: expected {len(shapes)} variables of shapes {list(shapes)[:8]}. "
+            f"Received: {len(received)} of shapes {received[:8]}. It runs another model; restart it."
+        )
