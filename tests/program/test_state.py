@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from nfdt.core.errors import ProtocolError
-from nfdt.core.program.state import dump_arrays, dump_state, load_state
+from nfdt.core.named_arrays import dump_arrays
+from nfdt.core.program.state import dump_state, load_state
 
 
 def test_a_state_comes_back_as_it_was(tmp_path):
@@ -42,5 +43,5 @@ def test_bfloat16_is_stored_exactly_as_float32():
     ],
 )
 def test_what_is_not_a_state_is_refused(data):
-    with pytest.raises(ProtocolError, match="State: expected"):
+    with pytest.raises(ProtocolError, match="expected"):
         load_state(data)

@@ -18,11 +18,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError
-from safetensors.numpy import load, load_file, save
 
-from nfdt.core.arrays import MAX_VARIABLES
 from nfdt.core.errors import ProtocolError
+from nfdt.core.named_arrays import dump_arrays, load_arrays
 
 Array = npt.NDArray[Any]
 
@@ -37,37 +35,6 @@ class State:
     weights: npt.NDArray[np.float32]
     optimizer: dict[int, Array] = field(default_factory=dict)
     untrained: dict[int, Array] = field(default_factory=dict)
-
-
-def storable(array: Any) -> Array:
-    """``array`` as contiguous, little-endian memory; dtypes NumPy does not know (bfloat16) become float32.
-
-    The shape is kept, also that of a scalar, and float32 holds every bfloat16 exactly.
-    """
-    value = np.asarray(array)
-    if value.dtype.kind not in "biufc" or value.dtype.itemsize > 8:
-        value = value.astype(np.float32)
-    return np.require(value.astype(value.dtype.newbyteorder("<"), copy=False), requirements="C").reshape(value.shape)
-
-
-def dump_arrays(arrays: Mapping[str, Any]) -> bytes:
-    """Named arrays as safetensors; inverse of :func:`load_arrays`."""
-    return bytes(save({name: storable(array) for name, array in arrays.items()}))
-
-
-def load_arrays(source: bytes | Path) -> dict[str, Array]:
-    """Named arrays from safetensors, in memory or in a file; they may be read-only.
-
-    Raises:
-        ProtocolError: not safetensors, an unknown dtype, or more than twice ``MAX_VARIABLES`` arrays.
-    """
-    try:
-        found = load(bytes(source)) if not isinstance(source, Path) else load_file(source)
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise ProtocolError(f"State: expected safetensors. Received something else: {error}") from None
-    if len(found) > 2 * MAX_VARIABLES:
-        raise ProtocolError(f"State: expected at most {2 * MAX_VARIABLES} arrays. Received: {len(found)}.")
-    return found
 
 
 def dump_state(weights: Any, optimizer: Mapping[int, Any], untrained: Mapping[int, Any]) -> bytes:

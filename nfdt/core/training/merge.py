@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nfdt.core.errors import ProtocolError, ShapeMismatch
-from nfdt.core.program.state import dump_arrays, load_arrays
+from nfdt.core.named_arrays import dump_arrays, load_arrays
 
 Array = npt.NDArray[Any]
 WorkerState = tuple[int, int, Sequence[Array]]
@@ -102,7 +102,7 @@ def _merge_one(rule: Mapping[str, Any], base: Array, values: list[Array], steps:
     name = rule["rule"]
     if name == "seed":
         return values[0]
-    if name == "max" or base.dtype.kind != "f":
+    if name == "max" or base.dtype.kind in "biu":
         return np.maximum.reduce(values)
     untouched = base.tobytes()
     if all(v.tobytes() == untouched for v in values):

@@ -1,0 +1,48 @@
+"""Named arrays as safetensors: the one format in which arrays rest and travel by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load, load_file, save
+
+from nfdt.core.arrays import MAX_VARIABLES
+from nfdt.core.errors import ProtocolError
+
+Array = npt.NDArray[Any]
+
+
+def storable(array: Any) -> Array:
+    """``array`` as contiguous, little-endian memory; dtypes NumPy does not know (bfloat16) become float32.
+
+    The shape is kept, also that of a scalar, and float32 holds every bfloat16 exactly.
+    """
+    value = np.asarray(array)
+    if value.dtype.kind not in "biufc" or value.dtype.itemsize > 8:
+        value = value.astype(np.float32)
+    return np.require(value.astype(value.dtype.newbyteorder("<"), copy=False), requirements="C").reshape(value.shape)
+
+
+def dump_arrays(arrays: Mapping[str, Any]) -> bytes:
+    """Named arrays as safetensors; inverse of :func:`load_arrays`."""
+    return bytes(save({name: storable(array) for name, array in arrays.items()}))
+
+
+def load_arrays(source: bytes | Path) -> dict[str, Array]:
+    """Named arrays from safetensors, in memory or in a file; they may be read-only.
+
+    Raises:
+        ProtocolError: not safetensors, an unknown dtype, or more than twice ``MAX_VARIABLES`` arrays.
+    """
+    try:
+        found = load(bytes(source)) if not isinstance(source, Path) else load_file(source)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise ProtocolError(f"Arrays: expected safetensors. Received something else: {error}") from None
+    if len(found) > 2 * MAX_VARIABLES:
+        raise ProtocolError(f"Arrays: expected at most {2 * MAX_VARIABLES} arrays. Received: {len(found)}.")
+    return found
