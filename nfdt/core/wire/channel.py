@@ -1,0 +1,235 @@
+"""Channels and servers with the product's limits, keepalive, TLS and token on every call."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections import namedtuple
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from nfdt.core.errors import AuthenticationFailed, Refused, UsageError
+from nfdt.core.wire.status import abort
+
+CONTROL_BYTES = 64 * 2**20
+DATA_BYTES = 4 * 2**20
+CHUNK_BYTES = 2 * 2**20
+TOKEN_KEY = "authorization"
+_SCHEME = "Bearer "
+_HEALTH = "/grpc.health.v1.Health/"
+_LOCAL_NAMES = frozenset({"localhost", "ip6-localhost"})
+
+PathLike = str | Path
+Authenticate = Callable[[str, str], bool]
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """(host, port) of ``host:port`` or ``[ipv6]:port``.
+
+    Raises:
+        UsageError: no port, or one out of range.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"Address: expected HOST:PORT. Received: {address!r}.")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """``host:port``, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes on the same machine can reach this host name or address."""
+    if host in _LOCAL_NAMES:
+        return True
+    try:
+        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False
+
+
+def same_token(expected: str, received: str) -> bool:
+    """Compare two tokens in constant time; an empty token never matches."""
+    return bool(expected) and hmac.compare_digest(expected.encode(), received.encode())
+
+
+def token_of(metadata: Sequence[tuple[str, Any]] | None) -> str:
+    """The bearer token in a call's metadata; empty when there is none."""
+    value = next((str(value) for key, value in metadata or () if key == TOKEN_KEY), "")
+    return value.removeprefix(_SCHEME) if value.startswith(_SCHEME) else ""
+
+
+def _options(max_message_bytes: int) -> list[tuple[str, Any]]:
+    return [
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
+class _Details(
+    namedtuple("_Details", "method timeout metadata credentials wait_for_ready compression"), grpc.ClientCallDetails
+):
+    pass
+
+
+class _BearerToken(
+    grpc.UnaryUnaryClientInterceptor,
+    grpc.UnaryStreamClientInterceptor,
+    grpc.StreamUnaryClientInterceptor,
+    grpc.StreamStreamClientInterceptor,
+):
+    """Adds the token to the metadata of every call."""
+
+    def __init__(self, token: str) -> None:
+        self._entry = (TOKEN_KEY, _SCHEME + token)
+
+    def _add(self, continuation: Any, details: Any, request: Any) -> Any:
+        metadata = (*(details.metadata or ()), self._entry)
+        fields = (details.timeout, metadata, details.credentials, details.wait_for_ready, details.compression)
+        return continuation(_Details(details.method, *fields), request)
+
+    intercept_unary_unary: Any = _add
+    intercept_unary_stream: Any = _add
+    intercept_stream_unary: Any = _add
+    intercept_stream_stream: Any = _add
+
+
+def _read(path: PathLike | None) -> bytes | None:
+    return Path(path).read_bytes() if path else None
+
+
+def open_channel(
+    address: str,
+    token: str,
+    *,
+    ca_file: PathLike | None = None,
+    cert_file: PathLike | None = None,
+    key_file: PathLike | None = None,
+    max_message_bytes: int = CONTROL_BYTES,
+) -> grpc.Channel:
+    """A channel to ``address`` that sends ``token`` with every call; nothing is sent yet.
+
+    Args:
+        address: ``host:port``.
+        token: Secret; goes into the metadata of every call and nowhere else.
+        ca_file: PEM certificates to trust. TLS is used when this is given, plain text otherwise.
+        cert_file: PEM certificate of this client, for servers that ask for one (mutual TLS).
+        key_file: PEM private key of this client.
+        max_message_bytes: Larger messages fail, in both directions.
+    """
+    host, _ = split_address(address)
+    options = [
+        *_options(max_message_bytes),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 5_000),
+        ("grpc.enable_http_proxy", 0 if is_loopback(host) else 1),
+    ]
+    if ca_file:
+        credentials = grpc.ssl_channel_credentials(_read(ca_file), _read(key_file), _read(cert_file))
+        channel = grpc.secure_channel(address, credentials, options)
+    else:
+        channel = grpc.insecure_channel(address, options)
+    return grpc.intercept_channel(channel, _BearerToken(token))
+
+
+class _TokenGate(grpc.ServerInterceptor):
+    """Answers calls without a valid token itself, before their first message is read."""
+
+    def __init__(self, authenticate: Authenticate) -> None:
+        self._authenticate = authenticate
+
+    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        method = handler_call_details.method
+        token = token_of(handler_call_details.invocation_metadata)
+        if method.startswith(_HEALTH) or self._authenticate(method, token):
+            return continuation(handler_call_details)
+        return grpc.stream_stream_rpc_method_handler(_refuse_without_token if not token else _refuse_token)
+
+
+def _refuse_without_token(_requests: Any, context: grpc.ServicerContext) -> Any:
+    abort(context, AuthenticationFailed("No token came with the call. Expected: authorization metadata."))
+
+
+def _refuse_token(_requests: Any, context: grpc.ServicerContext) -> Any:
+    abort(context, AuthenticationFailed("The server does not accept this token. Use the one it was started with."))
+
+
+def _server_credentials(cert: PathLike, key: PathLike | None, client_ca: PathLike | None) -> grpc.ServerCredentials:
+    if key is None:
+        raise UsageError("A TLS certificate needs its private key. Received: a certificate only.")
+    pair = (Path(key).read_bytes(), Path(cert).read_bytes())
+    return grpc.ssl_server_credentials([pair], _read(client_ca), require_client_auth=client_ca is not None)
+
+
+def make_server(
+    address: str,
+    *,
+    authenticate: Authenticate,
+    cert: PathLike | None = None,
+    key: PathLike | None = None,
+    client_ca: PathLike | None = None,
+    insecure: bool = False,
+    max_threads: int = 256,
+    max_message_bytes: int = CONTROL_BYTES,
+) -> tuple[grpc.Server, str]:
+    """A bound server, not started yet, that answers only calls with a valid token (and health checks).
+
+    Args:
+        address: ``host:port``; port 0 takes a free one.
+        authenticate: Called with (method, token) before a call is read; compare with :func:`same_token`.
+        cert: PEM certificate chain; TLS is used when it is given.
+        key: PEM private key of ``cert``.
+        client_ca: PEM certificates; clients must show one signed by them (mutual TLS).
+        insecure: Allow a non-loopback address without TLS.
+        max_threads: Calls that can be open at once; one more is refused as RESOURCE_EXHAUSTED.
+        max_message_bytes: Larger messages fail, in both directions.
+
+    Returns:
+        The server, and the address it is bound to.
+
+    Raises:
+        Refused: a non-loopback address without TLS and without ``insecure``.
+        UsageError: the address cannot be bound, or the certificate comes without its key.
+    """
+    host, port = split_address(address)
+    if not (cert or insecure or is_loopback(host)):
+        raise Refused(
+            f"Listening on {address} without TLS would send tokens and code in plain text over the network. "
+            "Give a certificate and key (--tls-cert, --tls-key), listen on 127.0.0.1, or insist with --insecure."
+        )
+    server = grpc.server(
+        futures.ThreadPoolExecutor(max_threads, thread_name_prefix="rpc"),
+        interceptors=[_TokenGate(authenticate)],
+        options=[
+            *_options(max_message_bytes),
+            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            ("grpc.http2.max_ping_strikes", 0),
+            ("grpc.so_reuseport", 0),
+        ],
+        maximum_concurrent_rpcs=max_threads,
+    )
+    checks = health.HealthServicer()
+    checks.set("", health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    try:
+        if cert:
+            bound = server.add_secure_port(address, _server_credentials(cert, key, client_ca))
+        else:
+            bound = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise UsageError(f"Cannot listen on {address}: {error}. Is the port in use? Port 0 takes a free one.") from None
+    if port == 0 and bound == 0:
+        raise UsageError(f"Cannot listen on {address}.")
+    return server, join_address(host, bound)

@@ -1,0 +1,126 @@
+"""Errors of this product <-> gRPC status: the class travels by name, the message as the details."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+
+from nfdt.core import errors
+from nfdt.core.errors import NfdtError
+
+_log = logging.getLogger(__name__)
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+ERROR_KEY = "nfdt-error"
+MAX_DETAILS = 4000  # characters: details travel in HTTP/2 headers, whose size peers limit to 8 KiB
+
+# The first class that matches wins: subclasses come before their bases.
+_CODES: tuple[tuple[type[NfdtError], grpc.StatusCode], ...] = (
+    (errors.AuthenticationFailed, grpc.StatusCode.UNAUTHENTICATED),
+    (errors.VersionMismatch, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.Refused, grpc.StatusCode.PERMISSION_DENIED),
+    (errors.UsageError, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.CaptureError, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.JobCancelled, grpc.StatusCode.CANCELLED),
+    (errors.JobFailed, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.ProtocolError, grpc.StatusCode.DATA_LOSS),
+    (errors.ServerUnreachable, grpc.StatusCode.UNAVAILABLE),
+    (NfdtError, grpc.StatusCode.UNKNOWN),
+)
+
+
+def status_code(error: NfdtError) -> grpc.StatusCode:
+    """The gRPC code that stands for an error of this product."""
+    return next(code for kind, code in _CODES if isinstance(error, kind))
+
+
+def abort(context: grpc.ServicerContext, error: NfdtError) -> NoReturn:
+    """End the call with this error; the peer's :func:`translate` makes the same class of it."""
+    context.set_trailing_metadata(((ERROR_KEY, type(error).__name__),))
+    context.abort(status_code(error), str(error)[:MAX_DETAILS])
+    raise AssertionError("abort() raises")  # for servicer contexts made by hand
+
+
+def _by_code(code: grpc.StatusCode | None, details: str, address: str) -> NfdtError:
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN) and not details.startswith("Exception"):
+        return errors.ServerUnreachable(
+            f"No answer from {address}: {details or 'the connection failed'}. Check the address, that the server "
+            "runs, and that both sides use TLS or neither does."
+        )
+    if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+        return errors.ServerUnreachable(f"{address} did not answer in time: {details}.")
+    if code == grpc.StatusCode.UNAUTHENTICATED:
+        return errors.AuthenticationFailed(details or f"{address} refused the token.")
+    if code == grpc.StatusCode.PERMISSION_DENIED:
+        return errors.Refused(details)
+    if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return errors.Refused(f"{address} refused the call, a limit is reached: {details}.")
+    if code == grpc.StatusCode.INVALID_ARGUMENT:
+        return errors.UsageError(details)
+    if code == grpc.StatusCode.CANCELLED:
+        return errors.JobCancelled(details or "The call was cancelled.")
+    name = code.name if code else "no status"
+    return errors.ProtocolError(f"{address} answered {name}: {details}")
+
+
+def translate(error: grpc.RpcError, address: str) -> NfdtError:
+    """The exception behind a failed call to ``address``."""
+    code = error.code() if hasattr(error, "code") else None
+    details = (error.details() if hasattr(error, "details") else str(error)) or ""
+    trailing: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
+    name = next((str(value) for key, value in trailing or () if key == ERROR_KEY), None)
+    kind = getattr(errors, name, None) if name else None
+    if isinstance(kind, type) and issubclass(kind, NfdtError):
+        return kind(details)
+    return _by_code(code, details, address)
+
+
+@contextmanager
+def translated(address: str) -> Iterator[None]:
+    """Raise what :func:`translate` makes of a ``grpc.RpcError`` inside the block."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise translate(error, address) from error
+
+
+def _fail(context: grpc.ServicerContext, error: Exception, method: str) -> NoReturn:
+    if isinstance(error, NfdtError):
+        abort(context, error)
+    _log.exception("%s failed", method)
+    context.set_trailing_metadata(((ERROR_KEY, "ProtocolError"),))
+    context.abort(
+        grpc.StatusCode.INTERNAL, f"{method} failed on the server: {type(error).__name__}: {error}"[:MAX_DETAILS]
+    )
+    raise AssertionError("abort() raises")
+
+
+def answering(method: _Method) -> _Method:
+    """Decorate a servicer's method: what it raises becomes the call's status."""
+    name = method.__name__
+
+    @functools.wraps(method)
+    def unary(self: Any, request: Any, context: Any) -> Any:
+        try:
+            return method(self, request, context)
+        except Exception as error:
+            if context.code():  # aborted already
+                raise
+            _fail(context, error, name)
+
+    @functools.wraps(method)
+    def stream(self: Any, request: Any, context: Any) -> Iterator[Any]:
+        try:
+            yield from method(self, request, context)
+        except Exception as error:
+            if context.code() or not context.is_active():  # aborted already, or the peer is gone
+                raise
+            _fail(context, error, name)
+
+    return stream if inspect.isgeneratorfunction(method) else unary  # type: ignore[return-value]

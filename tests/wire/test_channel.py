@@ -1,0 +1,167 @@
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from nfdt.core.errors import (
+    AuthenticationFailed,
+    NfdtError,
+    PolicyRefused,
+    ProtocolError,
+    Refused,
+    ServerUnreachable,
+    UsageError,
+    VersionMismatch,
+)
+from nfdt.core.wire import jobs_pb2, jobs_pb2_grpc
+from nfdt.core.wire.channel import is_loopback, make_server, open_channel, same_token, split_address, token_of
+from nfdt.core.wire.status import answering, translated
+
+
+class Answers(jobs_pb2_grpc.JobsServicer):
+    """Raises what the test asks for by the job's name."""
+
+    raises: Exception | None = None
+
+    @answering
+    def Show(self, request, context):
+        if self.raises:
+            raise self.raises
+        return jobs_pb2.JobDescription(name=token_of(context.invocation_metadata()))
+
+    @answering
+    def Watch(self, request, context):
+        yield jobs_pb2.JobEvent(cursor=1)
+        if self.raises:
+            raise self.raises
+
+    @answering
+    def Upload(self, request_iterator, context):
+        return jobs_pb2.UploadReceipt(total_bytes=sum(len(chunk.data) for chunk in request_iterator))
+
+
+@pytest.fixture
+def servicer() -> Answers:
+    return Answers()
+
+
+@pytest.fixture
+def address(servicer: Answers) -> Iterator[str]:
+    server, bound = make_server("127.0.0.1:0", authenticate=lambda method, token: same_token("secret", token))
+    jobs_pb2_grpc.add_JobsServicer_to_server(servicer, server)
+    server.start()
+    yield bound
+    server.stop(None).wait()
+
+
+def call(address: str, token: str = "secret", **kwargs) -> jobs_pb2.JobDescription:
+    with open_channel(address, token, **kwargs) as channel, translated(address):
+        return jobs_pb2_grpc.JobsStub(channel).Show(jobs_pb2.JobRef(job_id="x"), timeout=10)
+
+
+def test_the_token_reaches_the_server(address):
+    assert call(address).name == "secret"
+
+
+@pytest.mark.parametrize("token", ["wrong", ""])
+def test_a_wrong_or_missing_token_is_refused(address, token):
+    with pytest.raises(AuthenticationFailed, match="token"):
+        call(address, token)
+
+
+def test_a_stream_without_a_valid_token_is_refused(address):
+    with open_channel(address, "wrong") as channel, pytest.raises(AuthenticationFailed), translated(address):
+        jobs_pb2_grpc.JobsStub(channel).Upload(iter([jobs_pb2.Chunk(data=b"x")]), timeout=10)
+
+
+def test_health_needs_no_token(address):
+    with grpc.insecure_channel(address) as channel:
+        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.mark.parametrize(
+    "error",
+    [UsageError("a"), PolicyRefused("b"), VersionMismatch("c ünïcode"), ProtocolError("d"), NfdtError("e")],
+    ids=lambda e: type(e).__name__,
+)
+def test_an_error_arrives_as_the_class_it_was(address, servicer, error):
+    servicer.raises = error
+    with pytest.raises(NfdtError) as caught:
+        call(address)
+    assert type(caught.value) is type(error)
+    assert str(caught.value) == str(error)
+
+
+def test_an_error_in_the_middle_of_a_stream_arrives_too(address, servicer):
+    servicer.raises = PolicyRefused("no")
+    with open_channel(address, "secret") as channel:
+        events = jobs_pb2_grpc.JobsStub(channel).Watch(jobs_pb2.WatchRequest(), timeout=10)
+        assert next(events).cursor == 1
+        with pytest.raises(PolicyRefused, match="no"), translated(address):
+            next(events)
+
+
+def test_an_unexpected_exception_is_named(address, servicer):
+    servicer.raises = KeyError("surprise")
+    with pytest.raises(ProtocolError, match="Show failed on the server: KeyError: 'surprise'"):
+        call(address)
+
+
+def test_a_long_message_is_cut_not_lost(address, servicer):
+    servicer.raises = UsageError("x" * 100_000)
+    with pytest.raises(UsageError, match="x{4000}"):
+        call(address)
+
+
+def test_nobody_listening_is_server_unreachable():
+    server, bound = make_server("127.0.0.1:0", authenticate=lambda method, token: True)
+    server.start()
+    server.stop(None).wait()
+    with pytest.raises(ServerUnreachable, match=bound):
+        call(bound)
+
+
+def test_a_message_over_the_limit_is_refused():
+    server, bound = make_server("127.0.0.1:0", authenticate=lambda m, t: True, max_message_bytes=1000)
+    jobs_pb2_grpc.add_JobsServicer_to_server(Answers(), server)
+    server.start()
+    with open_channel(bound, "t") as channel, pytest.raises(Refused, match="limit"), translated(bound):
+        jobs_pb2_grpc.JobsStub(channel).Upload(iter([jobs_pb2.Chunk(data=bytes(2000))]), timeout=10)
+    server.stop(None).wait()
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "192.0.2.1:80", "example.org:80", "[::]:0"])
+def test_an_open_network_without_tls_is_refused(address):
+    with pytest.raises(Refused, match="--insecure"):
+        make_server(address, authenticate=lambda method, token: True)
+
+
+def test_insecure_must_be_said():
+    server, bound = make_server("0.0.0.0:0", authenticate=lambda method, token: True, insecure=True)
+    assert split_address(bound)[1] > 0
+    server.stop(None).wait()
+
+
+def test_a_port_in_use_is_a_usage_error(address):
+    with pytest.raises(UsageError, match="Cannot listen"):
+        make_server(address, authenticate=lambda method, token: True)
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("localhost", True), ("::1", True), ("[::1]", True), ("10.0.0.1", False)],
+)
+def test_loopback_is_recognised(host, expected):
+    assert is_loopback(host) is expected
+
+
+@pytest.mark.parametrize("address", ["nohost", "host:port", "host:70000", ":80", ""])
+def test_a_bad_address_is_a_usage_error(address):
+    with pytest.raises(UsageError, match="HOST:PORT"):
+        split_address(address)
+
+
+def test_an_empty_token_never_matches():
+    assert not same_token("", "")

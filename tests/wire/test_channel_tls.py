@@ -1,0 +1,94 @@
+import datetime
+import ipaddress
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from nfdt.core.errors import ServerUnreachable, UsageError
+from nfdt.core.wire import jobs_pb2, jobs_pb2_grpc
+from nfdt.core.wire.channel import make_server, open_channel, same_token
+from nfdt.core.wire.status import translated
+
+
+class Pair(NamedTuple):
+    cert: Path
+    key: Path
+
+
+def self_signed(directory: Path, name: str) -> Pair:
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    today = datetime.datetime.now(datetime.UTC)
+    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    builder = x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(today - datetime.timedelta(1)).not_valid_after(today + datetime.timedelta(1))
+    builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    pair = Pair(directory / f"{name}.pem", directory / f"{name}.key")
+    pair.cert.write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    plain = serialization.NoEncryption()
+    pair.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain))
+    return pair
+
+
+@pytest.fixture(scope="module")
+def server_pair(tmp_path_factory) -> Pair:
+    return self_signed(tmp_path_factory.mktemp("tls"), "server")
+
+
+@pytest.fixture(scope="module")
+def client_pair(tmp_path_factory) -> Pair:
+    return self_signed(tmp_path_factory.mktemp("tls"), "client")
+
+
+class Answers(jobs_pb2_grpc.JobsServicer):
+    def Show(self, request, context):
+        return jobs_pb2.JobDescription(name="hello")
+
+
+def serve(pair: Pair, client_ca: Path | None = None):
+    server, bound = make_server(
+        "127.0.0.1:0", authenticate=lambda m, t: same_token("s", t), cert=pair.cert, key=pair.key, client_ca=client_ca
+    )
+    jobs_pb2_grpc.add_JobsServicer_to_server(Answers(), server)
+    server.start()
+    return server, bound
+
+
+def ask(address: str, **kwargs) -> str:
+    with open_channel(address, "s", **kwargs) as channel, translated(address):
+        return jobs_pb2_grpc.JobsStub(channel).Show(jobs_pb2.JobRef(), timeout=10).name
+
+
+def test_tls_works_and_plain_text_does_not(server_pair):
+    server, bound = serve(server_pair)
+    assert ask(bound, ca_file=server_pair.cert) == "hello"
+    with pytest.raises(ServerUnreachable, match="TLS"):
+        ask(bound)
+    server.stop(None).wait()
+
+
+def test_another_certificate_is_not_trusted(server_pair, client_pair):
+    server, bound = serve(server_pair)
+    with pytest.raises(ServerUnreachable):
+        ask(bound, ca_file=client_pair.cert)
+    server.stop(None).wait()
+
+
+def test_mutual_tls_wants_the_clients_certificate(server_pair, client_pair):
+    server, bound = serve(server_pair, client_ca=client_pair.cert)
+    own = {"cert_file": client_pair.cert, "key_file": client_pair.key}
+    assert ask(bound, ca_file=server_pair.cert, **own) == "hello"
+    with pytest.raises(ServerUnreachable):
+        ask(bound, ca_file=server_pair.cert)
+    server.stop(None).wait()
+
+
+def test_a_certificate_needs_its_key(server_pair):
+    with pytest.raises(UsageError, match="private key"):
+        make_server("127.0.0.1:0", authenticate=lambda m, t: True, cert=server_pair.cert)
