@@ -1,0 +1,320 @@
+"""A slot: a process ready to be one worker or one shard of a job, started as ``python -m nfdt.slot``.
+
+It loads TensorFlow at once, so that a job finds it warm, and attends the job server over one stream:
+when the process dies the stream ends and the server knows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import queue
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from nfdt.core.arrays import Array, ParameterLayout
+from nfdt.core.errors import NfdtError, ServerUnreachable
+from nfdt.core.spec import parse_job
+from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.wire import workers_pb2_grpc
+from nfdt.core.wire.channel import open_channel
+from nfdt.core.wire.status import translated
+
+logger = logging.getLogger(__name__)
+
+NEXT_TIMEOUT_S = 60.0
+FETCH_TIMEOUT_S = 600.0
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python (major.minor), Keras and TensorFlow here; "" where not installed. Imports none of them."""
+
+    def installed(*names: str) -> str:
+        for name in names:
+            try:
+                return importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+        return ""
+
+    return {
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "keras": installed("keras"),
+        "tensorflow": installed("tensorflow", "tensorflow-cpu"),
+    }
+
+
+class ArtifactReader:
+    """Reads a job's artifacts: in place on the server's machine, else fetched once into a directory."""
+
+    def __init__(self, stub: Any, job_id: str, shared: str, cache: Path, address: str) -> None:
+        self._stub, self._job_id, self._address = stub, job_id, address
+        self._shared = Path(shared) if shared else None
+        self._cache = cache
+
+    def path(self, sha256: str) -> Path:
+        """A local file with the artifact's bytes."""
+        if self._shared is not None:
+            return self._shared / sha256
+        target = self._cache / sha256
+        if not target.exists():
+            self._fetch(sha256, target)
+        return target
+
+    def read(self, sha256: str) -> bytes:
+        """The artifact's bytes."""
+        return self.path(sha256).read_bytes()
+
+    def open_array(self, sha256: str) -> Array:
+        """The artifact, a ``.npy`` file, memory-mapped."""
+        import numpy as np
+
+        return np.load(self.path(sha256), mmap_mode="r", allow_pickle=False)
+
+    def _fetch(self, sha256: str, target: Path) -> None:
+        import hashlib
+
+        digest = hashlib.sha256()
+        self._cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        partial = target.with_name(f"{sha256}.{os.getpid()}")
+        request = pb.FetchRequest(job_id=self._job_id, sha256=sha256)
+        with translated(self._address), partial.open("wb") as file:
+            for chunk in self._stub.Fetch(request, timeout=FETCH_TIMEOUT_S):
+                digest.update(chunk.data)
+                file.write(chunk.data)
+        if digest.hexdigest() != sha256:
+            partial.unlink()
+            raise NfdtError(f"Artifact {sha256} arrived with the hash {digest.hexdigest()}. Run the job again.")
+        partial.replace(target)
+
+
+class Slot:
+    """One attending process: takes assignments one after the other until dismissed."""
+
+    def __init__(self, address: str, token: str, role: str, name: str, *, ca_file: str | None, host: str) -> None:
+        self._address, self._role, self._name, self._host = address, role, name, host
+        self._channel = open_channel(address, token, ca_file=ca_file)
+        self._stub: Any = workers_pb2_grpc.WorkersStub(self._channel)
+        self._outbox: queue.SimpleQueue[pb.SlotMessage | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[pb.Assignment | None] = queue.SimpleQueue()
+        self._stopped = threading.Event()
+
+    def attend(self) -> None:
+        """Say hello and serve assignments until dismissed.
+
+        Raises:
+            NfdtError: the server is gone or refuses this slot.
+        """
+        self._outbox.put(pb.SlotMessage(hello=self._hello()))
+        threading.Thread(target=self._listen, name="attend", daemon=True).start()
+        _load_tensorflow(self._role)
+        while (assignment := self._inbox.get()) is not None:
+            kind = assignment.WhichOneof("assignment")
+            if kind == "dismiss":
+                break
+            if kind in ("shard", "worker"):
+                self._stopped.clear()
+                self._serve(assignment, kind)
+        self._outbox.put(None)
+        self._channel.close()
+
+    def _hello(self) -> pb.SlotHello:
+        return pb.SlotHello(
+            name=self._name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            role=self._role,
+            versions=versions(),
+            device="gpu:0" if os.environ.get("CUDA_VISIBLE_DEVICES", "-1") not in ("", "-1") else "cpu",
+            boot_id=_boot_id(),
+        )
+
+    def _listen(self) -> None:
+        """Read the stream; a stream that ends by itself means that the server is gone, and so are we."""
+        try:
+            with translated(self._address):
+                for assignment in self._stub.Attend(iter(self._outbox.get, None), wait_for_ready=False):
+                    kind = assignment.WhichOneof("assignment")
+                    if kind in ("release", "dismiss"):
+                        self._stopped.set()
+                    self._inbox.put(assignment)
+                    if kind == "dismiss":
+                        return
+        except NfdtError as error:
+            if not self._stopped.is_set() or isinstance(error, ServerUnreachable):
+                logger.error("%s: %s", self._name, error)
+                logging.shutdown()
+                os._exit(error.exit_code)
+        self._inbox.put(None)
+
+    def _serve(self, assignment: pb.Assignment, kind: str) -> None:
+        job_id = getattr(assignment, kind).job_id
+        try:
+            if kind == "worker":
+                self._run_worker(assignment.worker)
+            else:
+                self._run_shard(assignment.shard)
+        except Exception as error:  # whatever the user's code raises is the job's failure, not this process's
+            if self._stopped.is_set():
+                logger.info("%s: job %s is over (%s)", self._name, job_id, error)
+            else:
+                logger.exception("%s: job %s failed", self._name, job_id)
+                self._outbox.put(pb.SlotMessage(failed=_failure(job_id, error)))
+                return
+        self._outbox.put(pb.SlotMessage(finished=pb.SlotFinished(job_id=job_id)))
+
+    def _reader(self, job_id: str, shared: str) -> ArtifactReader:
+        cache = Path(os.environ.get("NFDT_CACHE_DIR") or Path.home() / ".cache" / "nfdt" / "artifacts")
+        return ArtifactReader(self._stub, job_id, shared, cache, self._address)
+
+    def _run_worker(self, assignment: pb.WorkerAssignment) -> None:
+        _limit_threads(assignment.threads)
+        from nfdt.transport.stream import StreamClient
+        from nfdt.worker import Worker
+
+        spec = parse_job(assignment.spec_json)
+        reader = self._reader(assignment.job_id, assignment.artifact_dir)
+        manifest = json.loads(reader.read(spec.program))
+        layout = ParameterLayout.from_json(manifest["layout"])
+        client = StreamClient(
+            list(assignment.shards), layout, assignment.worker, assignment.job_token, timeout_s=spec.step_timeout_s
+        )
+        try:
+            worker = Worker(
+                spec,
+                assignment.worker,
+                assignment.index,
+                manifest,
+                read=reader.read,
+                open_array=reader.open_array,
+                client=client,
+                ask=self._asker(assignment.job_id),
+                stopped=self._stopped,
+            )
+            self._outbox.put(pb.SlotMessage(ready=pb.SlotReady(job_id=assignment.job_id)))
+            worker.run()
+        finally:
+            client.close()
+
+    def _asker(self, job_id: str) -> Callable[[pb.NextRequest], pb.NextReply]:
+        def ask(request: pb.NextRequest) -> pb.NextReply:
+            request.job_id = job_id
+            with translated(self._address):
+                return self._stub.Next(request, timeout=NEXT_TIMEOUT_S)
+
+        return ask
+
+    def _run_shard(self, assignment: pb.ShardAssignment) -> None:
+        from nfdt.core.program.code import load_custom_objects
+        from nfdt.core.program.state import load_state
+        from nfdt.shard.servicer import start_shard
+
+        spec = parse_job(assignment.spec_json)
+        reader = self._reader(assignment.job_id, assignment.artifact_dir)
+        manifest = json.loads(reader.read(spec.program))
+        shard = start_shard(
+            manifest,
+            load_state(reader.path(manifest["state"])),
+            spec,
+            index=assignment.index,
+            shards=assignment.shards,
+            custom_objects=load_custom_objects(manifest, reader.read, allow_code=spec.code),
+            token=assignment.job_token,
+            host=self._host,
+        )
+        try:
+            self._outbox.put(pb.SlotMessage(ready=pb.SlotReady(job_id=assignment.job_id, address=shard.address)))
+            self._stopped.wait()
+        finally:
+            shard.stop()
+
+
+def _failure(job_id: str, error: Exception) -> pb.SlotFailed:
+    return pb.SlotFailed(
+        job_id=job_id,
+        exception_module=type(error).__module__,
+        exception_type=type(error).__qualname__,
+        message=str(error),
+        traceback="".join(traceback.format_exception(error)),
+    )
+
+
+def _load_tensorflow(role: str) -> None:
+    import keras  # noqa: F401
+    import tensorflow as tf
+
+    if role == "worker":
+        for gpu in tf.config.list_physical_devices("GPU"):
+            tf.config.experimental.set_memory_growth(gpu, True)
+
+
+def _limit_threads(threads: int) -> None:
+    """Give TensorFlow this worker's share of the cores; only the first job of a process can choose."""
+    import tensorflow as tf
+
+    if threads:
+        try:
+            tf.config.threading.set_intra_op_parallelism_threads(threads)
+            tf.config.threading.set_inter_op_parallelism_threads(threads)
+        except RuntimeError:
+            logger.debug("TensorFlow runs already; its thread count stays")
+
+
+def _boot_id() -> str:
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text().strip() if path.exists() else platform.node()
+
+
+def _die_with_parent() -> None:
+    """Exit when standard input closes: the process that started us is gone, however it went."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        os._exit(0)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of ``python -m nfdt.slot``; the token comes from NFDT_TOKEN or ``--token-file``."""
+    parser = argparse.ArgumentParser(prog="nfdt.slot", description=__doc__)
+    parser.add_argument("--server", required=True, help="HOST:PORT of the job server")
+    parser.add_argument("--role", choices=("worker", "shard"), required=True)
+    parser.add_argument("--name", default=f"{socket.gethostname()}-{os.getpid()}")
+    parser.add_argument("--token-file")
+    parser.add_argument("--ca-file")
+    parser.add_argument("--host", default="127.0.0.1", help="address a shard listens on")
+    parser.add_argument("--watch-stdin", action="store_true", help="exit when standard input closes")
+    parser.add_argument("--log-level", default="info")
+    options = parser.parse_args(argv)
+    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if options.role == "shard":
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    if options.watch_stdin:
+        _die_with_parent()
+    token = os.environ.pop("NFDT_TOKEN", "")
+    if options.token_file:
+        token = Path(options.token_file).read_text().strip()
+    try:
+        Slot(options.server, token, options.role, options.name, ca_file=options.ca_file, host=options.host).attend()
+    except (NfdtError, grpc.RpcError) as error:
+        logger.error("%s", error)
+        return getattr(error, "exit_code", 1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

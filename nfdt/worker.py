@@ -1,0 +1,271 @@
+"""A worker: ask for tasks, compute gradients, push and pull, report. The loop on one screen."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from nfdt.core.arrays import Array, ParameterLayout
+from nfdt.core.errors import ProtocolError
+from nfdt.core.program import unpack
+from nfdt.core.spec import Emulation, JobSpec
+from nfdt.core.training import data, evaluate, gradient_step, merge, untrained_state
+from nfdt.core.wire import workers_pb2 as pb
+from nfdt.schedulers.order import order_crc, sample_order
+from nfdt.transport.base import ParameterClient
+
+logger = logging.getLogger(__name__)
+
+Ask = Callable[[pb.NextRequest], pb.NextReply]
+WAIT_S = 10.0
+
+
+@dataclass
+class Statistics:
+    """Totals of one worker since it joined; what ``history.nfdt`` shows."""
+
+    samples: int = 0
+    steps: int = 0
+    compute_s: float = 0.0
+    exchange_s: float = 0.0
+    wait_s: float = 0.0
+    staleness: Counter[int] = field(default_factory=Counter)
+    batch_sizes: Counter[int] = field(default_factory=Counter)
+    dropped: int = 0
+
+    def to_json(self, client: ParameterClient, codec: str) -> str:
+        """The totals as one JSON object."""
+        return json.dumps(
+            {
+                "samples": self.samples,
+                "steps": self.steps,
+                "seconds": round(self.compute_s + self.exchange_s, 6),
+                "compute_s": round(self.compute_s, 6),
+                "exchange_s": round(self.exchange_s, 6),
+                "wait_s": round(self.wait_s, 6),
+                "staleness": {str(k): v for k, v in sorted(self.staleness.items())},
+                "batch_sizes": {str(k): v for k, v in sorted(self.batch_sizes.items())},
+                "dropped": self.dropped,
+                "bytes_sent": client.bytes_sent,
+                "bytes_received": client.bytes_received,
+                "codec": codec,
+            }
+        )
+
+
+class Worker:
+    """Runs one job's tasks with one model until the coordinator says leave.
+
+    Args:
+        spec: The job.
+        name: This worker's name in the job, as in ``worker-0``.
+        index: Its number; decides its random seeds and its emulated speed.
+        manifest: The program.
+        read: Returns an artifact's bytes by its sha256.
+        open_array: Returns an artifact that is a ``.npy`` file as a (memory-mapped) array.
+        client: The way to the shards.
+        ask: One call of ``Workers.Next``.
+        stopped: Set when the job is over for this worker, whatever it is doing.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        name: str,
+        index: int,
+        manifest: Mapping[str, Any],
+        *,
+        read: Callable[[str], bytes],
+        open_array: Callable[[str], Array],
+        client: ParameterClient,
+        ask: Ask,
+        stopped: threading.Event,
+    ) -> None:
+        self._spec, self._name, self._index = spec, name, index
+        self._client, self._ask, self._stopped = client, ask, stopped
+        self._open_array = open_array
+        self._model = unpack.unpack(manifest, read, allow_code=spec.code)
+        self._untrained = untrained_state.UntrainedState(self._model, manifest, worker=index)
+        layout = ParameterLayout.from_json(manifest["layout"])
+        self._step = gradient_step.GradientStep(self._model, layout, loss_scale=manifest["loss_scale"])
+        self._evaluate = evaluate.EvaluateStep(self._model, layout)
+        self._train = self._source(spec.train)
+        self._validation = self._source(spec.validation)
+        self._order = lru_cache(maxsize=2)(self._sample_order)
+        self._weights: Array | None = None
+        self._statistics = Statistics()
+        self._epoch = 0
+        self._epoch_steps = 0
+        self._logs: dict[str, Any] = {}
+
+    def run(self) -> None:
+        """Work until told to leave or stopped."""
+        answer = pb.NextRequest()
+        while not self._stopped.is_set():
+            began = time.perf_counter()
+            reply = self._ask(self._complete(answer))
+            self._statistics.wait_s += time.perf_counter() - began
+            kind = reply.WhichOneof("instruction")
+            if kind == "leave":
+                logger.info("%s leaves: %s", self._name, reply.leave.reason)
+                return
+            instruction = getattr(reply, kind or "wait")
+            answer = self._handlers()[kind or "wait"](instruction)
+
+    def _handlers(self) -> dict[str, Callable[[Any], pb.NextRequest]]:
+        return {
+            "work": self._on_work,
+            "wait": lambda _: pb.NextRequest(),
+            "begin_epoch": self._on_begin_epoch,
+            "collect_state": self._on_collect_state,
+            "evaluate": self._on_evaluate,
+            "summarise": self._on_summarise,
+        }
+
+    def _complete(self, request: pb.NextRequest) -> pb.NextRequest:
+        request.worker, request.epoch, request.wait_s = self._name, self._epoch, WAIT_S
+        for name, value in self._logs.items():
+            request.logs[name] = float(value)
+        request.statistics_json = self._statistics.to_json(self._client, self._spec.algorithm.codec)
+        return request
+
+    def _on_begin_epoch(self, begin: pb.BeginEpoch) -> pb.NextRequest:
+        fit, train = self._spec.fit, self._spec.train
+        if train.samples and begin.order_crc != order_crc(train.samples, fit.shuffle, fit.seed):
+            raise ProtocolError(
+                f"{self._name}: this machine's NumPy {np.__version__} draws another sample order than the server's. "
+                "Install the same NumPy version on both."
+            )
+        self._epoch, self._epoch_steps, self._logs, self._weights = begin.epoch, 0, {}, None
+        self._model.reset_metrics()
+        self._take_untrained(begin.untrained)
+        return pb.NextRequest()
+
+    def _on_work(self, work: pb.Work) -> pb.NextRequest:
+        answer = pb.NextRequest()
+        logs: Mapping[str, Any] = {}
+        for task in work.tasks:
+            if self._stopped.is_set():
+                break
+            batch, samples = self._batch(self._train, task)
+            logs = self._train_on(batch, samples, task)
+            answer.finished.add(task=task.task, samples=samples)
+        self._logs = {name: float(value) for name, value in logs.items()}
+        return answer
+
+    def _train_on(self, batch: Any, samples: int, task: pb.Task) -> Mapping[str, Any]:
+        statistics = self._statistics
+        began = time.perf_counter()
+        if self._weights is None:
+            self._weights = self._client.pull().weights
+        pulled = time.perf_counter()
+        result = self._step(self._weights, batch)
+        gradient = np.asarray(result.gradient)
+        self._emulate(time.perf_counter() - pulled)
+        computed = time.perf_counter()
+        if result.finite:
+            synchronous = task.parts > 1
+            pushed = self._client.push(
+                gradient,
+                samples=samples,
+                round=task.round,
+                part=task.part,
+                parts=task.parts,
+                want_weights=not synchronous,
+            )
+            self._weights = pushed.weights
+            statistics.staleness[pushed.staleness] += 1
+            statistics.dropped += not pushed.applied
+        else:
+            statistics.dropped += 1
+        statistics.compute_s += computed - pulled
+        statistics.exchange_s += time.perf_counter() - computed + pulled - began
+        statistics.samples += samples
+        statistics.steps += 1
+        statistics.batch_sizes[samples] += 1
+        self._epoch_steps += 1
+        return result.logs
+
+    def _on_collect_state(self, collect: pb.CollectState) -> pb.NextRequest:
+        state = pb.EpochState(
+            epoch=collect.epoch,
+            steps=self._epoch_steps,
+            untrained=merge.encode_arrays(self._untrained.read()),
+            metrics=merge.encode_arrays(untrained_state.read_metrics(self._model)),
+        )
+        return pb.NextRequest(epoch_state=state)
+
+    def _on_evaluate(self, request: pb.Evaluate) -> pb.NextRequest:
+        weights = self._client.pull().weights
+        self._take_untrained(request.untrained)
+        self._model.reset_metrics()
+        for task in request.tasks:
+            batch, _ = self._batch(self._validation, task)
+            self._evaluate(weights, batch)
+        metrics = merge.encode_arrays(untrained_state.read_metrics(self._model))
+        return pb.NextRequest(
+            evaluated=pb.Evaluated(epoch=request.epoch, tasks=[t.task for t in request.tasks], metrics=metrics)
+        )
+
+    def _on_summarise(self, request: pb.Summarise) -> pb.NextRequest:
+        summary = {"logs": self._summary(request.metrics, dict(request.logs)), "val_logs": None}
+        if request.validation_metrics:
+            summary["val_logs"] = self._summary(request.validation_metrics, {})
+        return pb.NextRequest(summary_json=json.dumps(summary))
+
+    def _summary(self, metrics: bytes, running: dict[str, float]) -> dict[str, float]:
+        """Logs from merged metric variables, or the step's own logs where they are no metrics (as Keras does)."""
+        untrained_state.write_metrics(self._model, merge.decode_arrays(metrics))
+        result = {name: float(value) for name, value in untrained_state.metric_results(self._model).items()}
+        return result if not running or set(result) == set(running) else running
+
+    def _take_untrained(self, encoded: bytes) -> None:
+        if encoded:
+            self._untrained.write(merge.decode_arrays(encoded))
+
+    def _source(self, spec: Any) -> data.ArraySource | None:
+        if spec is None or spec.kind != "arrays":
+            return None
+        return data.ArraySource(spec.structure, [self._open_array(name) for name in spec.arrays])
+
+    def _batch(self, source: data.ArraySource | None, task: pb.Task) -> tuple[Any, int]:
+        if task.data:
+            batch = data.decode_batch(task.data)
+            return batch, task.stop - task.start
+        if source is None:
+            raise ProtocolError(f"{self._name}: task {task.task} names rows, but the job has no arrays.")
+        return source.batch(self._rows(source, task)), task.stop - task.start
+
+    def _rows(self, source: data.ArraySource, task: pb.Task) -> Any:
+        if source is self._validation or not self._spec.fit.shuffle:
+            return slice(task.start, task.stop)
+        return self._order(getattr(task, "pass"))[task.start : task.stop]
+
+    def _sample_order(self, pass_index: int) -> Array:
+        fit = self._spec.fit
+        return sample_order(self._spec.train.samples or 0, fit.shuffle, fit.seed, pass_index)
+
+    def _emulate(self, seconds: float) -> None:
+        """Behave like the worker that ``emulate`` describes: slower, or killed at a scripted step."""
+        emulate: Emulation = self._spec.cluster.emulate
+        if emulate.fail and f"{self._index}@{self._statistics.steps + 1}" in emulate.fail.split(","):
+            logger.warning("%s is killed at its step %d, as emulate.fail asks", self._name, self._statistics.steps + 1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        wanted = 0.0
+        if self._index < len(emulate.slowdown):
+            wanted = seconds * emulate.slowdown[self._index]
+        if self._index < len(emulate.step_ms):
+            wanted = max(wanted, emulate.step_ms[self._index] / 1000)
+        if wanted > seconds:
+            self._stopped.wait(wanted - seconds)
