@@ -1,0 +1,114 @@
+"""``nfdt doctor``: what is installed, what works, and what to do about the rest."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import click
+import psutil
+
+from nfdt.cli.table import render
+
+Verdict = Literal["ok", "optional", "missing"]
+PROBE_TIMEOUT_S = 60
+_TENSORFLOW_PROBE = """
+import json
+import tensorflow as tf
+print(json.dumps([tf.__version__, [d.name for d in tf.config.list_physical_devices("GPU")]]))
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report; ``missing`` is needed for training, ``optional`` only for a part of it."""
+
+    subject: str
+    verdict: Verdict
+    detail: str
+    remedy: str = ""
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _packages() -> Iterator[Finding]:
+    yield Finding("python", "ok", sys.version.split()[0])
+    for name in ("nfdt", "keras", "numpy", "grpcio", "protobuf"):
+        version = _version(name)
+        remedy = "" if version else f"pip install {name}"
+        yield Finding(name, "ok" if version else "missing", version or "not installed", remedy)
+
+
+def _tensorflow() -> Iterator[Finding]:
+    """Import TensorFlow in a process of its own: a broken installation can abort the one it is loaded into."""
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    probe = [sys.executable, "-c", _TENSORFLOW_PROBE]
+    try:
+        done = subprocess.run(probe, env=environment, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        yield Finding("tensorflow", "missing", f"its import took longer than {PROBE_TIMEOUT_S} s", "try again")
+        return
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        yield Finding("tensorflow", "missing", reason, "pip install 'nfdt[cpu]' or 'nfdt[tensorflow]'")
+        return
+    version, gpus = json.loads(done.stdout.strip().splitlines()[-1])
+    yield Finding("tensorflow", "ok", version)
+    yield Finding("gpus", "ok" if gpus else "optional", ", ".join(gpus) or "none: workers use the cores")
+
+
+def _machine() -> Iterator[Finding]:
+    gibibytes = psutil.virtual_memory().total / 2**30
+    yield Finding("cores", "ok", f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}")
+    yield Finding("memory", "ok", f"{gibibytes:.1f} GiB; each worker needs about 0.5 GiB before the model")
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            yield Finding("loopback", "ok", f"could listen on port {listener.getsockname()[1]}")
+    except OSError as error:
+        yield Finding("loopback", "missing", str(error), "allow this user to listen on 127.0.0.1")
+
+
+def _launchers() -> Iterator[Finding]:
+    mpirun = shutil.which("mpirun")
+    if mpirun:
+        said = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S).stdout
+        yield Finding("mpi", "ok", (said.splitlines() or [mpirun])[0])
+    else:
+        yield Finding("mpi", "optional", "no mpirun: needed for 'nfdt mpi' only", "apt-get install openmpi-bin")
+    slurm = shutil.which("srun")
+    yield Finding("slurm", "ok" if slurm else "optional", slurm or "no srun")
+    horovod = _version("horovod")
+    yield Finding("horovod", "ok" if horovod else "optional", horovod or "not installed; not used by this version")
+
+
+def examine() -> list[Finding]:
+    """Every finding about this machine and this Python, in the order of the report."""
+    return [*_packages(), *_tensorflow(), *_machine(), *_launchers()]
+
+
+@click.command()
+@click.option("--format", "format_", type=click.Choice(["text", "json"]), default="text", help="How to print.")
+@click.pass_context
+def doctor(context: click.Context, format_: str) -> None:
+    """Say what works on this machine, and what to do about the rest (exit code 1 if training cannot work)."""
+    findings = examine()
+    if format_ == "json":
+        click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        rows = [(f.subject, f"{f.verdict:<8}  {f.detail}" + (f" -> {f.remedy}" if f.remedy else "")) for f in findings]
+        width = max(len(text) for _, text in rows)
+        click.echo(render(("subject", "finding".ljust(width)), [(name, text.ljust(width)) for name, text in rows]))
+    context.exit(int(any(finding.verdict == "missing" for finding in findings)))

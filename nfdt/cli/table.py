@@ -1,0 +1,57 @@
+"""Tables for the terminal, and what each worker of a job did as one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+WORKER_COLUMNS = ("worker", "samples", "steps", "samples/s", "staleness", "max", "sent", "received")
+
+
+def render(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns of text: the first to the left, the others to the right.
+
+    >>> print(render(("name", "n"), [("a", "10")]))
+    name   n
+    a     10
+    """
+    lines = [columns, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    return "\n".join(
+        "  ".join(
+            [line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]
+        ).rstrip()
+        for line in lines
+    )
+
+
+def format_bytes(count: float) -> str:
+    """``1.5 MB``: decimal units, one digit."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def _worker_row(name: str, statistics: Mapping[str, Any]) -> tuple[str, ...]:
+    staleness = {int(tau): int(count) for tau, count in statistics.get("staleness", {}).items()}
+    pushes = sum(staleness.values())
+    mean = f"{sum(tau * n for tau, n in staleness.items()) / pushes:.2f}" if pushes else "-"
+    seconds = float(statistics.get("seconds", 0.0))
+    samples = int(statistics.get("samples", 0))
+    return (
+        name,
+        str(samples),
+        str(statistics.get("steps", 0)),
+        f"{samples / seconds:.0f}" if seconds else "-",
+        mean,
+        str(max(staleness)) if staleness else "-",
+        format_bytes(statistics.get("bytes_sent", 0)),
+        format_bytes(statistics.get("bytes_received", 0)),
+    )
+
+
+def worker_table(workers: Mapping[str, Mapping[str, Any]]) -> str:
+    """``history.nfdt`` as a table: one line per worker; staleness is the mean, then the greatest."""
+    return render(WORKER_COLUMNS, [_worker_row(name, workers[name]) for name in sorted(workers)])
