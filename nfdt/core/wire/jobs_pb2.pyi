@@ -506,6 +506,7 @@ class JobDescription(google.protobuf.message.Message):
     LAST_LOGS_JSON_FIELD_NUMBER: builtins.int
     RESULT_ARTIFACT_FIELD_NUMBER: builtins.int
     WORKERS_JSON_FIELD_NUMBER: builtins.int
+    PROGRAM_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     name: builtins.str
     state: builtins.str
@@ -519,6 +520,8 @@ class JobDescription(google.protobuf.message.Message):
     last_logs_json: builtins.str
     result_artifact: builtins.str
     workers_json: builtins.str
+    program: builtins.str
+    """artifact of the program: what the result is the state of"""
     def __init__(
         self,
         *,
@@ -535,8 +538,9 @@ class JobDescription(google.protobuf.message.Message):
         last_logs_json: builtins.str = ...,
         result_artifact: builtins.str = ...,
         workers_json: builtins.str = ...,
+        program: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["algorithm", b"algorithm", "ended_at", b"ended_at", "epoch", b"epoch", "epochs", b"epochs", "job_id", b"job_id", "last_logs_json", b"last_logs_json", "name", b"name", "reason", b"reason", "result_artifact", b"result_artifact", "state", b"state", "submitted_at", b"submitted_at", "workers", b"workers", "workers_json", b"workers_json"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["algorithm", b"algorithm", "ended_at", b"ended_at", "epoch", b"epoch", "epochs", b"epochs", "job_id", b"job_id", "last_logs_json", b"last_logs_json", "name", b"name", "program", b"program", "reason", b"reason", "result_artifact", b"result_artifact", "state", b"state", "submitted_at", b"submitted_at", "workers", b"workers", "workers_json", b"workers_json"]) -> None: ...
 
 Global___JobDescription: typing_extensions.TypeAlias = JobDescription
 
