@@ -1,0 +1,95 @@
+"""Which jobs a server takes: every reason to refuse one is here, checked before anything starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nfdt.core.errors import PolicyRefused, UsageError, VersionMismatch
+from nfdt.core.jobs.artifacts import ArtifactStore
+from nfdt.core.spec import JobSpec
+
+MAX_MANIFEST_BYTES = 64 * 2**20
+_MUST_MATCH = ("python", "keras", "tensorflow")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one client may take of a server."""
+
+    jobs_per_token: int = 64
+    artifact_bytes: int = 2**38
+    state_dir_bytes: int = 2**40
+
+
+def references(spec: JobSpec) -> set[str]:
+    """Every artifact that a job's specification names."""
+    validation = spec.validation.arrays if spec.validation else ()
+    return {spec.program, *spec.artifacts, *spec.train.arrays, *validation}
+
+
+def version_conflict(client: Mapping[str, str], worker: Mapping[str, str]) -> str | None:
+    """What differs between two sets of versions where pickled code must not meet a difference; None when equal."""
+    different = [n for n in _MUST_MATCH if client.get(n) and worker.get(n) and client[n] != worker[n]]
+    if not different:
+        return None
+    return "; ".join(f"{name}: client {client[name]}, worker {worker[name]}" for name in different)
+
+
+def check_versions(spec: JobSpec, slots: Iterable[Mapping[str, str]]) -> None:
+    """Refuse a code job that no attending worker slot could unpickle safely.
+
+    Raises:
+        VersionMismatch: slots attend, and every one runs another Python, Keras or TensorFlow.
+    """
+    conflicts = [version_conflict(spec.versions, versions) for versions in slots] if spec.code else []
+    if conflicts and all(conflicts):
+        raise VersionMismatch(
+            f"The job carries code, and no attending worker runs the versions it was packed with ({conflicts[0]}). "
+            "Install the same versions on both sides."
+        )
+
+
+def check_artifacts(spec: JobSpec, artifacts: ArtifactStore) -> None:
+    """Raise UsageError when an artifact that the job names is not complete on this server."""
+    missing = sorted(name for name in references(spec) if not artifacts.has(name))
+    if missing:
+        raise UsageError(
+            f"{len(missing)} artifacts of the job are not on this server, first {missing[0]}. Upload them."
+        )
+
+
+def read_manifest(spec: JobSpec, artifacts: ArtifactStore) -> dict[str, Any]:
+    """The program's manifest, checked as far as a server without Keras can.
+
+    Raises:
+        UsageError: it is no JSON object, or too large.
+    """
+    path = artifacts.path(spec.program)
+    if path.stat().st_size > MAX_MANIFEST_BYTES:
+        raise UsageError(f"Program: expected at most {MAX_MANIFEST_BYTES} bytes. Received: {path.stat().st_size}.")
+    try:
+        manifest = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"Program {spec.program}: expected JSON. Received something else: {error}.") from None
+    if not isinstance(manifest, dict):
+        raise UsageError(f"Program {spec.program}: expected a JSON object. Received: {type(manifest).__name__}.")
+    return manifest
+
+
+def check_code(spec: JobSpec, manifest: Mapping[str, Any], *, allow_code: bool) -> None:
+    """Refuse code where it is not allowed, also code that does not say so.
+
+    Raises:
+        PolicyRefused: the job carries pickled code.
+    """
+    carries = spec.code or manifest.get("kind") == "code" or manifest.get("code") is not None
+    if carries and not allow_code:
+        raise PolicyRefused(
+            "The job carries code of the script (custom layers, losses, functions), and this server takes none. "
+            "Start the server with --allow-code if you trust everybody who has its token, or use Keras' own parts."
+        )
+    if carries and not spec.code:
+        raise PolicyRefused("The program carries code but the job's specification says it does not.")

@@ -1,0 +1,212 @@
+"""Artifacts: files named by the sha256 of their content, complete or absent, never anything between."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from nfdt.core.errors import PolicyRefused, ProtocolError, UsageError
+
+_log = logging.getLogger(__name__)
+
+CHUNK_BYTES = 2 * 2**20
+UPLOAD_WAIT_S = 600.0
+EVICT_AFTER_S = 3600.0
+_NAME = re.compile(r"[0-9a-f]{64}")
+_PARTIAL = ".partial"
+
+Data = bytes | memoryview
+
+
+def check_name(sha256: str) -> str:
+    """Return the name if it is one; names come over the network and become file names."""
+    if not _NAME.fullmatch(sha256):
+        raise UsageError(f"Artifact name: expected 64 hexadecimal digits. Received: {sha256[:80]!r}.")
+    return sha256
+
+
+class ArtifactStore:
+    """A directory of artifacts; any thread may call.
+
+    Args:
+        root: The directory, made with mode 0700.
+        quota_bytes: Of all artifacts together.
+        max_artifact_bytes: Of one artifact.
+        in_use: Names that must stay when room is made; asked only then.
+        now: Unix time in seconds.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        quota_bytes: int = 2**40,
+        max_artifact_bytes: int = 2**38,
+        in_use: Callable[[], set[str]] = set,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.root = root
+        self._quota, self._largest = quota_bytes, max_artifact_bytes
+        self._in_use, self._now = in_use, now
+        self._writing: set[str] = set()
+        self._idle = threading.Condition()
+        self._used = sum(f.stat().st_size for f in root.iterdir())
+
+    def path(self, sha256: str) -> Path:
+        """The file of a complete artifact.
+
+        Raises:
+            UsageError: not here, or not a name.
+        """
+        path = self.root / check_name(sha256)
+        if not path.is_file():
+            raise UsageError(f"Artifact {sha256} is not on this server. Upload it first.")
+        return path
+
+    def has(self, sha256: str) -> bool:
+        """Whether the artifact is here, complete."""
+        return (self.root / check_name(sha256)).is_file()
+
+    def have_bytes(self, sha256: str) -> int:
+        """How many bytes of an incomplete artifact are here: where an upload may resume."""
+        partial = self._partial(sha256)
+        return partial.stat().st_size if partial.exists() else 0
+
+    def _partial(self, sha256: str) -> Path:
+        return self.root / (check_name(sha256) + _PARTIAL)
+
+    def put(self, data: Data) -> str:
+        """Keep the bytes; returns their name."""
+        sha256 = hashlib.sha256(data).hexdigest()
+        self.receive(sha256, len(data), 0, [(0, data)])
+        return sha256
+
+    def receive(self, sha256: str, total_bytes: int, offset: int, chunks: Iterable[tuple[int, Data]]) -> int:
+        """Write an artifact from (offset, data) chunks that begin at ``offset`` and follow in order.
+
+        What has arrived stays when the chunks break off: the upload can resume there.
+
+        Returns:
+            The artifact's size in bytes.
+
+        Raises:
+            PolicyRefused: too large, or no room under the quota.
+            ProtocolError: chunks out of order, beyond ``total_bytes``, or of another content than the name says.
+        """
+        if not 0 <= total_bytes <= self._largest:
+            raise PolicyRefused(f"Artifact {sha256}: expected at most {self._largest} bytes. Received: {total_bytes}.")
+        self._acquire(sha256)
+        try:
+            if not self.has(sha256):
+                self._write(sha256, total_bytes, offset, chunks)
+            return self.path(sha256).stat().st_size
+        finally:
+            with self._idle:
+                self._writing.discard(sha256)
+                self._idle.notify_all()
+
+    def _acquire(self, sha256: str) -> None:
+        """Become the only writer of this artifact; another one is waited for."""
+        check_name(sha256)
+        with self._idle:
+            if not self._idle.wait_for(lambda: sha256 not in self._writing, UPLOAD_WAIT_S):
+                raise PolicyRefused(f"Artifact {sha256} is being uploaded by somebody else. Try again later.")
+            self._writing.add(sha256)
+
+    def _write(self, sha256: str, total: int, offset: int, chunks: Iterable[tuple[int, Data]]) -> None:
+        have = self.have_bytes(sha256) if offset else 0
+        if offset != have:
+            raise ProtocolError(f"Artifact {sha256}: expected to resume at byte {have}. Received: byte {offset}.")
+        self._make_room(total - have)
+        partial = self._partial(sha256)
+        digest = hashlib.sha256()
+        if offset:
+            with partial.open("rb") as file:
+                while block := file.read(CHUNK_BYTES):
+                    digest.update(block)
+        before = self.have_bytes(sha256)
+        try:
+            self._fill(partial, digest, total, offset, chunks)
+            if digest.hexdigest() != sha256:
+                partial.unlink()
+                raise ProtocolError(f"Artifact {sha256}: the content has the hash {digest.hexdigest()}. Upload again.")
+            partial.replace(self.root / sha256)
+        finally:
+            now = partial.stat().st_size if partial.exists() else total if self.has(sha256) else 0
+            with self._idle:
+                self._used += now - before
+
+    def _fill(
+        self, partial: Path, digest: hashlib._Hash, total: int, at: int, chunks: Iterable[tuple[int, Data]]
+    ) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if at else os.O_TRUNC)
+        with os.fdopen(os.open(partial, flags, 0o600), "wb") as file:
+            for offset, data in chunks:
+                if offset != at or at + len(data) > total:
+                    raise ProtocolError(
+                        f"Artifact chunk: expected byte {at} of {total}. Received: {len(data)} bytes at {offset}."
+                    )
+                file.write(data)
+                digest.update(data)
+                at += len(data)
+            if at != total:
+                raise ProtocolError(f"Artifact: expected {total} bytes. Received: {at}. Resume the upload.")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _make_room(self, wanted: int) -> None:
+        with self._idle:
+            if self._used + wanted > self._quota:
+                self._evict(self._used + wanted - self._quota)
+            if self._used + wanted > self._quota:
+                raise PolicyRefused(
+                    f"The server's artifacts take {self._used} of {self._quota} bytes; {wanted} more do not fit. "
+                    "Remove old jobs' state from its state directory, or raise its quota."
+                )
+
+    def _evict(self, wanted: int) -> None:
+        """Delete what no job needs, oldest first; fresh files may belong to a job about to be submitted."""
+        keep, oldest = self._in_use(), self._now() - EVICT_AFTER_S
+        for file in sorted(self.root.iterdir(), key=lambda f: f.stat().st_mtime):
+            name, stat = file.name.removesuffix(_PARTIAL), file.stat()
+            if wanted <= 0:
+                return
+            if name in keep or name in self._writing or stat.st_mtime > oldest:
+                continue
+            _log.info("artifact %s (%d bytes) makes room", name, stat.st_size)
+            file.unlink()
+            self._used -= stat.st_size
+            wanted -= stat.st_size
+
+    def delete(self, sha256: str) -> None:
+        """Forget an artifact; nothing happens when it is not here."""
+        with self._idle:
+            path = self.root / check_name(sha256)
+            if path.exists():
+                self._used -= path.stat().st_size
+                path.unlink()
+
+    def read(self, sha256: str) -> bytes:
+        """The whole artifact."""
+        return self.path(sha256).read_bytes()
+
+    def chunks(self, sha256: str, offset: int = 0) -> Iterator[tuple[int, int, bytes]]:
+        """(offset, total bytes, data) from ``offset`` on; one empty chunk where nothing is left."""
+        path = self.path(sha256)
+        total = path.stat().st_size
+        if offset > total:
+            raise UsageError(f"Artifact {sha256} has {total} bytes. Received: offset {offset}.")
+        with path.open("rb") as file:
+            file.seek(offset)
+            if offset == total:
+                yield offset, total, b""
+            while data := file.read(CHUNK_BYTES):
+                yield offset, total, data
+                offset += len(data)

@@ -1,0 +1,23 @@
+"""What a job server asks of whoever starts its slot processes."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+Role = Literal["worker", "shard"]
+
+
+class Launcher(Protocol):
+    """Starts slot processes that attend the server, and takes them down."""
+
+    def ensure(self, role: Role, count: int) -> None:
+        """Have ``count`` living slot processes of this role that this launcher started; returns at once."""
+        ...
+
+    def can_start(self, role: Role) -> bool:
+        """Whether :meth:`ensure` can add slots of this role."""
+        ...
+
+    def stop(self) -> None:
+        """End every slot process and wait for it, up to a deadline."""
+        ...

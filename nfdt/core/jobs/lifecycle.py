@@ -1,0 +1,50 @@
+"""The states of a job and the ways between them: a pure table.
+
+::
+
+    queued ──> starting ──> running ──> succeeded
+       │          │            ├──────> failed
+       └──────────┴────────────┴──────> cancelled, failed
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from nfdt.core.errors import UsageError
+
+State = Literal["queued", "starting", "running", "succeeded", "failed", "cancelled"]
+
+TRANSITIONS: dict[State, tuple[State, ...]] = {
+    "queued": ("starting", "failed", "cancelled"),
+    "starting": ("running", "failed", "cancelled"),
+    "running": ("succeeded", "failed", "cancelled"),
+    "succeeded": (),
+    "failed": (),
+    "cancelled": (),
+}
+
+TERMINAL: tuple[State, ...] = ("succeeded", "failed", "cancelled")
+ACTIVE: tuple[State, ...] = ("queued", "starting", "running")
+
+RESTARTED = "server restarted"
+
+
+def is_terminal(state: str) -> bool:
+    """Whether a job in this state has ended."""
+    return state in TERMINAL
+
+
+def check_transition(job_id: str, old: State, new: State) -> None:
+    """Raise UsageError unless a job may go from ``old`` to ``new``."""
+    if new not in TRANSITIONS[old]:
+        allowed = ", ".join(TRANSITIONS[old]) or "nothing, it has ended"
+        raise UsageError(f"Job {job_id} is {old}. Expected next: {allowed}. Received: {new}.")
+
+
+def after_restart(state: State) -> State:
+    """What becomes of a job when its server starts again: nothing of its training is left in memory.
+
+    A job that had not begun to train is queued again, one that had is failed.
+    """
+    return {"queued": "queued", "starting": "queued", "running": "failed"}.get(state, state)  # type: ignore[return-value]

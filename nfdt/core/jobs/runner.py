@@ -1,0 +1,51 @@
+"""What the Jobs service asks of the part of the server that runs the jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from nfdt.core.jobs.feed import FeedQueue
+from nfdt.core.wire import jobs_pb2 as pb
+
+
+@dataclass(frozen=True)
+class Census:
+    """The worker slots that attend: how many, how many without a job, and the versions they run."""
+
+    attending: int
+    free: int
+    versions: tuple[Mapping[str, str], ...]
+
+
+class JobRunner(Protocol):
+    """Runs submitted jobs; every method returns soon and may be called from any thread."""
+
+    def submitted(self, job_id: str) -> None:
+        """A job is in the store, queued."""
+        ...
+
+    def control(self, request: pb.ControlRequest) -> None:
+        """Pass an action on to a job.
+
+        Raises:
+            UsageError: no such job, or it has ended.
+        """
+        ...
+
+    def snapshot(self, job_id: str) -> str:
+        """The artifact of the state of a job that stands at an epoch's end or has ended."""
+        ...
+
+    def feed(self, job_id: str) -> FeedQueue:
+        """Where the client's batches for a job go."""
+        ...
+
+    def watching(self, job_id: str, change: int) -> None:
+        """One more (1) or one less (-1) client watches the job."""
+        ...
+
+    def census(self) -> Census:
+        """The worker slots that attend."""
+        ...

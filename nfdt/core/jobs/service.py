@@ -1,0 +1,245 @@
+"""The Jobs service: takes a request apart, asks the part that knows, puts the answer together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import secrets
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import nfdt
+from nfdt.core.errors import PolicyRefused, ProtocolError, UsageError
+from nfdt.core.events import Event
+from nfdt.core.jobs import admission
+from nfdt.core.jobs.artifacts import ArtifactStore
+from nfdt.core.jobs.feed import Batch, FeedQueue
+from nfdt.core.jobs.lifecycle import is_terminal
+from nfdt.core.jobs.runner import JobRunner
+from nfdt.core.jobs.store import JobRecord, JobStore
+from nfdt.core.spec import parse_job
+from nfdt.core.wire import jobs_pb2 as pb
+from nfdt.core.wire import jobs_pb2_grpc
+from nfdt.core.wire.channel import token_of
+from nfdt.core.wire.status import answering
+
+_log = logging.getLogger(__name__)
+
+POLL_S = 5.0
+MAX_NAMES = 10_000
+MAX_CHUNK_BYTES = 4 * 2**20
+MAX_SPEC_BYTES = 4 * 2**20
+
+
+def owner_of(context: Any) -> str:
+    """Who calls: a hash of the token, never the token."""
+    return hashlib.sha256(token_of(context.invocation_metadata()).encode()).hexdigest()[:16]
+
+
+class JobsService(jobs_pb2_grpc.JobsServicer):
+    """Answers users' scripts and the command line.
+
+    Args:
+        store: Jobs and events.
+        artifacts: Uploaded and produced files.
+        runner: Runs the jobs.
+        versions: Of this server's machine.
+        allow_code: Whether jobs may carry pickled code.
+        limits: What one client may take.
+        shared_dir: Directory that clients of this machine read artifacts from; "" for remote ones.
+    """
+
+    def __init__(
+        self,
+        store: JobStore,
+        artifacts: ArtifactStore,
+        runner: JobRunner,
+        *,
+        versions: Mapping[str, str],
+        allow_code: bool,
+        limits: admission.Limits,
+        shared_dir: str = "",
+    ) -> None:
+        self._store, self._artifacts, self._runner = store, artifacts, runner
+        self._versions, self._allow_code, self._limits, self._shared_dir = versions, allow_code, limits, shared_dir
+        self._admitting = threading.Lock()
+
+    @answering
+    def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.ServerDescription:
+        """Versions, policy and slots."""
+        census = self._runner.census()
+        return pb.ServerDescription(
+            nfdt_version=nfdt.__version__,
+            versions=self._versions,
+            allow_code=self._allow_code,
+            slots=census.attending,
+            free_slots=census.free,
+            state_dir=self._shared_dir,
+        )
+
+    @answering
+    def FindMissing(self, request: pb.ArtifactNames, context: Any) -> pb.MissingArtifacts:
+        """The artifacts that are not complete here."""
+        if len(request.sha256) > MAX_NAMES:
+            raise UsageError(f"Artifact names: expected at most {MAX_NAMES}. Received: {len(request.sha256)}.")
+        missing = [name for name in request.sha256 if not self._artifacts.has(name)]
+        return pb.MissingArtifacts(
+            missing=[pb.MissingArtifact(sha256=n, have_bytes=self._artifacts.have_bytes(n)) for n in missing]
+        )
+
+    @answering
+    def Upload(self, request_iterator: Iterator[pb.Chunk], context: Any) -> pb.UploadReceipt:
+        """Receive one artifact."""
+        first = next(request_iterator, None)
+        if first is None:
+            raise ProtocolError("Upload: expected at least one chunk. Received: none.")
+
+        def chunks() -> Iterator[tuple[int, bytes]]:
+            yield first.offset, first.data
+            for chunk in request_iterator:
+                if len(chunk.data) > MAX_CHUNK_BYTES:
+                    raise ProtocolError(
+                        f"Chunk: expected at most {MAX_CHUNK_BYTES} bytes. Received: {len(chunk.data)}."
+                    )
+                yield chunk.offset, chunk.data
+
+        total = self._artifacts.receive(first.sha256, first.total_bytes, first.offset, chunks())
+        return pb.UploadReceipt(sha256=first.sha256, total_bytes=total)
+
+    @answering
+    def Download(self, request: pb.DownloadRequest, context: Any) -> Iterator[pb.Chunk]:
+        """Send one artifact."""
+        for offset, total, data in self._artifacts.chunks(request.sha256, request.offset):
+            yield pb.Chunk(sha256=request.sha256, total_bytes=total, offset=offset, data=data)
+
+    @answering
+    def Submit(self, request: pb.SubmitRequest, context: Any) -> pb.SubmitReply:
+        """Check a job and queue it."""
+        if len(request.spec_json) > MAX_SPEC_BYTES:
+            raise UsageError(f"Job specification: expected at most {MAX_SPEC_BYTES} bytes.")
+        spec = parse_job(request.spec_json)
+        if spec.code and not self._allow_code:
+            admission.check_code(spec, {}, allow_code=False)
+        admission.check_artifacts(spec, self._artifacts)
+        manifest = admission.read_manifest(spec, self._artifacts)
+        admission.check_code(spec, manifest, allow_code=self._allow_code)
+        admission.check_versions(spec, self._runner.census().versions)
+        owner, job_id = owner_of(context), f"job-{secrets.token_hex(5)}"
+        with self._admitting:
+            if self._store.active_of(owner) >= self._limits.jobs_per_token:
+                raise PolicyRefused(
+                    f"This token has {self._limits.jobs_per_token} jobs that have not ended, which is the limit. "
+                    "Wait for one, or cancel one with `nfdt jobs cancel ID`."
+                )
+            self._store.add(job_id, spec.model_dump_json(), session=request.session, owner=owner)
+        self._runner.submitted(job_id)
+        return pb.SubmitReply(job_id=job_id)
+
+    @answering
+    def Watch(self, request: pb.WatchRequest, context: Any) -> Iterator[pb.JobEvent]:
+        """Events after a cursor, until the job has ended."""
+        self._store.get(request.job_id)
+        self._runner.watching(request.job_id, 1)
+        try:
+            context.add_callback(self._store.wake)
+            for event in self._events(request.job_id, request.after, context):
+                yield _to_message(event)
+        finally:
+            self._runner.watching(request.job_id, -1)
+
+    def _events(self, job_id: str, cursor: int, context: Any) -> Iterator[Event]:
+        while context.is_active():
+            ended = is_terminal(self._store.get(job_id).state)
+            events = self._store.events(job_id, cursor) if ended else self._store.wait(job_id, cursor, POLL_S)
+            yield from events
+            cursor = events[-1].cursor if events else cursor
+            if ended and not events:
+                return
+
+    @answering
+    def Control(self, request: pb.ControlRequest, context: Any) -> pb.ControlReply:
+        """Pass an action on to the job."""
+        if request.WhichOneof("action") is None:
+            raise UsageError("Control: expected an action. Received: none.")
+        if request.WhichOneof("action") == "set_weights":
+            self._artifacts.path(request.set_weights.artifact)
+        self._runner.control(request)
+        return pb.ControlReply()
+
+    @answering
+    def Snapshot(self, request: pb.JobRef, context: Any) -> pb.SnapshotReply:
+        """The job's state as an artifact."""
+        return pb.SnapshotReply(artifact=self._runner.snapshot(request.job_id))
+
+    @answering
+    def Feed(self, request_iterator: Iterator[pb.FedBatch], context: Any) -> Iterator[pb.FeedCredit]:
+        """Receive batches; send credits until the job has ended or the client leaves."""
+        first = next(request_iterator, None)
+        if first is None:
+            return
+        queue = self._runner.feed(first.job_id)
+        failures: list[Exception] = []
+        reader = threading.Thread(
+            target=_receive, args=(queue, first, request_iterator, failures), name="feed", daemon=True
+        )
+        reader.start()
+        while context.is_active() and not queue.closed:
+            if failures:
+                raise failures[0]
+            if granted := queue.grant(0.5):
+                yield pb.FeedCredit(epoch=granted[0], batches=granted[1])
+
+    @answering
+    def List(self, request: pb.ListRequest, context: Any) -> pb.JobList:
+        """All jobs, oldest first."""
+        return pb.JobList(jobs=[describe(record) for record in self._store.jobs()])
+
+    @answering
+    def Show(self, request: pb.JobRef, context: Any) -> pb.JobDescription:
+        """One job."""
+        return describe(self._store.get(request.job_id))
+
+
+def _receive(queue: FeedQueue, first: pb.FedBatch, rest: Iterator[pb.FedBatch], failures: list[Exception]) -> None:
+    try:
+        _offer(queue, first)
+        for batch in rest:
+            _offer(queue, batch)
+    except ProtocolError as error:
+        failures.append(error)
+    except Exception as error:  # the stream broke: whether the job can go on is decided by its run
+        _log.info("the feed of a job ended: %s", type(error).__name__)
+
+
+def _offer(queue: FeedQueue, batch: pb.FedBatch) -> None:
+    if batch.error or batch.end_of_epoch:
+        queue.end(batch.epoch, batch.error or None)
+    elif batch.data:
+        queue.offer(Batch(batch.epoch, batch.step, batch.samples, batch.data))
+
+
+def _to_message(event: Event) -> pb.JobEvent:
+    return pb.JobEvent(cursor=event.cursor, at=event.at, kind=event.kind, data_json=json.dumps(event.data))
+
+
+def describe(record: JobRecord) -> pb.JobDescription:
+    """The message of a job's row."""
+    spec = parse_job(record.spec_json)
+    return pb.JobDescription(
+        job_id=record.job_id,
+        name=spec.name,
+        state=record.state,
+        reason=record.reason or "",
+        algorithm=spec.algorithm.name,
+        workers=spec.cluster.workers,
+        epoch=record.epoch,
+        epochs=spec.fit.epochs,
+        submitted_at=record.submitted_at,
+        ended_at=record.ended_at or 0.0,
+        last_logs_json=record.last_logs_json or "",
+        result_artifact=record.result_artifact or "",
+        workers_json=record.workers_json or "",
+        program=spec.program,
+    )

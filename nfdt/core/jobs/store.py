@@ -1,0 +1,222 @@
+"""Jobs and their events in SQLite: the only durable record of a job server besides its artifacts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nfdt.core.errors import UsageError
+from nfdt.core.events import Event, Kind
+from nfdt.core.jobs.lifecycle import ACTIVE, RESTARTED, State, after_restart, check_transition, is_terminal
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS jobs (
+  job_id TEXT PRIMARY KEY, spec_json TEXT NOT NULL, session TEXT NOT NULL, owner TEXT NOT NULL,
+  state TEXT NOT NULL, reason TEXT, submitted_at REAL NOT NULL, ended_at REAL,
+  epoch INTEGER NOT NULL DEFAULT 0, last_logs_json TEXT, workers_json TEXT,
+  result_artifact TEXT, checkpoint_artifact TEXT);
+CREATE TABLE IF NOT EXISTS events (
+  job_id TEXT NOT NULL, cursor INTEGER NOT NULL, at REAL NOT NULL, kind TEXT NOT NULL, data_json TEXT NOT NULL,
+  PRIMARY KEY (job_id, cursor)) WITHOUT ROWID;
+"""
+_FACTS = ("epoch", "last_logs_json", "workers_json", "result_artifact", "checkpoint_artifact")
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """One row: a job as it stands. Times are Unix seconds."""
+
+    job_id: str
+    spec_json: str
+    session: str
+    owner: str
+    state: State
+    reason: str | None
+    submitted_at: float
+    ended_at: float | None
+    epoch: int
+    last_logs_json: str | None
+    workers_json: str | None
+    result_artifact: str | None
+    checkpoint_artifact: str | None
+
+
+class JobStore:
+    """Every method is atomic and may be called from any thread.
+
+    Args:
+        path: The database file; made, with mode 0600, where there is none.
+        now: Unix time in seconds.
+    """
+
+    def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        self._now = now
+        self._changed = threading.Condition()  # its lock is reentrant
+        self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        self._database.row_factory = sqlite3.Row
+        for pragma in ("journal_mode=WAL", "synchronous=NORMAL"):
+            self._database.execute(f"PRAGMA {pragma}")
+        self._database.executescript(_SCHEMA)
+
+    def close(self) -> None:
+        """Close the file; nothing can be called afterwards."""
+        with self._changed:
+            self._database.close()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._changed:
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._database
+            except BaseException:
+                self._database.execute("ROLLBACK")
+                raise
+            self._database.execute("COMMIT")
+            self._changed.notify_all()
+
+    def add(self, job_id: str, spec_json: str, *, session: str, owner: str) -> None:
+        """A new job, queued."""
+        with self._transaction() as database:
+            database.execute(
+                "INSERT INTO jobs (job_id, spec_json, session, owner, state, submitted_at) VALUES (?,?,?,?,'queued',?)",
+                (job_id, spec_json, session, owner, self._now()),
+            )
+            self._insert(job_id, "state", {"state": "queued", "reason": None, "error": None})
+
+    def get(self, job_id: str) -> JobRecord:
+        """The job as it stands.
+
+        Raises:
+            UsageError: there is no such job.
+        """
+        with self._changed:
+            row = self._database.execute("SELECT * FROM jobs WHERE job_id=?", (job_id,)).fetchone()
+        if row is None:
+            raise UsageError(f"No job {job_id!r} on this server. `nfdt jobs list` shows the jobs there are.")
+        return JobRecord(**dict(row))
+
+    def jobs(self, states: tuple[State, ...] | None = None) -> list[JobRecord]:
+        """All jobs, oldest first, or those in one of ``states``."""
+        with self._changed:
+            rows = self._database.execute("SELECT * FROM jobs ORDER BY submitted_at, rowid").fetchall()
+        records = [JobRecord(**dict(row)) for row in rows]
+        return [r for r in records if states is None or r.state in states]
+
+    def active_of(self, owner: str) -> int:
+        """How many jobs of this owner have not ended."""
+        return sum(record.owner == owner for record in self.jobs(ACTIVE))
+
+    def transition(
+        self, job_id: str, state: State, *, reason: str | None = None, error: dict[str, Any] | None = None
+    ) -> None:
+        """Move the job to another state and tell so in an event.
+
+        Raises:
+            UsageError: the job cannot go there from where it is.
+        """
+        with self._transaction():
+            self._transition(job_id, state, reason, error)
+
+    def _transition(self, job_id: str, state: State, reason: str | None, error: dict[str, Any] | None) -> None:
+        record = self.get(job_id)
+        check_transition(job_id, record.state, state)
+        ended_at = self._now() if is_terminal(state) else None
+        self._database.execute(
+            "UPDATE jobs SET state=?, reason=?, ended_at=? WHERE job_id=?", (state, reason, ended_at, job_id)
+        )
+        self._insert(job_id, "state", {"state": state, "reason": reason, "error": error})
+
+    def update(self, job_id: str, **facts: Any) -> None:
+        """Set some of epoch, last_logs_json, workers_json, result_artifact, checkpoint_artifact."""
+        if unknown := set(facts) - set(_FACTS):
+            raise UsageError(f"Job facts: expected {', '.join(_FACTS)}. Received: {', '.join(sorted(unknown))}.")
+        columns = ", ".join(f"{name}=?" for name in facts)
+        with self._transaction() as database:
+            database.execute(f"UPDATE jobs SET {columns} WHERE job_id=?", (*facts.values(), job_id))
+
+    def append(self, job_id: str, kind: Kind, data: dict[str, Any]) -> Event:
+        """Add an event; at an epoch's end the progress events of the epoch before are thinned out."""
+        with self._transaction():
+            event = self._insert(job_id, kind, data)
+            if kind == "epoch_end":
+                self._thin(job_id, event.cursor)
+        return event
+
+    def _insert(self, job_id: str, kind: Kind, data: dict[str, Any]) -> Event:
+        last = self._database.execute("SELECT MAX(cursor) FROM events WHERE job_id=?", (job_id,)).fetchone()[0]
+        event = Event((last or 0) + 1, self._now(), kind, data)
+        self._database.execute(
+            "INSERT INTO events VALUES (?,?,?,?,?)", (job_id, event.cursor, event.at, kind, json.dumps(data))
+        )
+        return event
+
+    def _thin(self, job_id: str, end: int) -> None:
+        """Keep only the last progress event of the epoch before the one that ended at ``end``."""
+        ends = self._database.execute(
+            "SELECT cursor FROM events WHERE job_id=? AND kind='epoch_end' AND cursor<? ORDER BY cursor DESC LIMIT 2",
+            (job_id, end),
+        ).fetchall()
+        if not ends:
+            return
+        last, first = ends[0][0], ends[1][0] if len(ends) > 1 else 0
+        self._database.execute(
+            "DELETE FROM events WHERE job_id=:job AND kind='progress' AND cursor>:first AND cursor<(SELECT MAX(cursor) "
+            "FROM events WHERE job_id=:job AND kind='progress' AND cursor<:last)",
+            {"job": job_id, "first": first, "last": last},
+        )
+
+    def events(self, job_id: str, after: int = 0, limit: int = 1000) -> list[Event]:
+        """Events with a cursor above ``after``, in order."""
+        with self._changed:
+            rows = self._database.execute(
+                "SELECT * FROM events WHERE job_id=? AND cursor>? ORDER BY cursor LIMIT ?", (job_id, after, limit)
+            ).fetchall()
+        return [Event(r["cursor"], r["at"], r["kind"], json.loads(r["data_json"])) for r in rows]
+
+    def wait(self, job_id: str, after: int, timeout_s: float) -> list[Event]:
+        """Like :meth:`events`, waiting up to ``timeout_s`` or until :meth:`wake` for the first of them."""
+        with self._changed:
+            found = self.events(job_id, after)
+            if not found and self._changed.wait(timeout_s):
+                found = self.events(job_id, after)
+        return found
+
+    def wake(self) -> None:
+        """Let everybody in :meth:`wait` return now."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def recover(self) -> list[str]:
+        """Settle the jobs that an earlier server left behind.
+
+        Returns:
+            The jobs to run, oldest first: those that had not begun to train.
+        """
+        waiting = []
+        for record in self.jobs(ACTIVE):
+            if after_restart(record.state) == "queued":
+                self._requeue(record)
+                waiting.append(record.job_id)
+            else:
+                name = record.checkpoint_artifact
+                left = (
+                    f"its last checkpoint is {name} (end of epoch {record.epoch})" if name else "it left no checkpoint"
+                )
+                self.transition(record.job_id, "failed", reason=f"{RESTARTED}; {left}")
+        return waiting
+
+    def _requeue(self, record: JobRecord) -> None:
+        with self._transaction() as database:
+            if record.state != "queued":
+                database.execute("UPDATE jobs SET state='queued' WHERE job_id=?", (record.job_id,))
+                self._insert(record.job_id, "state", {"state": "queued", "reason": RESTARTED, "error": None})

@@ -1,0 +1,109 @@
+import stat
+import threading
+
+import pytest
+
+from nfdt.core.errors import UsageError
+from nfdt.core.jobs.store import JobStore
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = JobStore(tmp_path / "jobs.sqlite", now=lambda: 7.0)
+    store.add("a", "{}", session="s", owner="me")
+    yield store
+    store.close()
+
+
+def states(store, job="a"):
+    return [e.data["state"] for e in store.events(job) if e.kind == "state"]
+
+
+def test_the_file_is_private(store, tmp_path):
+    assert stat.S_IMODE((tmp_path / "jobs.sqlite").stat().st_mode) == 0o600
+
+
+def test_a_new_job_is_queued_and_says_so(store):
+    assert store.get("a").state == "queued"
+    assert states(store) == ["queued"]
+
+
+def test_events_are_numbered_within_their_job(store):
+    store.add("b", "{}", session="", owner="")
+    store.append("a", "log", {"text": "x"})
+    assert [e.cursor for e in store.events("a")] == [1, 2]
+    assert [e.cursor for e in store.events("b")] == [1]
+    assert [e.data for e in store.events("a", after=1)] == [{"text": "x"}]
+
+
+def test_a_transition_is_told_with_reason_and_error(store):
+    store.transition("a", "failed", reason="why", error={"message": "m"})
+    assert store.events("a")[-1].data == {"state": "failed", "reason": "why", "error": {"message": "m"}}
+    assert store.get("a").ended_at == 7.0
+
+
+def test_a_refused_transition_leaves_no_trace(store):
+    with pytest.raises(UsageError):
+        store.transition("a", "succeeded")
+    assert states(store) == ["queued"]
+    assert store.get("a").state == "queued"
+
+
+def test_an_unknown_job_is_a_usage_error(store):
+    with pytest.raises(UsageError, match="nfdt jobs list"):
+        store.get("zzz")
+
+
+def test_facts_are_kept(store):
+    store.update("a", epoch=3, result_artifact="f")
+    assert (store.get("a").epoch, store.get("a").result_artifact) == (3, "f")
+    with pytest.raises(UsageError, match="spec_json"):
+        store.update("a", spec_json="x")
+
+
+def test_a_waiter_is_woken_by_an_event(store):
+    found = []
+    thread = threading.Thread(target=lambda: found.extend(store.wait("a", 1, 30.0)))
+    thread.start()
+    store.append("a", "log", {})
+    thread.join(30)
+    # Another thread's event may have come before the wait began; either way it is found.
+    assert [e.cursor for e in found] == [2]
+
+
+def test_old_progress_is_thinned_to_the_last_of_each_epoch(store):
+    for epoch in range(4):
+        for step in range(3):
+            store.append("a", "progress", {"epoch": epoch, "steps": step})
+        store.append("a", "epoch_end", {"epoch": epoch})
+    kept = [(e.data["epoch"], e.data["steps"]) for e in store.events("a") if e.kind == "progress"]
+    assert kept == [(0, 2), (1, 2), (2, 2), (3, 0), (3, 1), (3, 2)]
+
+
+def test_active_jobs_are_counted_by_owner(store):
+    store.add("b", "{}", session="", owner="me")
+    store.transition("b", "cancelled")
+    assert store.active_of("me") == 1
+    assert store.active_of("you") == 0
+
+
+def test_a_restart_queues_what_waited_and_fails_what_ran(tmp_path):
+    path = tmp_path / "jobs.sqlite"
+    store = JobStore(path)
+    for job in ("waiting", "starting", "running", "done"):
+        store.add(job, "{}", session="", owner="")
+    for job in ("starting", "running", "done"):
+        store.transition(job, "starting")
+    for job in ("running", "done"):
+        store.transition(job, "running")
+    store.transition("done", "succeeded")
+    store.update("running", checkpoint_artifact="abc", epoch=4)
+    store.close()
+    store = JobStore(path)
+    assert store.recover() == ["waiting", "starting"]
+    record = store.get("running")
+    assert record.state == "failed"
+    assert record.reason.startswith("server restarted")
+    assert "abc" in record.reason
+    assert store.get("done").state == "succeeded"
+    store.close()
