@@ -1,0 +1,114 @@
+"""Nests of arrays - what ``fit`` takes as x, y and sample_weight - taken apart into JSON and a list of arrays.
+
+=========  =======================
+in Python  in JSON
+=========  =======================
+array      its index in the list
+``None``   ``null``
+list       ``[...]``
+tuple      ``{"tuple": [...]}``
+dict       ``{"dict": {...}}``
+=========  =======================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nfdt.core.errors import CaptureError, ProtocolError
+
+Array = npt.NDArray[Any]
+
+MAX_DEPTH = 32
+KINDS = "biufcUS"
+
+
+def as_array(leaf: Any) -> Array:
+    """A tensor, Series, number or array as a little-endian NumPy array; texts become fixed-width strings.
+
+    Raises:
+        CaptureError: it holds neither numbers, booleans nor strings.
+    """
+    array = np.asarray(leaf)
+    if array.dtype.kind == "T" or (array.dtype.kind == "O" and _all_are(str, array)):
+        array = array.astype(np.str_)
+    elif array.dtype.kind == "O" and _all_are(bytes, array):
+        array = array.astype(np.bytes_)
+    elif array.dtype.kind == "V" and "bfloat16" in array.dtype.name:
+        array = array.astype(np.float32)
+    if array.dtype.kind not in KINDS:
+        raise CaptureError(
+            f"Data: expected arrays or tensors of numbers, booleans or strings. Received: {type(leaf).__name__} "
+            f"of dtype {array.dtype}. Convert it first, for instance with numpy.asarray(..., dtype='float32')."
+        )
+    return array.astype(array.dtype.newbyteorder("<"), copy=False)
+
+
+def _all_are(kind: type, array: Array) -> bool:
+    return array.size > 0 and all(isinstance(item, kind) for item in array.reshape(-1))
+
+
+def flatten_structure(nest: Any) -> tuple[Any, list[Array]]:
+    """Take a nest apart; an object that occurs twice is kept once.
+
+    Returns:
+        The structure, ready for JSON, and the arrays its numbers point to.
+
+    Raises:
+        CaptureError: a leaf that is no array, or nesting deeper than ``MAX_DEPTH``.
+    """
+    arrays: list[Array] = []
+    places: dict[int, int] = {}
+
+    def walk(node: Any, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            raise CaptureError(f"Data: expected at most {MAX_DEPTH} levels of nesting. Received: more.")
+        if node is None:
+            return None
+        if isinstance(node, Mapping):
+            return {"dict": {_name(key): walk(value, depth + 1) for key, value in node.items()}}
+        if isinstance(node, list | tuple):
+            members = [walk(member, depth + 1) for member in node]
+            return {"tuple": members} if isinstance(node, tuple) else members
+        if id(node) not in places:
+            arrays.append(as_array(node))
+            places[id(node)] = len(arrays) - 1
+        return places[id(node)]
+
+    return walk(nest, 0), arrays
+
+
+def _name(key: Any) -> str:
+    if not isinstance(key, str):
+        raise CaptureError(f"Data: expected dictionaries with names as keys. Received the key: {key!r}.")
+    return key
+
+
+def rebuild(structure: Any, arrays: Sequence[Any]) -> Any:
+    """Inverse of :func:`flatten_structure`; ``arrays`` may be anything that shall stand at the leaves.
+
+    Raises:
+        ProtocolError: not a structure, or it names an array that is not there.
+    """
+
+    def walk(node: Any, depth: int) -> Any:
+        if node is None:
+            return None
+        if isinstance(node, int) and not isinstance(node, bool) and 0 <= node < len(arrays):
+            return arrays[node]
+        if depth < MAX_DEPTH and isinstance(node, list):
+            return [walk(member, depth + 1) for member in node]
+        if depth < MAX_DEPTH and isinstance(node, dict) and len(node) == 1:
+            if isinstance(members := node.get("tuple"), list):
+                return tuple(walk(member, depth + 1) for member in members)
+            if isinstance(members := node.get("dict"), dict):
+                return {key: walk(member, depth + 1) for key, member in members.items()}
+        raise ProtocolError(
+            f"Data structure: expected null, an array below {len(arrays)}, a list, tuple or dict. Received: {node!r}."
+        )
+
+    return walk(structure, 0)

@@ -1,0 +1,166 @@
+"""Training data without Keras: arrays in ``.npy`` files, batches in messages, rows of arrays by index."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from nfdt.core.errors import ProtocolError, UsageError
+from nfdt.core.nests import KINDS, as_array, flatten_structure, rebuild
+
+__all__ = [
+    "ArraySource",
+    "as_array",
+    "count_rows",
+    "decode_batch",
+    "decode_npy",
+    "encode_batch",
+    "encode_npy",
+    "flatten_structure",
+    "open_npy",
+    "rebuild",
+    "write_npy",
+]
+
+Array = npt.NDArray[Any]
+
+_ALIGNMENT = 64
+_LENGTH_BYTES = 8
+
+
+def write_npy(file: BinaryIO, array: Any) -> None:
+    """Write one array as ``.npy``, rows contiguous; never pickles."""
+    np.lib.format.write_array(file, np.asarray(as_array(array), order="C"), allow_pickle=False)
+
+
+def encode_npy(array: Any) -> bytes:
+    """One array as the bytes of an ``.npy`` file."""
+    buffer = io.BytesIO()
+    write_npy(buffer, array)
+    return buffer.getvalue()
+
+
+def decode_npy(data: bytes) -> Array:
+    """Inverse of :func:`encode_npy`; a read-only view of ``data``.
+
+    Raises:
+        ProtocolError: not ``.npy``, an object dtype, or a size that differs from what the header says.
+    """
+    file = io.BytesIO(data)
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(file)
+        array = _view(memoryview(data)[file.tell() :], dtype, shape if not fortran else shape[::-1])
+    except (ValueError, TypeError) as error:
+        raise ProtocolError(f"Array: expected an .npy file. Received something else: {error}") from None
+    return array.T if fortran else array
+
+
+def open_npy(path: Path) -> Array:
+    """An ``.npy`` file as a memory-mapped, read-only array; never unpickles."""
+    return np.load(path, mmap_mode="r", allow_pickle=False)
+
+
+def encode_batch(nest: Any) -> bytes:
+    """A nest of arrays as one message: length of the header, JSON header, the arrays' memory, each aligned."""
+    structure, arrays = flatten_structure(nest)
+    described = [[array.dtype.str, list(array.shape)] for array in arrays]
+    header = json.dumps({"structure": structure, "arrays": described}, separators=(",", ":")).encode()
+    header += b" " * (-(len(header) + _LENGTH_BYTES) % _ALIGNMENT)
+    parts = [len(header).to_bytes(_LENGTH_BYTES, "little"), header]
+    for array in arrays:
+        parts.append(np.ascontiguousarray(array).tobytes())
+        parts.append(bytes(-array.nbytes % _ALIGNMENT))
+    return b"".join(parts)
+
+
+def decode_batch(data: bytes | memoryview) -> Any:
+    """Inverse of :func:`encode_batch`; the arrays are read-only views of ``data``.
+
+    Raises:
+        ProtocolError: malformed, truncated, or with bytes left over.
+    """
+    view = memoryview(data)
+    start = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES], "little")
+    try:
+        header = json.loads(bytes(view[_LENGTH_BYTES:start]))
+        structure, described = header["structure"], header["arrays"]
+        arrays = []
+        for name, shape in described:
+            dtype = np.dtype(str(name))
+            stop = start + _size(dtype, shape)
+            arrays.append(_view(view[start:stop], dtype, tuple(shape)))
+            start = stop + (start - stop) % _ALIGNMENT
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ProtocolError(f"Batch: expected an encoded batch. Received something else: {error}") from None
+    if start != len(view):
+        raise ProtocolError(f"Batch: expected {start} bytes. Received: {len(view)}.")
+    return rebuild(structure, arrays)
+
+
+def _size(dtype: np.dtype[Any], shape: Sequence[int]) -> int:
+    if dtype.kind not in KINDS or not all(type(n) is int and n >= 0 for n in shape):
+        raise ValueError(f"dtype {dtype}, shape {shape}")
+    return dtype.itemsize * math.prod(shape)
+
+
+def _view(memory: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    if _size(dtype, shape) != len(memory):
+        raise ValueError(f"{dtype} of shape {shape} needs {_size(dtype, shape)} bytes, there are {len(memory)}")
+    if not len(memory):
+        return np.empty(shape, dtype)
+    return np.frombuffer(memory, dtype).reshape(shape)
+
+
+def count_rows(arrays: Sequence[Array]) -> int:
+    """The number of samples all arrays agree on.
+
+    Raises:
+        UsageError: no arrays, scalars among them, or different numbers of rows.
+    """
+    rows = sorted({array.shape[0] if array.ndim else -1 for array in arrays})
+    if len(rows) != 1 or rows[0] < 0:
+        shapes = ", ".join(str(array.shape) for array in arrays) or "no arrays"
+        raise UsageError(f"Data: expected arrays with one and the same number of rows. Received: {shapes}.")
+    return rows[0]
+
+
+class ArraySource:
+    """Rows of a nest of arrays.
+
+    Args:
+        structure: The nest, see :mod:`nfdt.core.nests`.
+        arrays: Its arrays, usually memory-mapped; read only.
+
+    Raises:
+        UsageError: the arrays differ in their number of rows.
+    """
+
+    def __init__(self, structure: Any, arrays: Sequence[Array]) -> None:
+        self._structure = structure
+        self._arrays = [np.asarray(array) for array in arrays]
+        self.samples = count_rows(self._arrays)
+        rebuild(structure, self._arrays)
+
+    def batch(self, rows: slice | npt.NDArray[np.int64]) -> Any:
+        """The nest of these rows: views where they are consecutive, else one gather per array."""
+        if not isinstance(rows, slice):
+            rows = _as_slice(np.asarray(rows, np.int64))
+        if isinstance(rows, slice):
+            taken = [array[rows] for array in self._arrays]
+        else:
+            taken = [np.take(array, rows, axis=0) for array in self._arrays]
+        return rebuild(self._structure, taken)
+
+
+def _as_slice(rows: npt.NDArray[np.int64]) -> slice | npt.NDArray[np.int64]:
+    consecutive = rows.size > 0 and rows[0] >= 0 and bool(np.all(np.diff(rows) == 1))
+    return slice(int(rows[0]), int(rows[-1]) + 1) if consecutive else rows
