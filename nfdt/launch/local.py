@@ -1,0 +1,206 @@
+"""Slot processes on this machine: started, watched, started again, and ended with their parent."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nfdt.core.jobs.launcher import Role
+
+_log = logging.getLogger(__name__)
+
+TERMINATE_S = 5.0
+CRASHES = 5  # in a row, each within CRASH_S of its start: then a slot is not started again
+CRASH_S = 10.0
+
+
+@dataclass(frozen=True)
+class SlotOptions:
+    """How slots are started.
+
+    Attributes:
+        server: ``host:port`` the slots attend.
+        token: Goes through the environment, never through argv.
+        logs: Directory of the slots' standard error; made with mode 0700.
+        prefix: Of the slots' names.
+        host: Address that shards listen on.
+        ca_file: PEM certificates, when the server speaks TLS.
+        gpus: ``CUDA_VISIBLE_DEVICES`` of worker i is ``gpus[i % len(gpus)]``; empty: as inherited.
+        command: The program; tests give another one.
+        environment: Added to what is inherited.
+    """
+
+    server: str
+    token: str = field(repr=False)
+    logs: Path
+    prefix: str = ""
+    host: str = "127.0.0.1"
+    ca_file: str | None = None
+    gpus: tuple[str, ...] = ()
+    command: Sequence[str] = (sys.executable, "-m", "nfdt.slot")
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def slot_command(options: SlotOptions, role: Role, name: str) -> list[str]:
+    """The argv of one slot; it holds no secret."""
+    argv = [*options.command, "--server", options.server, "--role", role, "--name", name, "--watch-stdin"]
+    if role == "shard":
+        argv += ["--host", options.host]
+    if options.ca_file:
+        argv += ["--ca-file", options.ca_file]
+    return argv
+
+
+def slot_environment(options: SlotOptions, role: Role, index: int, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The environment of one slot."""
+    chosen = {**inherited, "TF_CPP_MIN_LOG_LEVEL": inherited.get("TF_CPP_MIN_LOG_LEVEL", "3")}
+    chosen["NFDT_TOKEN"] = options.token
+    if role == "worker" and options.gpus:
+        chosen["CUDA_VISIBLE_DEVICES"] = options.gpus[index % len(options.gpus)]
+    return {**chosen, **options.environment}
+
+
+@dataclass
+class _Slot:
+    role: Role
+    index: int
+    process: subprocess.Popen[bytes]
+    started_at: float
+
+
+class LocalLauncher:
+    """Keeps the asked number of slot processes alive; a :class:`~nfdt.core.jobs.launcher.Launcher`.
+
+    Slots die with this process however it goes, see :mod:`nfdt.launch.parent`: one thread starts all of
+    them and holds the pipes that are their standard input.
+
+    Attributes:
+        given_up: Set once slots die as fast as they are started; cleared by the next :meth:`ensure`.
+    """
+
+    def __init__(self, options: SlotOptions) -> None:
+        self._options = options
+        self._changed = threading.Condition()
+        self._wanted: dict[Role, int] = {"worker": 0, "shard": 0}
+        self._slots: list[_Slot] = []
+        self._crashes = 0
+        self.given_up = threading.Event()
+        self._stopping = False
+        options.logs.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._thread = threading.Thread(target=self._supervise, name="launcher", daemon=True)
+        self._thread.start()
+
+    def can_start(self, role: Role) -> bool:
+        """Whether slots can be added: not when they die as fast as they are started."""
+        return not self.given_up.is_set()
+
+    def ensure(self, role: Role, count: int) -> None:
+        """Keep at least ``count`` slots of this role alive from now on; they are started in the background."""
+        with self._changed:
+            self._wanted[role] = max(self._wanted[role], count)
+            self._crashes = 0
+            self.given_up.clear()
+            self._changed.notify_all()
+
+    @property
+    def pids(self) -> list[int]:
+        """The living slot processes."""
+        with self._changed:
+            return [slot.process.pid for slot in self._slots if slot.process.poll() is None]
+
+    @property
+    def failure(self) -> str | None:
+        """Why no slots are started any more; None while they are."""
+        if self.can_start("worker"):
+            return None
+        return f"{CRASHES} slot processes ended within {CRASH_S:.0f} s of their start; see {self._options.logs}"
+
+    def stop(self) -> None:
+        """End all slots: close their standard input and terminate them, kill what is left after a deadline."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _supervise(self) -> None:
+        while True:
+            with self._changed:
+                if self._stopping:
+                    break
+                self._reap()
+                missing = [] if not self.can_start("worker") else self._missing()
+                if not missing:
+                    self._changed.wait(0.2 if self._slots else None)
+                    continue
+            for role, index in missing:
+                self._start(role, index)
+        _end([slot.process for slot in self._slots])
+
+    def _reap(self) -> None:
+        for slot in [s for s in self._slots if s.process.poll() is not None]:
+            self._slots.remove(slot)
+            _close_stdin(slot.process)
+            quick = time.monotonic() - slot.started_at < CRASH_S and slot.process.returncode != 0
+            self._crashes = self._crashes + 1 if quick else 0
+            if self._crashes >= CRASHES:
+                self.given_up.set()
+            _log.info("%s slot %d ended with %s", slot.role, slot.process.pid, slot.process.returncode)
+
+    def _missing(self) -> list[tuple[Role, int]]:
+        missing: list[tuple[Role, int]] = []
+        for role, count in self._wanted.items():
+            taken = {slot.index for slot in self._slots if slot.role == role}
+            missing += [(role, index) for index in range(count) if index not in taken]
+        return missing
+
+    def _start(self, role: Role, index: int) -> None:
+        name = f"{self._options.prefix}{role}-{index}-{secrets.token_hex(3)}"
+        log = os.open(self._options.logs / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            process = subprocess.Popen(
+                slot_command(self._options, role, name),
+                env=slot_environment(self._options, role, index, os.environ),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self.given_up.set()
+            _log.error("cannot start %s: %s", name, error)
+            return
+        finally:
+            os.close(log)
+        with self._changed:
+            self._slots.append(_Slot(role, index, process, time.monotonic()))
+
+
+def _close_stdin(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        _close_stdin(process)
+        process.terminate()
+    deadline = time.monotonic() + TERMINATE_S
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            _log.warning("slot %d did not end in %.0f s: killed", process.pid, TERMINATE_S)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

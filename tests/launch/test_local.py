@@ -1,0 +1,132 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import psutil
+import pytest
+
+from nfdt.launch.local import CRASHES, LocalLauncher, SlotOptions, slot_command, slot_environment
+
+DEADLINE_S = 30
+# A stand-in for a slot: says it is there through a pipe, ends when its standard input does.
+STAND_IN = "import os, sys; os.write({fd}, b'%d\\n' % os.getpid()); sys.stdin.read()"
+STUBBORN = (
+    "import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    "os.write({fd}, b'%d\\n' % os.getpid()); signal.pause()"
+)
+
+
+class Announcements:
+    """Reads the process ids that stand-ins write into a fifo."""
+
+    def __init__(self, path):
+        os.mkfifo(path)
+        self.path = path
+        self._fd = os.open(path, os.O_RDWR)
+        self._file = os.fdopen(self._fd, "rb", buffering=0)
+
+    def next(self) -> int:
+        return int(self._file.readline())
+
+
+@pytest.fixture
+def announcements(tmp_path):
+    return Announcements(tmp_path / "fifo")
+
+
+def options(tmp_path, announcements, body=STAND_IN, **kwargs):
+    code = f"import os; fd = os.open({str(announcements.path)!r}, os.O_WRONLY); " + body.format(fd="fd")
+    return SlotOptions("127.0.0.1:1", "secret", tmp_path / "logs", command=(sys.executable, "-c", code), **kwargs)
+
+
+def ended(*pids):
+    processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    return not psutil.wait_procs(processes, timeout=DEADLINE_S)[1]
+
+
+@pytest.fixture
+def launcher(tmp_path, announcements):
+    launcher = LocalLauncher(options(tmp_path, announcements))
+    yield launcher
+    launcher.stop()
+
+
+def test_the_token_is_in_the_environment_and_never_in_argv(tmp_path):
+    chosen = SlotOptions("h:1", "secret", tmp_path)
+    assert "secret" not in " ".join(slot_command(chosen, "worker", "w"))
+    assert "secret" not in repr(chosen)
+    assert slot_environment(chosen, "worker", 0, {})["NFDT_TOKEN"] == "secret"
+
+
+def test_workers_share_the_gpus_and_shards_take_none(tmp_path):
+    chosen = SlotOptions("h:1", "t", tmp_path, gpus=("0", "1"))
+    seen = [slot_environment(chosen, "worker", i, {})["CUDA_VISIBLE_DEVICES"] for i in range(3)]
+    assert seen == ["0", "1", "0"]
+    assert "CUDA_VISIBLE_DEVICES" not in slot_environment(chosen, "shard", 0, {})
+
+
+def test_slots_are_started_and_all_end_with_stop(launcher, announcements):
+    launcher.ensure("worker", 2)
+    launcher.ensure("shard", 1)
+    pids = {announcements.next() for _ in range(3)}
+    assert set(launcher.pids) == pids
+    launcher.stop()
+    assert ended(*pids)
+
+
+def test_a_slot_that_dies_is_replaced(launcher, announcements):
+    launcher.ensure("worker", 1)
+    first = announcements.next()
+    os.kill(first, signal.SIGKILL)
+    assert announcements.next() != first
+
+
+def test_a_slot_that_ignores_the_end_is_killed(tmp_path, announcements, monkeypatch):
+    monkeypatch.setattr("nfdt.launch.local.TERMINATE_S", 0.1)
+    launcher = LocalLauncher(options(tmp_path, announcements, STUBBORN))
+    launcher.ensure("worker", 1)
+    pid = announcements.next()
+    launcher.stop()
+    assert ended(pid)
+
+
+def test_slots_that_crash_at_once_are_given_up(tmp_path, announcements):
+    launcher = LocalLauncher(options(tmp_path, announcements, "os.write({fd}, b'1\\n'); os._exit(1)"))
+    launcher.ensure("worker", 1)
+    for _ in range(CRASHES):
+        announcements.next()
+    assert launcher.given_up.wait(DEADLINE_S)
+    launcher.stop()
+    assert not launcher.can_start("worker")
+    assert str(tmp_path) in launcher.failure
+
+
+def test_slots_end_when_the_parent_is_killed(tmp_path, announcements):
+    slot = (
+        "import os, signal; from nfdt.launch.parent import die_with_parent; die_with_parent(); "
+        f"os.write(os.open({str(announcements.path)!r}, os.O_WRONLY), b'%d\\n' % os.getpid()); signal.pause()"
+    )
+    program = f"""
+import sys, signal
+from pathlib import Path
+from nfdt.launch.local import LocalLauncher, SlotOptions
+command = (sys.executable, "-c", {slot!r})
+launcher = LocalLauncher(SlotOptions("h:1", "t", Path({str(tmp_path / "logs")!r}), command=command))
+launcher.ensure("worker", 2)
+signal.pause()
+"""
+    parent = subprocess.Popen([sys.executable, "-c", program])
+    pids = [announcements.next(), announcements.next()]
+    parent.kill()
+    parent.wait(DEADLINE_S)
+    assert ended(*pids)
+
+
+def test_stop_is_idempotent_and_leaves_no_thread(tmp_path, announcements):
+    before = threading.active_count()
+    launcher = LocalLauncher(options(tmp_path, announcements))
+    launcher.stop()
+    launcher.stop()
+    assert threading.active_count() == before
