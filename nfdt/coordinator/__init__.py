@@ -1,1 +1,52 @@
-"""Tasks, membership and epochs of one job."""
+"""The state machine of one job: pure, no thread, no gRPC, no TensorFlow."""
+
+from nfdt.coordinator.coordinator import Coordinator, FeedCredit
+from nfdt.coordinator.instructions import (
+    BeginEpoch,
+    CollectState,
+    Effect,
+    Emit,
+    EpochDone,
+    EpochState,
+    Evaluate,
+    Evaluated,
+    Failed,
+    FlushShards,
+    ForgetWorker,
+    GiveUp,
+    Instruction,
+    Leave,
+    Report,
+    Summarise,
+    Summary,
+    TrainingDone,
+    Wait,
+    Work,
+)
+from nfdt.coordinator.merging import StateMerger
+
+__all__ = [
+    "BeginEpoch",
+    "CollectState",
+    "Coordinator",
+    "Effect",
+    "Emit",
+    "EpochDone",
+    "EpochState",
+    "Evaluate",
+    "Evaluated",
+    "Failed",
+    "FeedCredit",
+    "FlushShards",
+    "ForgetWorker",
+    "GiveUp",
+    "Instruction",
+    "Leave",
+    "Report",
+    "StateMerger",
+    "Summarise",
+    "Summary",
+    "TrainingDone",
+    "Wait",
+    "Work",
+]

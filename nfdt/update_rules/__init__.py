@@ -1,1 +1,26 @@
-"""What a delayed gradient becomes."""
+"""What a delayed gradient becomes: pure rules over arrays, one file per published rule."""
+
+from nfdt.update_rules.base import (
+    Advance,
+    Array,
+    ArrayOps,
+    Correction,
+    OptimizerTraits,
+    Push,
+    State,
+    UpdateRule,
+)
+from nfdt.update_rules.registry import RULES, make_rule
+
+__all__ = [
+    "RULES",
+    "Advance",
+    "Array",
+    "ArrayOps",
+    "Correction",
+    "OptimizerTraits",
+    "Push",
+    "State",
+    "UpdateRule",
+    "make_rule",
+]

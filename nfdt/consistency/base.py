@@ -1,0 +1,51 @@
+"""What a consistency policy is: who may proceed. Events in, decisions out; no clock, no lock."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class ConsistencyPolicy(Protocol):
+    """Told what happens to workers; says who may start its next task.
+
+    ``lease_limit`` is the most tasks one lease may hold, None for no limit of the policy's own.
+    """
+
+    name: str
+    lease_limit: int | None
+
+    def joined(self, worker: str) -> None:
+        """The worker takes part from now on."""
+        ...
+
+    def left(self, worker: str) -> None:
+        """The worker is gone; it blocks nobody. Unknown workers are no error."""
+        ...
+
+    def started(self, worker: str, tasks: int = 1) -> None:
+        """A lease of so many tasks was granted."""
+        ...
+
+    def finished(self, worker: str, tasks: int = 1) -> None:
+        """The worker reported so many tasks."""
+        ...
+
+    def idle(self, worker: str) -> None:
+        """Nothing is left for the worker in this epoch: it blocks nobody until it starts again."""
+        ...
+
+    def may_start(self, worker: str) -> bool:
+        """Whether the worker may start its next task now."""
+        ...
+
+    def waiting_for(self, worker: str) -> tuple[str, ...]:
+        """Whom the worker waits for when it may not start; else empty."""
+        ...
+
+    def round_parts(self, workers: int) -> int:
+        """Local batches that form one synchronous global batch; 1 for asynchronous policies."""
+        ...
+
+    def merge_count(self, workers: int) -> int:
+        """Arriving gradients averaged into one update; 1 where every gradient is one."""
+        ...

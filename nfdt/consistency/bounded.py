@@ -1,0 +1,63 @@
+"""Stale synchronous parallel (SSP): nobody runs more than s finished steps ahead of the slowest."""
+
+from __future__ import annotations
+
+from nfdt.consistency.free import Free
+
+
+class BoundedStaleness(Free):
+    """A worker may start while its finished steps exceed those of the slowest active worker by at most ``bound``.
+
+    A worker that joins, or comes back after it was idle, starts level with the slowest active one: it
+    has just pulled fresh weights, and must neither hold the others up nor be held up for its past.
+    """
+
+    name = "ssp"
+    lease_limit: int | None = 1
+
+    def __init__(self, bound: int) -> None:
+        self.bound = bound
+        self._steps: dict[str, int] = {}
+        self._idle: set[str] = set()
+
+    def joined(self, worker: str) -> None:
+        """Count the worker's steps from where the slowest active worker is."""
+        self._steps[worker] = self._slowest(without=worker)
+        self._idle.discard(worker)
+
+    def left(self, worker: str) -> None:
+        """Forget the worker."""
+        self._steps.pop(worker, None)
+        self._idle.discard(worker)
+
+    def started(self, worker: str, tasks: int = 1) -> None:
+        """The worker is active (again)."""
+        if worker not in self._steps or worker in self._idle:
+            self.joined(worker)
+
+    def finished(self, worker: str, tasks: int = 1) -> None:
+        """The worker is so many steps further."""
+        if worker in self._steps:
+            self._steps[worker] += tasks
+
+    def idle(self, worker: str) -> None:
+        """The worker blocks nobody until it starts again."""
+        if worker in self._steps:
+            self._idle.add(worker)
+
+    def may_start(self, worker: str) -> bool:
+        """Whether the worker is at most ``bound`` steps ahead of the slowest active one."""
+        if worker not in self._steps or worker in self._idle:
+            return True
+        return self._steps[worker] - self._slowest(without=None) <= self.bound
+
+    def waiting_for(self, worker: str) -> tuple[str, ...]:
+        """The active workers that are more than ``bound`` steps behind."""
+        if self.may_start(worker):
+            return ()
+        limit = self._steps[worker] - self.bound
+        return tuple(sorted(w for w, steps in self._steps.items() if w not in self._idle and steps < limit))
+
+    def _slowest(self, without: str | None) -> int:
+        active = (steps for w, steps in self._steps.items() if w not in self._idle and w != without)
+        return min(active, default=self._steps.get(without or "", 0))

@@ -1,0 +1,41 @@
+"""Asynchronous training without a bound (ASP): nobody waits for anybody."""
+
+from __future__ import annotations
+
+
+class Free:
+    """Nobody waits for anybody: asynchronous training (ASP)."""
+
+    name = "free"
+    lease_limit: int | None = None
+
+    def joined(self, worker: str) -> None:
+        """Nothing to note."""
+
+    def left(self, worker: str) -> None:
+        """Nothing to note."""
+
+    def started(self, worker: str, tasks: int = 1) -> None:
+        """Nothing to note."""
+
+    def finished(self, worker: str, tasks: int = 1) -> None:
+        """Nothing to note."""
+
+    def idle(self, worker: str) -> None:
+        """Nothing to note."""
+
+    def may_start(self, worker: str) -> bool:
+        """Always."""
+        return True
+
+    def waiting_for(self, worker: str) -> tuple[str, ...]:
+        """Nobody."""
+        return ()
+
+    def round_parts(self, workers: int) -> int:
+        """1: every batch is an update of its own."""
+        return 1
+
+    def merge_count(self, workers: int) -> int:
+        """1: every gradient is an update of its own."""
+        return 1

@@ -1,0 +1,23 @@
+"""n-softsync: an update is the mean of floor(M / n) gradients from any workers."""
+
+from __future__ import annotations
+
+from nfdt.consistency.free import Free
+
+
+class Softsync(Free):
+    """Nobody waits; gradients are averaged on arrival.
+
+    References:
+        Zhang et al., IJCAI 2016, "Staleness-aware Async-SGD": mean staleness about n.
+    """
+
+    name = "softsync"
+    lease_limit: int | None = 1
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def merge_count(self, workers: int) -> int:
+        """``floor(workers / n)``, at least 1."""
+        return max(1, workers // self.n)

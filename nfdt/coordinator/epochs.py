@@ -1,0 +1,77 @@
+"""What an epoch of a job consists of: its tasks, its rounds, its validation; values from the job's specification."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from nfdt.core.spec import JobSpec
+from nfdt.schedulers import FedTasks, LeaseBook, PlannedTasks, Position, TaskPlan, order_crc, sample_order
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The tasks of one epoch: ``steps`` is None for a stream of unknown length."""
+
+    book: LeaseBook
+    steps: int | None
+    order_crc: int
+
+
+class EpochPlanner:
+    """Makes each epoch's lease book and remembers where the next one begins."""
+
+    def __init__(self, spec: JobSpec, synchronous: bool) -> None:
+        self._spec = spec
+        self._synchronous = synchronous
+        self._position: Position | None = None
+
+    def begin(self, epoch: int, parts: int, workers: tuple[str, ...], feed: FedTasks | None) -> Epoch:
+        """The epoch's tasks for these workers; ``parts`` local batches form a round. ``feed`` for streams."""
+        if feed is not None:
+            feed.parts = parts
+            return Epoch(LeaseBook(feed, rounds=self._synchronous), self._spec.train.batches, 0)
+        plan = self._plan(epoch, parts)
+        self._position = plan.end
+        shares = workers if self._spec.algorithm.tasks == "static" and not self._synchronous else ()
+        book = LeaseBook(PlannedTasks(plan, shares), rounds=self._synchronous)
+        fit = self._spec.fit
+        order = sample_order(plan.samples, fit.shuffle, fit.seed, plan.begin.pass_index)
+        return Epoch(book, len(plan), order_crc(order))
+
+    def feed(self) -> FedTasks | None:
+        """The queue of the next epoch's batches, if the training data are a stream."""
+        if self._spec.train.kind != "stream":
+            return None
+        return FedTasks(begin=self._position, synchronous=self._synchronous)
+
+    def feed_over(self, feed: FedTasks | None) -> None:
+        """The epoch that ``feed`` served is over: number on from there."""
+        if feed is not None:
+            self._position = feed.end_position
+
+    def validation(self, epoch: int) -> LeaseBook | None:
+        """The rows to evaluate after this epoch; None when there is nothing for workers to validate."""
+        data, fit = self._spec.validation, self._spec.fit
+        if data is None or data.kind != "arrays" or data.samples is None or not self._validates(epoch):
+            return None
+        plan = TaskPlan(data.samples, fit.validation_batch_size or fit.batch_size)
+        if fit.validation_steps is not None:
+            plan = replace(plan, steps=min(len(plan), fit.validation_steps))
+        return LeaseBook(PlannedTasks(plan))
+
+    def _validates(self, epoch: int) -> bool:
+        frequency = self._spec.fit.validation_freq
+        if isinstance(frequency, int):
+            return (epoch + 1) % frequency == 0
+        return epoch + 1 in frequency
+
+    def _plan(self, epoch: int, parts: int) -> TaskPlan:
+        fit, samples = self._spec.fit, self._spec.train.samples or 0
+        steps = fit.steps_per_epoch
+        begin = self._position
+        if begin is None and steps is None:
+            begin = Position(pass_index=epoch)
+        if begin is None:
+            before = TaskPlan(samples, fit.batch_size, parts, (steps or 0) * epoch).end
+            begin = Position(before.pass_index, before.row)
+        return TaskPlan(samples, fit.batch_size, parts, steps, begin, self._synchronous)

@@ -1,0 +1,172 @@
+"""What the coordinator says to workers, hears from them, and asks of the world: plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nfdt.schedulers import Task
+
+# ---- to a worker: the answer to its call of Next
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing to do yet: ask again when something has changed."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Train on these tasks; they are all that the worker holds."""
+
+    epoch: int
+    tasks: tuple[Task, ...]
+
+
+@dataclass(frozen=True)
+class BeginEpoch:
+    """Reset the metrics; take ``untrained`` (safetensors) unless it is empty: then keep what you have.
+
+    ``order_crc`` is the CRC-32 of the epoch's (first) sample order; 0 for streams.
+    """
+
+    epoch: int
+    untrained: bytes
+    order_crc: int
+
+
+@dataclass(frozen=True)
+class CollectState:
+    """Send the untrained state and the metric variables of the epoch."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Evaluate these rows of the validation data on the current weights and this untrained state."""
+
+    epoch: int
+    tasks: tuple[Task, ...]
+    untrained: bytes
+
+
+@dataclass(frozen=True)
+class Summarise:
+    """Turn merged metric variables into logs.
+
+    ``logs`` are the running logs, for what metrics cannot tell; empty ``metrics``: nobody is left who
+    knows them, use ``logs``. Empty ``validation_metrics``: there was no validation.
+    """
+
+    epoch: int
+    metrics: bytes
+    validation_metrics: bytes
+    logs: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Leave:
+    """Nothing more to do: push nothing, disconnect."""
+
+    reason: str
+
+
+Instruction = Wait | Work | BeginEpoch | CollectState | Evaluate | Summarise | Leave
+
+# ---- from a worker: what it reports with its call of Next
+
+
+@dataclass(frozen=True)
+class EpochState:
+    """The answer to :class:`CollectState`; ``steps`` are the train steps of this worker in the epoch."""
+
+    epoch: int
+    untrained: bytes
+    metrics: bytes
+    steps: int
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The answer to :class:`Evaluate`: metric variables over exactly these tasks (by their numbers)."""
+
+    epoch: int
+    tasks: tuple[int, ...]
+    metrics: bytes
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The answer to :class:`Summarise`."""
+
+    logs: Mapping[str, float]
+    val_logs: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a worker did since its last call; ``finished`` are task numbers, ``epoch`` is that of ``logs``."""
+
+    finished: tuple[int, ...] = ()
+    epoch: int = 0
+    logs: Mapping[str, float] = field(default_factory=dict)
+    epoch_state: EpochState | None = None
+    evaluated: Evaluated | None = None
+    summary: Summary | None = None
+
+
+# ---- to the world: effects, drained by the servicer
+
+
+@dataclass(frozen=True)
+class Emit:
+    """Append an event of this kind to the job's events."""
+
+    kind: str
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FlushShards:
+    """Have every shard apply what it still holds, then call ``Coordinator.flushed(epoch)``."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class EpochDone:
+    """The epoch is complete and its event emitted; the shards stand still until the next one begins."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class ForgetWorker:
+    """The worker is gone: the shards may free what they keep for it."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """The worker was silent too long: end its process, it is no longer part of the job."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class TrainingDone:
+    """All epochs are trained, or training was stopped: compose the result."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The job cannot go on."""
+
+    reason: str
+
+
+Effect = Emit | FlushShards | EpochDone | ForgetWorker | GiveUp | TrainingDone | Failed

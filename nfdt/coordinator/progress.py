@@ -1,0 +1,68 @@
+"""Running logs of an epoch over all workers, and how often they are worth telling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+INTERVAL_S = 0.1
+
+
+class RunningLogs:
+    """The sample-weighted mean of the workers' latest running logs of one epoch."""
+
+    def __init__(self) -> None:
+        self._samples: dict[str, int] = {}
+        self._logs: dict[str, dict[str, float]] = {}
+
+    def add(self, worker: str, samples: int, logs: Mapping[str, float]) -> None:
+        """The worker has done so many samples more; ``logs`` replace its earlier ones unless empty."""
+        self._samples[worker] = self._samples.get(worker, 0) + samples
+        if logs:
+            self._logs[worker] = dict(logs)
+
+    def mean(self) -> dict[str, float]:
+        """Each log's mean over the workers that report it, by the samples they did."""
+        totals: dict[str, float] = {}
+        weights: dict[str, int] = {}
+        for worker, logs in self._logs.items():
+            weight = self._samples[worker]
+            for name, value in logs.items() if weight else ():
+                totals[name] = totals.get(name, 0.0) + weight * value
+                weights[name] = weights.get(name, 0) + weight
+        return {name: total / weights[name] for name, total in totals.items()}
+
+
+class Throttle:
+    """Lets one through per interval."""
+
+    def __init__(self, interval_s: float = INTERVAL_S) -> None:
+        self._interval_s = interval_s
+        self._last: float | None = None
+
+    def due(self, now: float) -> bool:
+        """Whether the interval is over; if so the next one begins."""
+        if self._last is not None and now - self._last < self._interval_s:
+            return False
+        self._last = now
+        return True
+
+
+class StallWatch:
+    """Says when nothing useful has happened for long: after ``after_s``, then at each doubling."""
+
+    def __init__(self, now: float, after_s: float) -> None:
+        self._after_s = after_s
+        self.useful(now)
+
+    def useful(self, now: float) -> None:
+        """Something useful happened."""
+        self._since = now
+        self._next_s = self._after_s
+
+    def stalled_s(self, now: float) -> float | None:
+        """Seconds without anything useful, when it is time to say so; else None."""
+        waited = now - self._since
+        if waited < self._next_s:
+            return None
+        self._next_s = 2 * waited
+        return waited

@@ -1,0 +1,186 @@
+"""Where tasks come from before they are leased: the plan of an epoch, or a queue that a client feeds."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from nfdt.schedulers.tasks import Position, Task, TaskPlan
+
+
+class TaskSource(Protocol):
+    """Tasks nobody holds yet, by rounds (an asynchronous round is one task)."""
+
+    def take(self, worker: str, limit: int) -> list[Task]:
+        """Up to ``limit`` rounds' tasks for this worker."""
+        ...
+
+    def take_round(self) -> list[Task]:
+        """All parts of the next round; empty when it is not there (yet)."""
+        ...
+
+    def release(self, worker: str) -> None:
+        """The worker is gone: what was reserved for it is for everybody."""
+        ...
+
+    def drop(self) -> None:
+        """Hand out nothing more."""
+        ...
+
+    def available(self, worker: str) -> bool:
+        """Whether :meth:`take` would give this worker something now."""
+        ...
+
+    def exhausted(self, worker: str) -> bool:
+        """Whether nothing is left or will come for this worker (unless another one leaves)."""
+        ...
+
+    @property
+    def remaining(self) -> int:
+        """Rounds not handed out, as far as known."""
+        ...
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left or will come for anybody."""
+        ...
+
+
+class PlannedTasks:
+    """The rounds of a plan: one pool for all (dynamic), or a contiguous share per worker (static).
+
+    A share whose worker is gone falls into the pool, from which everybody takes once its own share is
+    empty; so does a worker that came too late for a share.
+    """
+
+    def __init__(self, plan: TaskPlan, shares: Sequence[str] = ()) -> None:
+        self._plan = plan
+        steps = len(plan)
+        borders = [steps * i // len(shares) for i in range(len(shares) + 1)] if shares else [0]
+        self._shares = {w: range(a, b) for w, a, b in zip(shares, borders, borders[1:], strict=False)}
+        self._pool = deque([] if shares else [range(steps)])
+
+    def take(self, worker: str, limit: int) -> list[Task]:
+        """Up to ``limit`` tasks of this worker's share, else of the pool."""
+        own = self._shares.get(worker, range(0))
+        if own:
+            self._shares[worker] = own[limit:]
+            taken = own[:limit]
+        elif self._pool:
+            head = self._pool.popleft()
+            taken = head[:limit]
+            if head[limit:]:
+                self._pool.appendleft(head[limit:])
+        else:
+            return []
+        return [task for index in taken for task in self._plan.round(index)]
+
+    def take_round(self) -> list[Task]:
+        """All parts of the next round."""
+        return self.take("", 1)
+
+    def release(self, worker: str) -> None:
+        """The worker's share falls into the pool."""
+        share = self._shares.pop(worker, range(0))
+        if share:
+            self._pool.append(share)
+
+    def drop(self) -> None:
+        """Forget the pool and all shares."""
+        self._pool.clear()
+        self._shares.clear()
+
+    def available(self, worker: str) -> bool:
+        """Whether the worker's share or the pool has something."""
+        return bool(self._pool or self._shares.get(worker))
+
+    def exhausted(self, worker: str) -> bool:
+        """Whether the worker's share and the pool are empty."""
+        return not self.available(worker)
+
+    @property
+    def remaining(self) -> int:
+        """Rounds not handed out."""
+        return sum(map(len, self._pool)) + sum(map(len, self._shares.values()))
+
+    @property
+    def finished(self) -> bool:
+        """Whether every round is handed out."""
+        return not self.remaining
+
+
+class FedTasks:
+    """Batches in the order a client feeds them; a synchronous round is ``parts`` consecutive ones.
+
+    ``parts`` may be set until the first round is taken; ``accepted`` counts the batches fed.
+    """
+
+    def __init__(self, parts: int = 1, begin: Position | None = None, synchronous: bool = False) -> None:
+        self.parts = parts
+        self.accepted = 0
+        self._synchronous = synchronous
+        begin = begin or Position()
+        self._next = begin.task
+        self._round = begin.round
+        self._queue: deque[Task] = deque()
+        self._ended = False
+
+    def feed(self, data: bytes, samples: int) -> None:
+        """One more batch. Ignored after :meth:`drop`."""
+        if self._ended:
+            return
+        self._queue.append(Task(self._next, 0, 0, data=data, samples=samples))
+        self._next += 1
+        self.accepted += 1
+
+    def end(self) -> None:
+        """No more batches will come."""
+        self._ended = True
+
+    def take(self, worker: str, limit: int) -> list[Task]:
+        """Up to ``limit`` of the batches that are there."""
+        return [self._queue.popleft() for _ in range(min(limit, len(self._queue)))]
+
+    def take_round(self) -> list[Task]:
+        """The next ``parts`` batches; fewer only at the end."""
+        if not self._queue or (len(self._queue) < self.parts and not self._ended):
+            return []
+        tasks = self.take("", self.parts)
+        number = self._round if self._synchronous else 0
+        self._round += 1
+        return [
+            Task(t.task, 0, 0, round=number, part=part, parts=len(tasks), data=t.data, samples=t.samples)
+            for part, t in enumerate(tasks)
+        ]
+
+    def release(self, worker: str) -> None:
+        """Nothing is reserved."""
+
+    def drop(self) -> None:
+        """Forget what is queued and refuse more."""
+        self._queue.clear()
+        self._ended = True
+
+    def available(self, worker: str) -> bool:
+        """Whether a batch is there."""
+        return bool(self._queue)
+
+    def exhausted(self, worker: str) -> bool:
+        """Whether the feed has ended and nothing is queued."""
+        return self.finished
+
+    @property
+    def remaining(self) -> int:
+        """Batches queued."""
+        return len(self._queue)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the feed has ended and nothing is queued."""
+        return self._ended and not self._queue
+
+    @property
+    def end_position(self) -> Position:
+        """Where the next epoch's numbers begin."""
+        return Position(0, 0, self._next, self._round)

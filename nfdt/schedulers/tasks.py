@@ -1,0 +1,99 @@
+"""The tasks of an epoch as data: which rows of which pass form which local batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Task:
+    """One local batch: rows ``[start, stop)`` of the sample order of pass ``pass_index``.
+
+    ``task`` is unique within the job. ``round``, ``part`` and ``parts`` say which part of which
+    synchronous global batch it is (``parts == 1`` and ``round == 0`` for asynchronous presets).
+    ``data`` is the encoded batch itself for streams, which have no rows to point at.
+    """
+
+    task: int
+    start: int
+    stop: int
+    pass_index: int = 0
+    round: int = 0
+    part: int = 0
+    parts: int = 1
+    data: bytes = b""
+    samples: int = 0
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where the job stands in the endless run of passes, and the next free numbers."""
+
+    pass_index: int = 0
+    row: int = 0
+    task: int = 0
+    round: int = 0
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """The rounds of one epoch, computed when asked for; a round is one step of the epoch.
+
+    Attributes:
+        samples: Rows of the data, n >= 1.
+        batch_size: Local batch b0, in rows.
+        parts: Local batches per round: 1 for asynchronous presets, M for synchronous ones.
+        steps: Rounds of the epoch; None for exactly one pass, ``ceil(n / (parts * b0))``.
+        begin: Where the epoch begins. Rounds never cross the end of a pass: its last one is short.
+        synchronous: Number the rounds; asynchronous tasks all have round 0.
+    """
+
+    samples: int
+    batch_size: int
+    parts: int = 1
+    steps: int | None = None
+    begin: Position = Position()
+    synchronous: bool = False
+
+    def __len__(self) -> int:
+        """Rounds of the epoch."""
+        return self._rounds_from(self.begin.row) if self.steps is None else self.steps
+
+    def round(self, index: int) -> tuple[Task, ...]:
+        """The tasks of round ``index`` of the epoch, counted from 0."""
+        pass_index, start = self._place(index)
+        stop = min(start + self._round_rows, self.samples)
+        starts = range(start, stop, self.batch_size)
+        return tuple(
+            Task(
+                task=self.begin.task + index * self.parts + part,
+                start=row,
+                stop=min(row + self.batch_size, stop),
+                pass_index=pass_index,
+                round=self.begin.round + index if self.synchronous else 0,
+                part=part,
+                parts=len(starts),
+                samples=min(row + self.batch_size, stop) - row,
+            )
+            for part, row in enumerate(starts)
+        )
+
+    @property
+    def end(self) -> Position:
+        """Where the next epoch begins."""
+        pass_index, row = self._place(len(self))
+        return Position(pass_index, row, self.begin.task + len(self) * self.parts, self.begin.round + len(self))
+
+    @property
+    def _round_rows(self) -> int:
+        return self.batch_size * self.parts
+
+    def _rounds_from(self, row: int) -> int:
+        return -(-(self.samples - row) // self._round_rows)
+
+    def _place(self, index: int) -> tuple[int, int]:
+        here = self._rounds_from(self.begin.row)
+        if index < here:
+            return self.begin.pass_index, self.begin.row + index * self._round_rows
+        passes, rest = divmod(index - here, self._rounds_from(0))
+        return self.begin.pass_index + 1 + passes, rest * self._round_rows

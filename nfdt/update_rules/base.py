@@ -1,0 +1,189 @@
+"""What an update rule is: pure functions over arrays, plus explicit state.
+
+A rule is written once with Python operators and the few functions of :class:`ArrayOps`, so that the
+same lines run under XLA on a shard and in NumPy in tests and the simulator. Nothing is mutated:
+every moment of a push takes state and returns new state.
+
+The moments of one push, in order::
+
+    correct   (gradient, weights, backup, tau)  -> the gradient the optimizer shall see
+    advance   (gradient, weights, rate)         -> the new weights      only when owns_optimizer
+    observe   (weights before, weights after)   -> state                only when the user's optimizer ran
+    reply     (weights)                         -> what this worker receives: its next backup
+
+``enter`` and ``leave`` translate between the slots of the user's optimizer and the rule's state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+Array = Any
+"""A NumPy array or a TensorFlow tensor."""
+
+State = dict[str, Array]
+"""Named arrays: vectors of the shard's size ``(n,)`` or 0-d scalars, in the dtype of the weights."""
+
+
+class ArrayOps(Protocol):
+    """The functions a rule may call; the module ``numpy`` itself satisfies it."""
+
+    def sqrt(self, x: Array, /) -> Array: ...  # noqa: D102
+    def abs(self, x: Array, /) -> Array: ...  # noqa: D102
+    def minimum(self, x: Array, y: Array, /) -> Array: ...  # noqa: D102
+    def maximum(self, x: Array, y: Array, /) -> Array: ...  # noqa: D102
+    def power(self, x: Array, y: Array, /) -> Array: ...  # noqa: D102
+    def where(self, condition: Array, x: Array, y: Array, /) -> Array: ...  # noqa: D102
+    def zeros_like(self, x: Array, /) -> Array: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class OptimizerTraits:
+    """What a rule must know of the user's optimizer.
+
+    ``kind`` is ``"sgd"`` (``momentum``, ``nesterov`` count), ``"adam"`` (``beta_1``, ``beta_2``,
+    ``epsilon`` count: Adam and AdamW without amsgrad) or ``"other"``: a black box.
+    """
+
+    kind: Literal["sgd", "adam", "other"] = "other"
+    momentum: float = 0.0
+    nesterov: bool = False
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+
+
+@dataclass(frozen=True)
+class Push:
+    """One arriving gradient and what it met.
+
+    Attributes:
+        gradient: Mean gradient ``g`` of one worker's batch, shape ``(n,)``.
+        weights: The shard's weights ``w`` now, shape ``(n,)``.
+        backup: The weights *this worker* computed ``g`` on, shape ``(n,)``.
+        staleness: ``tau``, updates applied between backup and now; 0-d, dtype of the weights.
+        updates: Updates applied to the shard so far (``optimizer.iterations``); 0-d, dtype of the weights.
+    """
+
+    gradient: Array
+    weights: Array
+    backup: Array
+    staleness: Array
+    updates: Array
+
+
+@dataclass(frozen=True)
+class Correction:
+    """The gradient to apply, a factor for the learning rate (0-d), and the new states."""
+
+    gradient: Array
+    learning_rate_scale: Array
+    shard: State
+    worker: State
+
+
+@dataclass(frozen=True)
+class Advance:
+    """The new weights, shape ``(n,)``, and the new shard state."""
+
+    weights: Array
+    shard: State
+
+
+class UpdateRule(Protocol):
+    """What a delayed gradient becomes. See the module's docstring for the order of the calls."""
+
+    name: str
+    owns_optimizer: bool
+
+    def init_shard(self, ops: ArrayOps, weights: Array) -> State:
+        """State of one shard at the start; ``weights`` gives shape and dtype."""
+        ...
+
+    def init_worker(self, ops: ArrayOps, weights: Array) -> State:
+        """State kept per worker, in addition to its backup."""
+        ...
+
+    def correct(self, ops: ArrayOps, push: Push, shard: State, worker: State) -> Correction:
+        """The gradient the optimizer shall see in place of the delayed one."""
+        ...
+
+    def advance(
+        self, ops: ArrayOps, gradient: Array, weights: Array, learning_rate: Array, updates: Array, shard: State
+    ) -> Advance:
+        """Move the weights in place of the user's optimizer. Called only when ``owns_optimizer``.
+
+        ``updates`` counts the updates applied before this one; weight decay is the caller's.
+        """
+        ...
+
+    def observe(self, ops: ArrayOps, before: Array, after: Array, shard: State) -> State:
+        """Note what the user's optimizer did. Called only when not ``owns_optimizer``."""
+        ...
+
+    def reply(self, ops: ArrayOps, weights: Array, learning_rate: Array, staleness: Array, shard: State) -> Array:
+        """What a worker whose push had this staleness receives, shape ``(n,)``; it becomes its backup."""
+        ...
+
+    def enter(self, ops: ArrayOps, slots: State, updates: Array, shard: State) -> State:
+        """Take over the user's optimizer slots (``momentum`` | ``m``, ``v``) of a warm start."""
+        ...
+
+    def leave(self, ops: ArrayOps, shard: State) -> State:
+        """The optimizer slots that continue where the rule stands now."""
+        ...
+
+
+class Identity:
+    """Defaults of every moment: no state, the gradient as it came, the weights as they are."""
+
+    name = "identity"
+    owns_optimizer = False
+
+    def init_shard(self, ops: ArrayOps, weights: Array) -> State:
+        """No state."""
+        return {}
+
+    def init_worker(self, ops: ArrayOps, weights: Array) -> State:
+        """No state."""
+        return {}
+
+    def correct(self, ops: ArrayOps, push: Push, shard: State, worker: State) -> Correction:
+        """The gradient unchanged, at the full learning rate."""
+        return Correction(push.gradient, scalar(ops, push.staleness, 1.0), shard, worker)
+
+    def advance(
+        self, ops: ArrayOps, gradient: Array, weights: Array, learning_rate: Array, updates: Array, shard: State
+    ) -> Advance:
+        """Plain gradient descent."""
+        return Advance(weights - learning_rate * gradient, shard)
+
+    def observe(self, ops: ArrayOps, before: Array, after: Array, shard: State) -> State:
+        """Nothing to note."""
+        return shard
+
+    def reply(self, ops: ArrayOps, weights: Array, learning_rate: Array, staleness: Array, shard: State) -> Array:
+        """The weights."""
+        return weights
+
+    def enter(self, ops: ArrayOps, slots: State, updates: Array, shard: State) -> State:
+        """The user's optimizer keeps its slots."""
+        return shard
+
+    def leave(self, ops: ArrayOps, shard: State) -> State:
+        """The user's optimizer has its slots."""
+        return {}
+
+
+def scalar(ops: ArrayOps, like: Array, value: float) -> Array:
+    """``value`` in the dtype of the 0-d array ``like``."""
+    return ops.zeros_like(like) + value
+
+
+def initial(weights: Array, value: float = 0.0) -> Array:
+    """A 0-d NumPy array holding ``value`` in the dtype of ``weights``, for a rule's initial state."""
+    dtype = getattr(weights.dtype, "name", weights.dtype)
+    return np.asarray(value, dtype)

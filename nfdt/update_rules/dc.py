@@ -1,0 +1,60 @@
+"""DC-ASGD: a delayed gradient corrected with a diagonal estimate of the Hessian.
+
+References:
+    Zheng et al., ICML 2017, arXiv:1609.08326. Constant strength (DC-ASGD-c) and adaptive strength
+    (DC-ASGD-a); the order of the adaptive form (mean square first) follows the authors' server code.
+"""
+
+from __future__ import annotations
+
+from nfdt.update_rules.base import Array, ArrayOps, Correction, Identity, Push, State, scalar
+
+EPSILON = 1e-7
+
+
+def compensation(push: Push, strength: Array | float) -> Array:
+    """The first-order change of the gradient over the drift: ``strength * g * g * (w - w_backup)``."""
+    return strength * push.gradient * push.gradient * (push.weights - push.backup)
+
+
+def mean_square(previous: Array, gradient: Array, decay: float) -> Array:
+    """Exponential mean of the squared gradient: ``decay * previous + (1 - decay) * g * g``."""
+    return decay * previous + (1.0 - decay) * gradient * gradient
+
+
+class DelayCompensated(Identity):
+    """DC-ASGD-c: ``g + dc_lambda * g * g * (w - w_backup)``.
+
+    ``dc_lambda = 0`` or ``w == w_backup`` returns ``g`` unchanged. ``dc_lambda`` has the unit
+    1/loss, so rescaling the loss rescales it.
+    """
+
+    name = "dc"
+
+    def __init__(self, dc_lambda: float) -> None:
+        self.dc_lambda = dc_lambda
+
+    def correct(self, ops: ArrayOps, push: Push, shard: State, worker: State) -> Correction:
+        """The compensated gradient, at the full learning rate."""
+        gradient = push.gradient + compensation(push, self.dc_lambda)
+        return Correction(gradient, scalar(ops, push.staleness, 1.0), shard, worker)
+
+
+class AdaptiveDelayCompensated(Identity):
+    """DC-ASGD-a: the strength is ``dc_lambda / sqrt(MS + 1e-7)``, elementwise; one MS per worker."""
+
+    name = "dc-a"
+
+    def __init__(self, dc_lambda: float, decay: float) -> None:
+        self.dc_lambda = dc_lambda
+        self.decay = decay
+
+    def init_worker(self, ops: ArrayOps, weights: Array) -> State:
+        """``mean_square`` of this worker's gradients, shape ``(n,)``, zero."""
+        return {"mean_square": ops.zeros_like(weights)}
+
+    def correct(self, ops: ArrayOps, push: Push, shard: State, worker: State) -> Correction:
+        """Update the worker's mean square with ``g``, then compensate with it."""
+        square = mean_square(worker["mean_square"], push.gradient, self.decay)
+        gradient = push.gradient + compensation(push, self.dc_lambda / ops.sqrt(square + EPSILON))
+        return Correction(gradient, scalar(ops, push.staleness, 1.0), shard, {**worker, "mean_square": square})

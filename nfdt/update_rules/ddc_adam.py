@@ -1,0 +1,108 @@
+"""DDC-ASGD for Adam and AdamW: pooled first moment, released according to the delay, with look-ahead.
+
+With G the reserve in gradient units, W its scalar bias correction, m the kept share, n the number of
+this update::
+
+    v  = b2 v + (1 - b2) gc*gc            den = (sqrt(v) + eps) / sqrt(1 - b2^n)
+    b  = (1 - m) W + (1 - b1)             W   = m W + b1
+    dw = lr ((1 - m) G + (1 - b1) gc) / (b den)               G = m G + b1 gc
+
+``den`` has Keras' placement of epsilon. At tau = 0 (m = b1) put G = b1 M / (1 - b1) with M Keras'
+first moment: then (1 - m) G + (1 - b1) gc is the new M, W = b1 (1 - b1^n) / (1 - b1) after n
+updates, so b = 1 - b1^n, and dw is Keras' Adam exactly.
+"""
+
+from __future__ import annotations
+
+from nfdt.update_rules.base import (
+    Advance,
+    Array,
+    ArrayOps,
+    Correction,
+    Identity,
+    OptimizerTraits,
+    Push,
+    State,
+    initial,
+    scalar,
+)
+from nfdt.update_rules.reliability import Strengths, init_reliability, kept_impulse, reliable_gradient, step_square
+
+
+class DelayedAdam(Identity):
+    """DDC-ASGD around Adam and AdamW (0 < beta_1 < 1); algorithms 5.2. Weight decay is the shard's."""
+
+    name = "ddc"
+    owns_optimizer = True
+
+    def __init__(self, strengths: Strengths, traits: OptimizerTraits) -> None:
+        self.strengths = strengths
+        self.beta_1 = traits.beta_1
+        self.beta_2 = traits.beta_2
+        self.epsilon = traits.epsilon
+
+    def init_shard(self, ops: ArrayOps, weights: Array) -> State:
+        """The reliability state, G (``reserve``), v (``second_moment``), W (``reserve_bias``), ``scale``.
+
+        ``scale`` is b / sqrt(1 - b2^n) of the last update, kept for the look-ahead.
+        """
+        return {
+            **init_reliability(ops, weights),
+            "reserve": ops.zeros_like(weights),
+            "second_moment": ops.zeros_like(weights),
+            "reserve_bias": initial(weights),
+            "scale": initial(weights, 1.0),
+        }
+
+    def correct(self, ops: ArrayOps, push: Push, shard: State, worker: State) -> Correction:
+        """The compensated gradient, trusted by its drift, at the full learning rate."""
+        gradient, shard = reliable_gradient(ops, push, shard, self.strengths)
+        return Correction(gradient, scalar(ops, push.staleness, 1.0), shard, worker)
+
+    def advance(
+        self, ops: ArrayOps, gradient: Array, weights: Array, learning_rate: Array, updates: Array, shard: State
+    ) -> Advance:
+        """One Adam step whose first moment is released according to the delay."""
+        kept = kept_impulse(ops, self.beta_1, shard)
+        reserve, bias = shard["reserve"], shard["reserve_bias"]
+        second = self.beta_2 * shard["second_moment"] + (1.0 - self.beta_2) * gradient * gradient
+        unbias = ops.sqrt(1.0 - ops.power(scalar(ops, updates, self.beta_2), updates + 1.0))
+        scale = ((1.0 - kept) * bias + (1.0 - self.beta_1)) / unbias
+        moment = (1.0 - kept) * reserve + (1.0 - self.beta_1) * gradient
+        step = (learning_rate / scale) * moment / (ops.sqrt(second) + self.epsilon)
+        state = {
+            **shard,
+            "reserve": kept * reserve + self.beta_1 * gradient,
+            "second_moment": second,
+            "reserve_bias": kept * bias + self.beta_1,
+            "scale": scale,
+            "step_square": step_square(shard, step),
+        }
+        return Advance(weights - step, state)
+
+    def reply(self, ops: ArrayOps, weights: Array, learning_rate: Array, staleness: Array, shard: State) -> Array:
+        """Look ahead: what the reserve will release in this worker's next ``tau`` updates."""
+        released = 1.0 - ops.power(kept_impulse(ops, self.beta_1, shard), staleness)
+        denominator = ops.sqrt(shard["second_moment"]) + self.epsilon
+        return weights - (learning_rate * released / shard["scale"]) * shard["reserve"] / denominator
+
+    def enter(self, ops: ArrayOps, slots: State, updates: Array, shard: State) -> State:
+        """``m`` and ``v`` after ``updates`` updates become G, v, W and the scale."""
+        if "m" not in slots:
+            return shard
+        ratio = self.beta_1 / (1.0 - self.beta_1)
+        taken = 1.0 - ops.power(scalar(ops, updates, self.beta_1), updates)
+        unbias = ops.sqrt(1.0 - ops.power(scalar(ops, updates, self.beta_2), updates))
+        started = updates > 0.0
+        one = scalar(ops, updates, 1.0)
+        return {
+            **shard,
+            "reserve": ratio * slots["m"],
+            "second_moment": slots["v"],
+            "reserve_bias": ratio * taken,
+            "scale": ops.where(started, taken, one) / ops.where(started, unbias, one),
+        }
+
+    def leave(self, ops: ArrayOps, shard: State) -> State:
+        """G and v become Keras' ``m`` and ``v``."""
+        return {"m": shard["reserve"] * ((1.0 - self.beta_1) / self.beta_1), "v": shard["second_moment"]}

@@ -1,0 +1,68 @@
+"""DDC-ASGD for SGD-type optimizers: momentum held in reserve and released according to the delay.
+
+A gradient ``gc`` must move the weights by ``lr * gc / (1 - mu)`` in all. Part of it is applied at
+once, the rest goes into the reserve R (in units of displacement, learning rate inside), of which
+each update releases ``1 - m``. Heavy ball, and its Nesterov form (derived below)::
+
+    dw = (1 - m) R + lr * gc                  R = m R + lr * mu / (1 - mu) * gc
+    dw = (1 - m) R + lr * (1 + mu) * gc       R = m R + lr * mu^2 / (1 - mu) * gc
+
+Keras keeps ``vel = mu * vel - lr * g`` and applies ``w += vel``, or ``w += mu * vel - lr * g`` with
+Nesterov. At tau = 0 (m = mu) put R = -mu * vel / (1 - mu), or R = -mu^2 * vel / (1 - mu): both
+lines above then are Keras' exactly, and in both cases the total is lr * gc / (1 - mu).
+"""
+
+from __future__ import annotations
+
+from nfdt.update_rules.base import Advance, Array, ArrayOps, Correction, Identity, Push, State, scalar
+from nfdt.update_rules.reliability import Strengths, init_reliability, kept_impulse, reliable_gradient, step_square
+
+
+class DelayedSGD(Identity):
+    """DDC-ASGD around SGD, SGD with momentum (0 <= momentum < 1) and Nesterov SGD; algorithms 5.1."""
+
+    name = "ddc"
+    owns_optimizer = True
+
+    def __init__(self, strengths: Strengths, momentum: float, nesterov: bool = False) -> None:
+        self.strengths = strengths
+        self.momentum = momentum
+        nesterov = nesterov and momentum > 0
+        self._at_once = 1.0 + momentum if nesterov else 1.0
+        self._delivered_later = (momentum**2 if nesterov else momentum) / (1.0 - momentum)
+
+    def init_shard(self, ops: ArrayOps, weights: Array) -> State:
+        """The reliability state and R (``reserve``), shape ``(n,)``, zero."""
+        return {**init_reliability(ops, weights), "reserve": ops.zeros_like(weights)}
+
+    def correct(self, ops: ArrayOps, push: Push, shard: State, worker: State) -> Correction:
+        """The compensated gradient, trusted by its drift, at the full learning rate."""
+        gradient, shard = reliable_gradient(ops, push, shard, self.strengths)
+        return Correction(gradient, scalar(ops, push.staleness, 1.0), shard, worker)
+
+    def advance(
+        self, ops: ArrayOps, gradient: Array, weights: Array, learning_rate: Array, updates: Array, shard: State
+    ) -> Advance:
+        """Release a share of the reserve together with the gradient; put the gradient's impulse in reserve."""
+        kept = kept_impulse(ops, self.momentum, shard)
+        scaled = learning_rate * gradient
+        step = (1.0 - kept) * shard["reserve"] + self._at_once * scaled
+        reserve = kept * shard["reserve"] + self._delivered_later * scaled
+        return Advance(weights - step, {**shard, "reserve": reserve, "step_square": step_square(shard, step)})
+
+    def reply(self, ops: ArrayOps, weights: Array, learning_rate: Array, staleness: Array, shard: State) -> Array:
+        """Look ahead: what the reserve will release in this worker's next ``tau`` updates."""
+        kept = kept_impulse(ops, self.momentum, shard)
+        return weights - (1.0 - ops.power(kept, staleness)) * shard["reserve"]
+
+    def enter(self, ops: ArrayOps, slots: State, updates: Array, shard: State) -> State:
+        """``momentum`` (Keras' velocity) becomes the reserve."""
+        if "momentum" not in slots:
+            return shard
+        return {**shard, "reserve": -self._delivered_later * slots["momentum"]}
+
+    def leave(self, ops: ArrayOps, shard: State) -> State:
+        """The reserve becomes ``momentum`` (Keras' velocity); no slot without momentum."""
+        if not self.momentum:
+            return {}
+        return {"momentum": shard["reserve"] / -self._delivered_later}
