@@ -1,0 +1,68 @@
+"""Creating a model's variables from a batch's shapes, the same way on the client and on the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from nfdt.core.errors import ProtocolError
+from nfdt.core.nests import flatten_structure, rebuild
+
+
+def describe_batch(batch: Any) -> dict[str, Any]:
+    """A batch's nest with ``[shape, dtype]`` per array (its first dimension None), and its number of rows."""
+    structure, arrays = flatten_structure(batch)
+    rows = next((array.shape[0] for array in arrays if array.ndim), 1)
+    described = [[[None, *array.shape[1:]] if array.ndim else [], array.dtype.str] for array in arrays]
+    return {"structure": structure, "arrays": described, "rows": int(rows)}
+
+
+def blank_batch(description: Mapping[str, Any]) -> Any:
+    """A batch of zeros of the described shapes.
+
+    Raises:
+        ProtocolError: the description is malformed.
+    """
+    rows = description["rows"]
+    arrays = []
+    for shape, dtype in description["arrays"]:
+        if np.dtype(dtype).hasobject:
+            raise ProtocolError(f"Program input: expected numbers, booleans or strings. Received: dtype {dtype}.")
+        arrays.append(np.zeros([rows if n is None else n for n in shape], dtype))
+    return rebuild(description["structure"], arrays)
+
+
+def as_tensors(batch: Any) -> Any:
+    """The nest with TensorFlow tensors at its leaves."""
+    structure, arrays = flatten_structure(batch)
+    return rebuild(structure, [tf.convert_to_tensor(array) for array in arrays])
+
+
+def build_model(model: Any, batch: Any) -> None:
+    """Create the variables of model, metrics and loss; the optimizer's are left to the caller.
+
+    Args:
+        model: A compiled Keras model.
+        batch: A nest of arrays of the shapes and dtypes that the model will be trained on; values do not matter.
+
+    Raises:
+        Exception: whatever the model's own code raises for such a batch.
+    """
+    tensors = as_tensors(batch)
+    optimizer, model.optimizer = model.optimizer, None
+    try:
+        # Private: Keras builds symbolically inside fit() only.
+        model._symbolic_build(data_batch=tensors)
+        return
+    except Exception as error:
+        failure = error
+    finally:
+        model.optimizer = optimizer
+    try:
+        # A model that only train_step() knows how to call: trace that, as fit() would, without running it.
+        tf.function(model.train_step).get_concrete_function(tensors)
+    except Exception:
+        raise failure from None

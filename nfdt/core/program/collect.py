@@ -1,0 +1,167 @@
+"""Custom classes and functions of a program, found while Keras serialises.
+
+While :func:`collecting` is open, Keras' serialisation gives everything that is not Keras' own a unique registered
+name and remembers the object. The worker resolves the names in a ``keras.saving.custom_object_scope``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import keras
+
+# Private: the two functions below have public names, but Keras calls them through these modules.
+from keras.src.saving import object_registration, serialization_lib
+from keras.src.saving.keras_saveable import KerasSaveable  # private: tells what Keras refuses to pickle plainly
+
+from nfdt.core.errors import CaptureError
+
+_REMEDY = (
+    "Give it a get_config() that returns all arguments of its constructor, or take only numbers, strings, lists "
+    "and dictionaries of them in the constructor."
+)
+
+
+class CustomObjects:
+    """The objects of one program that Keras does not have, by the name under which they travel."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Any] = {}
+        self._names: dict[int, str] = {}
+
+    def add(self, obj: Any) -> str:
+        """Remember ``obj``; returns its name, the user's own where they registered it with Keras."""
+        if id(obj) not in self._names:
+            name = self._choose(obj)
+            self._names[id(obj)] = name
+            self.by_name[name] = obj
+        return self._names[id(obj)]
+
+    def _choose(self, obj: Any) -> str:
+        plain = getattr(obj, "__name__", type(obj).__name__)
+        if isinstance(obj, type | types.FunctionType):
+            registered = object_registration.GLOBAL_CUSTOM_NAMES.get(obj)
+            if registered is not None and registered not in self.by_name:
+                return str(registered)
+        base = "job>" + re.sub(r"\W+", "", plain)
+        name, count = base, 1
+        while name in self.by_name:
+            count += 1
+            name = f"{base}_{count}"
+        return name
+
+
+def is_keras_own(obj: Any) -> bool:
+    """Whether a class or function belongs to Keras (or to Python itself)."""
+    return str(getattr(obj, "__module__", None)).partition(".")[0] in ("keras", "builtins")
+
+
+@contextmanager
+def collecting(found: CustomObjects) -> Iterator[None]:
+    """While open, Keras' serialisation puts what is not its own into ``found``; always undone.
+
+    Raises:
+        CaptureError: (while open) something that cannot be serialised, named.
+    """
+    name_of = object_registration.get_registered_name
+    serialize = serialization_lib.serialize_keras_object
+    with ExitStack() as undo:
+        undo.enter_context(_replaced(name_of, lambda obj: name_of(obj) if is_keras_own(obj) else found.add(obj)))
+        undo.enter_context(_replaced(serialize, _serializer(serialize, found)))
+        # Private: a Lambda layer marshals Python lambdas itself, which loses their globals.
+        marshal = keras.layers.Lambda._serialize_function_to_config
+        undo.callback(setattr, keras.layers.Lambda, "_serialize_function_to_config", marshal)
+        keras.layers.Lambda._serialize_function_to_config = lambda _, fn: serialization_lib.serialize_keras_object(fn)
+        # Private: keeps an object that occurs twice one object, as Keras' own saving does.
+        undo.enter_context(serialization_lib.ObjectSharingScope())
+        yield
+
+
+@contextmanager
+def _replaced(original: Callable[..., Any], replacement: Callable[..., Any]) -> Iterator[None]:
+    """Replace a function in every loaded module that holds it under its own name."""
+    name = original.__name__
+    holders = [
+        m for m in list(sys.modules.values()) if isinstance(m, types.ModuleType) and vars(m).get(name) is original
+    ]
+    for module in holders:
+        setattr(module, name, replacement)
+    try:
+        yield
+    finally:
+        for module in holders:
+            setattr(module, name, original)
+
+
+def _serializer(serialize: Callable[[Any], Any], found: CustomObjects) -> Callable[[Any], Any]:
+    def serialize_or_collect(obj: Any) -> Any:
+        if _is_opaque(obj):
+            return _reference(found, obj)
+        try:
+            config = serialize(obj)
+        except CaptureError:
+            raise
+        except Exception as error:
+            if not isinstance(obj, KerasSaveable):
+                return _reference(found, obj)
+            raise CaptureError(
+                f"{type(obj).__qualname__} cannot be sent to the workers: Keras cannot serialise it. {_REMEDY} "
+                f"({type(error).__name__}: {str(error).strip().partition(chr(10))[0]})"
+            ) from error
+        return _completed(obj, config) if isinstance(config, dict) else config
+
+    return serialize_or_collect
+
+
+def _is_opaque(obj: Any) -> bool:
+    """Things Keras would marshal, or store under a name that nobody can resolve: they travel as they are."""
+    if isinstance(obj, types.FunctionType):
+        return obj.__name__ == "<lambda>" or "<locals>" in obj.__qualname__ or not is_keras_own(obj)
+    if isinstance(obj, type):
+        return True
+    return callable(obj) and not hasattr(obj, "get_config")
+
+
+def _reference(found: CustomObjects, obj: Any) -> dict[str, Any]:
+    """The form in which Keras stores a function: deserialised by looking its name up in the scope."""
+    return {"module": "builtins", "class_name": "function", "config": found.add(obj), "registered_name": "function"}
+
+
+def _completed(obj: Any, config: dict[str, Any]) -> dict[str, Any]:
+    """Add constructor arguments that an inherited get_config() does not know, from attributes of the same name.
+
+    Raises:
+        CaptureError: an argument without a default has no such attribute.
+    """
+    cls, inner = type(obj), config.get("config")
+    if is_keras_own(cls) or not isinstance(inner, dict) or not hasattr(obj, "get_config") or "layers" in inner:
+        return config
+    if not is_keras_own(_owner(cls, "get_config")) or not is_keras_own(_owner(cls, "from_config")):
+        return config
+    parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
+    if any(p.kind == p.VAR_POSITIONAL for p in parameters):
+        return config
+    for parameter in parameters:
+        if parameter.kind == parameter.VAR_KEYWORD or parameter.name in inner:
+            continue
+        if hasattr(obj, parameter.name):
+            inner[parameter.name] = serialization_lib.serialize_keras_object(getattr(obj, parameter.name))
+        elif parameter.default is parameter.empty:
+            raise CaptureError(
+                f"{cls.__qualname__} cannot be sent to the workers: its get_config() does not return the constructor "
+                f"argument {parameter.name!r}. {_REMEDY}"
+            )
+    if not any(p.kind == p.VAR_KEYWORD for p in parameters):
+        accepted = {p.name for p in parameters}
+        config["config"] = {key: value for key, value in inner.items() if key in accepted}
+    return config
+
+
+def _owner(cls: type, method: str) -> Any:
+    return next((base for base in cls.__mro__ if method in vars(base)), object)

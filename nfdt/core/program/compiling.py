@@ -1,0 +1,93 @@
+"""What ``compile`` was given, also where the user's model overrides it.
+
+A model that overrides ``compile`` has usually called ``super().compile(...)`` with a part of the arguments and put the
+rest on itself. Keras compiles no such model on loading; here the part is compiled and the rest put back.
+"""
+
+from __future__ import annotations
+
+import dis
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+from keras.src.saving import serialization_lib  # the module attribute, so that collecting() sees these calls too
+
+from nfdt.core.errors import CaptureError
+from nfdt.core.program.collect import is_keras_own
+
+_OPTIMIZER = {"class_name": "__model_optimizer__"}
+
+
+def describe_compilation(model: Any, compile_config: Any) -> dict[str, Any]:
+    """The manifest's ``compile`` and ``compile_attributes``.
+
+    Args:
+        model: A compiled model.
+        compile_config: What Keras serialised of it.
+
+    Raises:
+        CaptureError: a value that cannot be shipped.
+    """
+    if not overrides(model, "compile"):
+        return {"compile": _with_optimizer(model, compile_config), "compile_attributes": None}
+    if overrides(model, "compile_from_config"):
+        return {"compile": compile_config, "compile_attributes": {}}
+    # Private: the arguments that super().compile() got.
+    config = serialization_lib.serialize_dict(model._compile_config.config)
+    names = sorted(set(_assigned_attributes(type(model), "compile")) & set(vars(model)))
+    return {
+        "compile": _with_optimizer(model, config),
+        "compile_attributes": {name: _describe(model, name) for name in names},
+    }
+
+
+def overrides(model: Any, method: str) -> bool:
+    """Whether the user's class replaces a method of ``keras.Model``."""
+    return getattr(type(model), method) is not getattr(keras.Model, method)
+
+
+def _with_optimizer(model: Any, config: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {**(config or {}), "optimizer": serialization_lib.serialize_keras_object(model.optimizer)}
+
+
+def _describe(model: Any, name: str) -> Any:
+    value = getattr(model, name)
+    if value is model.optimizer:
+        return _OPTIMIZER
+    try:
+        return serialization_lib.serialize_keras_object(value)
+    except CaptureError as error:
+        raise CaptureError(f"{type(model).__name__}.compile() sets self.{name}: {error}") from error
+
+
+def _assigned_attributes(cls: type, method: str, seen: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Names that the user's versions of a method, and the methods it calls on itself, assign on ``self``."""
+    for base in cls.__mro__:
+        function = vars(base).get(method)
+        if not isinstance(function, types.FunctionType) or is_keras_own(base):
+            continue
+        for instruction in dis.get_instructions(function):
+            name = str(instruction.argval)
+            if instruction.opname == "STORE_ATTR":
+                yield name
+            elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and name not in {*seen, method}:
+                yield from _assigned_attributes(cls, name, seen | {method})
+
+
+def compile_model(model: Any, manifest: Mapping[str, Any], *, safe_mode: bool) -> None:
+    """Compile a model that came out of its configuration, as the user's was."""
+    config = serialization_lib.deserialize_keras_object(manifest["compile"], safe_mode=safe_mode)
+    if overrides(model, "compile") and overrides(model, "compile_from_config"):
+        model.compile_from_config(manifest["compile"])
+        return
+    # The optimizer in the configuration is wrapped already where it has to be.
+    keras.Model.compile(model, **config, auto_scale_loss=False)
+    for name, value in (manifest["compile_attributes"] or {}).items():
+        restored = (
+            model.optimizer
+            if value == _OPTIMIZER
+            else serialization_lib.deserialize_keras_object(value, safe_mode=safe_mode)
+        )
+        setattr(model, name, restored)

@@ -1,0 +1,148 @@
+"""What the shards must know of the user's optimizer: its configuration, and what each of its variables belongs to."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+from keras.src.saving import serialization_lib  # the module attribute, so that collecting() sees these calls too
+
+from nfdt.core.errors import CaptureError
+
+GLOBAL = -1
+
+_ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "Nadam", "RMSprop", "Adagrad", "Adadelta", "Ftrl", "Lion")
+
+
+def inner_optimizer(model: Any) -> Any:
+    """The optimizer that moves the weights: without the loss scaling that Keras wraps around it for float16."""
+    optimizer = model.optimizer
+    return optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
+
+
+def loss_scale(model: Any) -> dict[str, Any] | None:
+    """The dynamic loss scale to start from, or None where there is none."""
+    optimizer = model.optimizer
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return None
+    scale = optimizer.dynamic_scale if optimizer.built else optimizer.initial_scale
+    return {
+        "initial_scale": float(keras.ops.convert_to_numpy(scale)),
+        "dynamic_growth_steps": int(optimizer.dynamic_growth_steps),
+    }
+
+
+def require_one_optimizer(model: Any) -> None:
+    """Refuse what cannot be trained on shards.
+
+    Raises:
+        CaptureError: no optimizer, several (a GAN), or one that was built for other variables.
+    """
+    if not isinstance(model.optimizer, keras.optimizers.Optimizer):
+        raise CaptureError(
+            f"{_name(model)}: expected one Keras optimizer in compile(). Received: {type(model.optimizer).__name__}."
+        )
+    own = {id(model.optimizer), id(inner_optimizer(model))}
+    others = sorted(name for name, value in vars(model).items() if _holds_optimizer(value, own))
+    if others:
+        raise CaptureError(
+            f"{_name(model)}: a model that trains with several optimizers of its own (here: optimizer, "
+            f"{', '.join(others)}) cannot be distributed yet; pass the only one to super().compile(optimizer=...)."
+        )
+
+
+def _holds_optimizer(value: Any, own: set[int]) -> bool:
+    members = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
+    return any(isinstance(m, keras.optimizers.Optimizer) and id(m) not in own for m in members)
+
+
+def _name(model: Any) -> str:
+    return f"{type(model).__name__} {model.name!r}"
+
+
+def build_optimizer_variables(model: Any) -> None:
+    """Create the optimizer's variables for the model's trainable variables, where that is still to be done.
+
+    Raises:
+        CaptureError: they were created for other variables: layers were frozen or unfrozen after ``compile``.
+    """
+    trainable = model.trainable_variables
+    optimizer, inner = model.optimizer, inner_optimizer(model)
+    if any(getattr(v, "overwrite_with_gradient", False) for v in trainable):
+        raise CaptureError(
+            f"{_name(model)}: variables that are overwritten with their gradient (float8 training) cannot be "
+            "distributed. Use another dtype policy, for instance mixed_bfloat16."
+        )
+    if not optimizer.built:
+        optimizer.build(trainable)
+    # Private: Keras says nowhere else which variables an optimizer was built for.
+    if [id(v) for v in inner._trainable_variables] != [id(v) for v in trainable]:
+        raise CaptureError(
+            f"{_name(model)}: its optimizer was built for {len(inner._trainable_variables)} variables and the model "
+            f"now trains {len(trainable)}, not the same ones. Call compile() again after changing `trainable`."
+        )
+
+
+def describe_optimizer(model: Any) -> dict[str, Any]:
+    """The manifest's entries on the optimizer; see :func:`nfdt.core.program.pack.pack`."""
+    optimizer = inner_optimizer(model)
+    trainable = model.trainable_variables
+    serialize = serialization_lib.serialize_keras_object
+    config = serialize(optimizer)
+    owners = _attribute(config, optimizer, trainable)
+    config["config"]["loss_scale_factor"] = None  # workers send gradients unscaled
+    return {
+        "optimizer": config,
+        "optimizer_variables": owners,
+        "elementwise": _is_elementwise(optimizer, owners, trainable),
+        "constraints": [serialize(v.constraint) for v in trainable],
+        # Private: exclude_from_weight_decay() leaves no trace in the configuration.
+        "decay": [bool(optimizer._use_weight_decay(v)) for v in trainable],
+        "loss_scale": loss_scale(model),
+        "auto_scale_loss": optimizer is not model.optimizer,
+    }
+
+
+def _attribute(config: Mapping[str, Any], optimizer: Any, trainable: list[Any]) -> list[dict[str, Any]] | None:
+    """Whose slot each optimizer variable is, found by watching a second optimizer create scalar ones."""
+    probe = type(optimizer).from_config(_revived(config))
+    index = {id(variable): i for i, variable in enumerate(trainable)}
+    owners: dict[int, int] = {}
+
+    def add_scalar(reference_variable: Any, name: Any = None, initializer: Any = "zeros") -> Any:
+        made = probe.add_variable(shape=(), initializer=initializer, dtype=reference_variable.dtype, name=name)
+        owners[id(made)] = index.get(id(reference_variable), GLOBAL)
+        return made
+
+    probe.add_variable_from_reference = add_scalar
+    probe.build(trainable)
+    own = optimizer.variables
+    if len(own) != len(probe.variables):
+        return None
+    described = [
+        {"shape": [int(n) for n in v.shape], "dtype": str(v.dtype), "variable": owners.get(id(p), GLOBAL)}
+        for v, p in zip(own, probe.variables, strict=True)
+    ]
+    opaque = any(entry["variable"] == GLOBAL and entry["shape"] for entry in described)
+    return None if opaque else described
+
+
+def _revived(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The optimizer's constructor arguments; the probe needs no schedule, only the same number of variables."""
+    inner = copy.deepcopy(dict(config["config"]))
+    if isinstance(inner.get("learning_rate"), dict):
+        inner["learning_rate"] = _no_schedule
+    return inner
+
+
+def _no_schedule() -> float:
+    return 0.0
+
+
+def _is_elementwise(optimizer: Any, owners: list[dict[str, Any]] | None, trainable: list[Any]) -> bool:
+    if owners is None or type(optimizer) not in [getattr(keras.optimizers, name) for name in _ELEMENTWISE]:
+        return False
+    shapes = [[int(n) for n in v.shape] for v in trainable]
+    return all(o["variable"] == GLOBAL or o["shape"] == shapes[o["variable"]] for o in owners)

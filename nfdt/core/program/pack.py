@@ -1,0 +1,198 @@
+"""From a compiled Keras model to a program: a JSON manifest and the artifacts it names.
+
+The manifest's keys:
+
+=======================  =====================================================================================
+kind                     "config" (Keras only), or "code" (needs a worker that allows code)
+model                    Keras' configuration of the model, without what compile() was given
+compile                  what compile() was given, with the optimizer the model really has
+compile_attributes       what an overridden compile() put on the model, or null; see ``compiling.py``
+auto_scale_loss          whether the optimizer is wrapped for float16
+loss_scale               null or {"initial_scale", "dynamic_growth_steps"}
+globals                  Keras' own settings (floatx, default dtype policy, ...)
+trainable                which layers, and which variables, are trainable
+assets                   per layer index: file name -> artifact (vocabularies)
+layout                   the trainable variables, see ``ParameterLayout``
+untrained                path, shape, dtype, rule and decay of each variable that is not trained
+optimizer                configuration of the (inner) optimizer
+optimizer_variables      shape, dtype and owner of each optimizer variable; null where unknown
+elementwise              whether the optimizer treats every element alike
+constraints, decay       per trainable variable
+input                    the nest, shapes and dtypes of a batch
+state, code              artifacts: safetensors, and the pickled custom objects or null
+versions                 of Python, Keras, TensorFlow
+=======================  =====================================================================================
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.saving import serialization_lib  # the module attribute, so that collecting() sees these calls too
+
+from nfdt.core.arrays import ParameterLayout
+from nfdt.core.errors import CaptureError, PolicyRefused
+from nfdt.core.program.assets import save_assets
+from nfdt.core.program.building import build_model, describe_batch
+from nfdt.core.program.code import dump_custom_objects
+from nfdt.core.program.collect import CustomObjects, collecting
+from nfdt.core.program.compiling import describe_compilation
+from nfdt.core.program.optimizer import (
+    build_optimizer_variables,
+    describe_optimizer,
+    inner_optimizer,
+    require_one_optimizer,
+)
+from nfdt.core.program.policy import check_policy
+from nfdt.core.program.state import dump_state
+from nfdt.core.program.untrained import describe_untrained, values_of
+
+
+@dataclass(frozen=True)
+class PackedProgram:
+    """A program ready to be uploaded.
+
+    Attributes:
+        manifest: The program's JSON, see the module.
+        artifacts: What it names, by sha256: the state, the code, vocabularies.
+        code: Whether it needs a server that allows code.
+    """
+
+    manifest: dict[str, Any]
+    artifacts: dict[str, bytes]
+    code: bool
+
+    def manifest_bytes(self) -> bytes:
+        """The manifest as it is stored."""
+        return json.dumps(self.manifest, separators=(",", ":")).encode()
+
+
+def pack(model: Any, sample_batch: Any) -> PackedProgram:
+    """Make a program of a compiled model, which is built on the way if it is not yet.
+
+    Args:
+        model: The user's model.
+        sample_batch: One batch as ``train_step`` will receive it: x, (x, y) or (x, y, sample_weight).
+
+    Raises:
+        CaptureError: something that cannot be shipped; the message names it and the remedy.
+        ValueError: Keras' own error: the model is not compiled, or its code does not fit the batch.
+    """
+    prepare(model, sample_batch)
+    found = CustomObjects()
+    artifacts: dict[str, bytes] = {}
+    with collecting(found):
+        manifest = _describe(model, sample_batch)
+    manifest["assets"] = save_assets(model, lambda data: _store(artifacts, data))
+    manifest["state"] = _store(artifacts, _dump_state(model))
+    manifest["code"] = _store(artifacts, dump_custom_objects(found.by_name, model)) if found.by_name else None
+    manifest["kind"] = "code" if found.by_name or not _is_allowed(manifest) else "config"
+    return PackedProgram(_as_json(manifest), artifacts, manifest["kind"] == "code")
+
+
+def prepare(model: Any, sample_batch: Any) -> None:
+    """Check the model and create its and its optimizer's variables, as the first step of ``fit`` would.
+
+    Raises:
+        CaptureError: a model that cannot be distributed.
+        ValueError: Keras' own error.
+    """
+    if keras.backend.backend() != "tensorflow":
+        raise CaptureError(
+            f"Expected Keras on TensorFlow. Received: Keras on {keras.backend.backend()}. Set KERAS_BACKEND=tensorflow."
+        )
+    model._assert_compile_called("fit")  # private: raises what fit() raises
+    require_one_optimizer(model)
+    build_model(model, sample_batch)
+    if not model.trainable_variables:
+        raise CaptureError(
+            f"{type(model).__name__} {model.name!r} has no trainable variables: there is nothing to train."
+        )
+    build_optimizer_variables(model)
+
+
+def _describe(model: Any, sample_batch: Any) -> dict[str, Any]:
+    config = serialization_lib.serialize_keras_object(model)
+    compilation = describe_compilation(model, config.pop("compile_config", None))
+    layers = model._flatten_layers()  # private: there is no public walk over nested layers
+    return {
+        "kind": "config",
+        "model": config,
+        **compilation,
+        **describe_optimizer(model),
+        "globals": _globals(),
+        "trainable": {
+            "layers": [bool(layer.trainable) for layer in layers],
+            "variables": [bool(v.trainable) for v in model.variables],
+        },
+        "layout": layout_of(model).to_json(),
+        "untrained": describe_untrained(model),
+        "input": describe_batch(sample_batch),
+        "versions": {
+            "python": ".".join(platform.python_version_tuple()[:2]),
+            "keras": keras.__version__,
+            "tensorflow": tf.__version__,
+        },
+    }
+
+
+def layout_of(model: Any) -> ParameterLayout:
+    """The layout of a built model's trainable variables.
+
+    Raises:
+        CaptureError: a variable that float32 cannot hold.
+    """
+    for variable in model.trainable_variables:
+        if keras.backend.standardize_dtype(variable.dtype) not in ("float32", "float16", "bfloat16"):
+            raise CaptureError(
+                f"Variable {variable.path!r}: expected float32, bfloat16 or float16. Received: {variable.dtype}. "
+                "Weights travel as float32; use dtype='float32'."
+            )
+    return ParameterLayout.of([(v.path, tuple(v.shape)) for v in model.trainable_variables])
+
+
+def _globals() -> dict[str, Any]:
+    return {
+        "floatx": keras.config.floatx(),
+        "epsilon": keras.config.epsilon(),
+        "image_data_format": keras.config.image_data_format(),
+        "dtype_policy": serialization_lib.serialize_keras_object(keras.config.dtype_policy()),
+    }
+
+
+def _dump_state(model: Any) -> bytes:
+    return dump_state(
+        layout_of(model).flatten(values_of(model.trainable_variables)),
+        dict(enumerate(values_of(inner_optimizer(model).variables))),
+        dict(enumerate(values_of(model.non_trainable_variables))),
+    )
+
+
+def _store(artifacts: dict[str, bytes], data: bytes) -> str:
+    name = hashlib.sha256(data).hexdigest()
+    artifacts[name] = data
+    return name
+
+
+def _is_allowed(manifest: dict[str, Any]) -> bool:
+    try:
+        check_policy(manifest)
+    except PolicyRefused:
+        return False
+    return True
+
+
+def _as_json(manifest: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return dict(json.loads(json.dumps(manifest)))
+    except (TypeError, ValueError) as error:
+        raise CaptureError(
+            f"The model's configuration cannot be written as JSON: {error}. A get_config() of the script returns "
+            "something else than numbers, strings, lists, dictionaries and Keras objects."
+        ) from error

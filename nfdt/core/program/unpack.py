@@ -1,0 +1,114 @@
+"""From a program back to a compiled Keras model with its weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras.src.saving import serialization_lib  # private: sharing of objects, as in Keras' own loading
+
+from nfdt.core.arrays import ParameterLayout
+from nfdt.core.errors import ProtocolError, ShapeMismatch
+from nfdt.core.program.assets import load_assets
+from nfdt.core.program.building import blank_batch, build_model
+from nfdt.core.program.code import load_code
+from nfdt.core.program.compiling import compile_model
+from nfdt.core.program.optimizer import inner_optimizer
+from nfdt.core.program.policy import check_policy
+from nfdt.core.program.state import State, load_state
+
+
+def unpack(manifest: Mapping[str, Any], read: Callable[[str], bytes], *, allow_code: bool) -> Any:
+    """Build the program's model: compiled, with weights and untrained state; the optimizer's slots are left out.
+
+    Args:
+        manifest: The program, see :mod:`nfdt.core.program.pack`.
+        read: Returns an artifact's bytes by its sha256.
+        allow_code: Whether a program may bring Python code of its own.
+
+    Returns:
+        A ``keras.Model``.
+
+    Raises:
+        PolicyRefused: the program needs code, or names what a program without code may not use.
+        VersionMismatch: its code was pickled by another Python.
+        ShapeMismatch: the model built here has other variables than the program says.
+        ProtocolError: the program is malformed.
+    """
+    code = load_code(manifest, read, allow_code=allow_code)
+    safe_mode = manifest["kind"] != "code"
+    if safe_mode:
+        check_policy(manifest)
+    program = copy.deepcopy(dict(manifest))  # Keras empties some of what it is given
+    _set_globals(program["globals"])
+    with keras.saving.custom_object_scope(code.objects), serialization_lib.ObjectSharingScope():
+        model = serialization_lib.deserialize_keras_object(program["model"], safe_mode=safe_mode)
+        if not isinstance(model, keras.Model):
+            raise ProtocolError(f"Program: expected a model. Received: {type(model).__name__}.")
+        compile_model(model, program, safe_mode=safe_mode)
+        for reference in code.references:
+            reference.bind(model._flatten_layers())  # private: there is no public walk over nested layers
+        load_assets(model, program["assets"], read)
+        build_model(model, blank_batch(program["input"]))
+    _set_trainable(model, program["trainable"])
+    _load(model, program, load_state(read(program["state"])))
+    return model
+
+
+def _set_globals(settings: Mapping[str, Any]) -> None:
+    keras.config.set_floatx(settings["floatx"])
+    keras.config.set_epsilon(settings["epsilon"])
+    keras.config.set_image_data_format(settings["image_data_format"])
+    keras.config.set_dtype_policy(keras.dtype_policies.deserialize(copy.deepcopy(settings["dtype_policy"])))
+
+
+def _set_trainable(model: Any, trainable: Mapping[str, Sequence[bool]]) -> None:
+    """Freeze what is frozen in the user's model: outer layers first, since freezing reaches inwards."""
+    layers = model._flatten_layers()  # private: there is no public walk over nested layers
+    _require_equal("layers", len(trainable["layers"]), len(layers))
+    for layer, flag in zip(layers, trainable["layers"], strict=True):
+        if layer.trainable != flag:
+            layer.trainable = flag
+    _require_equal("variables", len(trainable["variables"]), len(model.variables))
+    for variable, flag in zip(model.variables, trainable["variables"], strict=True):
+        if variable.trainable != flag:
+            variable.trainable = flag
+
+
+def _load(model: Any, program: Mapping[str, Any], state: State) -> None:
+    layout = ParameterLayout.from_json(program["layout"])
+    _check_shapes("trainable", [slot.shape for slot in layout.slots], model.trainable_variables)
+    _check_shapes("untrained", [tuple(u["shape"]) for u in program["untrained"]], model.non_trainable_variables)
+    for variable, value in zip(model.trainable_variables, layout.unflatten(state.weights), strict=True):
+        variable.assign(value)
+    for index, variable in enumerate(model.non_trainable_variables):
+        if index in state.untrained:
+            variable.assign(state.untrained[index])
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.Normalization):
+            layer.finalize_state()  # it computes with a copy of its variables
+    if 0 in state.optimizer and state.optimizer[0].shape == ():
+        inner_optimizer(model).variables[0].assign(np.asarray(state.optimizer[0]))  # iterations, read by train_step
+
+
+def _check_shapes(kind: str, expected: Sequence[tuple[int, ...]], variables: Sequence[Any]) -> None:
+    received = [tuple(int(n) for n in v.shape) for v in variables]
+    if received == list(expected):
+        return
+    different = [f"{v.path} {r}" for v, r, e in zip(variables, received, expected, strict=False) if r != e]
+    raise ShapeMismatch(
+        f"Program: expected {len(expected)} {kind} variables of the shapes it names. Received: {len(received)}, the "
+        f"first that differs: {next(iter(different), 'none')}. The model builds differently here than in the script; "
+        "a constructor that depends on something outside of get_config() does that."
+    )
+
+
+def _require_equal(what: str, expected: int, received: int) -> None:
+    if expected != received:
+        raise ShapeMismatch(
+            f"Program: expected a model of {expected} {what}. Received: {received}. The model builds differently here "
+            "than in the script; a constructor that depends on something outside of get_config() does that."
+        )

@@ -1,0 +1,43 @@
+"""Which rule each variable that is not trained follows when several workers have changed it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+SEED_STATE = "seed_generator_state"
+
+
+def describe_untrained(model: Any) -> list[dict[str, Any]]:
+    """Path, shape, dtype and merge rule of each of ``model.non_trainable_variables``, in that order.
+
+    The rules are those of :mod:`nfdt.core.training.merge`: BatchNorm's moving statistics are composed, seeds stay with
+    their worker, integers take the maximum, all other floats the mean.
+    """
+    decays = _moving_statistics(model)
+    return [_describe(variable, decays.get(id(variable))) for variable in model.non_trainable_variables]
+
+
+def _describe(variable: Any, decay: float | None) -> dict[str, Any]:
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    described = {"path": variable.path, "shape": [int(n) for n in variable.shape], "dtype": dtype, "decay": decay}
+    if decay is not None:
+        return {**described, "rule": "ema"}
+    if variable.name == SEED_STATE:
+        return {**described, "rule": "seed"}
+    return {**described, "rule": "mean" if "float" in dtype else "max"}
+
+
+def _moving_statistics(model: Any) -> dict[int, float]:
+    found: dict[int, float] = {}
+    for layer in model._flatten_layers():  # private: there is no public walk over nested layers
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.built:
+            found.update({id(v): float(layer.momentum) for v in (layer.moving_mean, layer.moving_variance)})
+    return found
+
+
+def values_of(variables: Any) -> list[np.ndarray[Any, Any]]:
+    """The variables' values as NumPy arrays."""
+    return [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in variables]

@@ -1,0 +1,41 @@
+"""The user's own ``test_step`` as a function of weights and batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from nfdt.core.arrays import ParameterLayout
+from nfdt.core.training.flat_weights import WeightSetter
+from nfdt.core.training.gradient_step import as_tensors, in_graph, scalar_logs
+
+
+class EvaluateStep:
+    """One evaluation step of a model, traced once per batch signature; the metrics of the model move as in Keras.
+
+    Args:
+        model: A compiled, built model.
+        layout: Of its trainable variables.
+    """
+
+    def __init__(self, model: Any, layout: ParameterLayout) -> None:
+        self._model = model
+        self._weights = WeightSetter(model, layout)
+        self._run: Any = in_graph(self._traced, model)
+
+    def __call__(self, weights: Any, batch: Any) -> dict[str, Any]:
+        """Evaluate one batch.
+
+        Args:
+            weights: Flat weights, shape ``(P,)``, float32; copied.
+            batch: What ``test_step`` takes.
+
+        Returns:
+            What ``test_step`` returned: name -> 0-d float32 tensor.
+        """
+        return dict(self._run(tf.convert_to_tensor(weights), as_tensors(batch)))
+
+    def _traced(self, weights: Any, batch: Any) -> dict[str, Any]:
+        self._weights(weights)
+        return scalar_logs(self._model.test_step(batch), "test_step")

@@ -1,0 +1,40 @@
+"""A flat weight vector into a model's trainable variables, inside a traced function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from nfdt.core.arrays import ParameterLayout
+from nfdt.core.errors import ShapeMismatch
+
+
+class WeightSetter:
+    """Assigns a flat vector to the trainable variables.
+
+    Args:
+        model: A built model.
+        layout: Of its trainable variables.
+
+    Raises:
+        ShapeMismatch: the model has other trainable variables than the layout.
+    """
+
+    def __init__(self, model: Any, layout: ParameterLayout) -> None:
+        self._variables = list(model.trainable_variables)
+        self._layout = layout
+        shapes = [tuple(int(n) for n in v.shape) for v in self._variables]
+        if shapes != [slot.shape for slot in layout.slots]:
+            raise ShapeMismatch(
+                f"Expected a model with {len(layout.slots)} trainable variables of the program's shapes. "
+                f"Received: {len(shapes)}: {shapes[:8]}."
+            )
+
+    def __call__(self, weights: Any) -> None:
+        """Assign ``weights``, shape ``(P,)``, float32."""
+        weights = tf.ensure_shape(weights, [self._layout.size])
+        for variable, slot in zip(self._variables, self._layout.slots, strict=True):
+            # One slice and one assignment each, all of them nodes of the step's graph.
+            part = tf.reshape(weights[slot.start : slot.stop], slot.shape)
+            variable.value.assign(tf.cast(part, variable.value.dtype))

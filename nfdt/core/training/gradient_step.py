@@ -1,0 +1,131 @@
+"""The user's own ``train_step`` as a function of weights and batch that returns the gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from nfdt.core.arrays import ParameterLayout
+from nfdt.core.errors import CaptureError
+from nfdt.core.training.flat_weights import WeightSetter
+from nfdt.core.training.recording_optimizer import RecordingOptimizer
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step gives.
+
+    Attributes:
+        gradient: Mean over the batch, flat, shape ``(P,)``, float32, a tensor.
+        logs: What ``train_step`` returned: name -> 0-d float32 tensor.
+        finite: False where a float16 gradient overflowed: nothing shall be pushed.
+    """
+
+    gradient: Any
+    logs: dict[str, Any]
+    finite: bool
+
+
+class GradientStep:
+    """One training step of a model: one ``tf.function`` call, traced once per batch signature.
+
+    The model's optimizer is replaced for good by one that records. Metrics, BatchNorm statistics and seeds of the
+    model move as in Keras.
+
+    Args:
+        model: A compiled, built model.
+        layout: Of its trainable variables.
+        loss_scale: The program's ``loss_scale``; None takes it from the model's own LossScaleOptimizer.
+    """
+
+    def __init__(self, model: Any, layout: ParameterLayout, *, loss_scale: Mapping[str, Any] | None = None) -> None:
+        self._model = model
+        self._weights = WeightSetter(model, layout)
+        self._optimizer = _replace_optimizer(model, layout, loss_scale or _own_loss_scale(model.optimizer))
+        self._version = int(self._optimizer.iterations)
+        self._run: Any = in_graph(self._traced, model)
+
+    @property
+    def traces(self) -> int:
+        """How often the step has been traced; 0 for an eager model."""
+        return 0 if self._model.run_eagerly else int(self._run.experimental_get_tracing_count())
+
+    def __call__(self, weights: Any, batch: Any, *, version: int | None = None) -> StepResult:
+        """Compute the gradient of one batch.
+
+        Args:
+            weights: Flat weights, shape ``(P,)``, float32; copied.
+            batch: What ``train_step`` takes: a nest of arrays.
+            version: Updates applied so far, which ``optimizer.iterations`` shows; None counts on.
+
+        Raises:
+            CaptureError: ``train_step`` does what cannot be distributed.
+            Exception: whatever the user's code raises.
+        """
+        self._version = self._version + 1 if version is None else version + 1
+        gradient, logs, finite = self._run(
+            tf.convert_to_tensor(weights), as_tensors(batch), np.asarray(self._version - 1, np.int64)
+        )
+        return StepResult(gradient, logs, bool(finite))
+
+    def _traced(self, weights: Any, batch: Any, version: Any) -> tuple[Any, dict[str, Any], Any]:
+        self._weights(weights)
+        self._optimizer.begin(version)
+        logs = scalar_logs(self._model.train_step(batch), "train_step")
+        gradient, finite = self._optimizer.collect()
+        return gradient, logs, finite
+
+
+def in_graph(function: Any, model: Any) -> Any:
+    """``function`` as Keras would run it for this model: eagerly, or as one graph, compiled by XLA or not."""
+    if model.run_eagerly:
+        return function
+    undecorated = tf.autograph.experimental.do_not_convert(function)
+    return tf.function(undecorated, reduce_retracing=True, jit_compile=model.jit_compile)
+
+
+def as_tensors(batch: Any) -> Any:
+    """The nest with tensors at its leaves."""
+    return tf.nest.map_structure(lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), batch)
+
+
+def _own_loss_scale(optimizer: Any) -> dict[str, Any] | None:
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return None
+    return {"initial_scale": optimizer.initial_scale, "dynamic_growth_steps": optimizer.dynamic_growth_steps}
+
+
+def _replace_optimizer(model: Any, layout: ParameterLayout, loss_scale: Mapping[str, Any] | None) -> RecordingOptimizer:
+    """Put a recording optimizer wherever the model holds its own."""
+    replaced = model.optimizer
+    recording = RecordingOptimizer(replaced, model.trainable_variables, layout, loss_scale)
+    for name, value in list(vars(model).items()):
+        if value is replaced:
+            setattr(model, name, recording)
+    return recording
+
+
+def scalar_logs(logs: Any, method: str) -> dict[str, Any]:
+    """The scalars of what a step returned, nested dictionaries flattened as Keras does, as float32 tensors.
+
+    Raises:
+        CaptureError: not a dictionary.
+    """
+    if not isinstance(logs, Mapping):
+        raise CaptureError(
+            f"{method}() must return a dictionary of logs, as in {{'loss': ...}}. Received: {type(logs).__name__}."
+        )
+    found: dict[str, Any] = {}
+    for name, value in logs.items():
+        if isinstance(value, Mapping):
+            found.update(scalar_logs(value, method))
+            continue
+        tensor = tf.convert_to_tensor(value)
+        if tensor.shape.num_elements() == 1 and tensor.dtype != tf.string:
+            found[str(name)] = tf.cast(tf.reshape(tensor, []), tf.float32)
+    return found

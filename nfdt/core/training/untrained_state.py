@@ -1,0 +1,105 @@
+"""What a worker's model remembers beside its weights: BatchNorm statistics, seeds, counters - and metrics.
+
+How several workers' states become one is in :mod:`nfdt.core.training.merge`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+
+from nfdt.core.errors import ShapeMismatch
+
+Array = npt.NDArray[Any]
+
+
+class UntrainedState:
+    """The untrained variables of one worker's model, in the order of the program's ``untrained``.
+
+    Worker 0 goes on with the random seeds of the user's model; every other worker folds its index into them, so that
+    no two workers drop out the same units.
+
+    Args:
+        model: A built model with the program's state.
+        manifest: The program.
+        worker: Index of this worker.
+
+    Raises:
+        ShapeMismatch: the model has another number of untrained variables than the program.
+    """
+
+    def __init__(self, model: Any, manifest: Mapping[str, Any], *, worker: int) -> None:
+        self._variables = list(model.non_trainable_variables)
+        self._rules = [entry["rule"] for entry in manifest["untrained"]]
+        self._worker = worker
+        if len(self._variables) != len(self._rules):
+            raise ShapeMismatch(
+                f"Expected {len(self._rules)} untrained variables, as the program says. "
+                f"Received: {len(self._variables)}."
+            )
+        if worker > 0:
+            for variable in self._of_rule("seed"):
+                variable.assign(fold_seed(_value(variable), worker))
+
+    def _of_rule(self, rule: str) -> list[Any]:
+        return [v for v, r in zip(self._variables, self._rules, strict=True) if r == rule]
+
+    def read(self) -> list[Array]:
+        """The values, in order."""
+        return [_value(variable) for variable in self._variables]
+
+    def write(self, arrays: Sequence[Array]) -> None:
+        """Take merged values over; seeds only on worker 0, whose seeds they are.
+
+        Raises:
+            ShapeMismatch: another number or shape of arrays.
+        """
+        _assign(self._variables, arrays, keep=[r == "seed" and self._worker > 0 for r in self._rules])
+
+
+def fold_seed(state: Array, index: int) -> Array:
+    """A seed generator's state for worker ``index``: another seed, the same number of draws."""
+    seed = int(state[0])
+    folded = np.random.SeedSequence([seed % 2**64, index]).generate_state(1)[0] & 0x7FFFFFFF
+    return np.asarray([folded, state[1]], state.dtype)
+
+
+def read_metrics(model: Any) -> list[Array]:
+    """Values of the model's metric variables, in Keras' order."""
+    return [_value(variable) for variable in model.metrics_variables]
+
+
+def write_metrics(model: Any, arrays: Sequence[Array]) -> None:
+    """Set the model's metric variables.
+
+    Raises:
+        ShapeMismatch: another number or shape of arrays.
+    """
+    _assign(model.metrics_variables, arrays, keep=[False] * len(model.metrics_variables))
+
+
+def metric_results(model: Any) -> dict[str, Any]:
+    """The model's metrics as logs, from its metric variables; scalars only."""
+    results = {name: np.asarray(value) for name, value in model.get_metrics_result().items()}
+    return {name: float(value) for name, value in results.items() if value.size == 1}
+
+
+def _value(variable: Any) -> Array:
+    return np.asarray(keras.ops.convert_to_numpy(variable))
+
+
+def _assign(variables: Sequence[Any], arrays: Sequence[Array], keep: Sequence[bool]) -> None:
+    expected = [tuple(int(n) for n in v.shape) for v in variables]
+    received = [np.shape(a) for a in arrays]
+    if expected != received:
+        raise ShapeMismatch(
+            f"Expected {len(expected)} arrays of shapes {expected[:8]}. Received: {len(received)}: {received[:8]}. "
+            "The sender runs another model."
+        )
+    for variable, array, kept in zip(variables, arrays, keep, strict=True):
+        if not kept:
+            variable.assign(array)
