@@ -1,0 +1,187 @@
+"""One shard's weights, optimizer and rule state, and the compiled functions that move them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from nfdt.core.arrays import ParameterLayout
+from nfdt.core.errors import UsageError
+from nfdt.shard.optimizer import BuiltOptimizer
+from nfdt.shard.step import FusedStep
+from nfdt.shard.tensors import TensorOps, Vector, as_array, as_tensor
+from nfdt.update_rules.base import State, UpdateRule
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What a step gave: whether the gradient was finite and applied, the reply, the worker's new state."""
+
+    applied: bool
+    reply: Vector
+    worker: State
+
+
+@dataclass
+class Pending:
+    """Gradients that wait to be applied together: their sample-weighted sum and what it is made of."""
+
+    total: Vector
+    samples: float = 0.0
+    staleness: float = 0.0
+    count: int = 0
+
+    def note(self, samples: int, staleness: int) -> None:
+        """One more gradient is in the sum."""
+        self.samples += samples
+        self.staleness += staleness
+        self.count += 1
+
+
+def _scalar(value: float) -> Any:
+    return tf.constant(value, tf.float32)
+
+
+def _state(state: Mapping[str, Any]) -> State:
+    return {name: tf.convert_to_tensor(value, tf.float32) for name, value in state.items()}
+
+
+@dataclass
+class Engine:
+    """Weights, optimizer and rule state of one shard. Not thread-safe: the store holds the lock.
+
+    Args:
+        built: The user's optimizer on this shard's variables.
+        rule: The update rule.
+    """
+
+    built: BuiltOptimizer
+    rule: UpdateRule
+    _shard: State = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._ops = TensorOps()
+        self._fused = FusedStep(self.built, self.rule)
+        self._take_over()
+
+    @property
+    def layout(self) -> ParameterLayout:
+        """The shard's variables."""
+        return self.built.plan.layout
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.layout.size
+
+    def weights(self) -> Vector:
+        """A copy of the weights that later steps do not change."""
+        return tf.raw_ops.DeepCopy(x=self._fused.flat()) if self.size else tf.zeros(0)
+
+    @staticmethod
+    def tensor(vector: npt.NDArray[np.float32]) -> Vector:
+        """A gradient from the network; see :func:`as_tensor`."""
+        return as_tensor(vector)
+
+    @staticmethod
+    def array(vector: Vector) -> npt.NDArray[np.float32]:
+        """A read-only view of a reply."""
+        return as_array(vector)
+
+    def new_worker(self) -> State:
+        """The rule's state for a worker that has not pushed yet."""
+        return _state(self.rule.init_worker(self._ops, self._fused.flat()))
+
+    def new_pending(self) -> Pending:
+        """Nothing is waiting."""
+        return Pending(tf.zeros(self.size, tf.float32))
+
+    def step(self, gradient: Vector, backup: Vector, staleness: int, worker: State) -> Stepped:
+        """Apply one gradient that was computed on ``backup``; nothing changes if it is not finite."""
+        args = (gradient, backup, _scalar(staleness), self._shard, worker)
+        applied, reply, self._shard, worker = self._fused.step(*args)
+        return Stepped(bool(applied), reply, worker)
+
+    def hold(
+        self, pending: Pending, gradient: Vector, backup: Vector, staleness: int, worker: State, samples: int
+    ) -> Stepped:
+        """Correct one gradient and add it to ``pending``; nothing changes if it is not finite."""
+        args = (pending.total, _scalar(samples), gradient, backup, _scalar(staleness), self._shard, worker)
+        finite, pending.total, self._shard, worker = self._fused.correct(*args)
+        if finite:
+            pending.note(samples, staleness)
+        return Stepped(bool(finite), None, worker)
+
+    def is_finite(self, gradient: Vector) -> bool:
+        """Whether every element is a number."""
+        return bool(self._fused.is_finite(gradient))
+
+    def add(self, pending: Pending, gradient: Vector, samples: int) -> None:
+        """Add one raw gradient of a round, which must be finite, to ``pending``."""
+        pending.total = self._fused.add(pending.total, _scalar(samples), gradient)
+        pending.note(samples, 0)
+
+    def step_round(self, pending: Pending, worker: State) -> Stepped:
+        """Apply the mean gradient of a round, computed on the weights as they are."""
+        mean = pending.total / _scalar(pending.samples)
+        return self.step(mean, self.weights(), 0, worker)
+
+    def step_held(self, pending: Pending, worker: State) -> None:
+        """Apply the mean of corrected gradients, at the rate of their mean staleness."""
+        staleness = _scalar(pending.staleness / max(pending.count, 1))
+        args = (pending.total, _scalar(pending.samples), staleness, self._shard, worker)
+        self._shard = self._fused.step_held(*args)
+
+    def reply(self, staleness: int) -> Vector:
+        """What a worker with this staleness receives when its push changed nothing."""
+        return self._fused.reply(_scalar(staleness), self._shard)
+
+    def set_learning_rate(self, value: float) -> None:
+        """Replace the learning rate.
+
+        Raises:
+            UsageError: the optimizer follows a schedule or a function, which Keras does not let replace either.
+        """
+        optimizer = self.built.optimizer
+        if not isinstance(optimizer._learning_rate, keras.Variable):
+            raise UsageError(
+                f"Learning rate: expected a plain number in the optimizer to replace by {value}. Received: a schedule."
+            )
+        optimizer.learning_rate = value
+
+    def read(self, *, weights_only: bool = False) -> tuple[npt.NDArray[np.float32], dict[int, npt.NDArray[Any]]]:
+        """Copies of the weights and of the shard's part of the optimizer's variables, by index."""
+        weights = np.array(as_array(self.weights()))
+        if weights_only:
+            return weights, {}
+        self._give_back()
+        return weights, self.built.read()
+
+    def write(self, weights: npt.NDArray[np.float32], optimizer: Mapping[int, npt.NDArray[Any]]) -> None:
+        """Replace the weights; where optimizer variables are given, those too, and the rule starts anew from them."""
+        self._fused.assign(self.built.variables, tf.constant(weights, tf.float32))
+        if optimizer:
+            self._give_back()
+            self.built.load(optimizer)
+            self._take_over()
+
+    def _give_back(self) -> None:
+        """Fill the optimizer's own slots from the state of a rule that owns them."""
+        owned = self._fused.owned_slots()
+        left = self.rule.leave(self._ops, self._shard) if owned else {}
+        for name, variables in owned.items():
+            self._fused.assign(variables, left[name])
+
+    def _take_over(self) -> None:
+        self._shard = _state(self.rule.init_shard(self._ops, self._fused.flat()))
+        if self.rule.owns_optimizer:
+            slots = {
+                name: self._fused.joined([v.value for v in held]) for name, held in self._fused.owned_slots().items()
+            }
+            self._shard = _state(self.rule.enter(self._ops, slots, self._fused.updates(), self._shard))

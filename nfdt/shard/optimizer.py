@@ -1,0 +1,151 @@
+"""The user's own Keras optimizer on one shard's variables: built, loaded, read, and what a rule must know of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+
+from nfdt.core.errors import ShapeMismatch, UsageError
+from nfdt.shard.plan import ShardPlan, Slot
+from nfdt.update_rules.base import OptimizerTraits
+
+Array = npt.NDArray[Any]
+
+_SLOT_NAMES = {"sgd": {"momentum": "momentums"}, "adam": {"m": "_momentums", "v": "_velocities"}, "other": {}}
+
+
+@dataclass(frozen=True)
+class BuiltOptimizer:
+    """The optimizer and the Keras variables it moves: one flat one, or one per variable of the model."""
+
+    optimizer: Any
+    variables: list[Any]
+    plan: ShardPlan
+    traits: OptimizerTraits
+
+    def slots(self) -> dict[str, list[Any]]:
+        """The variables a rule takes over, by the rule's name for them, in the order of ``variables``."""
+        names = _SLOT_NAMES[self.traits.kind]
+        return {name: list(held) for name, attribute in names.items() if (held := getattr(self.optimizer, attribute))}
+
+    def load(self, state: Mapping[int, Array]) -> None:
+        """Take over the variables of the whole optimizer, by index; those not given keep their start value.
+
+        Raises:
+            ShapeMismatch: a variable has another shape.
+        """
+        own = self.optimizer.variables
+        for variable, members in zip(own, self.plan.bindings(len(own)), strict=True):
+            if all(slot.index in state for slot in members):
+                variable.assign(_joined(variable, [state[slot.index] for slot in members]))
+
+    def read(self) -> dict[int, Array]:
+        """The shard's part of the whole optimizer's variables, by index; global ones are given by every shard."""
+        own = self.optimizer.variables
+        found: dict[int, Array] = {}
+        for variable, members in zip(own, self.plan.bindings(len(own)), strict=True):
+            value = variable.value.numpy()
+            found.update(
+                {members[0].index: value} if len(members) == 1 and not self.plan.flat else _cut(value, members)
+            )
+        return dict(sorted(found.items()))
+
+
+def _joined(variable: Any, parts: list[Array]) -> Array:
+    whole = np.asarray(parts[0]) if len(parts) == 1 else np.concatenate([np.asarray(p).reshape(-1) for p in parts])
+    if whole.size != int(np.prod(variable.shape)):
+        raise ShapeMismatch(
+            f"Optimizer variable {variable.path!r}: expected {int(np.prod(variable.shape))} elements. "
+            f"Received: {whole.size}. The state belongs to another program."
+        )
+    return whole.reshape(tuple(variable.shape))
+
+
+def _cut(value: Array, members: tuple[Slot, ...]) -> dict[int, Array]:
+    borders = np.cumsum([int(np.prod(slot.shape)) for slot in members])[:-1]
+    parts = np.split(value.reshape(-1), borders)
+    return {slot.index: part.reshape(slot.shape) for slot, part in zip(members, parts, strict=True)}
+
+
+def traits_of(optimizer: Any) -> OptimizerTraits:
+    """What an update rule must know; every optimizer whose step we do not know exactly is "other"."""
+    kind = type(optimizer)
+    if optimizer.gradient_accumulation_steps:
+        return OptimizerTraits()
+    if kind is keras.optimizers.SGD:
+        return OptimizerTraits("sgd", momentum=float(optimizer.momentum), nesterov=bool(optimizer.nesterov))
+    if kind in (keras.optimizers.Adam, keras.optimizers.AdamW) and not optimizer.amsgrad:
+        beta_1, beta_2 = float(optimizer.beta_1), float(optimizer.beta_2)
+        return OptimizerTraits("adam", beta_1=beta_1, beta_2=beta_2, epsilon=float(optimizer.epsilon))
+    return OptimizerTraits()
+
+
+def _variables(plan: ShardPlan, weights: Array, custom_objects: Mapping[str, Any]) -> list[Any]:
+    if plan.flat:
+        return [keras.Variable(weights, dtype="float32", name="shard")]
+    made = []
+    for slot, value, config in zip(plan.layout.slots, plan.layout.unflatten(weights), plan.constraints, strict=True):
+        variable = keras.Variable(value, dtype="float32", name=slot.name.rsplit("/", 1)[-1] or "variable")
+        variable._path = slot.name  # optimizers may choose by path; a name cannot hold one
+        if config is not None:
+            constraint = keras.saving.deserialize_keras_object(config, custom_objects=dict(custom_objects))
+            variable.constraint = constraint
+        made.append(variable)
+    return made
+
+
+def build_optimizer(
+    manifest: Mapping[str, Any],
+    plan: ShardPlan,
+    weights: Array,
+    custom_objects: Mapping[str, Any] | None = None,
+) -> BuiltOptimizer:
+    """The program's optimizer on this shard's variables.
+
+    Gradients arrive unscaled (the worker divides), so a loss scale of the optimizer has no effect here.
+
+    Args:
+        manifest: The program's manifest.
+        plan: This shard's part.
+        weights: The shard's weights, flat, shape ``(plan.layout.size,)``, float32; copied.
+        custom_objects: The user's own classes by registered name.
+
+    Raises:
+        UsageError: Keras cannot build the optimizer.
+    """
+    custom = dict(custom_objects or {})
+    config = copy.deepcopy(manifest["optimizer"])  # Keras empties some of what it is given
+    try:
+        optimizer = keras.saving.deserialize_keras_object(config, custom_objects=custom)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"Optimizer {config.get('class_name')!r}: Keras cannot build it: {error}") from error
+    optimizer.loss_scale_factor = None
+    variables = _variables(plan, np.asarray(weights, np.float32), custom)
+    optimizer.build(variables)
+    if not plan.flat and optimizer.weight_decay:
+        decay = {optimizer._var_key(v): bool(use) for v, use in zip(variables, plan.decay, strict=True)}
+        object.__setattr__(optimizer, "_use_weight_decay", lambda variable: decay[optimizer._var_key(variable)])
+    return BuiltOptimizer(optimizer, variables, plan, traits_of(optimizer))
+
+
+@contextmanager
+def replaced(optimizer: Any, **methods: Any) -> Iterator[None]:
+    """Replace methods of this one optimizer while its step is being traced."""
+    before = {name: vars(optimizer).get(name) for name in methods}
+    for name, method in methods.items():
+        object.__setattr__(optimizer, name, method)
+    try:
+        yield
+    finally:
+        for name, method in before.items():
+            if method is None:
+                object.__delattr__(optimizer, name)
+            else:
+                object.__setattr__(optimizer, name, method)

@@ -1,0 +1,146 @@
+"""Which part of a model one shard owns, and where its optimizer state lies in the whole optimizer's. No Keras here."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nfdt.core.arrays import ParameterLayout
+from nfdt.core.errors import UsageError
+
+GLOBAL = -1
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One variable of the whole optimizer that this shard holds a part of.
+
+    Attributes:
+        index: Its place in the whole optimizer's variables.
+        variable: The variable of *this shard* it belongs to, or ``GLOBAL`` (iterations, learning rate).
+        shape: Its shape.
+    """
+
+    index: int
+    variable: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """One shard's share of a program.
+
+    Attributes:
+        layout: The shard's variables, laid out from 0.
+        start: Where the shard begins in the model's flat vector, in elements.
+        flat: One flat variable is enough: the optimizer treats every element alike.
+        constraints: Per variable the constraint's configuration, or None.
+        decay: Per variable, whether weight decay applies.
+        slots: The optimizer's variables; None when they cannot be attributed (then there is one shard only).
+    """
+
+    layout: ParameterLayout
+    start: int
+    flat: bool
+    constraints: tuple[Any, ...]
+    decay: tuple[bool, ...]
+    slots: tuple[Slot, ...] | None
+
+    def bindings(self, variables: int) -> list[tuple[Slot, ...]]:
+        """For each of the shard's own optimizer variables, in order, the whole optimizer's variables it is made of.
+
+        A flat optimizer's k-th slot is the concatenation of the k-th slot of every variable.
+
+        Args:
+            variables: How many variables the shard's optimizer has.
+
+        Raises:
+            UsageError: the shard's optimizer has other variables than the program says.
+        """
+        if self.slots is None:
+            return [(Slot(index, GLOBAL, ()),) for index in range(variables)]
+        found: list[tuple[Slot, ...]] = [(slot,) for slot in self.slots]
+        if self.flat:
+            found = _merge_slots(self.slots)
+        if len(found) != variables:
+            raise UsageError(
+                f"The shard's optimizer has {variables} variables; the program says it has {len(found)}. "
+                "Keras differs between client and shard, or the optimizer creates variables on its own; use shards=1."
+            )
+        return found
+
+
+def _merge_slots(slots: Sequence[Slot]) -> list[tuple[Slot, ...]]:
+    own: dict[int, list[Slot]] = {}
+    for slot in slots:
+        own.setdefault(slot.variable, []).append(slot)
+    per_variable = [members for variable, members in own.items() if variable != GLOBAL]
+    ranks = zip(*per_variable, strict=True)
+    # A single variable's slots come in the order in which a flat optimizer creates them.
+    return [(slot,) if slot.variable == GLOBAL else next(ranks) for slot in slots if slot.variable in (GLOBAL, 0)]
+
+
+def _optimizer_options(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    return (manifest.get("optimizer") or {}).get("config") or {}
+
+
+def count_shards(manifest: Mapping[str, Any], shards: int) -> int:
+    """How many shards a program is really cut into when ``shards`` are asked for.
+
+    Raises:
+        UsageError: the optimizer cannot be cut (``global_clipnorm``, variables that cannot be attributed).
+    """
+    layout = ParameterLayout.from_json(manifest["layout"])
+    count = len(layout.cut(shards))
+    reason = None
+    if _optimizer_options(manifest).get("global_clipnorm"):
+        reason = "global_clipnorm needs the norm over all variables"
+    elif manifest.get("optimizer_variables") is None:
+        reason = "its state cannot be attributed to single variables"
+    if count > 1 and reason:
+        raise UsageError(f"shards={shards}: this optimizer needs one shard, because {reason}. Use shards=1.")
+    return count
+
+
+def _is_flat(manifest: Mapping[str, Any], constraints: Sequence[Any], decay: Sequence[bool]) -> bool:
+    options = _optimizer_options(manifest)
+    per_variable = options.get("clipnorm") or options.get("global_clipnorm") or any(constraints)
+    some_decay = options.get("weight_decay") and not all(decay)
+    attributed = manifest.get("optimizer_variables") is not None
+    return bool(manifest.get("elementwise") and attributed and not per_variable and not some_decay)
+
+
+def make_plan(manifest: Mapping[str, Any], index: int, shards: int) -> ShardPlan:
+    """Shard ``index`` of ``shards`` of a program.
+
+    Raises:
+        UsageError: the optimizer cannot be cut, or there is no such shard (see :func:`count_shards`).
+    """
+    layout = ParameterLayout.from_json(manifest["layout"])
+    count = count_shards(manifest, shards)
+    if not 0 <= index < count:
+        raise UsageError(
+            f"Shard {index}: expected an index below {count}, because the model has {len(layout.slots)} "
+            f"variables and shards={shards}."
+        )
+    cut = layout.cut(shards)[index]
+    everything = len(layout.slots)
+    constraints = tuple((manifest.get("constraints") or [None] * everything)[cut])
+    decay = tuple((manifest.get("decay") or [True] * everything)[cut])
+    own = layout.select(cut)
+    flat = bool(own.slots) and _is_flat(manifest, constraints, decay)
+    return ShardPlan(own, layout.bounds(cut)[0], flat, constraints, decay, _own_slots(manifest, cut))
+
+
+def _own_slots(manifest: Mapping[str, Any], cut: slice) -> tuple[Slot, ...] | None:
+    described = manifest.get("optimizer_variables")
+    if described is None:
+        return None
+    names = range(cut.start, cut.stop)
+    return tuple(
+        Slot(index, GLOBAL if entry["variable"] == GLOBAL else entry["variable"] - cut.start, tuple(entry["shape"]))
+        for index, entry in zip(itertools.count(), described, strict=False)
+        if entry["variable"] == GLOBAL or entry["variable"] in names
+    )

@@ -1,0 +1,269 @@
+"""One shard as a gRPC server: the Shard service over a store."""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from nfdt.consistency import make_policy
+from nfdt.core.arrays import ParameterLayout
+from nfdt.core.errors import NfdtError, ProtocolError, ShapeMismatch
+from nfdt.core.program.state import State, dump_state, load_state
+from nfdt.core.spec import AlgorithmSpec
+from nfdt.core.wire.channel import DATA_BYTES, make_server, same_token
+from nfdt.core.wire.frames import Assembly, decode_frame, decode_message, encode_frame, split
+from nfdt.core.wire.shards_pb2 import (
+    ACKNOWLEDGE,
+    ERROR,
+    PULL,
+    PUSH,
+    WEIGHTS,
+    AdminReply,
+    AdminRequest,
+    Frame,
+    ReadRequest,
+    StateChunk,
+)
+from nfdt.core.wire.status import answering
+from nfdt.shard.apply import Engine
+from nfdt.shard.optimizer import build_optimizer
+from nfdt.shard.plan import ShardPlan, make_plan
+from nfdt.shard.push import Gradient, Reply
+from nfdt.shard.store import ShardStore
+from nfdt.shard.tensors import BufferPool
+from nfdt.update_rules import make_rule
+
+SERVICE = "nfdt.v1.Shard"
+MAX_NAME = 200
+STOP_GRACE_S = 1.0
+SPARE_CALLS = 16
+MAX_STATE_COPIES = 64
+
+
+def _frames(kind: Any, sequence: int, reply: Reply) -> Iterator[bytes]:
+    """The answer to a push or pull."""
+    fields = {"kind": kind, "sequence": sequence, "version": reply.version}
+    fields |= {"staleness": reply.staleness, "applied": reply.applied}
+    if reply.weights is None:
+        yield encode_frame(Frame(**fields))
+        return
+    view = reply.weights.data.cast("B") if reply.weights.size else memoryview(b"")
+    for part in split(view.nbytes):
+        yield encode_frame(Frame(**fields, total_bytes=view.nbytes, offset=part.start), view[part])
+
+
+class _Exchange:
+    """One worker's stream: puts pushes together and answers them."""
+
+    def __init__(self, store: ShardStore, buffers: BufferPool) -> None:
+        self._store = store
+        self._buffers = buffers
+        self._worker = ""
+
+    def answer(self, requests: Iterator[bytes]) -> Iterator[bytes]:
+        """Answer every push and pull; the first mistake is answered with an error and ends the stream."""
+        for data in requests:
+            header, payload = decode_frame(data)
+            try:
+                self._introduce(header)
+                if header.kind == PULL:
+                    reply = self._store.pull(self._worker, min_version=header.version)
+                elif header.kind == PUSH:
+                    reply = self._push(header, payload, requests)
+                else:
+                    raise ProtocolError(f"Stream of {self._worker}: expected a push or pull. Received: {header.kind}.")
+            except NfdtError as error:
+                text = f"{type(error).__name__}: {error}"
+                yield encode_frame(Frame(kind=ERROR, sequence=header.sequence, error=text))
+                return
+            yield from _frames(ACKNOWLEDGE if reply.weights is None else WEIGHTS, header.sequence, reply)
+
+    def _introduce(self, header: Frame) -> None:
+        name = header.worker or self._worker
+        if not name or len(name) > MAX_NAME or (self._worker and name != self._worker):
+            raise ProtocolError(
+                f"Stream of {self._worker or 'nobody'}: expected one worker's name of at most {MAX_NAME} characters "
+                f"in the first frame. Received: {name[:MAX_NAME]!r}."
+            )
+        self._worker = name
+
+    def _push(self, header: Frame, payload: memoryview, requests: Iterator[bytes]) -> Reply:
+        wanted = self._store.size * 4
+        if header.total_bytes != wanted:
+            raise ShapeMismatch(
+                f"Push from worker {self._worker}: expected {wanted} bytes ({self._store.size} float32). Received: "
+                f"{header.total_bytes} bytes. The worker runs another model; restart it."
+            )
+        with self._buffers.lend() as buffer:
+            assembly = Assembly(buffer)
+            assembly.add(header.offset, payload)
+            while not assembly.complete:
+                chunk, payload = decode_frame(next(requests, b""))
+                if chunk.kind != PUSH or chunk.sequence != header.sequence:
+                    raise ProtocolError(f"Push {header.sequence} from {self._worker}: its chunks are not together.")
+                assembly.add(chunk.offset, payload)
+            numbers = {"round": header.round, "part": header.part, "parts": max(header.parts, 1)}
+            gradient = Gradient(header.sequence, buffer, max(header.samples, 1), **numbers)
+            return self._store.push(self._worker, gradient, want_weights=header.want_weights)
+
+
+class ShardServicer:
+    """The Shard service over a store; messages with payloads travel as bytes."""
+
+    def __init__(self, store: ShardStore, plan: ShardPlan, model_size: int, shut_down: Callable[[], None]) -> None:
+        self._store = store
+        self._plan = plan
+        self._model_size = model_size
+        self._shut_down = shut_down
+        self._buffers = BufferPool(store.size)
+
+    @answering
+    def exchange(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Pushes and pulls of one worker; its thread ends with the stream."""
+        yield from _Exchange(self._store, self._buffers).answer(requests)
+
+    @answering
+    def administer(self, request: AdminRequest, context: grpc.ServicerContext) -> AdminReply:
+        """Flush, learning rate, statistics, a worker that left, shutdown."""
+        action = request.WhichOneof("action")
+        if action == "flush":
+            self._store.flush()
+        elif action == "learning_rate":
+            self._store.set_learning_rate(request.learning_rate.value)
+        elif action == "forget":
+            self._store.forget(request.forget.worker)
+        elif action == "shutdown":
+            threading.Thread(target=self._shut_down, name="shard-shutdown", daemon=True).start()
+        elif action != "statistics":
+            raise ProtocolError(f"Administer: expected one known action. Received: {action}.")
+        return AdminReply(version=self._store.version, statistics_json=json.dumps(self._store.statistics()))
+
+    @answering
+    def read(self, request: ReadRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+        """The shard's state as safetensors, at one moment."""
+        weights, optimizer = self._store.read(weights_only=request.weights_only)
+        data = memoryview(dump_state(weights, optimizer, {}))
+        for part in split(data.nbytes):
+            yield encode_frame(StateChunk(offset=part.start, total_bytes=data.nbytes), data[part])
+
+    @answering
+    def write(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> AdminReply:
+        """Replace weights (the shard's, or the whole model's) and, where given, optimizer variables."""
+        header, payload = decode_message(next(requests, b""), StateChunk)
+        most = 2**24 + 4 * self._model_size * MAX_STATE_COPIES
+        if header.total_bytes > most:
+            raise ProtocolError(f"Write: expected at most {most} bytes. Received: {header.total_bytes}.")
+        data = bytearray(header.total_bytes)
+        assembly = Assembly(data)
+        assembly.add(header.offset, payload)
+        while not assembly.complete:
+            header, payload = decode_message(next(requests, b""), StateChunk)
+            assembly.add(header.offset, payload)
+        state = load_state(bytes(data))
+        version = self._store.write(own_weights(state, self._plan, self._model_size), state.optimizer)
+        return AdminReply(version=version)
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """All methods, for ``grpc.Server.add_generic_rpc_handlers``."""
+        answer = AdminReply.SerializeToString
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                "Exchange": grpc.stream_stream_rpc_method_handler(self.exchange),
+                "Administer": grpc.unary_unary_rpc_method_handler(self.administer, AdminRequest.FromString, answer),
+                "Read": grpc.unary_stream_rpc_method_handler(self.read, ReadRequest.FromString),
+                "Write": grpc.stream_unary_rpc_method_handler(self.write, None, answer),
+            },
+        )
+
+
+def own_weights(state: State, plan: ShardPlan, model_size: int) -> Any:
+    """The shard's weights out of a state of the shard or of the whole model.
+
+    Raises:
+        ShapeMismatch: the state is of neither size.
+    """
+    size = plan.layout.size
+    if state.weights.size == size:
+        return state.weights
+    if state.weights.size != model_size:
+        raise ShapeMismatch(
+            f"State: expected {model_size} weights (model) or {size} (shard). Received: {state.weights.size}."
+        )
+    return state.weights[plan.start : plan.start + size]
+
+
+@dataclass
+class RunningShard:
+    """A shard that serves: ``address`` is ``host:port``."""
+
+    address: str
+    store: ShardStore
+    _server: grpc.Server
+    _stopped: threading.Event = field(default_factory=threading.Event)
+
+    def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """Stop serving; open calls get ``grace_s`` seconds. Waits for the end; can be called twice."""
+        self._server.stop(grace_s).wait(grace_s + STOP_GRACE_S)
+        self._stopped.set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it is stopped; False when ``timeout_s`` passed first."""
+        return self._stopped.wait(timeout_s)
+
+
+def start_shard(
+    manifest: Mapping[str, Any],
+    state: State,
+    algorithm: AlgorithmSpec,
+    index: int,
+    shards: int,
+    *,
+    workers: int,
+    token: str,
+    host: str = "127.0.0.1",
+    custom_objects: Mapping[str, Any] | None = None,
+    **security: Any,
+) -> RunningShard:
+    """Build shard ``index`` of ``shards`` of a program and serve it on a free port of ``host``.
+
+    Args:
+        manifest: The program's manifest.
+        state: The whole model's state to start from.
+        algorithm: Chooses the update rule and how many gradients make an update.
+        index: Of this shard, below :func:`nfdt.shard.plan.count_shards`.
+        shards: As asked for in the job's specification.
+        workers: Workers of the job; sizes the thread pool and softsync's merge.
+        token: Callers must present it.
+        host: Interface to listen on.
+        custom_objects: The user's own classes, for code jobs.
+        **security: ``cert``, ``key``, ``client_ca``, ``insecure`` of :func:`nfdt.core.wire.channel.make_server`.
+
+    Raises:
+        UsageError: the optimizer cannot be built or cut.
+        Refused: ``host`` is not loopback, and neither TLS nor ``insecure`` is given.
+    """
+    plan = make_plan(manifest, index, shards)
+    size = ParameterLayout.from_json(manifest["layout"]).size
+    built = build_optimizer(manifest, plan, own_weights(state, plan, size), custom_objects)
+    built.load(state.optimizer)
+    engine = Engine(built, make_rule(algorithm, built.traits))
+    store = ShardStore(engine, merge_count=make_policy(algorithm).merge_count(workers))
+    server, address = make_server(
+        f"{host}:0",
+        authenticate=lambda method, received: same_token(token, received),
+        max_threads=2 * workers + SPARE_CALLS,
+        max_message_bytes=DATA_BYTES,
+        **security,
+    )
+    running = RunningShard(address, store, server)
+    servicer = ShardServicer(store, plan, size, functools.partial(running.stop))
+    server.add_generic_rpc_handlers((servicer.handler(),))
+    server.start()
+    return running

@@ -1,0 +1,53 @@
+"""Counts a shard keeps; their size depends on the number of workers only, never on the number of pushes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+EXACT_STALENESS = 64
+
+
+def staleness_bin(staleness: int) -> int:
+    """The histogram bin: exact below ``EXACT_STALENESS``, then the next lower power of two."""
+    return staleness if staleness < EXACT_STALENESS else 1 << (staleness.bit_length() - 1)
+
+
+@dataclass
+class PushCounts:
+    """What one worker pushed."""
+
+    pushes: int = 0
+    duplicates: int = 0
+    dropped: int = 0
+    staleness: dict[int, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; bins as text, rising."""
+        bins = {str(key): self.staleness[key] for key in sorted(self.staleness)}
+        return {"pushes": self.pushes, "duplicates": self.duplicates, "dropped": self.dropped, "staleness": bins}
+
+
+@dataclass
+class ShardStatistics:
+    """Counts per worker; a worker that left keeps its counts."""
+
+    workers: dict[str, PushCounts] = field(default_factory=dict)
+
+    def count(self, worker: str, staleness: int, applied: bool) -> None:
+        """A push arrived; not applied means it was not finite."""
+        found = self.workers.setdefault(worker, PushCounts())
+        found.pushes += 1
+        found.dropped += not applied
+        bin_ = staleness_bin(staleness)
+        found.staleness[bin_] = found.staleness.get(bin_, 0) + 1
+
+    def count_duplicate(self, worker: str) -> None:
+        """A push arrived that had been counted before."""
+        self.workers.setdefault(worker, PushCounts()).duplicates += 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Totals, and ``workers`` with the same counts each."""
+        counts = {name: found.to_json() for name, found in self.workers.items()}
+        totals = {key: sum(c[key] for c in counts.values()) for key in ("pushes", "duplicates", "dropped")}
+        return {**totals, "workers": counts}

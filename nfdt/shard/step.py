@@ -1,0 +1,154 @@
+"""The compiled step of a shard: check, clip, correct, move, reply, fused by XLA into one function.
+
+Keras keeps the order of its own ``apply``: clip the raw gradient, weight decay with fresh weights, the optimizer's
+step, moving average, constraints, ``iterations + 1``. An update rule takes part in two places: it corrects the clipped
+gradient, and, if it owns the optimizer, its ``advance`` stands in for the step in the middle.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from nfdt.shard.optimizer import BuiltOptimizer, replaced
+from nfdt.shard.tensors import Compiled, TensorOps, Vector
+from nfdt.update_rules.base import Push, State, UpdateRule
+
+
+def _choose(finite: Any, new: State, old: State) -> State:
+    return {name: tf.where(finite, value, old[name]) for name, value in new.items()}
+
+
+class FusedStep:
+    """The functions that run under XLA; they move the Keras variables and pass the rule's state through.
+
+    Args:
+        built: The user's optimizer on this shard's variables.
+        rule: The update rule.
+    """
+
+    def __init__(self, built: BuiltOptimizer, rule: UpdateRule) -> None:
+        self._built = built
+        self._rule = rule
+        self._ops = TensorOps()
+        self._optimizer = built.optimizer
+        self._variables = built.variables
+        owned = [v for slot in self.owned_slots().values() for v in slot]
+        untouched = {id(variable) for variable in owned}
+        self._guarded = [v for v in (*self._variables, *self._optimizer.variables) if id(v) not in untouched]
+        self.step = Compiled(self._step)
+        self.step_held = Compiled(self._step_held)
+        self.correct = Compiled(self._correct)
+        self.reply = Compiled(self._reply)
+        self.add = Compiled(self._add)
+        self.is_finite = Compiled(self._is_finite)
+
+    def owned_slots(self) -> dict[str, list[Any]]:
+        """The optimizer's variables that the rule keeps in its own state, by the rule's names."""
+        return self._built.slots() if self._rule.owns_optimizer else {}
+
+    @staticmethod
+    def joined(parts: list[Any]) -> Vector:
+        """Arrays as one vector."""
+        flat = [tf.reshape(tf.convert_to_tensor(part), [-1]) for part in parts]
+        return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
+
+    def _split(self, vector: Vector) -> list[Any]:
+        if self._built.plan.flat:
+            return [vector]
+        return [tf.reshape(vector[s.start : s.stop], s.shape) for s in self._built.plan.layout.slots]
+
+    def assign(self, variables: list[Any], vector: Vector) -> None:
+        """Cut ``vector`` into the variables' shapes."""
+        for variable, part in zip(variables, self._split(vector), strict=True):
+            variable.assign(part)
+
+    def flat(self) -> Vector:
+        """The weights; may share memory with the variables."""
+        return self.joined([v.value for v in self._variables])
+
+    def updates(self) -> Any:
+        """Updates the optimizer has seen, 0-d float32."""
+        return tf.cast(tf.convert_to_tensor(self._optimizer._iterations.value), tf.float32)
+
+    def _rate(self) -> Any:
+        return tf.cast(tf.convert_to_tensor(self._optimizer.learning_rate), tf.float32)
+
+    def _clip(self, gradient: Vector) -> Vector:
+        if self._optimizer.gradient_accumulation_steps:  # Keras clips what it has accumulated
+            return gradient
+        return self.joined(self._optimizer._clip_gradients(self._split(gradient)))
+
+    def _push(self, gradient: Vector, backup: Vector, staleness: Any) -> Push:
+        return Push(self._clip(gradient), self.flat(), backup, staleness, self.updates())
+
+    def _step(self, gradient: Vector, backup: Vector, staleness: Any, shard: State, worker: State) -> Any:
+        finite = self._is_finite(gradient)
+        before = [tf.convert_to_tensor(v.value) for v in self._guarded]
+        rate = self._rate()
+        made = self._rule.correct(self._ops, self._push(gradient, backup, staleness), shard, worker)
+        moved = self._move(made.gradient, made.learning_rate_scale, made.shard)
+        for variable, old in zip(self._guarded, before, strict=True):
+            variable.assign(tf.where(finite, variable.value, old))
+        moved = _choose(finite, moved, shard)
+        reply = self._rule.reply(self._ops, self.flat(), rate, staleness, moved)
+        return finite, tf.identity(reply), moved, _choose(finite, made.worker, worker)
+
+    def _step_held(self, total: Vector, samples: Any, staleness: Any, shard: State, worker: State) -> State:
+        mean, weights = total / samples, self.flat()
+        push = Push(mean, weights, weights, staleness, self.updates())
+        scale = self._rule.correct(self._ops, push, shard, worker).learning_rate_scale
+        return self._move(mean, scale, shard)
+
+    def _correct(
+        self,
+        total: Vector,
+        samples: Any,
+        gradient: Vector,
+        backup: Vector,
+        staleness: Any,
+        shard: State,
+        worker: State,
+    ) -> Any:
+        finite = self._is_finite(gradient)
+        made = self._rule.correct(self._ops, self._push(gradient, backup, staleness), shard, worker)
+        total = tf.where(finite, total + samples * made.gradient, total)
+        return finite, total, _choose(finite, made.shard, shard), _choose(finite, made.worker, worker)
+
+    @staticmethod
+    def _add(total: Vector, samples: Any, gradient: Vector) -> Vector:
+        return total + samples * gradient
+
+    @staticmethod
+    def _is_finite(gradient: Vector) -> Any:
+        return tf.reduce_all(tf.math.is_finite(gradient))
+
+    def _reply(self, staleness: Any, shard: State) -> Vector:
+        return tf.identity(self._rule.reply(self._ops, self.flat(), self._rate(), staleness, shard))
+
+    def _move(self, gradient: Vector, scale: Any, shard: State) -> State:
+        """Move the variables by one Keras ``apply``; returns the rule's new state."""
+        optimizer, before, moved = self._optimizer, self.flat(), shard
+        rate_of = optimizer._get_current_learning_rate
+
+        def advance(gradients: list[Any], variables: list[Any], learning_rate: Any) -> None:
+            nonlocal moved
+            rate = tf.cast(tf.convert_to_tensor(learning_rate), tf.float32)
+            args = (self.joined(gradients), self.flat(), rate, self.updates(), shard)
+            result = self._rule.advance(self._ops, *args)
+            moved = result.shard
+            self.assign(self._variables, result.weights)
+
+        methods: dict[str, Any] = {
+            "_get_current_learning_rate": lambda: tf.cast(tf.convert_to_tensor(rate_of()), tf.float32) * scale
+        }
+        if not optimizer.gradient_accumulation_steps:
+            methods["_clip_gradients"] = lambda gradients: gradients
+        if self._rule.owns_optimizer:
+            methods["_backend_update_step"] = advance
+        with replaced(optimizer, **methods):
+            optimizer.apply(self._split(gradient), self._variables)
+        if self._rule.owns_optimizer:
+            return moved
+        return self._rule.observe(self._ops, before, self.flat(), shard)

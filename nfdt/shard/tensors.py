@@ -1,0 +1,100 @@
+"""Float32 vectors between NumPy and TensorFlow without copies, and functions compiled by XLA."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+_log = logging.getLogger(__name__)
+
+Vector = Any
+"""A float32 tensor of the shard's size; never changed once handed out."""
+
+_ALIGNMENT = 64
+_COMPILE_ERRORS = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.InternalError)
+
+
+class TensorOps:
+    """The functions rules may call, on tensors."""
+
+    sqrt = staticmethod(tf.sqrt)
+    abs = staticmethod(tf.abs)
+    minimum = staticmethod(tf.minimum)
+    maximum = staticmethod(tf.maximum)
+    where = staticmethod(tf.where)
+    zeros_like = staticmethod(tf.zeros_like)
+
+    @staticmethod
+    def power(x: Any, y: Any) -> Any:
+        """``x ** y`` where either may be a Python number."""
+        return tf.pow(tf.convert_to_tensor(x, tf.float32), tf.convert_to_tensor(y, tf.float32))
+
+
+def aligned_buffer(size: int) -> npt.NDArray[np.float32]:
+    """An uninitialised float32 vector that TensorFlow can use without copying it."""
+    raw = np.empty(size * 4 + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + size * 4].view(np.float32)
+
+
+def as_tensor(vector: npt.NDArray[np.float32]) -> Vector:
+    """``vector`` as a tensor; shares its memory where it is aligned and writable, else copies."""
+    fits = vector.ctypes.data % _ALIGNMENT == 0 and vector.flags.c_contiguous and vector.flags.writeable
+    if fits and vector.size:
+        return tf.experimental.dlpack.from_dlpack(vector.__dlpack__())
+    return tf.constant(vector)
+
+
+def as_array(vector: Vector) -> npt.NDArray[np.float32]:
+    """A read-only view of a tensor's memory."""
+    return np.frombuffer(memoryview(vector), np.float32) if vector.shape[0] else np.zeros(0, np.float32)
+
+
+class Compiled:
+    """A function compiled by XLA; one XLA cannot compile (an unusual optimizer) runs as a plain graph instead."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._traced = tf.function(function, jit_compile=True, autograph=False)
+        self._proven = False
+
+    def __call__(self, *args: Any) -> Any:
+        """Run it; the first call compiles."""
+        if self._proven:
+            return self._traced(*args)
+        try:
+            result = self._traced(*args)
+        except _COMPILE_ERRORS as error:
+            _log.warning("XLA cannot compile %s, running it as a graph: %s", self._function.__name__, error)
+            self._traced = tf.function(self._function, autograph=False)
+            result = self._traced(*args)
+        self._proven = True
+        return result
+
+
+class BufferPool:
+    """Lends aligned buffers of one size, and keeps a few, because fresh memory of that size is slow. Thread-safe."""
+
+    def __init__(self, size: int, keep: int = 2) -> None:
+        self._size = size
+        self._keep = keep
+        self._free: list[npt.NDArray[np.float32]] = []
+
+    @contextmanager
+    def lend(self) -> Iterator[npt.NDArray[np.float32]]:
+        """A buffer for the block; whoever needs its content longer copies it."""
+        try:
+            buffer = self._free.pop()
+        except IndexError:
+            buffer = aligned_buffer(self._size)
+        try:
+            yield buffer
+        finally:
+            if len(self._free) < self._keep:
+                self._free.append(buffer)

@@ -1,0 +1,171 @@
+"""With one worker (no delay) a shard is the user's Keras optimizer, step by step."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from shard_cluster import LAYOUT, Cluster, Reference, gradients, start_weights
+
+from nfdt.core.errors import UsageError
+from nfdt.shard.plan import make_plan
+from nfdt.update_rules import RULES
+
+Schedule = keras.optimizers.schedules.ExponentialDecay
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
+}
+OTHERS = {
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.01, momentum=0.5),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "lion": lambda: keras.optimizers.Lion(0.01),
+    "nadam": lambda: keras.optimizers.Nadam(0.01),
+    "amsgrad": lambda: keras.optimizers.Adam(0.01, amsgrad=True),
+    "adafactor": lambda: keras.optimizers.Adafactor(0.01),
+    "accumulation": lambda: keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2, clipnorm=0.5),
+}
+OPTIONS = {
+    "schedule": lambda: keras.optimizers.SGD(Schedule(0.1, 2, 0.5), momentum=0.9),
+    "adam schedule": lambda: keras.optimizers.Adam(Schedule(0.1, 2, 0.5)),
+    "clipnorm": lambda: keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.5),
+    "clipvalue": lambda: keras.optimizers.Adam(0.01, clipvalue=0.2),
+    "global_clipnorm": lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.5),
+    "decay": lambda: keras.optimizers.SGD(0.1, momentum=0.9, weight_decay=0.1),
+    "ema": lambda: keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True, ema_momentum=0.8),
+    "ema overwrite": lambda: keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=2),
+    "loss scale": lambda: keras.optimizers.SGD(0.1, momentum=0.9, loss_scale_factor=1.0),
+}
+
+
+def same(found, wanted):
+    np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-6)
+
+
+def check_steps(reference, cluster, steps=5):
+    same(cluster.pull(), reference.weights)
+    for gradient in gradients(steps):
+        reference.apply(gradient)
+        replies = cluster.push(gradient)
+        same(np.concatenate([r.weights for r in replies]), reference.weights)
+        same(cluster.weights, reference.weights)
+    wanted, found = reference.state, cluster.state
+    assert sorted(found) == sorted(wanted)
+    for index in wanted:
+        assert found[index].shape == wanted[index].shape
+        same(found[index], wanted[index])
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_no_delay_equals_the_optimizer_alone(rule, name):
+    reference = Reference(OPTIMIZERS[name]())
+    check_steps(reference, Cluster(reference, rule=rule))
+
+
+@pytest.mark.parametrize("rule", ["plain", "ddc"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_three_shards_equal_the_optimizer_alone(rule, name):
+    reference = Reference(OPTIMIZERS[name]())
+    check_steps(reference, Cluster(reference, rule=rule, shards=3))
+
+
+@pytest.mark.parametrize("rule", ["plain", "ddc"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_any_optimizer_keeps_its_meaning(rule, name):
+    reference = Reference(OTHERS[name]())
+    shards = 2 if name not in ("accumulation", "adafactor") else 1
+    check_steps(reference, Cluster(reference, rule=rule, shards=shards))
+
+
+@pytest.mark.parametrize("rule", ["dc-a", "ddc"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_optimizers_options_keep_their_meaning(rule, name):
+    reference = Reference(OPTIONS[name]())
+    check_steps(reference, Cluster(reference, rule=rule, shards=1 if "global" in name else 2))
+
+
+@pytest.mark.parametrize("rule", ["plain", "ddc"])
+def test_excluded_variables_do_not_decay(rule):
+    reference = Reference(OPTIMIZERS["adamw"](), exclude=(1, 3))
+    cluster = Cluster(reference, rule=rule, shards=2)
+    check_steps(reference, cluster)
+
+
+@pytest.mark.parametrize("rule", ["plain", "ddc"])
+def test_constraints_hold_after_each_step(rule):
+    limits = [keras.constraints.NonNeg(), None, keras.constraints.MaxNorm(0.5), None]
+    reference = Reference(OPTIMIZERS["momentum"](), constraints=limits)
+    check_steps(reference, Cluster(reference, rule=rule, shards=2))
+
+
+@pytest.mark.parametrize("rule", ["plain", "ddc"])
+@pytest.mark.parametrize("name", ["momentum", "nesterov", "adam"])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_warm_start_continues_where_keras_stood(rule, name, shards):
+    reference = Reference(OPTIMIZERS[name]())
+    for gradient in gradients(3, seed=7):
+        reference.apply(gradient)
+    check_steps(reference, Cluster(reference, rule=rule, shards=shards, warm=True))
+
+
+def test_a_users_own_optimizer_runs_on_the_shard():
+    @keras.saving.register_keras_serializable("tests")
+    class HalfStep(keras.optimizers.Optimizer):
+        def update_step(self, gradient, variable, learning_rate):
+            self.assign_sub(variable, keras.ops.cast(learning_rate, "float32") * gradient / 2)
+
+    reference = Reference(HalfStep(0.1))
+    check_steps(reference, Cluster(reference, rule="ddc"))
+
+
+def test_the_learning_rate_can_be_replaced():
+    reference = Reference(OPTIMIZERS["momentum"]())
+    cluster = Cluster(reference, rule="ddc")
+    reference.optimizer.learning_rate = 0.3
+    cluster.stores[0].set_learning_rate(0.3)
+    check_steps(reference, cluster)
+
+
+def test_a_schedule_cannot_be_replaced():
+    cluster = Cluster(Reference(OPTIONS["schedule"]()))
+    with pytest.raises(UsageError, match="schedule"):
+        cluster.stores[0].set_learning_rate(0.1)
+
+
+def test_weights_and_optimizer_can_be_written():
+    reference = Reference(OPTIMIZERS["momentum"]())
+    cluster = Cluster(reference, rule="ddc")
+    cluster.pull()
+    cluster.push(gradients(1)[0])
+    cluster.stores[0].write(start_weights(), reference.state)
+    check_steps(reference, cluster)
+
+
+def test_elementwise_optimizers_run_on_one_flat_vector():
+    assert make_plan(Reference(OPTIMIZERS["adam"]()).manifest(), 0, 2).flat
+    assert not make_plan(Reference(OPTIONS["clipnorm"]()).manifest(), 0, 2).flat
+    assert not make_plan(Reference(OPTIMIZERS["adamw"](), exclude=(1,)).manifest(), 0, 1).flat
+    assert make_plan(Reference(OPTIMIZERS["adamw"](), exclude=(3,)).manifest(), 0, 2).flat
+
+
+def test_what_needs_one_shard_says_so():
+    manifest = Reference(OPTIONS["global_clipnorm"]()).manifest()
+    with pytest.raises(UsageError, match=r"global_clipnorm.*shards=1"):
+        make_plan(manifest, 0, 2)
+    opaque = {**Reference(OPTIMIZERS["adam"]()).manifest(), "optimizer_variables": None}
+    with pytest.raises(UsageError, match=r"cannot be attributed.*shards=1"):
+        make_plan(opaque, 0, 2)
+    with pytest.raises(UsageError, match="expected an index below 4"):
+        make_plan(Reference(OPTIMIZERS["adam"]()).manifest(), 4, 9)
+
+
+def test_an_opaque_optimizer_runs_on_one_shard():
+    reference = Reference(OPTIMIZERS["adam"]())
+    manifest = {**reference.manifest(), "optimizer_variables": None}
+    reference.manifest = lambda: manifest
+    check_steps(reference, Cluster(reference, rule="ddc", warm=True))
+    assert LAYOUT.size == 26

@@ -1,0 +1,63 @@
+"""The store's memory depends on the model and the workers, never on the number of steps."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+
+import keras
+import numpy as np
+import psutil
+import pytest
+from shard_cluster import Cluster, Reference
+
+from nfdt.core.arrays import ParameterLayout
+from nfdt.shard.push import Gradient
+from nfdt.shard.tensors import aligned_buffer
+
+SMALL = ParameterLayout.of([("w", (64,))])
+LARGE = ParameterLayout.of([("w", (4_000_000,))])
+
+
+def resident_bytes():
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what the allocator keeps for later is not in use
+    return psutil.Process(os.getpid()).memory_info().rss
+
+
+def store_of(layout, rule="ddc"):
+    reference = Reference(keras.optimizers.SGD(0.01, momentum=0.9), layout=layout, weights=np.zeros(layout.size, "f4"))
+    return Cluster(reference, rule=rule).stores[0]
+
+
+def run(store, steps, start=0, workers=3):
+    """Push from each of the workers in turn; those that are new pull first."""
+    gradient = aligned_buffer(store.size)
+    gradient[:] = 0.001
+    known = store.statistics()["workers"]
+    for name in (f"w{i}" for i in range(workers)):
+        if name not in known:
+            store.pull(name)
+    for step in range(start, start + steps):
+        store.push(f"w{step % workers}", Gradient(step + 1, gradient))
+
+
+def test_ten_thousand_steps_leave_nothing_behind():
+    store = store_of(SMALL)
+    run(store, 1_000)
+    objects, resident = len(gc.get_objects()), resident_bytes()
+    run(store, 10_000, start=1_000)
+    assert resident_bytes() - resident < 8 * 2**20
+    assert len(gc.get_objects()) - objects < 200
+    assert store.version == 11_000
+
+
+@pytest.mark.parametrize(("rule", "vectors"), [("plain", 1), ("ddc", 1), ("dc-a", 2)])
+def test_a_worker_costs_its_backup_and_the_rules_state(rule, vectors):
+    store = store_of(LARGE, rule)
+    run(store, 6, workers=2)
+    two = resident_bytes()
+    run(store, 24, start=12, workers=12)  # ten more workers, twice around
+    grown = (resident_bytes() - two) / (4 * LARGE.size)
+    assert 10 * vectors - 1 < grown < 10 * vectors + 2

@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import itertools
+import threading
+
+import keras
+import numpy as np
+import pytest
+from shard_cluster import LAYOUT, Cluster, Reference, gradients, start_weights
+
+from nfdt.core.errors import ProtocolError, ShapeMismatch
+from nfdt.shard.push import Gradient
+from nfdt.shard.statistics import staleness_bin
+
+RATE = 0.1
+
+
+def cluster(rule="plain", optimizer=None, **options):
+    return Cluster(Reference(optimizer or keras.optimizers.SGD(RATE)), rule=rule, **options)
+
+
+def close(found, wanted):
+    np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-6)
+
+
+def test_staleness_counts_the_updates_a_worker_missed():
+    c = cluster()
+    c.pull("a"), c.pull("b")
+    g = gradients(1)[0]
+    assert [c.push(g, w)[0].staleness for w in "abbaab"] == [0, 1, 0, 2, 0, 2]
+    assert c.stores[0].version == 6
+
+
+def test_two_workers_keep_separate_backups():
+    """DC-ASGD, by hand: the correction uses what *this* worker held."""
+    c = cluster("dc", dc_lambda=0.5)
+    held = {"a": c.pull("a"), "b": c.pull("b")}
+    w = start_weights()
+    for name, g in zip("ababba", gradients(6), strict=True):
+        w = w - RATE * (g + 0.5 * g * g * (w - held[name]))
+        held[name] = c.push(g, name)[0].weights
+        close(held[name], w)
+
+
+def test_a_reply_is_not_changed_by_later_pushes():
+    c = cluster("ddc", keras.optimizers.SGD(RATE, momentum=0.9))
+    first = c.stores[0].pull("a").weights
+    copy = first.copy()
+    second = c.push(gradients(1)[0], "a")[0].weights
+    second_copy = second.copy()
+    for g in gradients(5):
+        c.push(g, "a")
+    assert np.array_equal(first, copy)
+    assert np.array_equal(second, second_copy)
+
+
+def test_a_duplicate_is_answered_but_not_applied():
+    c = cluster()
+    c.pull()
+    g = gradients(1)[0]
+    before = c.push(g, sequence=7)[0]
+    again = c.push(g, sequence=7)[0]
+    assert (again.applied, again.version) == (False, before.version)
+    assert np.array_equal(again.weights, before.weights)
+    assert c.stores[0].statistics()["duplicates"] == 1
+
+
+def test_a_forgotten_worker_may_start_again():
+    c = cluster()
+    c.pull()
+    g = gradients(1)[0]
+    c.push(g, sequence=9)
+    c.stores[0].forget("w")
+    with pytest.raises(ProtocolError, match="pull before the first push"):
+        c.push(g, sequence=1)
+    c.pull()
+    assert c.push(g, sequence=1)[0].applied
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("rule", ["plain", "dc-a", "ddc"])
+def test_a_gradient_that_is_not_finite_changes_nothing(rule, bad):
+    c, clean = (cluster(rule, keras.optimizers.Adam(0.01)) for _ in range(2))
+    c.pull(), clean.pull()
+    spoiled = gradients(1)[0]
+    spoiled[3] = bad
+    answer = c.push(spoiled)[0]
+    assert (answer.applied, answer.version) == (False, 0)
+    assert np.array_equal(answer.weights, start_weights())
+    for g in gradients(3):
+        assert np.array_equal(c.push(g)[0].weights, clean.push(g)[0].weights)
+    assert c.stores[0].statistics()["dropped"] == 1
+
+
+@pytest.mark.parametrize(
+    "values", [np.zeros(3, np.float32), np.zeros(LAYOUT.size), np.zeros((1, LAYOUT.size), np.float32)]
+)
+def test_another_size_or_type_is_refused(values):
+    c = cluster()
+    c.pull()
+    with pytest.raises(ShapeMismatch, match="worker w: expected 26 float32"):
+        c.stores[0].push("w", Gradient(1, values))
+
+
+# -- softsync
+
+
+def test_softsync_applies_the_weighted_mean_of_merge_count_gradients():
+    c = cluster(merge_count=3)
+    c.pull("a"), c.pull("b")
+    g = gradients(3)
+    first = c.push(g[0], "a", samples=10)[0]
+    assert (first.version, first.applied) == (0, True)
+    assert np.array_equal(first.weights, start_weights())
+    c.push(g[1], "b", samples=20)
+    answer = c.push(g[2], "a", samples=30)[0]
+    assert answer.version == 1
+    close(answer.weights, start_weights() - RATE * (g[0] * 10 + g[1] * 20 + g[2] * 30) / 60)
+
+
+def test_softsync_scales_the_rate_by_the_mean_staleness():
+    c = cluster("staleness-scaled", merge_count=2)
+    [c.pull(w) for w in "abcd"]
+    g = gradients(6)
+    for name, gradient in zip("abcdab", g, strict=True):  # staleness 0 0 | 1 1 | 2-0=1.. of a and b
+        c.push(gradient, name, want_weights=False)
+    w = start_weights()
+    for pair, staleness in ((g[:2], 0), (g[2:4], 1), (g[4:], 2)):
+        w = w - RATE / max(1, staleness) * pair.mean(0)
+    close(c.weights, w)
+
+
+def test_softsync_corrects_each_gradient_with_its_own_backup():
+    c = cluster("dc", merge_count=2, dc_lambda=0.5)
+    c.pull("a"), c.pull("b")
+    start, g = start_weights(), gradients(4)
+    c.push(g[0], "a", want_weights=False)
+    c.push(g[1], "a")  # a now holds version 1, b still the start
+    w1 = start - RATE * (g[0] + g[1]) / 2
+    c.push(g[2], "b", want_weights=False)
+    close(c.weights, w1)
+    c.push(g[3], "a")
+    corrected = g[2] + 0.5 * g[2] * g[2] * (w1 - start)
+    close(c.weights, w1 - RATE * (corrected + g[3]) / 2)
+
+
+def test_flush_applies_what_softsync_holds():
+    c = cluster(merge_count=4)
+    c.pull()
+    g = gradients(1)[0]
+    c.push(g)
+    assert c.stores[0].flush() == 1
+    assert c.stores[0].flush() == 1
+    close(c.weights, start_weights() - RATE * g)
+
+
+# -- rounds
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_a_round_does_not_depend_on_the_order_of_arrival(order):
+    c = cluster("ddc", keras.optimizers.SGD(RATE, momentum=0.9))
+    reference = Reference(keras.optimizers.SGD(RATE, momentum=0.9))
+    wanted = None
+    samples = (32, 32, 7)
+    for number in range(2):
+        g = gradients(3, seed=number)
+        for part in order:
+            c.push(g[part], f"w{part}", samples=samples[part], round=number, part=part, parts=3, want_weights=False)
+        reference.apply((g[0] * 32 + g[1] * 32 + g[2] * 7) / np.float32(71))
+        close(c.pull("w0"), reference.weights)
+        wanted = c.weights
+    ordered = cluster("ddc", keras.optimizers.SGD(RATE, momentum=0.9))
+    for number in range(2):
+        for part in range(3):
+            fields = {"samples": samples[part], "round": number, "part": part, "parts": 3}
+            ordered.push(gradients(3, seed=number)[part], **fields, want_weights=False)
+    assert np.array_equal(ordered.weights, wanted)
+
+
+def test_a_part_counts_once_whoever_pushes_it():
+    c = cluster()
+    g = gradients(2)
+    c.push(g[0], "a", round=0, part=0, parts=2, want_weights=False)
+    assert not c.push(g[0], "b", round=0, part=0, parts=2, want_weights=False)[0].applied
+    assert c.push(g[1], "b", round=0, part=1, parts=2, want_weights=False)[0].version == 1
+    late = c.push(g[1], "a", round=0, part=1, parts=2, want_weights=False)[0]
+    assert (late.applied, late.version) == (False, 1)
+    close(c.weights, start_weights() - RATE * g.mean(0))
+
+
+def test_a_part_that_is_not_finite_counts_for_nothing():
+    c = cluster()
+    g = gradients(2)
+    spoiled = np.full_like(g[0], np.nan)
+    assert not c.push(spoiled, "a", round=0, part=0, parts=2, want_weights=False)[0].applied
+    assert c.push(g[1], "b", round=0, part=1, parts=2, want_weights=False)[0].version == 1
+    close(c.weights, start_weights() - RATE * g[1])
+    for part in (0, 1):
+        c.push(spoiled, "a", round=1, part=part, parts=2, want_weights=False)
+    assert c.stores[0].version == 1
+
+
+def test_flush_closes_a_round_that_is_not_complete():
+    c = cluster()
+    g = gradients(2)
+    c.push(g[1], "b", round=4, part=1, parts=3, want_weights=False)
+    assert c.stores[0].flush() == 1
+    close(c.weights, start_weights() - RATE * g[1])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"round": 1, "part": 0, "parts": 2}, {"round": 0, "part": 1, "parts": 3}, {"round": 0, "part": 2, "parts": 2}],
+)
+def test_parts_that_contradict_each_other_are_refused(fields):
+    c = cluster()
+    g = gradients(1)[0]
+    c.push(g, "a", round=0, part=0, parts=2, want_weights=False)
+    with pytest.raises(ProtocolError, match="expected a part of round 0 with 2 parts"):
+        c.push(g, "b", **fields)
+
+
+# -- waiting, statistics, threads
+
+
+def test_a_pull_waits_for_the_version_it_asks_for():
+    c = cluster()
+    c.pull("a")
+    found = []
+    waiting = threading.Thread(target=lambda: found.append(c.stores[0].pull("b", min_version=1).version))
+    waiting.start()
+    c.push(gradients(1)[0], "a")
+    waiting.join(10)
+    assert found == [1]
+    with pytest.raises(ProtocolError, match="expected version 9"):
+        c.stores[0].pull("b", min_version=9, timeout_s=0.0)
+
+
+def test_statistics_are_per_worker():
+    c = cluster()
+    c.pull("a"), c.pull("b")
+    for name in "aab":
+        c.push(gradients(1)[0], name)
+    found = c.stores[0].statistics()
+    assert (found["version"], found["pushes"]) == (3, 3)
+    assert found["workers"]["a"] == {"pushes": 2, "duplicates": 0, "dropped": 0, "staleness": {"0": 2}}
+    assert found["workers"]["b"]["staleness"] == {"2": 1}
+
+
+def test_the_histogram_has_few_bins():
+    assert [staleness_bin(t) for t in (0, 63, 64, 127, 128, 5000)] == [0, 63, 64, 64, 128, 4096]
+
+
+def test_pushes_from_many_threads_are_each_applied_once():
+    c = cluster()
+    g = np.full(LAYOUT.size, 0.5, np.float32)
+
+    def work(name):
+        c.stores[0].pull(name)
+        for sequence in range(1, 26):
+            c.stores[0].push(name, Gradient(sequence, g))
+
+    threads = [threading.Thread(target=work, args=(f"w{i}",)) for i in range(4)]
+    [t.start() for t in threads]
+    [t.join(60) for t in threads]
+    assert c.stores[0].version == 100
+    close(c.weights, start_weights() - RATE * 50)
+    workers = c.stores[0].statistics()["workers"].values()
+    assert sum(sum(w["staleness"].values()) for w in workers) == 100
+
+
+@pytest.mark.parametrize("rule", ["dc-a", "ddc"])
+def test_three_shards_fed_in_the_same_order_equal_one_shard(rule):
+    one, three = (cluster(rule, keras.optimizers.SGD(RATE, momentum=0.9), shards=s) for s in (1, 3))
+    for c in (one, three):
+        [c.pull(w) for w in "abc"]
+    for name, g in zip("abcbbacab", gradients(9), strict=True):
+        replies = [np.concatenate([r.weights for r in c.push(g, name)]) for c in (one, three)]
+        close(*replies)
+    close(one.weights, three.weights)

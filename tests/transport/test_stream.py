@@ -1,0 +1,294 @@
+"""What only the network can do: break, hang, lie, and refuse."""
+
+from __future__ import annotations
+
+import itertools
+from concurrent import futures
+
+import grpc
+import keras
+import numpy as np
+import pytest
+from shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_weights
+
+from nfdt.core.arrays import ParameterLayout
+from nfdt.core.errors import AuthenticationFailed, ProtocolError, Refused, ServerUnreachable, ShapeMismatch, UsageError
+from nfdt.core.program.state import State, dump_state, load_state
+from nfdt.core.wire.channel import open_channel
+from nfdt.core.wire.frames import CHUNK_BYTES, decode_frame, decode_message, encode_frame, split
+from nfdt.core.wire.shards_pb2 import (
+    ERROR,
+    PUSH,
+    WEIGHTS,
+    AdminReply,
+    AdminRequest,
+    Flush,
+    ForgetWorker,
+    Frame,
+    ReadRequest,
+    ShardLearningRate,
+    ShardShutdown,
+    StateChunk,
+)
+from nfdt.shard.servicer import start_shard
+from nfdt.transport.link import METHOD
+from nfdt.transport.stream import StreamClient
+
+TOKEN = "job-token"
+RATE = 0.1
+LARGE = ParameterLayout.of([("a", (700, 1000)), ("b", (500_000,)), ("c", (7,))])
+
+
+def serve(layout=LAYOUT, shards=1, optimizer=None, rule="plain", weights=None):
+    weights = start_weights(layout) if weights is None else weights
+    reference = Reference(optimizer or keras.optimizers.SGD(RATE), layout=layout, weights=weights)
+    state = State(weights, reference.state)
+    return [
+        start_shard(reference.manifest(), state, rule_spec(rule), i, shards, workers=2, token=TOKEN)
+        for i in range(shards)
+    ]
+
+
+@pytest.fixture
+def shard():
+    running = serve()[0]
+    yield running
+    running.stop(0)
+
+
+@pytest.fixture
+def client(shard):
+    made = StreamClient([shard.address], LAYOUT, "w", TOKEN, timeout_s=20)
+    yield made
+    made.close()
+
+
+def administer(address, request, token=TOKEN):
+    with open_channel(address, token) as channel:
+        call = channel.unary_unary("/nfdt.v1.Shard/Administer", AdminRequest.SerializeToString, AdminReply.FromString)
+        return call(request, timeout=20)
+
+
+def read(address, **fields):
+    with open_channel(address, TOKEN) as channel:
+        call = channel.unary_stream("/nfdt.v1.Shard/Read", ReadRequest.SerializeToString, None)
+        chunks = [decode_message(data, StateChunk) for data in call(ReadRequest(**fields), timeout=20)]
+    assert [c.offset for c, _ in chunks] == [0, *itertools.accumulate(p.nbytes for _, p in chunks[:-1])]
+    return load_state(b"".join(bytes(payload) for _, payload in chunks))
+
+
+def write(address, data, token=TOKEN):
+    frames = [encode_frame(StateChunk(offset=p.start, total_bytes=len(data)), data[p]) for p in split(len(data))]
+    with open_channel(address, token) as channel:
+        return channel.stream_unary("/nfdt.v1.Shard/Write", None, AdminReply.FromString)(iter(frames), timeout=20)
+
+
+def exchange(address, frames):
+    with open_channel(address, TOKEN) as channel:
+        return [decode_frame(data)[0] for data in channel.stream_stream(METHOD)(iter(frames), timeout=20)]
+
+
+def test_weights_of_many_chunks_arrive_unharmed():
+    weights = np.arange(LARGE.size, dtype=np.float32)
+    assert weights.nbytes > 2 * CHUNK_BYTES
+    running = serve(LARGE, shards=2, weights=weights)
+    client = StreamClient([r.address for r in running], LARGE, "w", TOKEN, timeout_s=60)
+    try:
+        assert np.array_equal(client.pull().weights, weights)
+        gradient = np.random.default_rng(0).normal(size=LARGE.size).astype("f4")
+        answer = client.push(gradient, samples=32)
+        np.testing.assert_allclose(answer.weights, weights - np.float32(RATE) * gradient, rtol=1e-6, atol=1e-6)
+        assert client.bytes_received > 2 * weights.nbytes
+        assert weights.nbytes < client.bytes_sent < weights.nbytes + 10_000
+    finally:
+        client.close()
+        [r.stop(0) for r in running]
+
+
+class Relay:
+    """A shard's stand-in that passes frames on, and breaks a stream where it is told to."""
+
+    def __init__(self, address):
+        self.channel = open_channel(address, TOKEN)
+        self.lose_answers_to = set()
+        self.streams = 0
+        self.silent = False
+        self.server = grpc.server(futures.ThreadPoolExecutor(8))
+        handler = grpc.stream_stream_rpc_method_handler(self.exchange)
+        self.server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("nfdt.v1.Shard", {"Exchange": handler}),)
+        )
+        self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+        self.server.start()
+
+    def exchange(self, requests, context):
+        self.streams += 1
+        if self.silent:
+            next(requests)
+            next(requests, None)  # until the client gives up
+            return
+        for data in self.channel.stream_stream(METHOD)(requests):
+            sequence = decode_frame(data)[0].sequence
+            if sequence in self.lose_answers_to:
+                self.lose_answers_to.discard(sequence)
+                context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
+            yield data
+
+    def stop(self):
+        self.server.stop(0).wait()
+        self.channel.close()
+
+
+@pytest.fixture
+def relay(shard):
+    made = Relay(shard.address)
+    yield made
+    made.stop()
+
+
+def test_a_push_whose_answer_is_lost_is_sent_again_and_applied_once(shard, relay):
+    relay.lose_answers_to = {2}
+    client = StreamClient([relay.address], LAYOUT, "w", TOKEN, timeout_s=20)
+    client.pull()
+    g = gradients(1)[0]
+    answer = client.push(g, samples=1)
+    np.testing.assert_allclose(answer.weights, start_weights() - RATE * g, rtol=1e-5)
+    assert (answer.applied, answer.versions) == (False, (1,))
+    assert relay.streams == 2
+    assert client.push(g, samples=1).applied
+    assert shard.store.statistics()["duplicates"] == 1
+    client.close()
+
+
+def test_a_stream_that_breaks_twice_names_the_shard(shard, relay):
+    client = StreamClient([relay.address], LAYOUT, "w", TOKEN, timeout_s=20)
+    client.pull()
+    relay.stop()
+    with pytest.raises(ServerUnreachable, match=relay.address):
+        client.push(gradients(1)[0], samples=1)
+    client.close()
+
+
+def test_a_silent_shard_is_given_up_after_the_deadline(relay):
+    relay.silent = True
+    client = StreamClient([relay.address], LAYOUT, "w", TOKEN, timeout_s=0.2)
+    with pytest.raises(ServerUnreachable, match=rf"{relay.address} did not answer within 0.2 s"):
+        client.pull()
+    client.close()
+
+
+def test_a_shard_that_is_not_there_is_unreachable():
+    client = StreamClient(["127.0.0.1:1"], LAYOUT, "w", TOKEN, timeout_s=20)
+    with pytest.raises(ServerUnreachable, match="127.0.0.1:1"):
+        client.pull()
+    client.close()
+
+
+def test_a_wrong_token_is_refused(shard):
+    client = StreamClient([shard.address], LAYOUT, "w", "other", timeout_s=20)
+    with pytest.raises(AuthenticationFailed):
+        client.pull()
+    client.close()
+    with pytest.raises(grpc.RpcError):
+        administer(shard.address, AdminRequest(flush=Flush()), token="other")
+
+
+def test_a_worker_with_another_model_is_told(shard):
+    other = ParameterLayout.of([("w", (5,))])
+    client = StreamClient([shard.address], other, "w", TOKEN, timeout_s=20)
+    with pytest.raises(ProtocolError, match="expected 20 bytes of weights"):
+        client.pull()
+    with pytest.raises(ShapeMismatch, match=rf"{shard.address}.*expected 104 bytes"):
+        client.push(np.zeros(5, np.float32), samples=1)
+    client.close()
+
+
+def test_a_gradient_of_another_size_is_refused_before_it_is_sent(client):
+    with pytest.raises(ShapeMismatch, match="Gradient"):
+        client.push(np.zeros(3, np.float32), samples=1)
+    assert client.bytes_sent == 0
+
+
+def test_more_addresses_than_variables_are_refused():
+    with pytest.raises(UsageError, match="at most 4"):
+        StreamClient(["127.0.0.1:1"] * 5, LAYOUT, "w", TOKEN)
+
+
+def test_a_push_before_a_pull_is_refused(client, shard):
+    with pytest.raises(ProtocolError, match=rf"{shard.address}.*pull before the first push"):
+        client.push(gradients(1)[0], samples=1)
+
+
+@pytest.mark.parametrize(
+    ("frames", "message"),
+    [
+        ([Frame(kind=PUSH, sequence=1)], "worker's name"),
+        ([Frame(kind=WEIGHTS, sequence=1, worker="w")], "push or pull"),
+        ([Frame(kind=PUSH, sequence=1, worker="w" * 201)], "worker's name"),
+        ([Frame(kind=PUSH, sequence=1, worker="w", total_bytes=2**40)], "expected 104 bytes"),
+        ([Frame(kind=PUSH, sequence=1, worker="w", total_bytes=104, payload=bytes(100))], "chunks are not together"),
+        ([Frame(kind=PUSH, sequence=1, worker="w", total_bytes=104, payload=bytes(108))], "Chunk"),
+        (
+            [
+                Frame(kind=PUSH, sequence=1, worker="w", total_bytes=104, payload=bytes(52)),
+                Frame(kind=PUSH, sequence=2, total_bytes=104, offset=52, payload=bytes(52)),
+            ],
+            "chunks are not together",
+        ),
+    ],
+    ids=["no name", "wrong kind", "long name", "huge", "cut", "too much", "mixed"],
+)
+def test_a_stream_that_breaks_the_rules_gets_one_error(shard, frames, message):
+    answers = exchange(shard.address, [f.SerializeToString() for f in frames])
+    assert [a.kind for a in answers] == [ERROR]
+    assert message in answers[0].error
+
+
+def test_garbage_on_the_stream_ends_it(shard):
+    with pytest.raises(grpc.RpcError) as caught:
+        exchange(shard.address, [b"\xff" * 50])
+    assert "Frame" in caught.value.details()
+
+
+# -- administration
+
+
+def test_the_learning_rate_reaches_the_shard(shard, client):
+    client.pull()
+    administer(shard.address, AdminRequest(learning_rate=ShardLearningRate(value=1.0)))
+    g = gradients(1)[0]
+    np.testing.assert_allclose(client.push(g, samples=1).weights, start_weights() - g, rtol=1e-5, atol=1e-6)
+
+
+def test_a_worker_can_be_forgotten(shard, client):
+    client.pull()
+    reply = administer(shard.address, AdminRequest(forget=ForgetWorker(worker="w")))
+    assert reply.version == 0
+    with pytest.raises(ProtocolError, match="pull before"):
+        client.push(gradients(1)[0], samples=1)
+
+
+def test_shutdown_stops_the_server(shard):
+    administer(shard.address, AdminRequest(shutdown=ShardShutdown()))
+    assert shard.wait(20)
+
+
+def test_the_state_can_be_read_and_written(client, shard):
+    client.pull()
+    client.push(gradients(1)[0], samples=1)
+    state = read(shard.address)
+    assert np.array_equal(state.weights, client.pull().weights)
+    assert state.optimizer[0] == 1
+    assert read(shard.address, weights_only=True).optimizer == {}
+    assert write(shard.address, dump_state(start_weights(), {0: np.int64(40)}, {})).version == 2
+    assert np.array_equal(client.pull().weights, start_weights())
+    assert read(shard.address).optimizer[0] == 40
+    with pytest.raises(grpc.RpcError, match="26"):
+        write(shard.address, dump_state(np.zeros(3, "f4"), {}, {}))
+
+
+def test_another_interface_needs_tls():
+    reference = Reference(keras.optimizers.SGD(RATE))
+    arguments = (reference.manifest(), State(start_weights(), {}), rule_spec("plain"), 0, 1)
+    with pytest.raises(Refused, match="TLS"):
+        start_shard(*arguments, workers=1, token=TOKEN, host="0.0.0.0")
