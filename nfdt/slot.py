@@ -30,6 +30,7 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire import workers_pb2_grpc
 from nfdt.core.wire.channel import open_channel
 from nfdt.core.wire.status import translated
+from nfdt.launch.parent import die_with_parent
 
 logger = logging.getLogger(__name__)
 
@@ -216,7 +217,7 @@ class Slot:
         return ask
 
     def _run_shard(self, assignment: pb.ShardAssignment) -> None:
-        from nfdt.core.program.code import load_custom_objects
+        from nfdt.core.program.code import load_code
         from nfdt.core.program.state import load_state
         from nfdt.shard.servicer import start_shard
 
@@ -226,12 +227,13 @@ class Slot:
         shard = start_shard(
             manifest,
             load_state(reader.path(manifest["state"])),
-            spec,
-            index=assignment.index,
-            shards=assignment.shards,
-            custom_objects=load_custom_objects(manifest, reader.read, allow_code=spec.code),
+            spec.algorithm,
+            assignment.index,
+            assignment.shards,
+            workers=spec.cluster.workers,
             token=assignment.job_token,
             host=self._host,
+            custom_objects=load_code(manifest, reader.read, allow_code=spec.code).objects,
         )
         try:
             self._outbox.put(pb.SlotMessage(ready=pb.SlotReady(job_id=assignment.job_id, address=shard.address)))
@@ -276,17 +278,6 @@ def _boot_id() -> str:
     return path.read_text().strip() if path.exists() else platform.node()
 
 
-def _die_with_parent() -> None:
-    """Exit when standard input closes: the process that started us is gone, however it went."""
-
-    def watch() -> None:
-        while os.read(0, 4096):
-            pass
-        os._exit(0)
-
-    threading.Thread(target=watch, name="parent", daemon=True).start()
-
-
 def main(argv: list[str] | None = None) -> int:
     """Entry point of ``python -m nfdt.slot``; the token comes from NFDT_TOKEN or ``--token-file``."""
     parser = argparse.ArgumentParser(prog="nfdt.slot", description=__doc__)
@@ -304,7 +295,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.role == "shard":
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     if options.watch_stdin:
-        _die_with_parent()
+        die_with_parent()
     token = os.environ.pop("NFDT_TOKEN", "")
     if options.token_file:
         token = Path(options.token_file).read_text().strip()

@@ -19,6 +19,7 @@ import numpy as np
 from nfdt.core.arrays import Array, ParameterLayout
 from nfdt.core.errors import ProtocolError
 from nfdt.core.program import unpack
+from nfdt.core.program.optimizer import inner_optimizer
 from nfdt.core.spec import Emulation, JobSpec
 from nfdt.core.training import data, evaluate, gradient_step, merge, untrained_state
 from nfdt.core.wire import workers_pb2 as pb
@@ -96,6 +97,7 @@ class Worker:
         self._client, self._ask, self._stopped = client, ask, stopped
         self._open_array = open_array
         self._model = unpack.unpack(manifest, read, allow_code=spec.code)
+        self._first_update = self._version = int(inner_optimizer(self._model).iterations)
         self._untrained = untrained_state.UntrainedState(self._model, manifest, worker=index)
         layout = ParameterLayout.from_json(manifest["layout"])
         self._step = gradient_step.GradientStep(self._model, layout, loss_scale=manifest["loss_scale"])
@@ -141,8 +143,7 @@ class Worker:
         return request
 
     def _on_begin_epoch(self, begin: pb.BeginEpoch) -> pb.NextRequest:
-        fit, train = self._spec.fit, self._spec.train
-        if train.samples and begin.order_crc != order_crc(train.samples, fit.shuffle, fit.seed):
+        if self._spec.train.samples and begin.order_crc != order_crc(self._order(0)):
             raise ProtocolError(
                 f"{self._name}: this machine's NumPy {np.__version__} draws another sample order than the server's. "
                 "Install the same NumPy version on both."
@@ -168,27 +169,24 @@ class Worker:
         statistics = self._statistics
         began = time.perf_counter()
         if self._weights is None:
-            self._weights = self._client.pull().weights
+            self._weights = self._pull()
         pulled = time.perf_counter()
-        result = self._step(self._weights, batch)
+        result = self._step(self._weights, batch, version=self._version)
         gradient = np.asarray(result.gradient)
         self._emulate(time.perf_counter() - pulled)
         computed = time.perf_counter()
-        if result.finite:
-            synchronous = task.parts > 1
-            pushed = self._client.push(
-                gradient,
-                samples=samples,
-                round=task.round,
-                part=task.part,
-                parts=task.parts,
-                want_weights=not synchronous,
-            )
-            self._weights = pushed.weights
-            statistics.staleness[pushed.staleness] += 1
-            statistics.dropped += not pushed.applied
-        else:
-            statistics.dropped += 1
+        # A gradient that is not finite is pushed as well: the shards drop it and close its round.
+        pushed = self._client.push(
+            gradient,
+            samples=samples,
+            round=task.round,
+            part=task.part,
+            parts=task.parts,
+            want_weights=task.parts == 1,
+        )
+        self._weights, self._version = pushed.weights, self._first_update + pushed.versions[0]
+        statistics.staleness[pushed.staleness] += 1
+        statistics.dropped += not pushed.applied
         statistics.compute_s += computed - pulled
         statistics.exchange_s += time.perf_counter() - computed + pulled - began
         statistics.samples += samples
@@ -196,6 +194,11 @@ class Worker:
         statistics.batch_sizes[samples] += 1
         self._epoch_steps += 1
         return result.logs
+
+    def _pull(self) -> Array:
+        pulled = self._client.pull()
+        self._version = self._first_update + pulled.versions[0]
+        return pulled.weights
 
     def _on_collect_state(self, collect: pb.CollectState) -> pb.NextRequest:
         state = pb.EpochState(
@@ -207,7 +210,7 @@ class Worker:
         return pb.NextRequest(epoch_state=state)
 
     def _on_evaluate(self, request: pb.Evaluate) -> pb.NextRequest:
-        weights = self._client.pull().weights
+        weights = self._pull()
         self._take_untrained(request.untrained)
         self._model.reset_metrics()
         for task in request.tasks:

@@ -10,7 +10,11 @@ from nfdt.schedulers import FedTasks, LeaseBook, PlannedTasks, Position, TaskPla
 
 @dataclass(frozen=True)
 class Epoch:
-    """The tasks of one epoch: ``steps`` is None for a stream of unknown length."""
+    """The tasks of one epoch.
+
+    ``steps`` is None for a stream of unknown length; ``order_crc`` tells workers whose NumPy draws
+    another sample order than ours (CRC-32 of the first pass's order; 0 for streams).
+    """
 
     book: LeaseBook
     steps: int | None
@@ -24,6 +28,8 @@ class EpochPlanner:
         self._spec = spec
         self._synchronous = synchronous
         self._position: Position | None = None
+        fit = spec.fit
+        self._order_crc = order_crc(sample_order(spec.train.samples or 0, fit.shuffle, fit.seed, 0))
 
     def begin(self, epoch: int, parts: int, workers: tuple[str, ...], feed: FedTasks | None) -> Epoch:
         """The epoch's tasks for these workers; ``parts`` local batches form a round. ``feed`` for streams."""
@@ -34,9 +40,7 @@ class EpochPlanner:
         self._position = plan.end
         shares = workers if self._spec.algorithm.tasks == "static" and not self._synchronous else ()
         book = LeaseBook(PlannedTasks(plan, shares), rounds=self._synchronous)
-        fit = self._spec.fit
-        order = sample_order(plan.samples, fit.shuffle, fit.seed, plan.begin.pass_index)
-        return Epoch(book, len(plan), order_crc(order))
+        return Epoch(book, len(plan), self._order_crc)
 
     def feed(self) -> FedTasks | None:
         """The queue of the next epoch's batches, if the training data are a stream."""

@@ -28,7 +28,7 @@ class Work:
 class BeginEpoch:
     """Reset the metrics; take ``untrained`` (safetensors) unless it is empty: then keep what you have.
 
-    ``order_crc`` is the CRC-32 of the epoch's (first) sample order; 0 for streams.
+    ``order_crc`` is the CRC-32 of the job's first sample order; 0 for streams.
     """
 
     epoch: int
