@@ -1,0 +1,263 @@
+"""The decorator and the session in real scripts, with real processes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from tests.integration.conftest import DEADLINE_S, environment
+
+DIGITS = """
+import json, sys
+import keras
+import numpy as np
+from sklearn.datasets import load_digits
+
+keras.utils.set_random_seed(1)
+x, y = load_digits(return_X_y=True)
+x = (x / 16.0).astype("float32")
+
+def build(optimizer=None):
+    model = keras.Sequential([
+        keras.Input((64,)),
+        keras.layers.Dense(32, activation="relu"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dropout(0.1),
+        keras.layers.Dense(10, activation="softmax"),
+    ])
+    model.compile(optimizer or keras.optimizers.SGD(0.1, momentum=0.9), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+"""
+
+
+def answer(done) -> dict:
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def test_a_decorated_script_trains_and_gets_everything_back(run_script):
+    done = run_script(
+        DIGITS
+        + """
+import nfdt
+
+seen = []
+
+class Watcher(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        seen.append(float(np.abs(self.model.get_weights()[0]).sum()))
+
+@nfdt.distribute(workers=2)
+def main():
+    model = build()
+    history = model.fit(x[:1500], y[:1500], batch_size=32, epochs=4, validation_data=(x[1500:], y[1500:]), callbacks=[Watcher()])
+    before = int(model.optimizer.iterations)
+    loss, accuracy = model.evaluate(x[1500:], y[1500:], verbose=0)
+    again = model.fit(x[:320], y[:320], batch_size=32, epochs=1, verbose=0)
+    return dict(
+        keys=sorted(history.history), val=history.history["val_accuracy"][-1], accuracy=accuracy, iterations=before,
+        again=int(model.optimizer.iterations), workers=history.nfdt, seen=seen, momentum=float(np.abs(model.optimizer.variables[2]).sum()),
+    )
+
+outcome = main()
+model = build()
+history = model.fit(x[:320], y[:320], batch_size=32, epochs=1, verbose=0)
+outcome["untouched"] = not hasattr(history, "nfdt")
+print()
+print(json.dumps(outcome))
+"""
+    )
+    got = answer(done)
+    assert got["keys"] == ["accuracy", "loss", "val_accuracy", "val_loss"]
+    assert got["accuracy"] == pytest.approx(got["val"], abs=1e-6)
+    assert got["accuracy"] > 0.85
+    assert got["iterations"] == 4 * 47
+    assert got["again"] == 4 * 47 + 10
+    assert got["momentum"] > 0
+    assert len(set(got["seen"])) == 4
+    assert got["untouched"]
+    assert sum(worker["samples"] for worker in got["workers"].values()) == 4 * 1500
+    assert "47/47" in done.stdout
+
+
+def test_a_custom_train_step_loss_and_metric_of_the_script_travel(run_script):
+    done = run_script(
+        DIGITS
+        + """
+import nfdt
+from keras import ops
+
+def my_loss(y_true, y_pred):
+    return ops.mean(ops.square(ops.one_hot(ops.cast(ops.reshape(y_true, (-1,)), "int32"), 10) - y_pred), axis=-1)
+
+class Scale(keras.layers.Layer):
+    def __init__(self, factor=1.0, **kwargs):
+        super().__init__(**kwargs)
+        self.factor = factor
+    def call(self, inputs):
+        return inputs * self.factor
+
+class MyModel(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.scale = Scale(2.0)
+        self.hidden = keras.layers.Dense(32, activation=lambda t: ops.relu(t))
+        self.out = keras.layers.Dense(10, activation="softmax")
+    def call(self, inputs):
+        return self.out(self.hidden(self.scale(inputs)))
+    def train_step(self, data):
+        logs = super().train_step(data)
+        return {**logs, "seven": 7.0}
+
+with nfdt.session(workers=2, algorithm="asgd"):
+    model = MyModel()
+    model.compile("adam", my_loss, metrics=["accuracy"])
+    history = model.fit(x, y, batch_size=64, epochs=2, verbose=0)
+print(json.dumps(history.history))
+"""
+    )
+    got = answer(done)
+    assert set(got) == {"accuracy", "loss", "seven"}
+    assert got["seven"] == [7.0, 7.0]
+    assert got["loss"][1] < got["loss"][0]
+
+
+def test_a_generator_is_fed_by_the_client(run_script):
+    done = run_script(
+        DIGITS
+        + """
+import nfdt
+
+def batches():
+    while True:
+        for i in range(0, 1500, 50):
+            yield x[i:i + 50], y[i:i + 50]
+
+@nfdt.distribute(workers=2)
+def main():
+    model = build()
+    history = model.fit(batches(), steps_per_epoch=30, epochs=2, verbose=0)
+    return dict(loss=history.history["loss"], samples=sum(w["samples"] for w in history.nfdt.values()))
+
+print(json.dumps(main()))
+"""
+    )
+    got = answer(done)
+    assert got["samples"] == 3000
+    assert got["loss"][1] < got["loss"][0]
+
+
+def test_a_worker_s_exception_is_raised_in_the_script_with_its_traceback(run_script):
+    done = run_script(
+        DIGITS
+        + """
+import nfdt
+
+class Broken(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.out = keras.layers.Dense(10)
+    def call(self, inputs):
+        return self.out(inputs)
+    def train_step(self, data):
+        raise KeyError("the-key-that-is-missing")
+
+@nfdt.distribute(workers=2)
+def main():
+    model = Broken()
+    model.compile("sgd", "mse")
+    model.fit(x, keras.utils.to_categorical(y), verbose=0)
+
+try:
+    main()
+except KeyError as error:
+    print(json.dumps(dict(kind=type(error).__name__, text=str(error), cause=str(error.__cause__))))
+"""
+    )
+    got = answer(done)
+    assert got["kind"] == "KeyError"
+    assert "the-key-that-is-missing" in got["text"]
+    assert "worker-" in got["cause"]
+    assert "train_step" in got["cause"]
+
+
+def test_a_killed_worker_s_samples_are_redone_and_the_job_goes_on(run_script):
+    done = run_script(
+        DIGITS
+        + """
+import nfdt
+
+@nfdt.distribute(workers=3, emulate={"fail": "1@5"})
+def main():
+    model = build()
+    history = model.fit(x[:1500], y[:1500], batch_size=32, epochs=3, verbose=0)
+    return dict(loss=history.history["loss"], iterations=int(model.optimizer.iterations))
+
+print(json.dumps(main()))
+"""
+    )
+    got = answer(done)
+    assert len(got["loss"]) == 3
+    assert got["iterations"] >= 3 * 47
+
+
+def test_ctrl_c_stops_the_job_and_leaves_no_process_behind(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        DIGITS
+        + """
+import nfdt
+
+class Tell(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        print("epoch", epoch, flush=True)
+
+@nfdt.distribute(workers=2)
+def main():
+    build().fit(x, y, batch_size=8, epochs=10_000, verbose=0, callbacks=[Tell()])
+
+main()
+"""
+    )
+    process = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("epoch")
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) >= 4
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=DEADLINE_S)
+    assert "KeyboardInterrupt" in stderr
+    gone, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive, alive
+
+
+def test_a_script_that_is_killed_leaves_no_process_behind(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        DIGITS
+        + """
+import nfdt
+
+class Tell(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        print("epoch", epoch, flush=True)
+
+with nfdt.session(workers=1):
+    build().fit(x, y, batch_size=8, epochs=10_000, verbose=0, callbacks=[Tell()])
+"""
+    )
+    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment())
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("epoch")
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait(30)
+    gone, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive, alive

@@ -1,0 +1,117 @@
+"""The cluster against plain Keras: where theory says they are equal, they are."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from tests.local_cluster import clone, flat, train
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(0.005),
+    "adamw": lambda: keras.optimizers.AdamW(0.005, weight_decay=0.01),
+}
+ASYNCHRONOUS = ("ssp", "n-softsync", "asgd", "dc-asgd", "dc-asgd-a", "dc-asgd-k", "ddc-asgd")
+
+
+@pytest.fixture(scope="module")
+def digits():
+    x, y = load_digits(return_X_y=True)
+    return (x / 16.0).astype("float32"), y
+
+
+def dense(optimizer):
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(16, "tanh"), keras.layers.Dense(10, "softmax")])
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def stateful(optimizer):
+    layers = [keras.layers.Dense(16, "relu"), keras.layers.BatchNormalization(), keras.layers.Dropout(0.2)]
+    model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(10, "softmax")])
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def assert_same_epochs(outcome, history, **tolerance):
+    for epoch, event in enumerate(outcome.epochs):
+        logs = {**event["logs"], **{f"val_{k}": v for k, v in (event["val_logs"] or {}).items()}}
+        assert set(logs) == set(history)
+        for name, values in history.items():
+            np.testing.assert_allclose(logs[name], values[epoch], err_msg=f"{name} of epoch {epoch}", **tolerance)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_bsp_with_4_workers_equals_one_process_with_the_4_fold_batch(digits, name, shards):
+    x, y = digits[0][:1003], digits[1][:1003]
+    local = clone(dense, OPTIMIZERS[name]())
+    outcome = train(
+        clone(dense, OPTIMIZERS[name]()), x, y, algorithm="bsp", workers=4, shards=shards, batch_size=12, epochs=1
+    )
+    history = local.fit(x, y, batch_size=48, epochs=1, shuffle=False, verbose=0)
+    assert int(local.optimizer.iterations) == int(outcome.optimizer[0]) == 21
+    np.testing.assert_allclose(outcome.weights, flat(local), rtol=2e-4, atol=2e-5)
+    assert_same_epochs(outcome, history.history, rtol=1e-4)
+    for index, variable in enumerate(local.optimizer.variables):
+        np.testing.assert_allclose(outcome.optimizer[index], np.asarray(variable), rtol=2e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("algorithm", ASYNCHRONOUS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_one_worker_equals_plain_fit(digits, name, algorithm):
+    x, y = digits[0][:500], digits[1][:500]
+    local = clone(dense, OPTIMIZERS[name]())
+    outcome = train(clone(dense, OPTIMIZERS[name]()), x, y, algorithm=algorithm, workers=1, batch_size=20, epochs=2)
+    history = local.fit(x, y, batch_size=20, epochs=2, shuffle=False, verbose=0)
+    np.testing.assert_allclose(outcome.weights, flat(local), rtol=2e-3, atol=2e-5)
+    assert_same_epochs(outcome, history.history, rtol=1e-3)
+    for index, variable in enumerate(local.optimizer.variables):
+        np.testing.assert_allclose(outcome.optimizer[index], np.asarray(variable), rtol=1e-2, atol=2e-5)
+
+
+def test_one_worker_equals_plain_fit_with_dropout_batchnorm_validation_and_clipping(digits):
+    x, y = digits[0][:500], digits[1][:500]
+    validation = (digits[0][500:700], digits[1][500:700])
+    make = lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True, clipnorm=0.5)  # noqa: E731
+    local = clone(stateful, make())
+    outcome = train(clone(stateful, make()), x, y, algorithm="ddc-asgd", batch_size=32, epochs=3, validation=validation)
+    history = local.fit(x, y, batch_size=32, epochs=3, shuffle=False, verbose=0, validation_data=validation)
+    np.testing.assert_allclose(outcome.weights, flat(local), rtol=2e-3, atol=5e-5)
+    assert_same_epochs(outcome, history.history, rtol=2e-3)
+    for merged, variable in zip(outcome.untrained, local.non_trainable_variables, strict=True):
+        np.testing.assert_allclose(merged, np.asarray(variable), rtol=1e-3, atol=1e-5)
+
+
+def test_the_learning_rate_schedule_counts_applied_updates(digits):
+    x, y = digits[0][:640], digits[1][:640]
+    make = lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5), momentum=0.9)  # noqa: E731
+    local = clone(dense, make())
+    outcome = train(clone(dense, make()), x, y, algorithm="bsp", workers=2, batch_size=16, epochs=2)
+    local.fit(x, y, batch_size=32, epochs=2, shuffle=False, verbose=0)
+    np.testing.assert_allclose(outcome.weights, flat(local), rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("algorithm", ["bsp", *ASYNCHRONOUS])
+def test_four_workers_train_every_sample_once_and_learn(digits, algorithm):
+    x, y = digits
+    outcome = train(
+        clone(dense, OPTIMIZERS["momentum"]()),
+        x,
+        y,
+        algorithm=algorithm,
+        workers=4,
+        batch_size=16,
+        epochs=3,
+        shuffle=True,
+    )
+    assert [event["samples"] for event in outcome.epochs] == [len(x)] * 3
+    assert outcome.epochs[-1]["logs"]["loss"] < outcome.epochs[0]["logs"]["loss"]

@@ -1,0 +1,235 @@
+"""A server, workers and clients as separate programs: token, TLS, re-attach, cancel, policy, mpirun."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from tests.integration.conftest import DEADLINE_S, NFDT, environment, start_server, start_workers, stop
+from tests.integration.test_decorator import DIGITS, answer
+
+FIT = """
+import nfdt
+with nfdt.session(workers=2, {options}):
+    model = build()
+    history = model.fit(x[:1500], y[:1500], batch_size=32, epochs={epochs}, verbose=0)
+print(json.dumps(dict(loss=history.history["loss"], samples=sum(w["samples"] for w in history.nfdt.values()))))
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    cluster = start_server(tmp_path_factory.mktemp("cluster"))
+    workers = start_workers(cluster, 2)
+    yield cluster
+    stop(workers, cluster.process)
+
+
+def nfdt_command(cluster, *arguments):
+    return subprocess.run(
+        [*NFDT, *arguments], env=environment(**cluster.env()), capture_output=True, text=True, timeout=DEADLINE_S
+    )
+
+
+def test_a_script_trains_on_a_remote_server(run_script, cluster):
+    got = answer(run_script(DIGITS + FIT.format(options="", epochs=2), **cluster.env()))
+    assert got["samples"] == 3000
+    assert got["loss"][1] < got["loss"][0]
+
+
+def test_a_wrong_token_is_refused_in_one_sentence(run_script, cluster):
+    done = run_script(DIGITS + FIT.format(options="", epochs=1), NFDT_SERVER=cluster.address, NFDT_TOKEN="wrong")
+    assert done.returncode != 0
+    assert "AuthenticationFailed" in done.stderr
+    assert "token" in done.stderr.strip().splitlines()[-1]
+
+
+def test_an_unreachable_server_is_named(run_script):
+    done = run_script(DIGITS + FIT.format(options="server='127.0.0.1:1'", epochs=1), NFDT_TOKEN="t")
+    assert "ServerUnreachable" in done.stderr
+    assert "127.0.0.1:1" in done.stderr
+
+
+def test_custom_code_is_refused_by_a_shared_server(run_script, cluster):
+    source = DIGITS + FIT.format(options="", epochs=1).replace(
+        "model = build()", "model = build(); model.add(keras.layers.Lambda(lambda t: t)); model.compile('sgd', 'mse')"
+    )
+    done = run_script(source, **cluster.env())
+    assert "PolicyRefused" in done.stderr
+    assert "--allow-code" in done.stderr
+
+
+def test_a_submitted_job_is_attached_to_and_its_result_fetched(run_script, cluster, tmp_path):
+    done = run_script(
+        DIGITS
+        + """
+import nfdt
+def train():
+    build().fit(x, y, batch_size=32, epochs=3, validation_split=0.1)
+handle = nfdt.submit(train, workers=2)
+print(json.dumps(dict(job=handle.job_id)))
+""",
+        **cluster.env(),
+    )
+    job = answer(done)["job"]
+    done = run_script(
+        f"""
+import json, nfdt
+handle = nfdt.attach({job!r})
+result = handle.result(timeout_s=100)
+print(json.dumps(dict(history=result.history, state=handle.status().state, logs=list(handle.logs())[:1])))
+""",
+        **cluster.env(),
+    )
+    got = answer(done)
+    assert got["state"] == "succeeded"
+    assert len(got["history"]["val_accuracy"]) == 3
+    listed = nfdt_command(cluster, "jobs", "list", "--format", "json")
+    assert any(j["job_id"] == job and j["state"] == "succeeded" for j in json.loads(listed.stdout))
+
+
+def test_a_job_is_cancelled_from_the_command_line(run_script, cluster):
+    source = (
+        DIGITS
+        + """
+import nfdt, subprocess, sys
+class Cancel(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 0:
+            jobs = json.loads(subprocess.check_output([sys.executable, "-m", "nfdt.cli", "jobs", "list", "--format", "json"]))
+            job = next(j["job_id"] for j in jobs if j["state"] == "running")
+            subprocess.check_call([sys.executable, "-m", "nfdt.cli", "jobs", "cancel", job])
+with nfdt.session(workers=2):
+    build().fit(x, y, epochs=1000, verbose=0, callbacks=[Cancel()])
+"""
+    )
+    done = run_script(source, **cluster.env())
+    assert done.returncode != 0
+    assert "JobCancelled" in done.stderr
+    got = answer(run_script(DIGITS + FIT.format(options="", epochs=1), **cluster.env()))
+    assert got["samples"] == 1500, "the slots of a cancelled job serve the next one"
+
+
+def self_signed(directory: Path) -> tuple[Path, Path]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
+            critical=False,
+        )
+        .sign(key, hashes.SHA256())
+    )
+    cert_file, key_file = directory / "cert.pem", directory / "key.pem"
+    cert_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    key_file.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    key_file.chmod(0o600)
+    return cert_file, key_file
+
+
+def test_a_tls_server_with_workers_and_client_trains(run_script, tmp_path):
+    cert, key = self_signed(tmp_path)
+    cluster = start_server(tmp_path, "--tls-cert", str(cert), "--tls-key", str(key))
+    workers = start_workers(cluster, 2, "--ca-file", str(cert))
+    try:
+        got = answer(run_script(DIGITS + FIT.format(options="", epochs=1), **cluster.env(), NFDT_CA_FILE=str(cert)))
+        assert got["samples"] == 1500
+    finally:
+        stop(workers, cluster.process)
+
+
+def test_a_public_address_without_tls_is_refused(tmp_path):
+    done = subprocess.run(
+        [*NFDT, "server", "--listen", "0.0.0.0:0", "--state-dir", str(tmp_path)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 5
+    assert "--insecure" in done.stderr
+
+
+def test_mpirun_starts_a_server_and_workers_around_the_script(tmp_path):
+    assert shutil.which("mpirun"), "scripts/setup installs Open MPI"
+    script = tmp_path / "script.py"
+    script.write_text(
+        DIGITS
+        + """
+model = build()
+history = model.fit(x[:1500], y[:1500], batch_size=32, epochs=2, verbose=0)
+print(json.dumps(dict(loss=history.history["loss"], workers=len(history.nfdt), samples=sum(w["samples"] for w in history.nfdt.values()))))
+"""
+    )
+    done = subprocess.run(
+        ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "3", *NFDT, "mpi", str(script)],
+        cwd=tmp_path,
+        env=environment(HOME=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    got = json.loads([line for line in done.stdout.splitlines() if line.startswith("{")][-1])
+    assert got["workers"] == 2
+    assert got["samples"] == 3000
+
+
+def test_nfdt_run_trains_an_unmodified_script_with_its_arguments(run_script):
+    done = run_script(
+        DIGITS
+        + """
+model = build()
+history = model.fit(x[:1500], y[:1500], batch_size=int(sys.argv[1]), epochs=1, verbose=2)
+assert __name__ == "__main__"
+print(json.dumps(dict(iterations=int(model.optimizer.iterations), name=__name__)))
+""",
+        "50",
+        command=(*NFDT, "run", "--workers", "2", "--algorithm", "asgd"),
+    )
+    assert answer(done)["iterations"] == 30
+    assert "worker-0" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needle"),
+    [
+        (("--algorithm", "adsg"), "ddc-asgd"),
+        (("--set", "no_such_option=1"), "dc_lambda"),
+        (("--workers", "0"), "workers"),
+    ],
+)
+def test_a_wrong_option_is_a_usage_error_that_names_the_valid_ones(run_script, arguments, needle):
+    done = run_script("print('ran')", command=(*NFDT, "run", *arguments))
+    assert done.returncode == 2
+    assert needle in done.stderr
+    assert "ran" not in done.stdout
+
+
+def test_the_exit_code_of_the_script_passes_through(run_script):
+    assert run_script("import sys; sys.exit(7)", command=(*NFDT, "run")).returncode == 7
+    done = run_script("raise ValueError('mine')", command=(*NFDT, "run"))
+    assert done.returncode == 1
+    assert "ValueError: mine" in done.stderr
+    assert sys.version_info >= (3, 11)

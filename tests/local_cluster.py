@@ -1,0 +1,190 @@
+"""A whole cluster in this process: the real coordinator, workers, shards and transports, threads for processes."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import hashlib
+import json
+import threading
+from dataclasses import dataclass, field
+
+import keras
+import numpy as np
+
+from nfdt.consistency import make_policy
+from nfdt.coordinator.coordinator import Coordinator
+from nfdt.coordinator.instructions import Emit, Failed, FlushShards, TrainingDone, Wait
+from nfdt.coordinator.merging import StateMerger
+from nfdt.coordinator.messages import to_reply, to_report
+from nfdt.core.arrays import ParameterLayout
+from nfdt.core.clock import SystemClock
+from nfdt.core.nests import flatten_structure
+from nfdt.core.program.pack import pack
+from nfdt.core.program.state import load_state
+from nfdt.core.spec import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
+from nfdt.shard.apply import Engine
+from nfdt.shard.optimizer import build_optimizer
+from nfdt.shard.plan import count_shards, make_plan
+from nfdt.shard.store import ShardStore
+from nfdt.transport.in_process import InProcessClient
+from nfdt.update_rules import make_rule
+from nfdt.worker import Worker
+
+DEADLINE_S = 120.0
+
+
+@dataclass
+class Outcome:
+    """What a job left: trained weights, one dict of logs per epoch, optimizer variables, per-step logs of worker 0."""
+
+    weights: np.ndarray
+    epochs: list[dict] = field(default_factory=list)
+    optimizer: dict[int, np.ndarray] = field(default_factory=dict)
+    untrained: list[np.ndarray] = field(default_factory=list)
+    staleness: list[dict] = field(default_factory=list)
+
+
+def train(model, x, y, *, algorithm, workers=1, shards=1, validation=None, overrides=None, **fit) -> Outcome:
+    """Train a compiled model's program on a cluster of threads; the model itself stays as it is."""
+    return _Job(model, x, y, algorithm, workers, shards, validation, overrides or {}, fit).run()
+
+
+class _Job:
+    def __init__(self, model, x, y, algorithm, workers, shards, validation, overrides, fit):
+        self.artifacts, self.arrays = {}, {}
+        size = fit.get("batch_size", 32)
+        packed = pack(model, (x[:size], y[:size]))
+        self.artifacts.update(packed.artifacts)
+        self.manifest = json.loads(packed.manifest_bytes())
+        self.spec = JobSpec(
+            program=self._put(packed.manifest_bytes()),
+            code=packed.code,
+            algorithm=resolve_algorithm(algorithm, **overrides),
+            cluster=ClusterSpec(workers=workers, shards=shards),
+            fit=FitSpec(**{"epochs": 1, "shuffle": False, **fit}),
+            train=self._data((x, y)),
+            validation=self._data(validation) if validation else None,
+            attended=False,
+        )
+        self.layout = ParameterLayout.from_json(self.manifest["layout"])
+        state = load_state(self.artifacts[self.manifest["state"]])
+        self.stores = self._build_stores(state)
+        policy = make_policy(self.spec.algorithm)
+        rules = [{"rule": e["rule"], "decay": e.get("decay")} for e in self.manifest["untrained"]]
+        merger = StateMerger(rules, [state.untrained[i] for i in range(len(rules))])
+        self.coordinator = Coordinator(self.spec, policy, SystemClock(), merger)
+        self.changed = threading.Condition()
+        self.epochs, self.failure, self.stopped = [], None, threading.Event()
+
+    def _put(self, content: bytes) -> str:
+        name = hashlib.sha256(content).hexdigest()
+        self.artifacts[name] = content
+        return name
+
+    def _data(self, nest) -> DataSpec:
+        structure, arrays = flatten_structure(nest)
+        names = []
+        for array in arrays:
+            name = self._put(array.tobytes() + str(array.shape).encode())
+            self.arrays[name] = array
+            names.append(name)
+        return DataSpec(kind="arrays", structure=structure, arrays=tuple(names), samples=len(arrays[0]))
+
+    def _build_stores(self, state):
+        stores = []
+        algorithm = self.spec.algorithm
+        for index in range(count_shards(self.manifest, self.spec.cluster.shards)):
+            plan = make_plan(self.manifest, index, self.spec.cluster.shards)
+            own = state.weights[plan.start : plan.start + plan.layout.size]
+            built = build_optimizer(self.manifest, plan, own)
+            built.load(state.optimizer)
+            merge = make_policy(algorithm).merge_count(self.spec.cluster.workers)
+            stores.append(ShardStore(Engine(built, make_rule(algorithm, built.traits)), merge_count=merge))
+        return stores
+
+    def _settle(self) -> None:
+        """Carry out the coordinator's effects; called under the lock."""
+        for effect in self.coordinator.drain():
+            match effect:
+                case Emit("epoch_end", data):
+                    self.epochs.append(data)
+                case FlushShards(epoch):
+                    for store in self.stores:
+                        store.flush()
+                    self.coordinator.flushed(epoch)
+                    self._settle()
+                case Failed(reason):
+                    self.failure = reason
+                case TrainingDone():
+                    pass
+        self.changed.notify_all()
+
+    def _ask(self, request):
+        report = to_report(request)
+        with self.changed:
+            while True:
+                instruction = self.coordinator.next(request.worker, report)
+                report = None
+                self._settle()
+                if not isinstance(instruction, Wait):
+                    return to_reply(instruction)
+                assert self.changed.wait(DEADLINE_S), f"{request.worker} waits for {self.coordinator.waiting_for()}"
+
+    def _work(self, worker: Worker, name: str) -> None:
+        try:
+            worker.run()
+        except Exception as error:
+            with self.changed:
+                self.coordinator.fail(f"{name}: {error!r}")
+                self.failure = error
+                self._settle()
+
+    def run(self) -> Outcome:
+        names = [f"worker-{i}" for i in range(self.spec.cluster.workers)]
+        workers = [
+            Worker(
+                self.spec,
+                name,
+                index,
+                self.manifest,
+                read=self.artifacts.__getitem__,
+                open_array=self.arrays.__getitem__,
+                client=InProcessClient(self.stores, self.layout, name),
+                ask=self._ask,
+                stopped=self.stopped,
+            )
+            for index, name in enumerate(names)
+        ]
+        for index, name in enumerate(names):
+            self.coordinator.joined(name, index)
+        threads = [threading.Thread(target=self._work, args=pair) for pair in zip(workers, names, strict=True)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive(), self.coordinator.waiting_for()
+        if self.failure:
+            raise AssertionError(self.failure)
+        parts = [store.read() for store in self.stores]
+        optimizer = {i: v for _, variables in reversed(parts) for i, v in variables.items()}
+        return Outcome(
+            np.concatenate([weights for weights, _ in parts]),
+            self.epochs,
+            optimizer,
+            list(self.coordinator.merger.current),
+            [store.statistics() for store in self.stores],
+        )
+
+
+def flat(model) -> np.ndarray:
+    """The model's trainable variables, flat."""
+    return np.concatenate([np.asarray(v).reshape(-1) for v in model.trainable_variables])
+
+
+def clone(build, optimizer):
+    """A fresh model with the same weights whenever it is called with the same ``build``."""
+    keras.utils.set_random_seed(7)
+    return build(optimizer)
