@@ -108,7 +108,6 @@ def doctor(context: click.Context, format_: str) -> None:
     if format_ == "json":
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
-        rows = [(f.subject, f"{f.verdict:<8}  {f.detail}" + (f" -> {f.remedy}" if f.remedy else "")) for f in findings]
-        width = max(len(text) for _, text in rows)
-        click.echo(render(("subject", "finding".ljust(width)), [(name, text.ljust(width)) for name, text in rows]))
+        rows = [(f.subject, f.verdict, f.detail + (f" -> {f.remedy}" if f.remedy else "")) for f in findings]
+        click.echo(render(("subject", "verdict", "detail"), rows, left=3))
     context.exit(int(any(finding.verdict == "missing" for finding in findings)))

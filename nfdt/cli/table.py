@@ -8,8 +8,8 @@ from typing import Any
 WORKER_COLUMNS = ("worker", "samples", "steps", "samples/s", "staleness", "max", "sent", "received")
 
 
-def render(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns of text: the first to the left, the others to the right.
+def render(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
+    """Columns of text: the first ``left`` of them to the left, the others to the right.
 
     >>> print(render(("name", "n"), [("a", "10")]))
     name   n
@@ -19,7 +19,8 @@ def render(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     return "\n".join(
         "  ".join(
-            [line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in lines
     )

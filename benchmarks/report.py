@@ -1,0 +1,92 @@
+"""Rows and ratios of a benchmark: the table on the terminal and the JSON file."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from nfdt.cli.table import render
+
+
+@dataclass(frozen=True)
+class Row:
+    """One peer on one case: every run's value, and their median."""
+
+    case: str
+    peer: str
+    unit: str
+    runs: list[float]
+
+    @property
+    def value(self) -> float:
+        """The median."""
+        return statistics.median(self.runs)
+
+
+@dataclass
+class Report:
+    """Everything a benchmark says."""
+
+    bench: str
+    seeds: list[int]
+    rows: list[Row] = field(default_factory=list)
+    ratios: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The format of docs/benchmarks.md."""
+        return {
+            "bench": self.bench,
+            "versions": versions(),
+            "machine": machine(),
+            "seeds": self.seeds,
+            "rows": [{**asdict(row), "value": row.value} for row in self.rows],
+            "ratios": self.ratios,
+        }
+
+    def finish(self, json_file: Path | None) -> None:
+        """Print the table, and write the JSON where asked to."""
+        rows = [(r.case, r.peer, f"{r.value:.4g}", r.unit, str(len(r.runs))) for r in self.rows]
+        print(render(("case", "peer", "median", "unit", "runs"), rows, left=2))
+        for name, ratio in self.ratios.items():
+            print(f"{name}: {ratio:.3f}" if isinstance(ratio, float) else f"{name}: {ratio}")
+        print(", ".join(f"{name} {value}" for name, value in {**machine(), **versions()}.items()))
+        if json_file:
+            json_file.write_text(json.dumps(self.to_json(), indent=2) + "\n")
+
+
+def versions() -> dict[str, str]:
+    """Of everything that decides how fast it is."""
+    found = {"python": platform.python_version()}
+    for name in ("nfdt", "keras", "tensorflow", "tensorflow-cpu", "numpy", "grpcio", "protobuf"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """What it runs on."""
+    return {
+        "system": platform.system(),
+        "processor": platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+    }
+
+
+def arguments(description: str) -> argparse.ArgumentParser:
+    """A parser with the options that every benchmark takes."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
+    parser.add_argument("--quick", action="store_true", help="less work, within a minute")
+    return parser

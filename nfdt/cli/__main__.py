@@ -1,0 +1,5 @@
+"""``python -m nfdt.cli``."""
+
+from nfdt.cli import main
+
+main()

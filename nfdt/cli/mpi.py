@@ -1,0 +1,127 @@
+"""``nfdt mpi``: one allocation of mpirun or srun, in which rank 0 serves and the others work."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from nfdt_client.embedded import EmbeddedServer
+
+from nfdt.cli.attend import attend, wait_for_server
+from nfdt.cli.options import FILE, log_to_stderr, parse_settings, training_options
+from nfdt.cli.run import SCRIPT_ARGUMENTS, train_script
+from nfdt.cli.serve import LOG_DIR, end_on_sigterm
+from nfdt.core.errors import UsageError
+from nfdt.launch.local import SlotOptions
+from nfdt.launch.mpi import Invitation, Place, accept, find_place, invite, meeting_file
+from nfdt.server import find_gpus
+
+START_S = 60.0
+_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")
+
+
+def on_one_host(place: Place, environment: Mapping[str, str]) -> bool:
+    """Whether the launcher says that all ranks are on this machine."""
+    if environment.get("SLURM_STEP_NUM_NODES") == "1":
+        return True
+    return any(environment.get(name) == str(place.size) for name in _LOCAL_SIZES)
+
+
+@dataclass(frozen=True)
+class Network:
+    """How rank 0 may be reached from other machines; unused when all ranks are on one."""
+
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    insecure: bool = False
+
+    def server_options(self, *, one_host: bool) -> list[str]:
+        """Arguments of the server: loopback, or all interfaces with TLS or the user's insistence."""
+        if one_host:
+            return ["--listen", "127.0.0.1:0"]
+        security = ["--tls-cert", self.tls_cert, "--tls-key", self.tls_key or ""] if self.tls_cert else []
+        return ["--listen", f"{socket.gethostname()}:0", *security, *(["--insecure"] if self.insecure else [])]
+
+
+@click.command(context_settings=SCRIPT_ARGUMENTS)
+@training_options
+@click.option("--tls-cert", type=FILE, help="For ranks on several machines: certificate of rank 0's machine.")
+@click.option("--tls-key", type=FILE, help="Its private key.")
+@click.option("--insecure", is_flag=True, help="Let ranks on several machines talk in plain text.")
+@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def mpi(
+    context: click.Context,
+    script: Path,
+    args: tuple[str, ...],
+    settings: tuple[str, ...],
+    log_level: str,
+    algorithm: str | None,
+    **network: Any,
+) -> None:
+    """Run SCRIPT under mpirun or srun: rank 0 serves and runs it, every other rank is a worker.
+
+    For example: mpirun -np 9 nfdt mpi train.py
+    """
+    log_to_stderr(log_level)
+    end_on_sigterm()
+    place = find_place(os.environ)
+    if place is None:
+        raise UsageError("nfdt mpi: started by no launcher. Expected: mpirun -np 3 nfdt mpi SCRIPT, or srun likewise.")
+    if place.size < 2:
+        raise UsageError("nfdt mpi: rank 0 serves, the others work. Expected: 2 ranks or more. Received: 1.")
+    if place.rank:
+        work(place)
+    else:
+        options: dict[str, Any] = {"algorithm": algorithm, "workers": place.size - 1, **parse_settings(settings)}
+        with _serving(place, Network(**network)) as invitation:
+            connection = {
+                "server": invitation.address,
+                "token": invitation.token,
+                "ca_file": invitation.ca_file or None,
+            }
+            from nfdt_client.decorator import session
+
+            train_script(context, script, args, session(options={**options, **connection}))
+
+
+@contextmanager
+def _serving(place: Place, network: Network) -> Iterator[Invitation]:
+    """Rank 0: a job server in a process of its own, and an invitation that the other ranks read."""
+    one_host = on_one_host(place, os.environ)
+    with tempfile.TemporaryDirectory(prefix="nfdt-mpi-") as folder:
+        command = [sys.executable, "-P", "-m", "nfdt.server", "--embedded", "--state-dir", folder]
+        server = EmbeddedServer(0, 1, command=[*command, *network.server_options(one_host=one_host)])
+        try:
+            server.start()
+            ca_file = "" if one_host or not network.tls_cert else str(Path(network.tls_cert).resolve())
+            invitation = Invitation(server.address(), server.token, ca_file)
+            with invite(meeting_file(place, os.environ), invitation):
+                yield invitation
+        finally:
+            server.stop()
+
+
+def work(place: Place) -> None:
+    """Be one worker slot of rank 0's server until it is gone."""
+    invitation = accept(meeting_file(place, os.environ), timeout_s=START_S)
+    gpus = find_gpus(os.environ)
+    options = SlotOptions(
+        invitation.address,
+        invitation.token,
+        LOG_DIR.expanduser(),
+        prefix=f"rank-{place.rank}-",
+        ca_file=invitation.ca_file or None,
+        gpus=gpus[place.local_rank % len(gpus) :][:1] if gpus else (),
+    )
+    wait_for_server(options, START_S)
+    attend(options, 1)

@@ -1,0 +1,98 @@
+"""``nfdt server`` and ``nfdt worker``: the processes of a cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+from nfdt_client.options import resolve
+
+from nfdt.cli.attend import attend, wait_for_server
+from nfdt.cli.options import FILE, LOG_LEVELS, log_to_stderr, server_options
+from nfdt.core.errors import UsageError
+from nfdt.core.jobs.tokens import ensure_token_file
+from nfdt.launch.local import SlotOptions
+from nfdt.server import ServerOptions, find_gpus, serve
+
+LOG_DIR = Path("~/.cache/nfdt/logs")
+STATE_DIR = Path("~/.nfdt")
+DIRECTORY = click.Path(file_okay=False, path_type=Path)
+
+
+def _terminate(_signal: int, _frame: FrameType | None) -> None:
+    sys.exit(0)
+
+
+def end_on_sigterm() -> None:
+    """Make SIGTERM an orderly exit: what is open is closed, processes that were started are ended."""
+    signal.signal(signal.SIGTERM, _terminate)
+
+
+@click.command()
+@click.option("--listen", default="127.0.0.1:7777", show_default=True, metavar="HOST:PORT", help="Port 0: a free one.")
+@click.option("--state-dir", type=DIRECTORY, default=STATE_DIR, show_default=True, help="Jobs, artifacts, logs.")
+@click.option("--token-file", type=click.Path(dir_okay=False, path_type=Path), help="Secrets to accept, one per line.")
+@click.option("--tls-cert", type=FILE, help="PEM certificate chain; turns TLS on.")
+@click.option("--tls-key", type=FILE, help="Its PEM private key.")
+@click.option("--client-ca", type=FILE, help="Ask clients for certificates signed by one of these.")
+@click.option("--insecure", is_flag=True, help="Allow an address other than loopback without TLS.")
+@click.option("--allow-code", is_flag=True, help="Take jobs that carry pickled code of their script.")
+@click.option("--workers", type=click.IntRange(0), default=0, show_default=True, help="Worker slots on this machine.")
+@click.option("--advertise", default="", metavar="HOST", help="Name under which workers reach this machine.")
+@click.option("--log-level", type=LOG_LEVELS, default="info", show_default=True)
+def server(state_dir: Path, token_file: Path | None, log_level: str, **options: Any) -> None:
+    """Serve jobs until interrupted; prints `listening on HOST:PORT` once it answers.
+
+    A token file that does not exist is made; without --token-file it is `token` in the state directory.
+    """
+    log_to_stderr(log_level)
+    end_on_sigterm()
+    state_dir = state_dir.expanduser()
+    state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    token_file = token_file or state_dir / "token"
+    running = serve(ServerOptions(state_dir, ensure_token_file(token_file), **options))
+    try:
+        click.echo(f"token in {token_file}", err=True)
+        click.echo(f"listening on {running.address}")
+        running.wait()
+    finally:
+        running.stop()
+
+
+@click.command()
+@server_options
+@click.option("--slots", type=click.IntRange(1), default=1, show_default=True, help="Worker processes to keep here.")
+@click.option("--name", default=socket.gethostname(), show_default=True, help="Prefix of the slots' names.")
+@click.option("--wait", "wait_s", type=click.FloatRange(0), default=60.0, show_default=True, metavar="SECONDS")
+@click.option("--log-dir", type=DIRECTORY, default=LOG_DIR, show_default=True)
+@click.option("--log-level", type=LOG_LEVELS, default="info", show_default=True)
+def worker(slots: int, name: str, wait_s: float, log_dir: Path, log_level: str, **connection: str | None) -> None:
+    """Offer this machine's worker slots to a job server.
+
+    Slots that end are started again. When the server is gone, the command waits for it to come back
+    (--wait) and then ends with exit code 4.
+    """
+    log_to_stderr(log_level)
+    end_on_sigterm()
+    chosen = resolve(connection)
+    if chosen.server is None:
+        raise UsageError("worker: expected --server HOST:PORT, or NFDT_SERVER in the environment. Received: none.")
+    options = SlotOptions(
+        chosen.server,
+        chosen.token(),
+        log_dir.expanduser(),
+        prefix=f"{name}-",
+        ca_file=chosen.ca_file,
+        gpus=find_gpus(os.environ),
+    )
+    while True:
+        wait_for_server(options, wait_s)
+        click.echo(f"{slots} slots attend {chosen.server}", err=True)
+        attend(options, slots)
+        click.echo(f"{chosen.server} is gone; waiting {wait_s:g} s for it", err=True)

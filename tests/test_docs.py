@@ -1,0 +1,105 @@
+"""The documentation says what is true: tables, commands, links, options."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from nfdt.cli import cli
+from nfdt.core.errors import NfdtError
+from nfdt.core.presets import DEFAULT_PRESET, PRESETS
+from nfdt.core.spec import AlgorithmSpec, ClusterSpec
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+DOCS = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+FENCE = re.compile(r"```bash\n(.*?)```", re.DOTALL)
+
+
+def ids(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def links(path: Path) -> list[str]:
+    return [link for link in LINK.findall(path.read_text(encoding="utf-8")) if "://" not in link]
+
+
+def commands(path: Path) -> list[str]:
+    """Lines of bash blocks, comments and variable prefixes removed."""
+    blocks = FENCE.findall(path.read_text(encoding="utf-8"))
+    return [line.split("#")[0].strip() for block in blocks for line in block.splitlines() if line.split("#")[0].strip()]
+
+
+def nfdt_commands() -> list[tuple[str, list[str]]]:
+    found = []
+    for path in DOCS:
+        for line in commands(path):
+            words = shlex.split(line)
+            if "nfdt" in words:
+                found.append((f"{ids(path)}: {line}", words[words.index("nfdt") + 1 :]))
+    return found
+
+
+@pytest.mark.parametrize("path", DOCS, ids=ids)
+def test_links_lead_somewhere(path):
+    missing = [link for link in links(path) if not (path.parent / link.split("#")[0]).exists()]
+    assert missing == []
+
+
+def test_the_readme_s_preset_table_is_the_product_s():
+    rows = re.findall(r"^\| \[`([\w-]+)`\]\(([^)]+)\)( \(default\))? \| (.*) \|$", README.read_text(), re.MULTILINE)
+    table = {name: tuple(cell.strip() for cell in cells.split("|")) for name, _, _, cells in rows}
+    assert table == {name: (row["consistency"], row["update_rule"], row["tasks"]) for name, row in PRESETS.items()}
+    assert [name for name, _, default, _ in rows if default] == [DEFAULT_PRESET]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_has_a_card_that_states_its_parts(preset):
+    card = (ROOT / "docs" / "algorithms" / f"{preset}.md").read_text(encoding="utf-8")
+    row = PRESETS[preset]
+    assert card.startswith(f"# {preset}: ") or card.startswith(f"# {preset}\n")
+    assert f"update rule: {row['update_rule']} " in card
+    assert f"tasks: {row['tasks']} " in card
+    for part in ("Limits", "Use it"):
+        assert part in card
+
+
+def test_every_number_of_an_algorithm_is_in_the_option_table():
+    text = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    numbers = {"staleness_bound", "softsync_n", "dc_lambda", "dc_clip", "gap", "dc_decay", "workers", "shards"}
+    assert numbers <= {*AlgorithmSpec.model_fields, *ClusterSpec.model_fields}
+    assert {name for name in numbers if f"| `{name}` |" not in text} == set()
+
+
+@pytest.mark.parametrize(("where", "words"), nfdt_commands(), ids=lambda value: value if isinstance(value, str) else "")
+def test_commands_in_the_documentation_parse(where, words):
+    command: click.Command = cli
+    while isinstance(command, click.Group):
+        assert words[0] in command.commands, where
+        command, words = command.commands[words[0]], words[1:]
+    known = {name for parameter in command.params for name in parameter.opts}
+    options = [word.split("=")[0] for word in words if word.startswith("-")]
+    if command.name in ("run", "mpi"):  # what follows the script belongs to the script
+        script = next(i for i, word in enumerate(words) if word.endswith(".py"))
+        options = [word for word in words[:script] if word.startswith("-")]
+    assert set(options) <= known, where
+
+
+@pytest.mark.parametrize("path", DOCS, ids=ids)
+def test_scripts_in_the_documentation_exist(path):
+    named = [shlex.split(line)[0] for line in commands(path) if line.startswith("./scripts/")]
+    assert [name for name in named if not (ROOT / name).stat().st_mode & 0o100] == []
+
+
+def test_exit_codes_are_documented():
+    text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+
+    def kinds(kind: type[NfdtError]) -> set[int]:
+        return {kind.exit_code}.union(*(kinds(child) for child in kind.__subclasses__()))
+
+    assert {code for code in kinds(NfdtError) if f"| {code} |" not in text} == set()

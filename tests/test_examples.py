@@ -1,0 +1,55 @@
+"""Every example runs as its own first lines say, and learns something."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+DEADLINE_S = 240
+
+# What each example prints at its end, and the least it must reach.
+REACHES = {
+    "callbacks": (r"best validation accuracy: ([\d.]+)", 0.85),
+    "custom_train_step": (r"training accuracy: ([\d.]+)", 0.85),
+    "digits": (r"test accuracy: ([\d.]+)", 0.93),
+    "digits_decorated": (r"test accuracy: ([\d.]+)", 0.90),
+    "functional": (r"validation accuracy of digit: ([\d.]+)", 0.75),
+    "generator_data": (r"accuracy on unshifted digits: ([\d.]+)", 0.70),
+}
+
+
+def command_of(example: Path) -> list[str]:
+    """Decorated examples are run by Python, unmodified ones by ``nfdt run``."""
+    if "nfdt" in re.findall(r"^(?:from|import) (\w+)", example.read_text(), re.MULTILINE):
+        return [sys.executable, str(example)]
+    return [sys.executable, "-m", "nfdt.cli", "run", "--workers", "2", str(example)]
+
+
+def test_every_example_is_run():
+    assert {example.stem for example in EXAMPLES} == set(REACHES)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_the_example_trains_on_two_workers(example):
+    pattern, least = REACHES[example.stem]
+    done = subprocess.run(
+        command_of(example),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = re.search(pattern, done.stdout)
+    assert found, done.stdout[-2000:]
+    assert float(found[1]) >= least
+    assert "worker-0" in done.stdout + done.stderr
+    assert "worker-1" in done.stdout + done.stderr
