@@ -13,7 +13,7 @@ class Epoch:
     """The tasks of one epoch.
 
     ``steps`` is None for a stream of unknown length; ``order_crc`` tells workers whose NumPy draws
-    another sample order than ours (CRC-32 of the first pass's order; 0 for streams).
+    another sample order than ours (CRC-32 of pass 0 of the job; 0 for streams).
     """
 
     book: LeaseBook

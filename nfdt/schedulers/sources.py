@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from nfdt.schedulers.tasks import Position, Task, TaskPlan
@@ -130,7 +131,7 @@ class FedTasks:
         """One more batch. Ignored after :meth:`drop`."""
         if self._ended:
             return
-        self._queue.append(Task(self._next, 0, 0, data=data, samples=samples))
+        self._queue.append(Task(self._next, 0, samples, data=data, samples=samples))
         self._next += 1
         self.accepted += 1
 
@@ -149,10 +150,7 @@ class FedTasks:
         tasks = self.take("", self.parts)
         number = self._round if self._synchronous else 0
         self._round += 1
-        return [
-            Task(t.task, 0, 0, round=number, part=part, parts=len(tasks), data=t.data, samples=t.samples)
-            for part, t in enumerate(tasks)
-        ]
+        return [replace(task, round=number, part=part, parts=len(tasks)) for part, task in enumerate(tasks)]
 
     def release(self, worker: str) -> None:
         """Nothing is reserved."""

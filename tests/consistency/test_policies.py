@@ -1,0 +1,103 @@
+"""What each consistency policy decides."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nfdt.consistency.barrier import Barrier
+from nfdt.consistency.bounded import BoundedStaleness
+from nfdt.consistency.free import Free
+from nfdt.consistency.softsync import Softsync
+
+
+def running(policy, *workers):
+    for worker in workers:
+        policy.joined(worker)
+    return policy
+
+
+def steps(policy, worker, count):
+    for _ in range(count):
+        assert policy.may_start(worker)
+        policy.started(worker)
+        policy.finished(worker)
+
+
+def test_bounded_staleness_blocks_a_worker_more_than_s_steps_ahead():
+    policy = running(BoundedStaleness(2), "fast", "slow")
+    steps(policy, "fast", 3)
+    assert not policy.may_start("fast")
+    assert policy.waiting_for("fast") == ("slow",)
+    steps(policy, "slow", 1)
+    assert policy.may_start("fast")
+    assert policy.waiting_for("fast") == ()
+
+
+def test_a_bound_of_zero_is_lock_step():
+    policy = running(BoundedStaleness(0), "a", "b")
+    steps(policy, "a", 1)
+    assert not policy.may_start("a")
+    steps(policy, "b", 1)
+    assert policy.may_start("a")
+
+
+def test_a_step_that_is_not_finished_does_not_count():
+    policy = running(BoundedStaleness(0), "a", "b")
+    policy.started("a")
+    assert policy.may_start("b")
+    steps(policy, "b", 1)
+    assert policy.waiting_for("b") == ("a",)
+
+
+@pytest.mark.parametrize("event", ["left", "idle"])
+def test_who_is_gone_or_idle_blocks_nobody(event):
+    policy = running(BoundedStaleness(0), "a", "b")
+    steps(policy, "a", 1)
+    getattr(policy, event)("b")
+    steps(policy, "a", 10)
+
+
+def test_a_worker_that_comes_back_starts_level_and_holds_nobody_up():
+    policy = running(BoundedStaleness(1), "a", "b")
+    policy.idle("b")
+    steps(policy, "a", 10)
+    steps(policy, "b", 1)
+    assert policy.may_start("a")
+    steps(policy, "b", 1)
+    assert not policy.may_start("b")
+
+
+def test_a_late_worker_starts_level_with_the_slowest():
+    policy = running(BoundedStaleness(1), "a", "b")
+    for _ in range(5):
+        steps(policy, "a", 1)
+        steps(policy, "b", 1)
+    policy.joined("late")
+    steps(policy, "a", 2)
+    assert policy.waiting_for("a") == ("b", "late")
+
+
+@given(st.integers(0, 4), st.lists(st.integers(0, 3), max_size=200))
+def test_finished_steps_never_differ_by_more_than_the_bound_and_one(bound, turns):
+    names = [f"w{i}" for i in range(4)]
+    policy = running(BoundedStaleness(bound), *names)
+    done = dict.fromkeys(names, 0)
+    for turn in turns:
+        if policy.may_start(names[turn]):
+            steps(policy, names[turn], 1)
+            done[names[turn]] += 1
+    assert max(done.values()) - min(done.values()) <= bound + 1
+
+
+def test_a_synchronous_round_has_a_part_per_worker():
+    assert [Barrier().round_parts(m) for m in (0, 1, 4)] == [1, 1, 4]
+    assert Free().round_parts(4) == Softsync(2).round_parts(4) == BoundedStaleness(1).round_parts(4) == 1
+
+
+@pytest.mark.parametrize(("workers", "n", "count"), [(8, 1, 8), (8, 3, 2), (8, 8, 1), (4, 9, 1), (1, 1, 1)])
+def test_softsync_merges_floor_of_workers_over_n(workers, n, count):
+    assert Softsync(n).merge_count(workers) == count
+
+
+def test_the_others_apply_every_gradient_on_its_own():
+    assert Free().merge_count(8) == Barrier().merge_count(8) == BoundedStaleness(1).merge_count(8) == 1

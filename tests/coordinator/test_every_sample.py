@@ -1,0 +1,163 @@
+"""Every sample of an epoch: exactly once when nothing fails, at least once and never dropped when workers die."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated_cluster import job, started
+
+ALGORITHMS = [
+    ("asgd", {}),
+    ("asgd", {"tasks": "static"}),
+    ("ssp", {"staleness_bound": 1}),
+    ("ssp", {"staleness_bound": 0, "tasks": "static"}),
+    ("n-softsync", {}),
+    ("bsp", {}),
+]
+IDS = ["free", "free-static", "ssp", "ssp0-static", "softsync", "bsp"]
+SHAPES = st.fixed_dictionaries(
+    {
+        "workers": st.integers(1, 4),
+        "samples": st.integers(1, 60),
+        "batch_size": st.integers(1, 7),
+        "epochs": st.integers(1, 3),
+        "steps_per_epoch": st.none() | st.integers(1, 9),
+        "validation": st.none() | st.integers(1, 20),
+        "attended": st.booleans(),
+    }
+)
+
+
+def check_rows(spec, cluster):
+    """Every epoch has its own rows and no others: passes over the data, one after the other, without a gap."""
+    samples, due = spec.train.samples, 0
+    for epoch in range(spec.fit.epochs):
+        count = len(cluster.trained[epoch])
+        assert set(cluster.trained[epoch]) == {divmod(i, samples) for i in range(due, due + count)}
+        due += count
+    if spec.fit.steps_per_epoch is None:
+        assert due == spec.fit.epochs * samples
+    else:
+        assert {end["steps"] for end in cluster.of("epoch_end")} == {spec.fit.steps_per_epoch}
+
+
+def act(cluster, moves, kill_at=()):
+    """Play a random interleaving, then let everybody finish."""
+    for number, (who, what) in enumerate(moves):
+        if cluster.over:
+            break
+        names = list(cluster.workers)
+        if number in kill_at and len(names) > 0:
+            cluster.kill(names[who % len(names)])
+            if what % 2:
+                cluster.join()
+        elif what == 0:
+            cluster.flush()
+        elif what == 1:
+            cluster.proceed()
+        elif what == 2 and cluster.spec.train.kind == "stream":
+            cluster.feed()
+        elif names:
+            cluster.turn(names[who % len(names)])
+        cluster.clock.advance(0.003 * what)
+    if not cluster.workers and not cluster.over:
+        cluster.join()
+    cluster.run()
+
+
+MOVES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), min_size=30, max_size=120)
+KILLS = st.sets(st.integers(0, 60), max_size=6)
+
+
+@pytest.mark.parametrize(("preset", "overrides"), ALGORITHMS, ids=IDS)
+@given(shape=SHAPES, moves=MOVES)
+def test_exactly_once_when_nothing_fails(preset, overrides, shape, moves):
+    spec = job(preset, overrides=overrides, **shape)
+    cluster = started(spec)
+    act(cluster, moves)
+    check_rows(spec, cluster)
+    assert all(set(rows.values()) == {1} for rows in cluster.trained.values())
+    for end in cluster.of("epoch_end"):
+        assert end["samples"] == end["logs"]["seen"] == cluster.trained[end["epoch"]].total()
+        assert end["val_logs"] == ({"rows": float(shape["validation"])} if shape["validation"] else None)
+    assert len(cluster.of("epoch_end")) == spec.fit.epochs
+    assert cluster.everybody_left()
+
+
+@pytest.mark.parametrize(("preset", "overrides"), ALGORITHMS, ids=IDS)
+@given(shape=SHAPES, moves=MOVES, kills=KILLS)
+def test_at_least_once_when_workers_are_killed(preset, overrides, shape, moves, kills):
+    spec = job(preset, overrides=overrides, **shape)
+    cluster = started(spec)
+    act(cluster, moves, kills)
+    assert len(cluster.of("epoch_end")) == spec.fit.epochs
+    check_rows(spec, cluster)
+    requeued = sum(lost["requeued"] for lost in cluster.of("worker_lost"))
+    for end in cluster.of("epoch_end"):
+        trained = cluster.trained[end["epoch"]]
+        assert end["samples"] == len(trained)
+        assert end["val_logs"] == ({"rows": float(shape["validation"])} if shape["validation"] else None)
+    again = Counter(task.task for _, task in cluster.pushes)
+    assert again.total() - len(again) <= requeued
+
+
+@pytest.mark.parametrize(("preset", "overrides"), ALGORITHMS, ids=IDS)
+@given(batches=st.integers(0, 25), workers=st.integers(1, 4), moves=MOVES, kills=KILLS)
+def test_every_fed_batch_is_trained(preset, overrides, batches, workers, moves, kills):
+    texts = [b"batch %d" % i for i in range(batches)]
+    cluster = started(job(preset, overrides=overrides, workers=workers, stream=True, epochs=2), texts)
+    act(cluster, moves, kills)
+    for epoch in range(2):
+        assert set(cluster.trained[epoch]) == set(texts)
+        if not kills:
+            assert cluster.trained[epoch] == Counter(texts)
+
+
+@given(shape=SHAPES, moves=MOVES, kills=KILLS)
+@settings(max_examples=200)
+def test_synchronous_rounds_never_overlap_and_are_whole(shape, moves, kills):
+    cluster = started(job("bsp", **shape))
+    act(cluster, moves, kills)
+    rounds = [task.round for _, task in cluster.pushes]
+    assert rounds == sorted(rounds)
+    parts = {}
+    for _, task in cluster.pushes:
+        parts.setdefault(task.round, set()).add((task.part, task.parts, task.start, task.stop))
+    for held in parts.values():
+        assert len({p[1] for p in held}) == 1
+        assert {p[0] for p in held} == set(range(next(iter(held))[1]))
+    assert sorted(parts) == list(range(len(parts)))
+
+
+@given(bound=st.integers(0, 3), workers=st.integers(2, 4), moves=MOVES)
+def test_bounded_staleness_holds_within_the_first_epoch(bound, workers, moves):
+    cluster = started(job("ssp", overrides={"staleness_bound": bound}, workers=workers, samples=200))
+    done = Counter({f"worker-{i}": 0 for i in range(workers)})
+    for who, _ in moves:
+        name = f"worker-{who % workers}"
+        before = len(cluster.pushes)
+        cluster.turn(name)
+        done[name] += len(cluster.pushes) - before
+        if cluster.coordinator.phase == "train" and len(cluster.pushes) < 40:
+            assert max(done.values()) - min(done.values()) <= bound + 2
+
+
+@given(shape=SHAPES, moves=MOVES, kills=KILLS, stop=st.integers(0, 100))
+@pytest.mark.parametrize(("preset", "overrides"), ALGORITHMS, ids=IDS)
+def test_stopping_ends_after_what_is_leased_with_one_epoch_end(preset, overrides, shape, moves, kills, stop):
+    cluster = started(job(preset, overrides=overrides, **shape))
+    act_until = moves[:stop]
+    for who, what in act_until:
+        names = list(cluster.workers)
+        if what == 0:
+            cluster.flush()
+            cluster.proceed()
+        else:
+            cluster.turn(names[who % len(names)])
+    begun = len(cluster.of("epoch_begin"))
+    cluster.coordinator.stop_training()
+    cluster.settle()
+    act(cluster, moves[stop:], kills)
+    assert len(cluster.of("epoch_begin")) == len(cluster.of("epoch_end")) == begun
+    assert [e["epoch"] for e in cluster.of("epoch_end")] == list(range(begun))

@@ -1,0 +1,151 @@
+"""The lease book: exactly once when nothing fails, at least once and never dropped when workers die."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nfdt.schedulers import FedTasks, LeaseBook, PlannedTasks, TaskPlan
+
+
+def book_of(steps, kind="dynamic", workers=3):
+    rounds = kind == "rounds"
+    plan = TaskPlan(steps * (3 if rounds else 1), 1, 3 if rounds else 1, synchronous=rounds)
+    shares = [f"w{i}" for i in range(workers)] if kind == "static" else ()
+    return LeaseBook(PlannedTasks(plan, shares), rounds=rounds)
+
+
+KINDS = ["dynamic", "static", "rounds"]
+ACTIONS = st.lists(st.tuples(st.sampled_from(["issue", "finish", "lose"]), st.integers(0, 2), st.integers(1, 4)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(steps=st.integers(1, 30), actions=ACTIONS)
+def test_every_row_is_finished_exactly_once_whatever_happens_to_leases(kind, steps, actions):
+    book = book_of(steps, kind)
+    finished = Counter()
+
+    def finish(name, count):
+        for task in book.held(name)[:count]:
+            assert book.finish(name, task.task) == task
+            finished.update(range(task.start, task.stop))
+
+    for action, worker, count in actions:
+        name = f"w{worker}"
+        if action == "issue":
+            book.issue(name, count)
+        elif action == "finish":
+            finish(name, count)
+        else:
+            held = len(book.held(name))
+            assert book.lose(name) == held
+            assert book.lose(name) == 0
+    while not book.done:
+        for name in ("w0", "w1", "w2"):
+            book.issue(name, 2)
+            finish(name, 2)
+    assert finished == Counter(range(steps * (3 if kind == "rounds" else 1)))
+    assert book.steps_finished == steps
+    assert book.samples_finished == sum(finished.values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(actions=ACTIONS)
+def test_a_task_is_held_by_one_worker_at_a_time(kind, actions):
+    book = book_of(12, kind)
+    for action, worker, count in actions:
+        name = f"w{worker}"
+        if action == "issue":
+            book.issue(name, count)
+        elif action == "lose":
+            book.lose(name)
+        held = [t.task for w in ("w0", "w1", "w2") for t in book.held(w)]
+        assert len(set(held)) == len(held)
+        assert set(book.holders()) == {w for w in ("w0", "w1", "w2") if book.held(w)}
+
+
+def test_only_the_holder_can_finish_a_task():
+    book = book_of(2)
+    (task,) = book.issue("a")
+    assert book.finish("b", task.task) is None
+    book.lose("a")
+    assert book.finish("a", task.task) is None
+    assert book.issue("b") == (task,)
+    assert book.finish("b", task.task) == task
+    assert book.finish("b", task.task) is None
+
+
+def test_lost_tasks_come_before_all_others_in_their_order():
+    book = book_of(10)
+    lost = book.issue("a", 3)
+    book.issue("b", 2)
+    book.lose("a")
+    assert book.issue("b", 3) == lost
+
+
+def test_the_next_round_waits_for_every_part_of_this_one():
+    book = book_of(2, "rounds")
+    tasks = [book.issue(w)[0] for w in ("w0", "w1", "w2")]
+    assert {t.round for t in tasks} == {0}
+    for worker, task in list(zip(("w0", "w1", "w2"), tasks, strict=True))[:2]:
+        book.finish(worker, task.task)
+        assert not book.available("w0")
+        assert book.issue("w0") == ()
+        assert not book.exhausted("w0")
+    book.lose("w2")
+    assert book.issue("w0") == (tasks[2],)
+    assert book.steps_finished == 0
+    book.finish("w0", tasks[2].task)
+    assert book.steps_finished == 1
+    assert book.issue("w0")[0].round == 1
+
+
+def test_a_worker_gets_its_own_part_if_it_is_still_there():
+    book = book_of(1, "rounds")
+    assert book.issue("w2", part=2)[0].part == 2
+    assert book.issue("w0", part=2)[0].part == 0
+
+
+def test_stop_drops_what_is_not_leased_and_waits_for_what_is():
+    book = book_of(10)
+    (task,) = book.issue("a")
+    book.stop()
+    assert book.issue("b") == ()
+    assert not book.done
+    book.lose("a")
+    assert not book.done
+    assert book.issue("b") == (task,)
+    book.finish("b", task.task)
+    assert book.done
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_stop_completes_a_round_that_somebody_has_begun(begun):
+    book = book_of(5, "rounds")
+    assert book.available("w0")
+    done = []
+    if begun:
+        done += book.issue("w0")
+    book.stop()
+    while tasks := book.issue("w1"):
+        done += tasks
+    for task in done:
+        book.finish("w0", task.task) or book.finish("w1", task.task)
+    assert len(done) == (3 if begun else 0)
+    assert book.done
+
+
+def test_a_fed_book_is_not_exhausted_until_the_feed_has_ended():
+    feed = FedTasks()
+    book = LeaseBook(feed)
+    assert not book.available("a")
+    assert not book.exhausted("a")
+    feed.feed(b"x", 4)
+    (task,) = book.issue("a")
+    feed.end()
+    assert book.exhausted("a")
+    assert not book.done
+    book.finish("a", task.task)
+    assert book.done
+    assert book.samples_finished == 4

@@ -1,0 +1,218 @@
+"""Workers, shards and a client that live in one thread and do what the coordinator tells them, in any order."""
+
+from collections import Counter, defaultdict
+
+import numpy as np
+
+from nfdt.consistency import make_policy
+from nfdt.coordinator import (
+    BeginEpoch,
+    CollectState,
+    Coordinator,
+    Emit,
+    EpochDone,
+    EpochState,
+    Evaluate,
+    Evaluated,
+    Failed,
+    FlushShards,
+    Leave,
+    Report,
+    StateMerger,
+    Summarise,
+    Summary,
+    TrainingDone,
+    Wait,
+    Work,
+)
+from nfdt.core.clock import ManualClock
+from nfdt.core.spec import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
+from nfdt.core.training.merge import decode_arrays, encode_arrays
+
+RULES = [{"rule": "mean", "decay": None}]
+
+
+def job(preset="asgd", *, workers=2, samples=20, validation=None, stream=False, attended=True, overrides=None, **fit):
+    """A job's specification with small numbers."""
+    return JobSpec(
+        program="0" * 64,
+        algorithm=resolve_algorithm(preset, **(overrides or {})),
+        cluster=ClusterSpec(workers=workers),
+        fit=FitSpec(**{"epochs": 1, "batch_size": 4, **fit}),
+        train=DataSpec(kind="stream") if stream else DataSpec(kind="arrays", samples=samples),
+        validation=DataSpec(kind="arrays", samples=validation) if validation else None,
+        attended=attended,
+        step_timeout_s=60,
+        start_timeout_s=20,
+    )
+
+
+class SimulatedWorker:
+    """Does one instruction at a time; ``ask`` and ``do`` are apart so that it can die in between."""
+
+    def __init__(self, cluster, name, index):
+        self.cluster, self.name, self.index = cluster, name, index
+        self.told = None
+        self.report = Report()
+        self.epoch = 0
+        self.samples = 0
+        self.steps = 0
+        self.begun = []
+
+    def ask(self):
+        report, self.report = self.report, Report()
+        self.told = self.cluster.coordinator.next(self.name, report)
+        return self.told
+
+    def do(self):
+        """Carry the instruction out; the report travels with the next call of ask."""
+        told, self.told = self.told, None
+        match told:
+            case BeginEpoch(epoch, untrained, _):
+                self.epoch, self.samples, self.steps = epoch, 0, 0
+                self.begun.append((epoch, untrained))
+            case Work(epoch, tasks):
+                self._train(epoch, tasks)
+            case CollectState(epoch):
+                state = encode_arrays([np.array([float(self.index)])])
+                metrics = encode_arrays([np.array(float(self.samples))])
+                self.report = Report(epoch_state=EpochState(epoch, state, metrics, self.steps))
+            case Evaluate(epoch, tasks, _):
+                metrics = encode_arrays([np.array(float(sum(t.stop - t.start for t in tasks)))])
+                self.report = Report(evaluated=Evaluated(epoch, tuple(t.task for t in tasks), metrics))
+            case Summarise(_, metrics, validation, logs):
+                self.report = Report(summary=self._summary(metrics, validation, logs))
+
+    def _train(self, epoch, tasks):
+        assert epoch == self.epoch
+        for task in tasks:
+            self.cluster.trained[epoch].update(self.cluster.rows(task))
+            self.cluster.pushes.append((self.name, task))
+            self.samples += task.samples
+            self.steps += 1
+        self.report = Report(tuple(t.task for t in tasks), epoch, {"loss": float(self.index)})
+
+    def _summary(self, metrics, validation, logs):
+        totals = decode_arrays(metrics)
+        seen = float(totals[0]) if totals else -1.0
+        rows = float(decode_arrays(validation)[0]) if validation else None
+        return Summary({"seen": seen, **logs}, None if rows is None else {"rows": rows})
+
+
+class SimulatedCluster:
+    """A coordinator and what surrounds it; nothing happens but what a test makes happen."""
+
+    def __init__(self, spec, batches=None):
+        self.spec = spec
+        self.clock = ManualClock()
+        self.merger = StateMerger(RULES, [np.zeros(1)])
+        self.coordinator = Coordinator(spec, make_policy(spec.algorithm), self.clock, self.merger)
+        self.workers = {}
+        self.trained = defaultdict(Counter)
+        self.pushes = []
+        self.events = []
+        self.effects = []
+        self.batches = batches or []
+        self.unflushed = []
+        self.proceeds = []
+        self._fed = Counter()
+        self._ended = set()
+        self._joined = 0
+        self.settle()
+
+    def rows(self, task):
+        if task.data:
+            return [task.data]
+        return [(task.pass_index, row) for row in range(task.start, task.stop)]
+
+    def join(self, count=1):
+        for _ in range(count):
+            name = f"worker-{self._joined}"
+            self.workers[name] = SimulatedWorker(self, name, self._joined)
+            self.coordinator.joined(name, self._joined)
+            self._joined += 1
+        self.settle()
+
+    def kill(self, name, reason="killed"):
+        self.workers.pop(name, None)
+        self.coordinator.left(name, reason)
+        self.settle()
+
+    def turn(self, name):
+        """One worker does what it was told, or asks."""
+        worker = self.workers[name]
+        if worker.told is None or isinstance(worker.told, Wait):
+            worker.ask()
+        else:
+            worker.do()
+        self.settle()
+
+    def settle(self):
+        """Note effects; shards and client answer only when the test lets them."""
+        for effect in self.coordinator.drain():
+            self.effects.append(effect)
+            match effect:
+                case Emit(kind, data):
+                    self.events.append((kind, data))
+                case FlushShards(epoch):
+                    self.unflushed.append(epoch)
+                case EpochDone(epoch):
+                    self.proceeds.append(epoch + 1)
+
+    def flush(self):
+        if self.unflushed:
+            self.coordinator.flushed(self.unflushed.pop())
+            self.settle()
+
+    def proceed(self):
+        if self.proceeds:
+            self.coordinator.proceed(self.proceeds.pop())
+            self.settle()
+
+    def feed(self):
+        """Send one batch, or the end, if there is credit."""
+        credit = self.coordinator.feed_credit
+        epoch = credit.epoch
+        if epoch in self._ended or not credit.free:
+            return
+        if self._fed[epoch] < len(self.batches):
+            self.coordinator.fed(epoch, self.batches[self._fed[epoch]], 4)
+            self._fed[epoch] += 1
+        else:
+            self._ended.add(epoch)
+            self.coordinator.feed_ended(epoch)
+        self.settle()
+
+    def run(self, most=20_000):
+        """Everybody does its part in turn until the job has ended."""
+        for _ in range(most):
+            if self.over:
+                return
+            for name in list(self.workers):
+                self.turn(name)
+            self.flush()
+            self.proceed()
+            if self.spec.train.kind == "stream":
+                self.feed()
+            self.clock.advance(0.01)
+        raise AssertionError(f"The job hangs in {self.coordinator.phase}, for {self.coordinator.waiting_for()}.")
+
+    @property
+    def over(self):
+        return any(isinstance(e, TrainingDone | Failed) for e in self.effects)
+
+    def of(self, kind):
+        """The data of all events of a kind."""
+        return [data for k, data in self.events if k == kind]
+
+    def everybody_left(self):
+        return all(isinstance(w.ask(), Leave) for w in self.workers.values())
+
+
+def started(spec, batches=None):
+    """A cluster whose workers have joined and whose client has said go."""
+    cluster = SimulatedCluster(spec, batches)
+    cluster.join(spec.cluster.workers)
+    cluster.coordinator.proceed(spec.fit.initial_epoch)
+    cluster.settle()
+    return cluster
