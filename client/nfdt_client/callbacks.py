@@ -1,0 +1,115 @@
+"""Keras' callbacks of a captured ``fit``: which of them need what, and the validation that runs beside them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nfdt_client.mirror import Validation
+from nfdt_client.options import Options
+
+if TYPE_CHECKING:
+    from nfdt_client.capture import Capture
+
+_TEST_HOOKS = ("on_test_begin", "on_test_batch_begin", "on_test_batch_end", "on_test_end")
+# Keras' own callbacks that neither look at the weights nor change them.
+_BLIND = (
+    *("ProgbarLogger", "History", "CSVLogger", "TerminateOnNaN"),
+    *("LearningRateScheduler", "ReduceLROnPlateau", "RemoteMonitor"),
+)
+
+
+def _each(callbacks: Any) -> list[Any]:
+    from keras import tree
+
+    if hasattr(callbacks, "callbacks") and hasattr(callbacks, "on_train_begin"):
+        return list(callbacks.callbacks)
+    return [callback for callback in tree.flatten(callbacks or []) if callback is not None]
+
+
+def watches_tests(callbacks: Any) -> bool:
+    """Whether a callback wants to be there when the model is evaluated: then that happens in this process."""
+    for callback in _each(callbacks):
+        if type(callback).__name__ == "SwapEMAWeights":
+            return True
+        for hook in _TEST_HOOKS:
+            method = getattr(callback, hook)
+            owner = str(getattr(method, "__module__", ""))
+            if not getattr(method, "_is_default", False) and not owner.startswith("keras."):
+                return True
+    return False
+
+
+def watches_weights(callbacks: Any) -> bool:
+    """Whether a callback may look at or change the model between epochs."""
+    for callback in _each(callbacks):
+        kind = type(callback)
+        own = kind.__module__.startswith("keras.")
+        if own and kind.__name__ in _BLIND:
+            continue
+        if own and kind.__name__ == "EarlyStopping" and not callback.restore_best_weights:
+            continue
+        return True
+    return False
+
+
+def callback_list(captured: Capture, options: Options) -> Any:
+    """Keras' own CallbackList, as ``fit`` makes it."""
+    from keras import callbacks as keras_callbacks
+
+    callbacks, verbose = captured.arguments["callbacks"], captured.arguments["verbose"]
+    if isinstance(callbacks, keras_callbacks.CallbackList):
+        return callbacks
+    return keras_callbacks.CallbackList(
+        callbacks,
+        add_history=True,
+        add_progbar=verbose != 0,
+        verbose=verbose,
+        epochs=captured.epochs,
+        steps=captured.steps(options),
+        model=captured.model,
+    )
+
+
+def local_validation(captured: Capture, callbacks: Any) -> Validation | None:
+    """Keras' own evaluation in this process, for data that only this process can read."""
+    if captured.local_validation is None:
+        return None
+    from keras.src.backend.tensorflow.trainer import TFEpochIterator
+
+    model, arguments = captured.model, captured.arguments
+    x, y, sample_weight = captured.local_validation
+    batch_size = arguments["validation_batch_size"] or arguments["batch_size"]
+    iterators: list[Any] = []
+
+    def validate(epoch: int) -> dict[str, Any] | None:
+        if not model._should_eval(epoch, arguments["validation_freq"]):
+            return None
+        if not iterators:  # one for all epochs, as Keras does it: a generator goes on where it was
+            iterators.append(
+                TFEpochIterator(
+                    x=x,
+                    y=y,
+                    sample_weight=sample_weight,
+                    batch_size=batch_size,
+                    distribute_strategy=model.distribute_strategy,
+                    steps_per_execution=model.steps_per_execution,
+                    steps_per_epoch=arguments["validation_steps"],
+                    shuffle=False,
+                )
+            )
+        model._eval_epoch_iterator = iterators[0]
+        try:
+            return model.evaluate(
+                x=x,
+                y=y,
+                sample_weight=sample_weight,
+                batch_size=batch_size,
+                steps=arguments["validation_steps"],
+                callbacks=callbacks,
+                return_dict=True,
+                _use_cached_eval_dataset=True,
+            )
+        finally:
+            del model._eval_epoch_iterator
+
+    return validate

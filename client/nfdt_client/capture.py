@@ -1,0 +1,192 @@
+"""What ``fit`` was given, understood as Keras would."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nfdt.core.errors import CaptureError, UsageError
+from nfdt_client import callbacks, training_data
+from nfdt_client.options import Options
+from nfdt_client.training_data import Arrays, Stream
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Capture:
+    """One ``fit`` call: its arguments checked, its data read, nothing sent yet.
+
+    Attributes:
+        model: The user's model.
+        arguments: Of ``fit``, by name, defaults filled in.
+        train: Training data.
+        validation: Validation data that go with the job; None when there are none or Keras evaluates here.
+        local_validation: Validation data that only this process can read, as (x, y, sample_weight).
+    """
+
+    model: Any
+    arguments: dict[str, Any]
+    train: Arrays | Stream
+    validation: Arrays | None = None
+    local_validation: tuple[Any, Any, Any] | None = None
+
+    @property
+    def epochs(self) -> int:
+        """Index after the last epoch."""
+        return int(self.arguments["epochs"])
+
+    @property
+    def batch_size(self) -> int:
+        """Local batch of one worker."""
+        return self.train.batch_size if isinstance(self.train, Arrays) else 32
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """As the job shall count; None for one pass over arrays, and for streams, whose epochs end by themselves."""
+        steps = self.arguments["steps_per_epoch"]
+        return int(steps) if steps and isinstance(self.train, Arrays) else None
+
+    def sample_batch(self) -> Any:
+        """A first batch, to build the model with."""
+        if isinstance(self.train, Stream):
+            return self.train.peek()
+        return self.train.head(self.train.batch_size).nest
+
+    def steps(self, options: Options) -> int | None:
+        """Steps per epoch to show before the cluster says how many there are."""
+        workers = options.cluster.workers if options.algorithm.consistency == "bsp" else 1
+        if isinstance(self.train, Stream):
+            return self.train.batches and -(-self.train.batches // workers)
+        return self.steps_per_epoch or -(-self.train.samples // (self.train.batch_size * workers))
+
+
+def bind(fit: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a ``fit`` call by name; TypeError for wrong ones, as Python says it."""
+    bound = inspect.signature(fit).bind(model, *args, **kwargs)
+    bound.apply_defaults()
+    arguments = dict(bound.arguments)
+    arguments.pop("self", None)
+    return arguments
+
+
+def capture(model: Any, arguments: dict[str, Any], options: Options) -> Capture:
+    """Check a call of ``fit`` and read its data.
+
+    Raises:
+        UsageError: bad arguments, empty data, lengths that differ.
+        CaptureError: another backend than TensorFlow, or data that cannot be shipped.
+    """
+    import keras
+
+    if keras.backend.backend() != "tensorflow":
+        raise CaptureError(f"Expected Keras on TensorFlow. Received: KERAS_BACKEND={keras.backend.backend()!r}.")
+    model._assert_compile_called("fit")
+    arguments = {**arguments, "epochs": _limited_epochs(arguments["epochs"])}
+    if arguments["epochs"] < 0 or arguments["initial_epoch"] < 0:
+        raise UsageError(f"epochs: expected 0 or more. Received: {arguments['epochs']}, {arguments['initial_epoch']}.")
+    x, y, sample_weight, validation_data = _split(arguments)
+    train = training_data.read(
+        x,
+        y,
+        sample_weight,
+        batch_size=arguments["batch_size"],
+        steps_per_epoch=arguments["steps_per_epoch"],
+        shuffle=arguments["shuffle"],
+        class_weight=arguments["class_weight"],
+    )
+    if isinstance(train, Arrays):
+        arguments["steps_per_epoch"] = _limited_steps(arguments["steps_per_epoch"], train, options)
+    captured = Capture(model, arguments, train)
+    return captured if validation_data is None else _with_validation(captured, validation_data)
+
+
+def _limited_epochs(epochs: int) -> int:
+    from keras.src.backend import config
+
+    limit = config.max_epochs()
+    return min(int(epochs), limit) if limit else int(epochs)
+
+
+def _split(arguments: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
+    from keras.src.trainers.data_adapters import array_slicing
+
+    data = (arguments["x"], arguments["y"], arguments["sample_weight"])
+    validation_data = arguments["validation_data"]
+    if arguments["validation_split"] and validation_data is None:
+        training_data.check_not_empty(*data)
+        try:
+            data, validation_data = array_slicing.train_validation_split(
+                data, validation_split=arguments["validation_split"]
+            )
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+    return (*data, validation_data)
+
+
+def _limited_steps(steps: int | None, train: Arrays, options: Options) -> int | None:
+    """Arrays end an epoch: more steps than one pass has are cut, with Keras' own warning."""
+    workers = options.cluster.workers if options.algorithm.consistency == "bsp" else 1
+    available = -(-train.samples // (train.batch_size * workers))
+    if steps is None or steps < available:
+        return steps
+    if steps > available:
+        warnings.warn(
+            f"Your input ran out of data: steps_per_epoch={steps}, but the arrays have {available} batches. "
+            "Each epoch is one pass over them.",
+            stacklevel=2,
+        )
+    return None
+
+
+def _with_validation(captured: Capture, validation_data: Any) -> Capture:
+    from keras.src.trainers.data_adapters import data_adapter_utils
+
+    arguments = captured.arguments
+    x, y, sample_weight = data_adapter_utils.unpack_x_y_sample_weight(validation_data)
+    captured.local_validation = (x, y, sample_weight)
+    if not training_data.is_arrays((x, y, sample_weight)) or callbacks.watches_tests(arguments["callbacks"]):
+        return captured
+    steps = arguments["validation_steps"]
+    batch_size = arguments["validation_batch_size"] or arguments["batch_size"]
+    data = training_data.read(x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps)
+    if isinstance(data, Arrays):
+        captured.local_validation = None
+        captured.validation = data.head(steps * data.batch_size) if steps else data
+    return captured
+
+
+def check_batch(model: Any, batch: Any) -> None:
+    """Run one batch through a built model symbolically, so that wrong shapes are told before anything is sent.
+
+    Only where Keras' own ``train_step`` will see the batch and the model is a Functional or Sequential one: for
+    others the symbolic run could fail where the real one does not.
+
+    Raises:
+        UsageError: model, loss and data do not fit together.
+    """
+    from keras.src import backend
+    from keras.src.models.functional import Functional
+    from keras.src.models.sequential import Sequential
+    from keras.src.trainers.data_adapters import data_adapter_utils
+
+    known = isinstance(model, Functional | Sequential) and type(model).__module__.startswith("keras.")
+    if not known or not model.built:
+        return
+
+    def symbolic(leaf: Any) -> Any:
+        dtype = "string" if leaf.dtype.kind in "OSU" else backend.standardize_dtype(leaf.dtype)
+        return backend.KerasTensor(leaf.shape, dtype)
+
+    try:
+        x, y, sample_weight = data_adapter_utils.unpack_x_y_sample_weight(training_data.map_arrays(symbolic, batch))
+        prediction = backend.compute_output_spec(model, x, training=False)
+        backend.compute_output_spec(model._compute_loss, x, y, prediction, sample_weight=sample_weight, training=False)
+    except ValueError as error:
+        raise UsageError(f"The training data do not fit the model: {error}") from error
+    except Exception as error:  # the symbolic run is a courtesy: what it cannot do, the workers will
+        logger.debug("The shapes could not be checked beforehand: %s", error)

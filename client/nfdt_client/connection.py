@@ -1,0 +1,174 @@
+"""The calls of the Jobs service: deadlines, errors of our own, a watch that survives a broken stream."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+
+from nfdt.core.errors import JobCancelled, NfdtError, ProtocolError, ServerUnreachable
+from nfdt.core.events import Event
+from nfdt.core.wire import jobs_pb2 as pb
+from nfdt.core.wire import jobs_pb2_grpc
+from nfdt.core.wire.channel import open_channel
+from nfdt.core.wire.status import translate, translated
+
+logger = logging.getLogger(__name__)
+
+CALL_TIMEOUT_S = 60.0
+SNAPSHOT_TIMEOUT_S = 600.0
+RECONNECT_S = 30.0
+SETTLED_S = 5.0  # a stream that was open this long had a server behind it
+PAUSE_S = 0.2
+RECORDED_S, RECORDED_BATCH = 1.0, 1000  # a live job sends fewer events than this in this time
+TERMINAL = ("succeeded", "failed", "cancelled")
+
+
+def _ignore() -> None:
+    return None
+
+
+class Connection:
+    """A job server as the client sees it.
+
+    Args:
+        address: ``HOST:PORT``.
+        token: The secret that goes with every call.
+        ca_file: Certificate authority of a server with TLS.
+        check: Called before a connection is tried again; raises when that is pointless.
+        reconnect_s: How long a broken event stream is tried again without one event arriving.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        *,
+        ca_file: str | None = None,
+        check: Callable[[], None] = _ignore,
+        reconnect_s: float = RECONNECT_S,
+    ) -> None:
+        self.address = address
+        self._check, self._reconnect_s = check, reconnect_s
+        self._channel = open_channel(address, token, ca_file=ca_file)
+        self.stub: Any = jobs_pb2_grpc.JobsStub(self._channel)
+
+    def close(self) -> None:
+        """Close the channel; running calls end."""
+        self._channel.close()
+
+    def describe(self) -> pb.ServerDescription:
+        """Who is there. Fails at once where nobody listens."""
+        with translated(self.address):
+            return self.stub.Describe(pb.DescribeRequest(), timeout=CALL_TIMEOUT_S)
+
+    def submit(self, spec_json: str, session: str) -> str:
+        """Hand a job in; its id."""
+        with translated(self.address):
+            request = pb.SubmitRequest(spec_json=spec_json, session=session)
+            return str(self.stub.Submit(request, timeout=CALL_TIMEOUT_S).job_id)
+
+    def show(self, job_id: str) -> pb.JobDescription:
+        """A job's description."""
+        with translated(self.address):
+            return self.stub.Show(pb.JobRef(job_id=job_id), timeout=CALL_TIMEOUT_S)
+
+    def list(self) -> list[pb.JobDescription]:
+        """All jobs the server knows."""
+        with translated(self.address):
+            return list(self.stub.List(pb.ListRequest(), timeout=CALL_TIMEOUT_S).jobs)
+
+    def control(self, job_id: str, timeout_s: float = CALL_TIMEOUT_S, **action: Any) -> None:
+        """One control action, as in ``control(job, proceed=pb.Proceed(epoch=1))``."""
+        with translated(self.address):
+            self.stub.Control(pb.ControlRequest(job_id=job_id, **action), timeout=timeout_s)
+
+    def snapshot(self, job_id: str) -> str:
+        """Name of the state artifact of a job that stands at an epoch's end."""
+        with translated(self.address):
+            return str(self.stub.Snapshot(pb.JobRef(job_id=job_id), timeout=SNAPSHOT_TIMEOUT_S).artifact)
+
+    def watch(self, job_id: str, after: int = 0) -> Iterator[Event]:
+        """Events after a cursor until the job has ended, each once, over broken connections.
+
+        Raises:
+            ServerUnreachable: the stream broke and no event came for ``reconnect_s`` seconds of trying.
+        """
+        cursor, ended = after, False
+        broken_since: float | None = None
+        while not ended:
+            opened = time.monotonic()
+            try:
+                for event in self._stream(job_id, cursor):
+                    cursor, ended, broken_since = event.cursor, ended or is_end(event), None
+                    yield event
+                problem: NfdtError = ServerUnreachable(f"{self.address} ended the events of job {job_id} early.")
+                ended = ended or self.show(job_id).state in TERMINAL
+            except (ServerUnreachable, JobCancelled) as error:
+                problem = error
+            if not ended:
+                now = time.monotonic()
+                broken_since = now if broken_since is None or now - opened > SETTLED_S else broken_since
+                self._pause(problem, broken_since + self._reconnect_s)
+
+    def recorded(self, job_id: str) -> Iterator[Event]:
+        """The events so far. The service only streams, so the end is a pause in what it sends."""
+        cursor, count = 0, RECORDED_BATCH
+        while count >= RECORDED_BATCH:
+            count = 0
+            for event in self._stream(job_id, cursor, timeout_s=RECORDED_S):
+                cursor, count = event.cursor, count + 1
+                yield event
+                if is_end(event):
+                    return
+
+    def _stream(self, job_id: str, after: int, timeout_s: float | None = None) -> Iterator[Event]:
+        call = self.stub.Watch(pb.WatchRequest(job_id=job_id, after=after), timeout=timeout_s)
+        try:
+            for message in call:
+                if message.cursor > after:
+                    after = message.cursor
+                    yield _event(message)
+        except grpc.RpcError as error:
+            if timeout_s is not None and error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                return
+            raise translate(error, self.address) from error
+        finally:
+            call.cancel()
+
+    def _pause(self, problem: NfdtError, deadline: float) -> None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise ServerUnreachable(f"{problem} Gave up after {self._reconnect_s:.0f} s.") from problem
+        logger.info("%s Trying again.", problem)
+        self.wait_ready(min(left, 1.0))
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Wait a moment for the server to answer again.
+
+        Raises:
+            NfdtError: what ``check`` raises, when waiting is pointless.
+        """
+        self._check()
+        with contextlib.suppress(grpc.FutureTimeoutError):
+            grpc.channel_ready_future(self._channel).result(timeout=timeout_s)
+            time.sleep(min(timeout_s, PAUSE_S))
+
+
+def is_end(event: Event) -> bool:
+    """Whether a job has ended with this event."""
+    return event.kind == "state" and event.data.get("state") in TERMINAL
+
+
+def _event(message: pb.JobEvent) -> Event:
+    try:
+        data = json.loads(message.data_json or "{}")
+    except ValueError as error:
+        raise ProtocolError(f"Event {message.cursor}: expected JSON. Received: {message.data_json[:80]!r}.") from error
+    kind: Any = message.kind
+    return Event(message.cursor, message.at, kind, data)

@@ -1,0 +1,170 @@
+"""The ways into the product: ``distribute``, ``session``, ``submit``. Importing this imports no Keras."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from nfdt.core.errors import UsageError
+from nfdt_client.options import Options, resolve
+from nfdt_client.session import Session
+
+if TYPE_CHECKING:
+    from nfdt_client.handle import JobHandle
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _options(options: Mapping[str, Any] | None, arguments: Mapping[str, Any]) -> Options:
+    if options is not None and not isinstance(options, Mapping):
+        raise UsageError(f"options: expected a mapping of names to values. Received: {options!r}.")
+    return resolve({**(options or {}), **{name: value for name, value in arguments.items() if value is not None}})
+
+
+@overload
+def distribute(fn: F) -> F: ...
+@overload
+def distribute(
+    fn: None = None,
+    *,
+    workers: int | None = None,
+    algorithm: str | None = None,
+    server: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    **overrides: Any,
+) -> Callable[[F], F]: ...
+def distribute(
+    fn: Any = None,
+    *,
+    workers: int | None = None,
+    algorithm: str | None = None,
+    server: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    **overrides: Any,
+) -> Any:
+    """Decorate a function: every ``model.fit`` during its call trains on a cluster. With or without parentheses.
+
+    Args:
+        fn: The function.
+        workers: How many; default 2, or all that the server has.
+        algorithm: A preset, as in ``"ddc-asgd"`` (default), ``"bsp"``, ``"asgd"``.
+        server: ``HOST:PORT`` of a job server; without it one is started here for each call and taken down after it.
+        options: More options as a mapping, for names that are no Python identifiers (``"emulate.slowdown"``).
+        **overrides: Any other option: ``update_rule``, ``staleness_bound``, ``dc_lambda``, ``shards``, ``emulate``, ...
+
+    Raises:
+        UsageError: at once, for unknown options and bad values; the message names the valid ones.
+    """
+    named = {"workers": workers, "algorithm": algorithm, "server": server, **overrides}
+    resolved = _options(options, named)
+
+    def decorate(function: F) -> F:
+        _check_function(function, "distribute")
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with Session(resolved):
+                return function(*args, **kwargs)
+
+        return call  # type: ignore[return-value]
+
+    return decorate if fn is None else decorate(fn)
+
+
+def session(
+    *,
+    workers: int | None = None,
+    algorithm: str | None = None,
+    server: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    **overrides: Any,
+) -> Session:
+    """For a ``with`` block what :func:`distribute` is for a function; takes the same arguments."""
+    return Session(_options(options, {"workers": workers, "algorithm": algorithm, "server": server, **overrides}))
+
+
+class _Submitted(BaseException):
+    """Leaves the user's function once its job is with the server; no ``except Exception`` stops it."""
+
+    def __init__(self, handle: JobHandle) -> None:
+        super().__init__("the job is submitted")
+        self.handle = handle
+
+
+class _Submitter(Session):
+    """A session whose first fit is handed in, unattended, instead of run."""
+
+    def _fit(self, model: Any, arguments: dict[str, Any]) -> Any:
+        from nfdt_client.capture import capture, check_batch
+        from nfdt_client.handle import JobHandle
+        from nfdt_client.training_data import Stream
+
+        if arguments["callbacks"]:
+            raise UsageError(
+                "submit: nobody is there to run callbacks. Expected: fit without callbacks. Use nfdt.distribute, "
+                "which runs them in this script."
+            )
+        captured = capture(model, arguments, self.options)
+        if isinstance(captured.train, Stream) or captured.local_validation is not None:
+            raise UsageError(
+                "submit: the data must go with the job. Expected: arrays or tensors. Received: data that only this "
+                "script can read batch by batch. Use nfdt.distribute."
+            )
+        batch = captured.sample_batch()
+        check_batch(model, batch)
+        initial_epoch = int(arguments["initial_epoch"])
+        if initial_epoch >= captured.epochs:
+            raise UsageError(f"submit: expected epochs above {initial_epoch}. Received: {captured.epochs}.")
+        submission, _ = self.prepare(captured, batch, initial_epoch, attended=False)
+        job_id = self.send(submission)
+        raise _Submitted(JobHandle(job_id, self.release_connection()))
+
+
+def submit(
+    fn: Callable[..., Any],
+    *args: Any,
+    workers: int | None = None,
+    algorithm: str | None = None,
+    server: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    **overrides: Any,
+) -> JobHandle:
+    """Run ``fn`` up to its first ``fit`` and hand that in as a job that needs this script no longer.
+
+    ``fn`` ends there: what follows the ``fit`` is not run, its ``finally`` blocks are.
+
+    Args:
+        fn: The function.
+        *args: Its arguments.
+        workers: As for :func:`distribute`.
+        algorithm: As for :func:`distribute`.
+        server: As for :func:`distribute`, but there must be one.
+        options: As for :func:`distribute`.
+        **overrides: As for :func:`distribute`.
+
+    Raises:
+        UsageError: no server, no fit, callbacks, or data that only this script can read.
+    """
+    _check_function(fn, "submit")
+    named = {"workers": workers, "algorithm": algorithm, "server": server, **overrides}
+    resolved = _options(options, named)
+    if resolved.server is None:
+        raise UsageError(
+            "submit: expected server='HOST:PORT' or NFDT_SERVER in the environment. Received: none. A server "
+            "embedded in this script would end with it."
+        )
+    try:
+        with _Submitter(resolved):
+            fn(*args)
+    except _Submitted as submitted:
+        return submitted.handle
+    raise UsageError(f"submit: expected {fn!r} to call model.fit. It returned without.")
+
+
+def _check_function(function: Any, name: str) -> None:
+    if not callable(function):
+        raise UsageError(f"{name}: expected a function. Received: {function!r}. Options go by name: {name}(workers=4).")
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        raise UsageError(f"{name}: expected a plain function. Received: {function!r}, whose body runs after the call.")

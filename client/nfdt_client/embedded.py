@@ -1,0 +1,136 @@
+"""The embedded job server: a child process on loopback that lives as long as the session."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from nfdt.core.errors import ServerUnreachable
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 10.0
+KILL_TIMEOUT_S = 5.0
+TAIL_LINES = 20
+
+
+def server_command(workers: int, shards: int, state_dir: Path) -> list[str]:
+    """How the server is started; ``-P`` keeps a file of the user's from shadowing a module of ours."""
+    return [
+        *(sys.executable, "-P", "-m", "nfdt.server", "--embedded"),
+        *("--workers", str(workers), "--shards", str(shards), "--state-dir", str(state_dir)),
+    ]
+
+
+class EmbeddedServer:
+    """A job server with its own workers, started in the background and taken down at the end.
+
+    The child reads the token from the first line of its standard input, answers with one JSON line
+    that holds its address, and ends when its standard input is closed: also when this process dies.
+
+    Args:
+        workers: Worker processes to start.
+        shards: Shard processes to start.
+        command: Replaces the server's command line; the state directory is not passed on then.
+    """
+
+    def __init__(self, workers: int, shards: int, *, command: list[str] | None = None) -> None:
+        self.token = secrets.token_hex(32)
+        self._workers, self._shards, self._command = workers, shards, command
+        self._directory: Path | None = None
+        self._process: subprocess.Popen[str] | None = None
+        self._answer = ""
+        self._answered = threading.Event()
+
+    def start(self) -> None:
+        """Start the child and return at once; its processes warm up meanwhile."""
+        self._directory = Path(tempfile.mkdtemp(prefix="nfdt-"))
+        command = self._command or server_command(self._workers, self._shards, self._directory / "state")
+        with self._log_file.open("w") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ},
+                start_new_session=True,  # Ctrl-C goes to the script alone; it takes the server down itself
+            )
+        threading.Thread(target=self._read_answer, name="embedded-server", daemon=True).start()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it died at once: address() tells why
+            self._process.stdin.write(self.token + "\n")
+            self._process.stdin.flush()
+
+    def address(self) -> str:
+        """``HOST:PORT`` of the server, once it serves.
+
+        Raises:
+            ServerUnreachable: it ended or said nothing within the time limit; the message holds the end of its log.
+        """
+        if not self._answered.wait(START_TIMEOUT_S):
+            raise ServerUnreachable(self._explain(f"did not start within {START_TIMEOUT_S:.0f} s"))
+        try:
+            return str(json.loads(self._answer)["address"])
+        except (ValueError, KeyError, TypeError):
+            raise ServerUnreachable(self._explain("did not start")) from None
+
+    def check(self) -> None:
+        """Raise ServerUnreachable when the child has ended."""
+        if self._process is not None and self._process.poll() is not None:
+            raise ServerUnreachable(self._explain(f"ended with exit code {self._process.returncode}"))
+
+    def stop(self) -> None:
+        """Take everything down: ask, then terminate, then kill; remove the state directory. Safe to call twice."""
+        process, self._process = self._process, None
+        try:
+            if process is not None:
+                _end(process)
+        finally:
+            if self._directory is not None:
+                shutil.rmtree(self._directory, ignore_errors=True)
+
+    @property
+    def _log_file(self) -> Path:
+        assert self._directory is not None
+        return self._directory / "server.log"
+
+    def _read_answer(self) -> None:
+        process = self._process
+        if process is not None and process.stdout is not None:
+            self._answer = process.stdout.readline()
+        self._answered.set()
+
+    def _explain(self, what: str) -> str:
+        with contextlib.suppress(OSError):
+            lines = self._log_file.read_text(errors="replace").strip().splitlines()[-TAIL_LINES:]
+            if lines:
+                return f"The embedded job server {what}. The end of its log:\n" + "\n".join(lines)
+        return f"The embedded job server {what} and left no log."
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Close the child's input, then terminate it, then kill it, each with a deadline."""
+    try:
+        with contextlib.suppress(BrokenPipeError):
+            if process.stdin is not None:
+                process.stdin.close()
+        for insist, timeout_s in ((None, STOP_TIMEOUT_S), (process.terminate, KILL_TIMEOUT_S)):
+            if insist is not None:
+                insist()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout_s)
+                return
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait(KILL_TIMEOUT_S)
+        if process.stdout is not None:
+            process.stdout.close()

@@ -1,0 +1,79 @@
+"""A job's failure, as the exception that the script sees."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from nfdt.core import errors
+from nfdt.core.errors import JobCancelled, JobFailed, NfdtError, WorkerFailed
+
+_NEVER = (StopIteration, StopAsyncIteration)  # would be taken for the end of a loop
+
+
+def failure_of(job_id: str, data: Mapping[str, Any]) -> Exception:
+    """The exception for a job that ended without success.
+
+    Args:
+        job_id: The job.
+        data: Of its last ``state`` event: ``state``, ``reason`` and, when a worker's code raised,
+            ``error`` with ``type``, ``module``, ``message``, ``traceback`` and ``worker``.
+
+    Returns:
+        The original exception type when it is a built-in, one of ours, or one of a Keras or TensorFlow
+        module that is loaded here; its ``__cause__`` is a WorkerFailed with the worker's traceback.
+        Otherwise WorkerFailed, JobFailed or JobCancelled.
+    """
+    reason = str(data.get("reason") or "no reason given")
+    if data.get("state") == "cancelled":
+        return JobCancelled(f"Job {job_id} was cancelled: {reason}.")
+    error = data.get("error")
+    if not error:
+        return JobFailed(f"Job {job_id} failed: {reason}")
+    return _worker_failure(job_id, error, reason)
+
+
+def _worker_failure(job_id: str, error: Mapping[str, Any], reason: str) -> Exception:
+    module = str(error.get("module") or error.get("exception_module") or "builtins")
+    name = str(error.get("type") or error.get("exception_type") or "")
+    message = str(error.get("message") or reason)
+    worker = str(error.get("worker") or error.get("slot") or "a worker")
+    remote = str(error.get("traceback") or "(no traceback)").rstrip()
+    report = WorkerFailed(f"{worker} of job {job_id} failed: {name}: {message}\n\nTraceback of {worker}:\n{remote}")
+    original = rebuild(module, name, message)
+    if original is None:
+        return report
+    original.__cause__ = report
+    original.add_note(f"Raised on {worker} of job {job_id}; its traceback is shown above.")
+    return original
+
+
+def rebuild(module: str, name: str, message: str) -> Exception | None:
+    """An exception by the name of its class; None when it is not one that we make from a stranger's word.
+
+    Nothing is imported: a Keras or TensorFlow type counts only when its module is loaded.
+    """
+    kind = _find(module, name)
+    if kind is None or not issubclass(kind, Exception) or issubclass(kind, _NEVER):
+        return None
+    for arguments in ((message,), (None, None, message)):  # TensorFlow's take (node, operation, message)
+        try:
+            return kind(*arguments)
+        except Exception:
+            continue
+    return None
+
+
+def _find(module: str, name: str) -> type | None:
+    if module == "builtins":
+        found: Any = getattr(builtins, name, None)
+    elif module == errors.__name__:
+        found = getattr(errors, name, None)
+        found = found if isinstance(found, type) and issubclass(found, NfdtError) else None
+    elif module.split(".")[0] in ("keras", "tensorflow"):
+        found = getattr(sys.modules.get(module), name, None)
+    else:
+        found = None
+    return found if isinstance(found, type) else None

@@ -1,0 +1,113 @@
+"""Batches that only the client can make, sent to a job as fast as it gives credits for them."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+
+from nfdt.core.training.data import encode_batch
+from nfdt.core.wire import jobs_pb2 as pb
+from nfdt.core.wire.status import translate
+from nfdt_client.job import AttendedJob
+from nfdt_client.training_data import rows_of
+
+logger = logging.getLogger(__name__)
+
+JOIN_TIMEOUT_S = 5.0
+
+
+class Feeder:
+    """Runs the user's iterator in a thread of its own, never further ahead than the server has room for.
+
+    Args:
+        job: The job to feed.
+        epoch: Yields the batches of the next epoch; called once per epoch, in the feeder's thread.
+
+    Attributes:
+        error: What the user's iterator raised, or why the stream broke; None while all is well.
+    """
+
+    def __init__(self, job: AttendedJob, epoch: Callable[[], Iterator[Any]]) -> None:
+        self.error: Exception | None = None
+        self._job, self._epoch = job, epoch
+        self._orders: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[pb.FedBatch | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._credits: dict[int, int] = {}
+        self._current: int | None = None
+        self._closed = False
+        self._outbox.put(pb.FedBatch(job_id=job.job_id))
+        self._call = job.connection.stub.Feed(iter(self._outbox.get, None))
+        self._threads = [
+            threading.Thread(target=self._listen, name="feed-credits", daemon=True),
+            threading.Thread(target=self._work, name="feed", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def begin(self, epoch: int) -> None:
+        """Feed this epoch, as soon as the server gives credits for it."""
+        with self._changed:
+            self._current = epoch
+            self._changed.notify_all()
+        self._orders.put(epoch)
+
+    def close(self) -> None:
+        """Stop feeding; the user's iterator is left where it is."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._orders.put(None)
+        self._outbox.put(None)
+        self._call.cancel()
+        for thread in self._threads:
+            thread.join(JOIN_TIMEOUT_S)
+
+    def _listen(self) -> None:
+        try:
+            for credit in self._call:
+                with self._changed:
+                    self._credits[credit.epoch] = self._credits.get(credit.epoch, 0) + credit.batches
+                    self._changed.notify_all()
+        except grpc.RpcError as error:
+            if not self._closed:
+                self._fail(translate(error, self._job.connection.address))
+
+    def _work(self) -> None:
+        while (epoch := self._orders.get()) is not None:
+            try:
+                self._feed(epoch)
+            except Exception as error:  # whatever the user's code raises is the job's end
+                self._outbox.put(pb.FedBatch(epoch=epoch, error=f"{type(error).__name__}: {error}"))
+                self.error = error
+                return
+
+    def _feed(self, epoch: int) -> None:
+        batches = self._epoch()
+        step = 0
+        while self._spend_credit(epoch):
+            batch = next(batches, None)
+            if batch is None:
+                self._outbox.put(pb.FedBatch(epoch=epoch, step=step, end_of_epoch=True))
+                return
+            self._outbox.put(pb.FedBatch(epoch=epoch, step=step, samples=rows_of(batch), data=encode_batch(batch)))
+            step += 1
+
+    def _spend_credit(self, epoch: int) -> bool:
+        """Wait for room for one batch; False when the epoch is over or the feed is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._current != epoch or self._credits.get(epoch, 0) > 0)
+            if self._closed or self._current != epoch:
+                return False
+            self._credits[epoch] -= 1
+            return True
+
+    def _fail(self, error: Exception) -> None:
+        self.error = error
+        logger.info("The feed of job %s broke: %s", self._job.job_id, error)
+        self._job.cancel(f"the stream of training data broke: {error}")

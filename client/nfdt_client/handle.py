@@ -1,0 +1,220 @@
+"""A job that runs on its own: look at it, follow it, fetch its result, cancel it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+
+from nfdt.core.arrays import Array, ParameterLayout
+from nfdt.core.errors import JobFailed, UsageError
+from nfdt.core.events import Event
+from nfdt.core.program.state import State, load_state
+from nfdt.core.wire import jobs_pb2 as pb
+from nfdt_client.connection import TERMINAL, Connection, is_end
+from nfdt_client.failures import failure_of
+from nfdt_client.options import resolve
+from nfdt_client.upload import download
+
+POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """What a server says about a job; times are Unix seconds, 0 when not reached."""
+
+    job_id: str
+    name: str
+    state: str
+    reason: str
+    algorithm: str
+    workers: int
+    epoch: int
+    epochs: int
+    submitted_at: float
+    ended_at: float
+    logs: Mapping[str, float]
+    worker_statistics: Mapping[str, Any]
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job has ended, in whatever way."""
+        return self.state in TERMINAL
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """What a job produced.
+
+    Attributes:
+        weights: The trainable variables in model order; one flat vector where the server does not tell the shapes.
+        history: As ``History.history``: one list per metric, an entry per epoch.
+        workers: Statistics of each worker, as ``history.nfdt``.
+        manifest: The program's manifest (model configuration, layout, ...); empty when unknown.
+    """
+
+    weights: list[Array]
+    history: dict[str, list[float]]
+    workers: dict[str, Any]
+    manifest: dict[str, Any]
+    state: State
+
+    def apply_to(self, model: Any) -> None:
+        """Write weights, optimizer state and untrained state into a built Keras model of the same architecture."""
+        from nfdt_client.model_state import ModelState
+
+        ModelState.of(model, self.manifest or None).write(self.state)
+
+
+class JobHandle:
+    """A job on a server, by its id.
+
+    Args:
+        job_id: The job.
+        connection: To its server; stays open as long as the handle is used.
+    """
+
+    def __init__(self, job_id: str, connection: Connection) -> None:
+        self.job_id = job_id
+        self._connection = connection
+
+    def __repr__(self) -> str:
+        return f"JobHandle({self.job_id!r}, server={self._connection.address!r})"
+
+    @property
+    def server(self) -> str:
+        """``HOST:PORT`` of the job's server."""
+        return self._connection.address
+
+    def status(self) -> JobStatus:
+        """The job now."""
+        return status_of(self._connection.show(self.job_id))
+
+    def events(self, after: int = 0) -> Iterator[Event]:
+        """Events after a cursor, then live ones until the job has ended; goes on over broken connections."""
+        return self._connection.watch(self.job_id, after)
+
+    def logs(self, follow: bool = False) -> Iterator[str]:
+        """What happened, one line each: so far, or with ``follow`` until the job has ended."""
+        events = self.events() if follow else self._connection.recorded(self.job_id)
+        return map(format_event, events)
+
+    def result(self, timeout_s: float | None = None) -> JobResult:
+        """Wait for the job's end and fetch what it produced.
+
+        Raises:
+            TimeoutError: it has not ended within ``timeout_s`` seconds.
+            JobFailed, JobCancelled, or what a worker's code raised: it ended without success.
+        """
+        history: dict[str, list[float]] = {}
+        produced: dict[str, Any] = {}
+        for event in self._until_end(timeout_s):
+            if event.kind == "epoch_end":
+                for name, value in epoch_logs(event.data).items():
+                    history.setdefault(name, []).append(value)
+            elif event.kind == "result":
+                produced = event.data
+            elif is_end(event) and event.data["state"] != "succeeded":
+                raise failure_of(self.job_id, event.data)
+        return self._fetch(produced, history)
+
+    def cancel(self, reason: str = "cancelled by its owner") -> None:
+        """Give the job up; it ends as cancelled."""
+        self._connection.control(self.job_id, cancel=pb.Cancel(reason=reason))
+
+    def _until_end(self, timeout_s: float | None) -> Iterator[Event]:
+        if timeout_s is None:
+            yield from self.events()
+            return
+        deadline = time.monotonic() + timeout_s
+        while not self.status().ended:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"Job {self.job_id} has not ended within {timeout_s:g} s. It goes on.")
+            time.sleep(min(left, POLL_S))
+        yield from self.events()
+
+    def _fetch(self, produced: Mapping[str, Any], history: dict[str, list[float]]) -> JobResult:
+        description = self._connection.show(self.job_id)
+        artifact = produced.get("artifact") or description.result_artifact
+        if not artifact:
+            raise JobFailed(f"Job {self.job_id} has ended but its server holds no result.")
+        state = load_state(download(self._connection, str(artifact)))
+        manifest = json.loads(download(self._connection, description.program)) if description.program else {}
+        weights: list[Array] = [np.array(state.weights)]
+        if manifest:
+            weights = [np.array(w) for w in ParameterLayout.from_json(manifest["layout"]).unflatten(state.weights)]
+        workers = dict(produced.get("workers") or json.loads(description.workers_json or "{}"))
+        return JobResult(weights, history, workers, manifest, state)
+
+
+def attach(job_id: str, server: str | None = None, *, token: str | None = None, **connection: Any) -> JobHandle:
+    """A handle of a job that runs or has run on a server.
+
+    Args:
+        job_id: The job.
+        server: ``HOST:PORT``; as everywhere, the environment or a file may say it instead.
+        token: The server's secret; likewise.
+        **connection: ``token_file`` or ``ca_file``.
+
+    Raises:
+        UsageError: no server is named, or it does not know the job.
+        ServerUnreachable: nobody answers there.
+    """
+    options = resolve({"server": server, "token": token, **connection})
+    if options.server is None:
+        raise UsageError("attach: expected server='HOST:PORT', or NFDT_SERVER in the environment. Received: none.")
+    link = Connection(options.server, options.token(), ca_file=options.ca_file)
+    link.show(job_id)
+    return JobHandle(job_id, link)
+
+
+def status_of(description: pb.JobDescription) -> JobStatus:
+    """The message as a value."""
+    return JobStatus(
+        job_id=description.job_id,
+        name=description.name,
+        state=description.state,
+        reason=description.reason,
+        algorithm=description.algorithm,
+        workers=description.workers,
+        epoch=description.epoch,
+        epochs=description.epochs,
+        submitted_at=description.submitted_at,
+        ended_at=description.ended_at,
+        logs=json.loads(description.last_logs_json or "{}"),
+        worker_statistics=json.loads(description.workers_json or "{}"),
+    )
+
+
+def epoch_logs(data: Mapping[str, Any]) -> dict[str, float]:
+    """The logs of an ``epoch_end`` event as Keras names them: validation with the prefix ``val_``."""
+    validation = {f"val_{name}": value for name, value in (data.get("val_logs") or {}).items()}
+    return {**(data.get("logs") or {}), **validation}
+
+
+def _numbers(logs: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value:.4g}" for name, value in logs.items())
+
+
+def format_event(event: Event) -> str:
+    """One line for people."""
+    data = event.data
+    kind, epoch = str(event.kind), data.get("epoch", 0) + 1
+    text = {
+        "state": lambda: " ".join(str(data[k]) for k in ("state", "reason") if data.get(k)),
+        "worker_joined": lambda: f"{data.get('worker')} joined ({data.get('host')}, {data.get('device')})",
+        "worker_lost": lambda: f"{data.get('worker')}: {data.get('reason')}; {data.get('requeued', 0)} tasks redone",
+        "epoch_begin": lambda: f"epoch {epoch} begins",
+        "progress": lambda: f"epoch {epoch} step {data.get('steps')} {_numbers(data.get('logs') or {})}",
+        "epoch_end": lambda: f"epoch {epoch} ends {_numbers(epoch_logs(data))}",
+        "stalled": lambda: f"waiting for {', '.join(data.get('waiting_for', []))} for {data.get('since_s', 0):.0f} s",
+        "log": lambda: f"{data.get('worker') or 'server'}: {data.get('text')}",
+        "result": lambda: f"result {data.get('artifact')}",
+    }.get(kind, lambda: json.dumps(data))()
+    return f"{datetime.fromtimestamp(event.at):%H:%M:%S} {kind:<13} {text}"

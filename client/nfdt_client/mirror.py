@@ -1,0 +1,235 @@
+"""What happens on the cluster, replayed to Keras' callbacks here, and what they decide, sent back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from nfdt.core.errors import JobFailed
+from nfdt.core.program.state import State
+from nfdt_client.failures import failure_of
+from nfdt_client.feed import Feeder
+from nfdt_client.handle import epoch_logs
+from nfdt_client.job import AttendedJob
+from nfdt_client.model_state import ModelState
+
+logger = logging.getLogger(__name__)
+
+Logs = dict[str, Any]
+
+
+class Validation(Protocol):
+    """Validation that runs in this process."""
+
+    def __call__(self, epoch: int) -> Logs | None:
+        """The logs, without prefix, of the model as it is now; None in an epoch without validation."""
+        ...
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A ``fit`` call that is being run on the cluster.
+
+    Attributes:
+        model: The user's model.
+        callbacks: Keras' CallbackList; its ``on_train_begin`` has been called.
+        state: Of the model.
+        initial_epoch: First epoch to run.
+        epochs: Index after the last.
+        steps_per_execution: Batches between two calls of the batch hooks.
+        watches_weights: Whether a callback may look at or change the weights between epochs.
+        validate: Validation in this process; None when the workers do it or there is none.
+        validation_steps: Batches of the workers' validation, for the test hooks; 0 when there is none.
+    """
+
+    model: Any
+    callbacks: Any
+    state: ModelState
+    initial_epoch: int
+    epochs: int
+    steps_per_execution: int = 1
+    watches_weights: bool = True
+    validate: Validation | None = None
+    validation_steps: int = 0
+
+
+class Mirror:
+    """Runs the client's side of one job from its first epoch to its end.
+
+    Args:
+        fit: The call.
+        job: The job, submitted.
+        feeder: Of a job whose batches come from here.
+    """
+
+    def __init__(self, fit: Fit, job: AttendedJob, feeder: Feeder | None = None) -> None:
+        self._fit, self._job, self._feeder = fit, job, feeder
+        self._callbacks, self._model = fit.callbacks, fit.model
+        self._epoch, self._seen = fit.initial_epoch, 0
+        self._known: State | None = None  # what the cluster's state is, where callbacks may change it
+        self._rate = fit.state.learning_rate
+        self._stopping = False
+        self._last: Mapping[str, Any] | None = None  # the final epoch_end, kept until the result is here
+        self._loaded = False
+        self._ended = False
+        self._result: dict[str, Any] = {}
+        self._logs: Logs | None = None
+
+    def run(self) -> dict[str, Any]:
+        """Mirror the job to its end; the model then holds the result.
+
+        Returns:
+            Statistics of each worker.
+
+        Raises:
+            Exception: the job failed, as :func:`~nfdt_client.failures.failure_of` says; or what a callback raised,
+                after the job was cancelled.
+        """
+        try:
+            return self._run()
+        except BaseException as error:
+            if not self._ended:
+                self._job.cancel(f"the script stopped: {type(error).__name__}: {error}"[:500])
+            if self._feeder is not None and self._feeder.error is not None and isinstance(error, Exception):
+                raise self._feeder.error from error
+            raise
+        finally:
+            if self._feeder is not None:
+                self._feeder.close()
+
+    def _run(self) -> dict[str, Any]:
+        if self._fit.watches_weights:
+            self._known = self._fit.state.read()
+        self._begin(self._fit.initial_epoch)
+        handlers: dict[str, Callable[[Mapping[str, Any]], None]] = {
+            "state": self._on_state,
+            "epoch_begin": self._on_epoch_begin,
+            "progress": self._on_progress,
+            "epoch_end": self._on_epoch_end,
+            "result": lambda data: self._result.update(data),
+            "worker_lost": lambda d: logger.warning("%s is lost: %s", d.get("worker"), d.get("reason")),
+            "stalled": lambda d: logger.warning(
+                "Waiting for %s for %.0f s", ", ".join(d.get("waiting_for", ())) or "workers", d.get("since_s", 0.0)
+            ),
+            "log": self._on_log,
+        }
+        for event in self._job.events():
+            if handler := handlers.get(event.kind):
+                handler(event.data)
+        return self._finish()
+
+    def _begin(self, epoch: int) -> None:
+        self._epoch, self._seen = epoch, 0
+        self._model.reset_metrics()
+        self._callbacks.on_epoch_begin(epoch)
+        self._send_changes()
+        if self._feeder is not None:
+            self._feeder.begin(epoch)
+        self._job.proceed(epoch)
+
+    def _send_changes(self) -> None:
+        """Tell the cluster what callbacks did to the model since its state was last the same on both sides."""
+        if self._known is not None:
+            now = self._fit.state.read()
+            if self._fit.state.differs(self._known, now):
+                self._job.set_state(now)
+            self._known = now
+        self._send_learning_rate()
+
+    def _send_learning_rate(self) -> None:
+        rate = self._fit.state.learning_rate
+        if rate is not None and rate != self._rate:
+            self._job.set_learning_rate(rate)
+        self._rate = rate
+
+    def _on_state(self, data: Mapping[str, Any]) -> None:
+        state = data.get("state")
+        self._ended = state in ("succeeded", "failed", "cancelled")
+        if state in ("failed", "cancelled"):
+            raise failure_of(self._job.job_id, data)
+        logger.info("Job %s is %s", self._job.job_id, state)
+
+    def _on_log(self, data: Mapping[str, Any]) -> None:
+        level = logging.getLevelNamesMapping().get(str(data.get("level", "INFO")).upper(), logging.INFO)
+        logger.log(level, "%s: %s", data.get("worker") or "server", data.get("text"))
+
+    def _on_epoch_begin(self, data: Mapping[str, Any]) -> None:
+        """The cluster knows better than we did how many steps there are: the progress bar shall count to that."""
+        params = self._callbacks.params or {}
+        steps = data.get("steps")
+        if steps and steps != params.get("steps"):
+            self._callbacks.set_params({**params, "steps": steps})
+            bar = getattr(getattr(self._callbacks, "_progbar", None), "progbar", None)
+            if bar is not None:
+                bar.target = steps
+
+    def _on_progress(self, data: Mapping[str, Any]) -> None:
+        if data.get("epoch", self._epoch) == self._epoch:
+            self._advance(int(data["steps"]), data.get("logs") or {})
+            self._send_learning_rate()
+
+    def _advance(self, steps: int, logs: Logs, flush: bool = False) -> None:
+        """Call the batch hooks for every step finished since the last call, ``steps_per_execution`` at a time."""
+        size = self._fit.steps_per_execution
+        while not self._stopping and (self._seen + size <= steps or (flush and self._seen < steps)):
+            end = min(self._seen + size, steps)
+            self._callbacks.on_train_batch_begin(self._seen)
+            self._callbacks.on_train_batch_end(end - 1, dict(logs))
+            self._seen = end
+            if self._model.stop_training:
+                self._stop()
+
+    def _stop(self) -> None:
+        if not self._stopping:
+            self._stopping = True
+            self._job.stop_training()
+
+    def _on_epoch_end(self, data: Mapping[str, Any]) -> None:
+        if data.get("epoch", self._epoch) != self._epoch:
+            return
+        self._advance(int(data.get("steps") or self._seen), data.get("logs") or {}, flush=True)
+        if self._stopping or self._epoch + 1 >= self._fit.epochs:
+            self._last = data
+            return
+        if self._fit.watches_weights:
+            self._load(self._job.snapshot())
+            self._known = self._fit.state.read()
+        self._close_epoch(data)
+        if self._model.stop_training:
+            self._loaded = self._fit.watches_weights
+            self._stop()
+        else:
+            self._begin(self._epoch + 1)
+
+    def _load(self, state: State) -> None:
+        """Take over a state of the cluster, but for the learning rate: that is decided here."""
+        self._fit.state.write(state, keep_learning_rate=True)
+
+    def _close_epoch(self, data: Mapping[str, Any]) -> None:
+        logs = epoch_logs({"logs": data.get("logs")})
+        validation = self._fit.validate(self._epoch) if self._fit.validate is not None else data.get("val_logs")
+        if validation and self._fit.validate is None:
+            self._replay_test_hooks(validation)
+        logs.update(epoch_logs({"val_logs": validation}))
+        self._callbacks.on_epoch_end(self._epoch, logs)
+        self._logs = logs
+
+    def _replay_test_hooks(self, logs: Logs) -> None:
+        self._callbacks.on_test_begin()
+        for step in range(self._fit.validation_steps):
+            self._callbacks.on_test_batch_begin(step)
+            self._callbacks.on_test_batch_end(step, dict(logs))
+        self._callbacks.on_test_end(dict(logs))
+
+    def _finish(self) -> dict[str, Any]:
+        if not self._ended:
+            raise JobFailed(f"Job {self._job.job_id} has ended, but its server did not say how.")
+        if not self._loaded:
+            self._load(self._job.fetch(self._result.get("artifact") or self._job.result_artifact()))
+        if self._last is not None:
+            self._close_epoch(self._last)
+        self._model.optimizer.finalize_variable_values(self._model.trainable_weights)
+        self._callbacks.on_train_end(self._logs)
+        return dict(self._result.get("workers") or {})

@@ -1,0 +1,106 @@
+"""A Keras model's changing state, read and written as the system transports it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nfdt.core.arrays import ParameterLayout
+from nfdt.core.errors import UsageError
+from nfdt.core.program.state import State, dump_state
+
+
+class ModelState:
+    """Weights, optimizer variables and untrained variables of one model object; reads and writes in place.
+
+    Args:
+        model: A built and compiled Keras model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._layout = ParameterLayout.of([(v.path, tuple(v.shape)) for v in model.trainable_variables])
+
+    @classmethod
+    def of(cls, model: Any, manifest: Mapping[str, Any] | None) -> ModelState:
+        """The state of a model whose program is known."""
+        if manifest is None:
+            return cls(model)
+        layout = ParameterLayout.from_json(manifest["layout"])
+        shapes = [tuple(v.shape) for v in model.trainable_variables]
+        if [slot.shape for slot in layout.slots] != shapes:
+            raise UsageError(
+                f"The model is not the one that was trained. Expected trainable variables of the shapes "
+                f"{[slot.shape for slot in layout.slots]}. Received: {shapes}."
+            )
+        return cls(model)
+
+    def read(self) -> State:
+        """A copy of the state now."""
+        weights = self._layout.flatten([np.asarray(v) for v in self._model.trainable_variables])
+        optimizer = {i: np.asarray(v).copy() for i, v in enumerate(self._optimizer_variables())}
+        untrained = {i: np.asarray(v).copy() for i, v in enumerate(self._model.non_trainable_variables)}
+        return State(weights, optimizer, untrained)
+
+    def write(self, state: State, *, keep_learning_rate: bool = False) -> None:
+        """Make the model's state this one; what it does not hold stays as it is.
+
+        Args:
+            state: The new state.
+            keep_learning_rate: Leave the optimizer's learning rate alone.
+        """
+        arrays = self._layout.unflatten(np.asarray(state.weights))
+        for variable, array in zip(self._model.trainable_variables, arrays, strict=True):
+            variable.assign(array)
+        skip = self._learning_rate_index() if keep_learning_rate else set()
+        _assign(self._optimizer_variables(), {i: a for i, a in state.optimizer.items() if i not in skip})
+        _assign(self._model.non_trainable_variables, state.untrained)
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The optimizer's learning rate; None where a schedule decides it."""
+        variable = self._learning_rate_variable()
+        return None if variable is None else float(np.asarray(variable))
+
+    def differs(self, other: State, now: State) -> bool:
+        """Whether two states of this model differ in more than the learning rate."""
+        return not (
+            _same({0: other.weights}, {0: now.weights}, set())
+            and _same(other.optimizer, now.optimizer, self._learning_rate_index())
+            and _same(other.untrained, now.untrained, set())
+        )
+
+    def _optimizer(self) -> Any:
+        optimizer = self._model.optimizer
+        return getattr(optimizer, "inner_optimizer", optimizer)
+
+    def _optimizer_variables(self) -> list[Any]:
+        optimizer = self._optimizer()
+        return list(optimizer.variables) if optimizer is not None else []
+
+    def _learning_rate_index(self) -> set[int]:
+        rate = self._learning_rate_variable()
+        return {i for i, v in enumerate(self._optimizer_variables()) if v is rate}
+
+    def _learning_rate_variable(self) -> Any:
+        variable = getattr(self._optimizer(), "_learning_rate", None)
+        return variable if hasattr(variable, "assign") else None
+
+
+def _assign(variables: Sequence[Any], arrays: Mapping[int, Any]) -> None:
+    for index, array in arrays.items():
+        if index < len(variables):
+            variables[index].assign(array)
+
+
+def _same(first: Mapping[int, Any], second: Mapping[int, Any], skip: set[int]) -> bool:
+    return first.keys() == second.keys() and all(
+        np.array_equal(first[i], second[i], equal_nan=first[i].dtype.kind == "f") for i in first if i not in skip
+    )
+
+
+def encode(state: State) -> bytes:
+    """The state as the artifact that ``SetWeights`` names."""
+    return dump_state(state.weights, state.optimizer, state.untrained)

@@ -1,0 +1,249 @@
+"""Where each option's value comes from: argument > environment > file > default. The only reader of the environment."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nfdt.core.errors import UsageError
+from nfdt.core.presets import DEFAULT_PRESET
+from nfdt.core.spec import (
+    OVERRIDES,
+    AlgorithmSpec,
+    ClusterSpec,
+    Emulation,
+    JobSpec,
+    check_names,
+    resolve_algorithm,
+    resolve_cluster,
+)
+
+PREFIX = "NFDT_"
+CONNECTION = ("server", "token", "token_file", "ca_file")
+TIMEOUTS = ("start_timeout_s", "step_timeout_s")
+EMULATION = tuple(f"emulate.{name}" for name in Emulation.model_fields)
+NAMES: tuple[str, ...] = (
+    "algorithm",
+    *CONNECTION,
+    *TIMEOUTS,
+    *(name for name in OVERRIDES if name != "emulate"),
+    *EMULATION,
+)
+_TUPLES = ("emulate.slowdown", "emulate.step_ms")
+_CLUSTER = ("workers", "shards")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An option's value and the layer it came from, in words."""
+
+    value: Any
+    origin: str
+
+
+@dataclass(frozen=True)
+class Options:
+    """All options of a session, validated.
+
+    Attributes:
+        server: ``HOST:PORT`` of a job server; None for the embedded one.
+        workers_given: Whether somebody asked for a number of workers, or it is the default.
+        settings: Every option by name with its value and origin, for ``nfdt config``.
+    """
+
+    algorithm: AlgorithmSpec
+    cluster: ClusterSpec
+    server: str | None = None
+    ca_file: str | None = None
+    start_timeout_s: float = 120.0
+    step_timeout_s: float = 600.0
+    workers_given: bool = False
+    settings: Mapping[str, Setting] = field(default_factory=dict, repr=False)
+    _token: str | None = field(default=None, repr=False)
+    _token_file: str | None = None
+
+    def token(self) -> str:
+        """The secret for the server.
+
+        Raises:
+            UsageError: there is none, or its file cannot be read.
+        """
+        if self._token:
+            return self._token
+        if not self._token_file:
+            raise UsageError(
+                f"The server {self.server} needs a token. Expected: NFDT_TOKEN or NFDT_TOKEN_FILE in the environment, "
+                "or token_file in nfdt.toml. Received: none."
+            )
+        return read_token(Path(self._token_file))
+
+
+def read_token(path: Path) -> str:
+    """The secret in a file, white space around it removed.
+
+    Raises:
+        UsageError: the file cannot be read or is empty.
+    """
+    try:
+        token = path.expanduser().read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise UsageError(f"The token file {path} cannot be read: {error.strerror}.") from None
+    if not token:
+        raise UsageError(f"The token file {path} is empty. Expected: the server's token.")
+    return token
+
+
+def _flatten(options: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """``{"emulate": {"fail": x}}`` as ``{"emulate.fail": x}``; names checked, None left out."""
+    flat: dict[str, Any] = {}
+    for name, value in options.items():
+        if name == "emulate" and value is not None:
+            items = value.model_dump(exclude_defaults=True) if isinstance(value, Emulation) else value
+            if not isinstance(items, Mapping):
+                raise UsageError(f"{where}: emulate: expected a mapping of names to values. Received: {value!r}.")
+            flat.update({f"emulate.{key}": item for key, item in items.items()})
+        elif name != "emulate":
+            flat[name] = value
+    try:
+        check_names(flat, NAMES)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+    return {name: value for name, value in flat.items() if value is not None}
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Setting]:
+    variables = {name: PREFIX + name.replace(".", "_").upper() for name in NAMES}
+    return {
+        name: Setting(environ[variable], f"environment {variable}")
+        for name, variable in variables.items()
+        if environ.get(variable)
+    }
+
+
+def _table_of(path: Path) -> Mapping[str, Any] | None:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not valid TOML: {error}.") from None
+    if path.name == "nfdt.toml" and "tool" not in document:
+        return document
+    table = document.get("tool", {}).get("nfdt")
+    if table is not None and not isinstance(table, Mapping):
+        raise UsageError(f"{path}: [tool.nfdt]: expected a table. Received: {table!r}.")
+    return table
+
+
+def _from_file(start: Path) -> dict[str, Setting]:
+    """Options of the nearest ``nfdt.toml`` or ``pyproject.toml`` with [tool.nfdt], from ``start`` upwards."""
+    for directory in (start, *start.parents):
+        for name in ("nfdt.toml", "pyproject.toml"):
+            path = directory / name
+            table = _table_of(path) if path.is_file() else None
+            if table is None:
+                continue
+            if "token" in table:
+                raise UsageError(f"{path}: a token does not belong into this file. Expected: token_file.")
+            return {key: Setting(value, str(path)) for key, value in _flatten(table, str(path)).items()}
+    return {}
+
+
+def _coerce(name: str, value: Any) -> Any:
+    if name in _TUPLES and isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
+
+
+def _seconds(name: str, value: Any) -> float:
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise UsageError(f"{name}: expected seconds above 0. Received: {value!r}.")
+    return seconds
+
+
+def _checked_server(value: Any) -> str:
+    host, _, port = str(value).rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UsageError(f"server: expected HOST:PORT. Received: {value!r}.")
+    return str(value)
+
+
+def resolve(
+    arguments: Mapping[str, Any],
+    *,
+    environ: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+    default_algorithm: str = DEFAULT_PRESET,
+) -> Options:
+    """Merge the layers and validate the outcome.
+
+    Args:
+        arguments: Options given in code or on the command line; ``emulate`` as a mapping or as dotted
+            names (``emulate.slowdown``); None means not given.
+        environ: The environment; that of the process unless given.
+        directory: Where the search for a configuration file starts; the working directory unless given.
+        default_algorithm: Preset when no layer names one.
+
+    Raises:
+        UsageError: unknown option or preset, or a value that cannot be used; the message names the valid ones.
+    """
+    layers = {
+        **_from_file((directory or Path.cwd()).resolve()),
+        **_from_environment(os.environ if environ is None else environ),
+        **{name: Setting(value, "argument") for name, value in _flatten(arguments, "arguments").items()},
+    }
+    given = {name: Setting(_coerce(name, s.value), s.origin) for name, s in layers.items()}
+    return _validated(given, default_algorithm)
+
+
+def _validated(given: dict[str, Setting], default_algorithm: str) -> Options:
+    values = {name: setting.value for name, setting in given.items()}
+    preset = values.pop("algorithm", None) or default_algorithm
+    emulate = {name.removeprefix("emulate."): values.pop(name) for name in EMULATION if name in values}
+    cluster = resolve_cluster(emulate=emulate, **{name: values.pop(name) for name in _CLUSTER if name in values})
+    timeouts = {name: _seconds(name, values.pop(name)) for name in TIMEOUTS if name in values}
+    connection = {name: values.pop(name) for name in CONNECTION if name in values}
+    algorithm = resolve_algorithm(preset, **values)
+    server = _checked_server(connection["server"]) if "server" in connection else None
+    options = Options(
+        algorithm,
+        cluster,
+        server=server,
+        ca_file=connection.get("ca_file"),
+        workers_given="workers" in given,
+        settings=_explained(given, preset, algorithm, cluster),
+        _token=connection.get("token"),
+        _token_file=connection.get("token_file"),
+        **timeouts,
+    )
+    return options
+
+
+def _explained(
+    given: Mapping[str, Setting], preset: str, algorithm: AlgorithmSpec, cluster: ClusterSpec
+) -> dict[str, Setting]:
+    """Every option with the validated value and the layer that won."""
+    resolved: dict[str, Any] = {
+        "algorithm": preset,
+        **{name: JobSpec.model_fields[name].default for name in TIMEOUTS},
+        **{name: getattr(cluster, name) for name in _CLUSTER},
+        **{name: value for name, value in algorithm.model_dump().items() if name != "name"},
+        **{f"emulate.{name}": value for name, value in cluster.emulate.model_dump().items()},
+    }
+    settings = {}
+    for name in NAMES:
+        origin = given[name].origin if name in given else "default"
+        if origin == "default" and name not in resolved:
+            settings[name] = Setting(None, origin)
+        elif name == "token":
+            settings[name] = Setting("(hidden)", origin)
+        else:
+            as_given = name in given and name in (*CONNECTION, *TIMEOUTS)
+            settings[name] = Setting(given[name].value if as_given else resolved.get(name), origin)
+    return settings

@@ -1,0 +1,81 @@
+"""``keras.Model.fit``, replaced while a session is open and put back when the last one closes."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar, Token
+from typing import Any, Protocol
+
+Fit = Callable[..., Any]
+
+
+class Captor(Protocol):
+    """Runs a ``fit`` call in Keras' place."""
+
+    def fit(self, original: Fit, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What ``model.fit(*args, **kwargs)`` shall do; ``original`` is Keras' own method."""
+        ...
+
+
+# Which session a fit of this context belongs to; None: Keras' own fit. Other threads have contexts of their own.
+_current: ContextVar[Captor | None] = ContextVar("nfdt_session", default=None)
+
+
+def enter(captor: Captor | None) -> Token[Captor | None]:
+    """Send this context's fits to ``captor``; None sends them to Keras."""
+    return _current.set(captor)
+
+
+def leave(token: Token[Captor | None]) -> None:
+    """Undo the matching :func:`enter`."""
+    _current.reset(token)
+
+
+class FitPatch:
+    """The attribute ``fit`` of one model class, replaced while at least one user wants it to be.
+
+    The replacement asks the context: a fit outside any session, or in a thread that has none, is Keras' own.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._own: Fit | None = None  # what stood in the class itself, which may be nothing
+        self._ours: Fit | None = None
+
+    def install(self, model_class: Any) -> None:
+        """Replace ``model_class.fit``, unless that is done already."""
+        with self._lock:
+            if self._users == 0:
+                self._own = vars(model_class).get("fit")
+                self._ours = _capturing(model_class.fit)
+                model_class.fit = self._ours
+            self._users += 1
+
+    def remove(self, model_class: Any) -> None:
+        """Give one :meth:`install` back; the last one puts the class as it was.
+
+        Where somebody has wrapped our replacement meanwhile it stays, and passes every fit on to Keras.
+        """
+        with self._lock:
+            self._users -= 1
+            if self._users or vars(model_class).get("fit") is not self._ours:
+                return
+            if self._own is None:
+                del model_class.fit
+            else:
+                model_class.fit = self._own
+
+
+def _capturing(original: Fit) -> Fit:
+    @functools.wraps(original)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        captor = _current.get()
+        return original(self, *args, **kwargs) if captor is None else captor.fit(original, self, args, kwargs)
+
+    return fit
+
+
+PATCH = FitPatch()  # of keras.Model: there is one class in the process, so there is one patch

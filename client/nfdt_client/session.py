@@ -1,0 +1,194 @@
+"""A session: the server it uses, the patch it holds, and the fits it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import uuid
+from contextvars import Token
+from types import TracebackType
+from typing import Any
+
+from nfdt.core.errors import PolicyRefused, UsageError
+from nfdt.core.spec import ClusterSpec
+from nfdt_client import callbacks, patch
+from nfdt_client.capture import Capture, bind, capture, check_batch
+from nfdt_client.connection import Connection
+from nfdt_client.embedded import EmbeddedServer
+from nfdt_client.feed import Feeder
+from nfdt_client.job import AttendedJob
+from nfdt_client.mirror import Fit, Mirror
+from nfdt_client.model_state import ModelState
+from nfdt_client.options import Options
+from nfdt_client.specify import Submission, specify
+from nfdt_client.training_data import Stream
+from nfdt_client.upload import upload
+
+logger = logging.getLogger(__name__)
+
+
+class Session:
+    """While it is entered, ``keras.Model.fit`` of this context trains on a cluster.
+
+    Without ``server`` in the options a job server is started here and taken down at the end.
+
+    Attributes:
+        fits: ``history.nfdt`` of every fit so far.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.fits: list[dict[str, Any]] = []
+        self._id = uuid.uuid4().hex
+        self._link: Connection | None = None
+        self._undo = contextlib.ExitStack()
+
+    def __enter__(self) -> Session:
+        with contextlib.ExitStack() as undo:
+            self._embedded = undo.enter_context(_embedded(self.options)) if self.options.server is None else None
+            import keras
+
+            patch.PATCH.install(keras.Model)
+            undo.callback(patch.PATCH.remove, keras.Model)
+            undo.callback(self._disconnect)
+            undo.callback(_leave, patch.enter(self))
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._undo.close()
+
+    def connection(self) -> Connection:
+        """To the session's server; the embedded one is waited for."""
+        if self._link is None:
+            if self._embedded is not None:
+                server = self._embedded
+                self._link = Connection(server.address(), server.token, check=server.check)
+            else:
+                self._link = Connection(str(self.options.server), self.options.token(), ca_file=self.options.ca_file)
+        return self._link
+
+    def release_connection(self) -> Connection:
+        """The connection, which the caller closes from now on."""
+        link, self._link = self.connection(), None
+        return link
+
+    def fit(self, original: patch.Fit, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Train ``model`` on the cluster as ``original`` would here; what callbacks call is plain Keras."""
+        arguments = bind(original, model, args, kwargs)
+        token = patch.enter(None)
+        try:
+            return self._fit(model, arguments)
+        finally:
+            patch.leave(token)
+
+    def _fit(self, model: Any, arguments: dict[str, Any]) -> Any:
+        captured = capture(model, arguments, self.options)
+        batch = captured.sample_batch()
+        check_batch(model, batch)
+        listeners = callbacks.callback_list(captured, self.options)
+        model.stop_training = False
+        listeners.on_train_begin()
+        initial_epoch = int(model._initial_epoch or captured.arguments["initial_epoch"])
+        if initial_epoch >= captured.epochs:
+            return _nothing_to_train(captured, listeners)
+        submission, manifest = self.prepare(captured, batch, initial_epoch, attended=True)
+        job = AttendedJob(self.connection(), self.send(submission))
+        validate = callbacks.local_validation(captured, listeners)
+        fit = Fit(
+            model,
+            listeners,
+            ModelState.of(model, manifest),
+            initial_epoch,
+            captured.epochs,
+            steps_per_execution=int(model.steps_per_execution or 1),
+            watches_weights=validate is not None or callbacks.watches_weights(listeners),
+            validate=validate,
+            validation_steps=captured.validation.batches if captured.validation is not None else 0,
+        )
+        feeder = Feeder(job, captured.train.epoch) if isinstance(captured.train, Stream) else None
+        workers = Mirror(fit, job, feeder).run()
+        model.history.nfdt = workers
+        self.fits.append(workers)
+        return model.history
+
+    def prepare(
+        self, captured: Capture, batch: Any, initial_epoch: int, *, attended: bool
+    ) -> tuple[Submission, dict[str, Any]]:
+        """Pack the model and check that the server would take the job, before anything is uploaded.
+
+        Returns:
+            The job with its artifacts, and the program's manifest.
+        """
+        from nfdt.core.program.pack import pack
+
+        packed = pack(captured.model, batch)
+        check_shards(captured.model, packed.manifest, self.options.cluster)
+        server = self.connection().describe()
+        if packed.code and not server.allow_code:
+            raise PolicyRefused(
+                "The job carries code of the script (custom layers, losses, functions). Expected: a server started "
+                f"with --allow-code, or Keras' own parts only. Received: {self.connection().address}, which takes none."
+            )
+        cluster = self.options.cluster
+        if not self.options.workers_given and self.options.server is not None and server.slots:
+            cluster = cluster.model_copy(update={"workers": server.slots})
+        submission = specify(
+            captured, packed, self.options, cluster=cluster, initial_epoch=initial_epoch, attended=attended
+        )
+        return submission, packed.manifest
+
+    def send(self, submission: Submission) -> str:
+        """Upload what the server lacks and submit; the job's id."""
+        connection = self.connection()
+        sent = upload(connection, submission.blobs)
+        job_id = connection.submit(submission.spec.model_dump_json(), self._id)
+        logger.info("Submitted job %s (%d bytes uploaded)", job_id, sent)
+        return job_id
+
+    def _disconnect(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+
+@contextlib.contextmanager
+def _embedded(options: Options) -> Any:
+    server = EmbeddedServer(options.cluster.workers, options.cluster.shards)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+def _leave(token: Token[Any]) -> None:
+    try:
+        patch.leave(token)
+    except ValueError:  # left in another context than it was entered in: that context ends anyway
+        patch.enter(None)
+
+
+def _nothing_to_train(captured: Capture, listeners: Any) -> Any:
+    """Keras' own way for no epochs: no training, no logs."""
+    if captured.epochs > 0 and captured.model.optimizer.built:
+        captured.model.optimizer.finalize_variable_values(captured.model.trainable_weights)
+    listeners.on_train_end(None)
+    captured.model.history.nfdt = {}
+    return captured.model.history
+
+
+def check_shards(model: Any, manifest: dict[str, Any], cluster: ClusterSpec) -> None:
+    """Raise UsageError where the optimizer needs all variables in one place and there would be several shards."""
+    if cluster.shards == 1:
+        return
+    name = type(model.optimizer).__name__
+    if getattr(model.optimizer, "global_clipnorm", None):
+        reason = f"global_clipnorm of {name} is a norm over all variables"
+    elif manifest.get("optimizer_variables") is None:
+        reason = f"the variables of {name} cannot be attributed to the model's variables"
+    else:
+        return
+    raise UsageError(f"shards={cluster.shards}: expected 1, because {reason}. Remove the option shards.")

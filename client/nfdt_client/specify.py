@@ -1,0 +1,137 @@
+"""A captured ``fit`` as a job specification and the artifacts it names."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from pydantic import ValidationError
+
+from nfdt.core.errors import UsageError
+from nfdt.core.nests import flatten_structure
+from nfdt.core.spec import ClusterSpec, DataSpec, FitSpec, JobSpec
+from nfdt_client.capture import Capture
+from nfdt_client.options import Options
+from nfdt_client.training_data import Arrays, Stream
+from nfdt_client.upload import Blob, array_blob
+
+
+class Packed(Protocol):
+    """What :func:`nfdt.core.program.pack.pack` returns."""
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """The program's JSON."""
+        ...
+
+    @property
+    def artifacts(self) -> dict[str, bytes]:
+        """What the manifest names by hash."""
+        ...
+
+    @property
+    def code(self) -> bool:
+        """Whether pickled code is among it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A job's specification and all artifacts it names."""
+
+    spec: JobSpec
+    blobs: dict[str, Blob]
+
+
+def specify(
+    captured: Capture,
+    packed: Packed,
+    options: Options,
+    *,
+    cluster: ClusterSpec,
+    initial_epoch: int,
+    attended: bool = True,
+) -> Submission:
+    """The job of a captured ``fit``.
+
+    Raises:
+        UsageError: an argument of ``fit`` that no job can have.
+    """
+    program = Blob(json.dumps(packed.manifest).encode())
+    made = [program, *(Blob(content) for content in packed.artifacts.values())]
+    blobs = {blob.sha256: blob for blob in made}
+    train = _data_spec(captured.train, blobs)
+    validation = _data_spec(captured.validation, blobs) if captured.validation is not None else None
+    try:
+        spec = JobSpec(
+            name=str(captured.model.name)[:200],
+            program=program.sha256,
+            artifacts=tuple(sorted(blobs)),
+            code=packed.code,
+            algorithm=options.algorithm,
+            cluster=cluster,
+            fit=_fit_spec(captured, initial_epoch),
+            train=train,
+            validation=validation,
+            attended=attended,
+            versions=versions(),
+            start_timeout_s=options.start_timeout_s,
+            step_timeout_s=options.step_timeout_s,
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"fit: {name}: {first['msg']}. Received: {first.get('input')!r}.") from None
+    return Submission(spec, blobs)
+
+
+def _fit_spec(captured: Capture, initial_epoch: int) -> FitSpec:
+    """Draws the seed from NumPy's global generator, so that ``keras.utils.set_random_seed`` decides it."""
+    arguments = captured.arguments
+    frequency = arguments["validation_freq"]
+    return FitSpec(
+        epochs=captured.epochs,
+        initial_epoch=initial_epoch,
+        batch_size=captured.batch_size,
+        # "batch" permutes rows inside each batch: the batches hold the same rows, so there is nothing to permute.
+        shuffle=bool(arguments["shuffle"]) and arguments["shuffle"] != "batch",
+        seed=int(np.random.randint(2**31)),
+        steps_per_epoch=captured.steps_per_epoch,
+        validation_freq=int(frequency) if np.ndim(frequency) == 0 else tuple(int(e) for e in frequency),
+        validation_batch_size=captured.validation.batch_size if captured.validation is not None else None,
+        validation_steps=None,  # the data are cut to as many rows
+    )
+
+
+def _data_spec(data: Arrays | Stream, blobs: dict[str, Blob]) -> DataSpec:
+    if isinstance(data, Stream):
+        return DataSpec(kind="stream", batches=data.batches, arrays=(), samples=None)
+    structure, arrays = flatten_structure(data.nest)
+    made = [array_blob(array) for array in arrays]
+    blobs.update({blob.sha256: blob for blob in made})
+    return DataSpec(
+        kind="arrays",
+        structure=structure,
+        arrays=tuple(blob.sha256 for blob in made),
+        samples=data.samples,
+        batches=None,
+    )
+
+
+def versions() -> dict[str, str]:
+    """Versions of this process, for jobs that carry code."""
+    found = {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}
+    for name, distributions in (("keras", ("keras",)), ("tensorflow", ("tensorflow", "tensorflow-cpu"))):
+        found[name] = next((v for v in map(_version, distributions) if v), "")
+    return found
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,209 @@
+"""What ``fit`` may be given as data, read with Keras' own adapters: whole arrays, or a stream of batches."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nfdt.core.errors import CaptureError, UsageError
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """All samples: a nest of NumPy arrays of ``samples`` rows, in the structure that ``train_step`` sees."""
+
+    nest: Any
+    samples: int
+    batch_size: int
+
+    @property
+    def batches(self) -> int:
+        """Batches of one pass, the last one possibly short."""
+        return -(-self.samples // self.batch_size)
+
+    def head(self, rows: int) -> Arrays:
+        """The first rows only."""
+        return Arrays(map_arrays(lambda a: a[:rows], self.nest), min(rows, self.samples), self.batch_size)
+
+
+class Stream:
+    """Batches that only the client can make. An epoch is what Keras' own epoch iterator yields for it.
+
+    Args:
+        iterator: A Keras ``EpochIterator`` over the user's object.
+    """
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator = iterator
+        iterator.reset()
+
+    @property
+    def batches(self) -> int | None:
+        """Batches per epoch, where it is known."""
+        count = self._iterator.num_batches
+        return int(count) if count else None
+
+    def peek(self) -> Any:
+        """The first batch, which the first epoch will yield again."""
+        batch = self._iterator.peek()
+        return as_batch(batch)
+
+    def epoch(self) -> Iterator[Any]:
+        """The batches of the next epoch, as nests of NumPy arrays."""
+        for _, _, buffer in self._iterator:
+            yield from map(as_batch, buffer)
+
+
+def map_arrays(function: Callable[[Any], Any], nest: Any) -> Any:
+    """Apply ``function`` to the leaves of a nest; None stays None, lists become tuples (as Keras' pipeline does)."""
+    from keras import tree
+
+    return tree.lists_to_tuples(tree.map_structure(lambda leaf: None if leaf is None else function(leaf), nest))
+
+
+def leaves(nest: Any) -> list[Any]:
+    """The leaves of a nest that are not None."""
+    from keras import tree
+
+    return [leaf for leaf in tree.flatten(nest) if leaf is not None]
+
+
+def as_batch(batch: Any) -> Any:
+    """One batch of the user's iterator as NumPy arrays, checked.
+
+    Raises:
+        CaptureError: a leaf that is no array with a batch dimension, or leaves of different lengths.
+    """
+    nest = map_arrays(_as_array, batch)
+    shapes = [leaf.shape for leaf in leaves(nest)]
+    if not shapes or any(not shape for shape in shapes) or len({shape[0] for shape in shapes}) > 1:
+        raise CaptureError(
+            f"Batch of the data iterator: expected arrays with the same number of rows. Received shapes: {shapes}."
+        )
+    return nest
+
+
+def rows_of(batch: Any) -> int:
+    """Number of samples in a batch."""
+    return int(leaves(batch)[0].shape[0])
+
+
+def _as_array(leaf: Any) -> np.ndarray[Any, Any]:
+    from keras.src.trainers.data_adapters import data_adapter_utils as adapters
+
+    refuse_ragged(leaf)
+    if adapters.is_tensorflow_sparse(leaf):
+        import tensorflow as tf
+
+        leaf = tf.sparse.to_dense(leaf)
+    elif adapters.is_scipy_sparse(leaf):
+        leaf = leaf.todense()
+    return np.asarray(leaf)
+
+
+def refuse_ragged(nest: Any) -> None:
+    """Raise CaptureError for ragged tensors, which have no array."""
+    from keras.src.trainers.data_adapters import data_adapter_utils as adapters
+
+    if any(adapters.is_tensorflow_ragged(leaf) for leaf in leaves(nest)):
+        raise CaptureError(
+            "Data: expected dense arrays. Received: a RaggedTensor. Convert it with .to_tensor() and mask the padding."
+        )
+
+
+def is_sparse(nest: Any) -> bool:
+    """Whether any leaf is a sparse matrix or tensor: batches of it are made dense one by one."""
+    from keras.src.trainers.data_adapters import data_adapter_utils as adapters
+
+    tests = (adapters.is_tensorflow_sparse, adapters.is_scipy_sparse, adapters.is_jax_sparse)
+    return any(test(leaf) for leaf in leaves(nest) for test in tests)
+
+
+def read(x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Arrays | Stream:
+    """Understand data as Keras does.
+
+    Args:
+        x: As for ``fit``.
+        y: As for ``fit``.
+        sample_weight: As for ``fit``.
+        **options: ``batch_size``, ``steps_per_epoch``, ``shuffle`` and ``class_weight`` of ``fit``.
+
+    Raises:
+        UsageError: no data, or what Keras' adapters refuse (lengths that differ, unknown types, ...).
+        CaptureError: ragged tensors.
+    """
+    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
+    check_not_empty(x, y, sample_weight)
+    refuse_ragged((x, y, sample_weight))
+    try:
+        iterator = _epoch_iterator()(x, y, sample_weight, **options)
+    except ValueError as error:
+        raise UsageError(f"Training data: {error}") from error
+    adapter = iterator.data_adapter
+    if not isinstance(adapter, ArrayDataAdapter) or is_sparse((x, y, sample_weight)):
+        return Stream(iterator)
+    return Arrays(_whole(adapter._inputs), int(adapter._num_samples), int(adapter.batch_size))
+
+
+def check_not_empty(x: Any, y: Any, sample_weight: Any) -> None:
+    """Raise UsageError where there is no sample to train on."""
+    if x is None:
+        raise UsageError("Training data: expected x. Received: None.")
+    for name, part in (("x", x), ("y", y), ("sample_weight", sample_weight)):
+        if not isinstance(part, np.ndarray | list | tuple | dict) and not hasattr(part, "shape"):
+            continue
+        for leaf in leaves(part):
+            shape = getattr(leaf, "shape", None)
+            if shape is not None and len(shape) and shape[0] == 0:
+                raise UsageError(f"Data: expected at least one sample. Received: {name} of shape {tuple(shape)}.")
+
+
+def is_arrays(nest: Any) -> bool:
+    """Whether these are dense arrays that can go with a job."""
+    from keras.src.trainers.data_adapters import array_data_adapter, data_adapter_utils
+
+    ragged = any(data_adapter_utils.is_tensorflow_ragged(leaf) for leaf in leaves(nest))
+    return bool(array_data_adapter.can_convert_arrays(nest)) and not is_sparse(nest) and not ragged
+
+
+def _whole(inputs: Any) -> Any:
+    """The adapter's inputs as NumPy arrays, converted as it converts batches (float64 to floatx, pandas, strings)."""
+    from keras.src.trainers.data_adapters import array_slicing
+
+    def convert(leaf: Any) -> np.ndarray[Any, Any]:
+        sliceable = array_slicing.convert_to_sliceable(leaf, target_backend="numpy")
+        return _as_array(sliceable.convert_to_numpy(sliceable.array))
+
+    return map_arrays(convert, inputs)
+
+
+def _epoch_iterator() -> type[Any]:
+    from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+    from keras.src.trainers.epoch_iterator import EpochIterator
+
+    class ReplayingIterator(EpochIterator):
+        """Keras' iterator over NumPy batches; the first batch can be looked at without losing it."""
+
+        _peeked: Any = None
+
+        def peek(self) -> Any:
+            if isinstance(self.data_adapter, PyDatasetAdapter):  # asked by index, as Keras does for its signature
+                return self.data_adapter._standardize_batch(self.data_adapter.py_dataset[0])
+            iterator = iter(self._get_iterator())
+            try:
+                first = next(iterator)
+            except StopIteration:
+                raise UsageError("Training data: expected at least one batch. Received: an empty iterator.") from None
+            self._peeked = itertools.chain([first], iterator)
+            return first
+
+        def _get_iterator(self) -> Any:
+            peeked, self._peeked = self._peeked, None
+            return super()._get_iterator() if peeked is None else peeked
+
+    return ReplayingIterator

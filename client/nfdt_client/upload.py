@@ -1,0 +1,142 @@
+"""Artifacts to and from a job server: named by their hash, in chunks, resumed where a transfer broke."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from nfdt.core.errors import ProtocolError, ServerUnreachable
+from nfdt.core.nests import as_array
+from nfdt.core.wire import jobs_pb2 as pb
+from nfdt.core.wire.status import translated
+from nfdt_client.connection import CALL_TIMEOUT_S, Connection
+
+logger = logging.getLogger(__name__)
+
+CHUNK_BYTES = 2 * 2**20
+ATTEMPTS = 4
+RETRY_PAUSE_S = 1.0
+TRANSFER_TIMEOUT_S = 24 * 3600.0
+
+_T = TypeVar("_T")
+
+
+class Blob:
+    """Bytes in a few pieces, hashed once; big arrays are referred to, not copied.
+
+    Args:
+        parts: The pieces in order. They must not change while the blob is in use.
+    """
+
+    def __init__(self, *parts: Any) -> None:
+        self._parts = [memoryview(part).cast("B") for part in parts if len(part)]
+        self.size = sum(len(part) for part in self._parts)
+        digest = hashlib.sha256()
+        for part in self._parts:
+            digest.update(part)
+        self.sha256 = digest.hexdigest()
+
+    def chunks(self, offset: int = 0, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, bytes]]:
+        """(offset, bytes) pieces of at most ``chunk_bytes``, from ``offset`` to the end."""
+        start = 0
+        for part in self._parts:
+            for at in range(max(offset - start, 0), len(part), chunk_bytes):
+                yield start + at, bytes(part[at : at + chunk_bytes])
+            start += len(part)
+
+
+def array_blob(array: np.ndarray[Any, Any]) -> Blob:
+    """An array as the bytes of a ``.npy`` file; its memory is shared where it is contiguous.
+
+    Raises:
+        CaptureError: Python objects that are not strings.
+    """
+    array = as_array(array)
+    array = np.ascontiguousarray(array).reshape(array.shape)
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
+    return Blob(header.getvalue(), array.reshape(-1).view(np.uint8) if array.size else b"")
+
+
+def find_missing(connection: Connection, names: Iterable[str]) -> dict[str, int]:
+    """Of these artifacts, those the server lacks, with how many bytes of each it holds already."""
+    with translated(connection.address):
+        reply = connection.stub.FindMissing(pb.ArtifactNames(sha256=sorted(set(names))), timeout=CALL_TIMEOUT_S)
+    return {item.sha256: int(item.have_bytes) for item in reply.missing}
+
+
+def upload(connection: Connection, blobs: Mapping[str, Blob]) -> int:
+    """Send what the server lacks, each artifact once; a broken transfer is resumed.
+
+    Returns:
+        Bytes sent.
+
+    Raises:
+        ServerUnreachable: the connection broke ``ATTEMPTS`` times.
+    """
+
+    def send_missing() -> int:
+        sent = 0
+        for name, have_bytes in find_missing(connection, blobs).items():
+            sent += _send(connection, blobs[name], have_bytes)
+        return sent
+
+    return _persist(connection, send_missing)
+
+
+def _persist(connection: Connection, action: Callable[[], _T]) -> _T:
+    for attempt in range(1, ATTEMPTS):
+        try:
+            return action()
+        except ServerUnreachable as error:
+            logger.info("Transfer broke (attempt %d of %d): %s", attempt, ATTEMPTS, error)
+            connection.wait_ready(RETRY_PAUSE_S * attempt)
+    return action()
+
+
+def _send(connection: Connection, blob: Blob, have_bytes: int) -> int:
+    start = have_bytes if have_bytes < blob.size else 0
+
+    def messages() -> Iterator[pb.Chunk]:
+        head = pb.Chunk(sha256=blob.sha256, total_bytes=blob.size)
+        if not blob.size:
+            yield head
+        for offset, data in blob.chunks(start):
+            chunk = pb.Chunk(offset=offset, data=data)
+            if offset == start:
+                chunk.MergeFrom(head)
+            yield chunk
+
+    with translated(connection.address):
+        receipt = connection.stub.Upload(messages(), timeout=TRANSFER_TIMEOUT_S)
+    if receipt.total_bytes != blob.size:
+        raise ProtocolError(
+            f"Upload of {blob.sha256}: the server holds {receipt.total_bytes} bytes. Expected: {blob.size}."
+        )
+    return blob.size - start
+
+
+def download(connection: Connection, sha256: str) -> bytes:
+    """One artifact, its hash checked.
+
+    Raises:
+        ProtocolError: what arrived has another hash.
+        ServerUnreachable: the connection broke ``ATTEMPTS`` times.
+    """
+    received = bytearray()
+
+    def receive() -> None:
+        with translated(connection.address):
+            request = pb.DownloadRequest(sha256=sha256, offset=len(received))
+            for chunk in connection.stub.Download(request, timeout=TRANSFER_TIMEOUT_S):
+                received.extend(chunk.data)
+
+    _persist(connection, receive)
+    if (arrived := hashlib.sha256(received).hexdigest()) != sha256:
+        raise ProtocolError(f"Artifact {sha256}: {len(received)} bytes arrived with the hash {arrived}.")
+    return bytes(received)

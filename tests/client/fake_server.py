@@ -1,0 +1,281 @@
+"""A job server without workers, over real gRPC: its jobs "train" by adding 1 to every weight per epoch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import numpy as np
+
+from nfdt.core.errors import UsageError
+from nfdt.core.program.state import dump_state, load_state
+from nfdt.core.spec import JobSpec, parse_job
+from nfdt.core.training.data import decode_batch
+from nfdt.core.wire import jobs_pb2 as pb
+from nfdt.core.wire import jobs_pb2_grpc
+from nfdt.core.wire.channel import make_server, same_token
+from nfdt.core.wire.status import answering
+
+TOKEN = "fake-token"
+
+
+@dataclass
+class Job:
+    """One job's events and what the client asked of it."""
+
+    spec: JobSpec
+    state: bytes
+    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    asked: list[tuple[str, Any]] = field(default_factory=list)
+    epoch: int = 0
+    ended: str = ""
+    result: str = ""
+    fed: dict[int, list[Any]] = field(default_factory=dict)
+    feed_error: str = ""
+
+
+class FakeJobs(jobs_pb2_grpc.JobsServicer):
+    """What tests set: ``logs`` (epoch -> logs), ``steps``, and the faults to inject."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.artifacts: dict[str, bytes] = {}
+        self.partial: dict[str, bytes] = {}
+        self.jobs: dict[str, Job] = {}
+        self.allow_code = True
+        self.slots = 2
+        self.steps = 4
+        self.logs: Callable[[int], dict[str, float]] = lambda epoch: {"loss": 1.0 / (epoch + 1)}
+        self.val_logs: Callable[[int], dict[str, float] | None] = lambda epoch: None
+        self.failure: dict[str, Any] | None = None  # fails the job in its first epoch
+        self.break_watch_after: list[int] = []  # events of one stream, then the connection "breaks"
+        self.break_upload_after: list[int] = []  # bytes
+        self.watches = 0
+        self.received_bytes = 0
+
+    @property
+    def job(self) -> Job:
+        """The only job."""
+        (job,) = self.jobs.values()
+        return job
+
+    @answering
+    def Describe(self, request: Any, context: Any) -> pb.ServerDescription:
+        return pb.ServerDescription(allow_code=self.allow_code, slots=self.slots, free_slots=self.slots)
+
+    @answering
+    def FindMissing(self, request: Any, context: Any) -> pb.MissingArtifacts:
+        missing = [n for n in request.sha256 if n not in self.artifacts]
+        return pb.MissingArtifacts(
+            missing=[pb.MissingArtifact(sha256=n, have_bytes=len(self.partial.get(n, b""))) for n in missing]
+        )
+
+    @answering
+    def Upload(self, request_iterator: Iterator[pb.Chunk], context: Any) -> pb.UploadReceipt:
+        first = next(request_iterator)
+        name, total = first.sha256, first.total_bytes
+        held = self.partial.get(name, b"")[: first.offset]
+        limit = self.break_upload_after.pop(0) if self.break_upload_after else None
+        for chunk in [first, *request_iterator]:
+            assert chunk.offset == len(held)
+            held += chunk.data
+            self.received_bytes += len(chunk.data)
+            self.partial[name] = held
+            if limit is not None and len(held) >= limit:
+                context.abort(grpc.StatusCode.UNAVAILABLE, "the cable was pulled")
+        assert len(held) == total
+        assert hashlib.sha256(held).hexdigest() == name
+        self.artifacts[name] = held
+        return pb.UploadReceipt(sha256=name, total_bytes=total)
+
+    @answering
+    def Download(self, request: Any, context: Any) -> Iterator[pb.Chunk]:
+        data = self.artifacts[request.sha256]
+        for offset in range(request.offset, len(data), 1000):
+            yield pb.Chunk(offset=offset, data=data[offset : offset + 1000])
+
+    @answering
+    def Submit(self, request: Any, context: Any) -> pb.SubmitReply:
+        spec = parse_job(request.spec_json)
+        assert set(spec.artifacts) <= set(self.artifacts)
+        program = json.loads(self.artifacts[spec.program])
+        job_id = f"job-{len(self.jobs)}"
+        job = self.jobs[job_id] = Job(spec, self.artifacts[program["state"]])
+        self.emit(job, "state", {"state": "queued"})
+        self.emit(job, "state", {"state": "running"})
+        job.epoch = spec.fit.initial_epoch
+        if not spec.attended:
+            for epoch in range(spec.fit.initial_epoch, spec.fit.epochs):
+                self.train(job, epoch)
+        return pb.SubmitReply(job_id=job_id)
+
+    def emit(self, job: Job, kind: str, data: dict[str, Any]) -> None:
+        with self.changed:
+            job.events.append((kind, data))
+            job.ended = data["state"] if data.get("state") in ("succeeded", "failed", "cancelled") else job.ended
+            self.changed.notify_all()
+
+    def train(self, job: Job, epoch: int) -> None:
+        """An epoch from beginning to end."""
+        job.epoch = epoch
+        self.emit(job, "epoch_begin", {"epoch": epoch, "steps": self.steps})
+        if self.failure is not None:
+            self.emit(job, "state", self.failure)
+            return
+        for steps in (self.steps // 2, self.steps):
+            self.emit(job, "progress", {"epoch": epoch, "steps": steps, "samples": steps, "logs": self.logs(epoch)})
+        state = load_state(job.state)
+        job.state = dump_state(state.weights + 1, state.optimizer, state.untrained)
+        logs, val_logs = self.logs(epoch), self.val_logs(epoch)
+        self.emit(job, "epoch_end", {"epoch": epoch, "logs": logs, "val_logs": val_logs, "steps": self.steps})
+        if epoch + 1 == job.spec.fit.epochs:
+            self.finish(job)
+
+    def finish(self, job: Job) -> None:
+        """The job succeeds with its present state."""
+        job.result = self.keep(job.state)
+        self.emit(job, "result", {"artifact": job.result, "workers": {"worker-0": {"samples": 7}}})
+        self.emit(job, "state", {"state": "succeeded"})
+
+    def keep(self, data: bytes) -> str:
+        """Store an artifact."""
+        name = hashlib.sha256(data).hexdigest()
+        self.artifacts[name] = data
+        return name
+
+    def find(self, job_id: str) -> Job:
+        if job_id not in self.jobs:
+            raise UsageError(f"No job {job_id!r} here.")
+        return self.jobs[job_id]
+
+    @answering
+    def Watch(self, request: Any, context: Any) -> Iterator[pb.JobEvent]:
+        job, cursor = self.find(request.job_id), request.after
+        self.watches += 1
+        limit = self.break_watch_after.pop(0) if self.break_watch_after else None
+        while context.is_active():
+            with self.changed:
+                self.changed.wait_for(lambda seen=cursor: len(job.events) > seen or job.ended, 0.1)
+                fresh = job.events[cursor:]
+            for kind, data in fresh:
+                if limit == 0:
+                    context.abort(grpc.StatusCode.UNAVAILABLE, "the cable was pulled")
+                limit = None if limit is None else limit - 1
+                cursor += 1
+                yield pb.JobEvent(cursor=cursor, at=cursor, kind=kind, data_json=json.dumps(data))
+            if job.ended and cursor == len(job.events):
+                return
+
+    @answering
+    def Control(self, request: Any, context: Any) -> pb.ControlReply:
+        job = self.find(request.job_id)
+        action = request.WhichOneof("action")
+        value = getattr(request, action)
+        if action == "proceed":
+            job.asked.append((action, value.epoch))
+            if job.spec.train.kind == "arrays":
+                self.train(job, value.epoch)
+            else:
+                job.epoch = value.epoch
+                self.emit(job, "epoch_begin", {"epoch": value.epoch, "steps": None})
+        elif action == "stop_training":
+            job.asked.append((action, None))
+            if not job.ended:
+                self.finish(job)
+        elif action == "cancel":
+            job.asked.append((action, value.reason))
+            if not job.ended:
+                self.emit(job, "state", {"state": "cancelled", "reason": value.reason})
+        elif action == "set_learning_rate":
+            job.asked.append((action, value.value))
+        else:
+            job.asked.append((action, load_state(self.artifacts[value.artifact])))
+            job.state = self.artifacts[value.artifact]
+        return pb.ControlReply()
+
+    @answering
+    def Snapshot(self, request: Any, context: Any) -> pb.SnapshotReply:
+        return pb.SnapshotReply(artifact=self.keep(self.find(request.job_id).state))
+
+    @answering
+    def Feed(self, request_iterator: Iterator[pb.FedBatch], context: Any) -> Iterator[pb.FeedCredit]:
+        job = self.find(next(request_iterator).job_id)
+        ended: set[int] = set()
+
+        def receive() -> None:
+            for batch in request_iterator:
+                if batch.error:
+                    job.feed_error = batch.error
+                    self.emit(job, "state", {"state": "failed", "reason": batch.error})
+                    return
+                with self.changed:
+                    if batch.end_of_epoch:
+                        ended.add(batch.epoch)
+                    else:
+                        job.fed.setdefault(batch.epoch, []).append(decode_batch(batch.data))
+                    self.changed.notify_all()
+                if batch.end_of_epoch:
+                    self.emit(job, "epoch_end", {"epoch": batch.epoch, "logs": self.logs(batch.epoch)})
+                    if batch.epoch + 1 == job.spec.fit.epochs:
+                        self.finish(job)
+
+        threading.Thread(target=receive, daemon=True).start()
+        granted: dict[int, int] = {}
+        while context.is_active() and not job.ended:
+            epoch = job.epoch
+            with self.changed:
+                room = len(job.fed.get(epoch, [])) + 2 - granted.get(epoch, 0)
+                if room <= 0 or epoch in ended:
+                    self.changed.wait(0.05)
+                    continue
+                granted[epoch] = granted.get(epoch, 0) + room
+            yield pb.FeedCredit(epoch=epoch, batches=room)
+
+    @answering
+    def List(self, request: Any, context: Any) -> pb.JobList:
+        return pb.JobList(jobs=[self.describe(job_id) for job_id in self.jobs])
+
+    @answering
+    def Show(self, request: Any, context: Any) -> pb.JobDescription:
+        self.find(request.job_id)
+        return self.describe(request.job_id)
+
+    def describe(self, job_id: str) -> pb.JobDescription:
+        job = self.jobs[job_id]
+        return pb.JobDescription(
+            job_id=job_id,
+            name=job.spec.name,
+            state=job.ended or "running",
+            epochs=job.spec.fit.epochs,
+            result_artifact=job.result,
+            program=job.spec.program,
+        )
+
+
+@dataclass
+class FakeServer:
+    """The servicer and where it listens."""
+
+    jobs: FakeJobs
+    address: str
+    grpc_server: grpc.Server
+
+    def weights(self) -> np.ndarray:
+        """Of the only job, now."""
+        return load_state(self.jobs.job.state).weights
+
+
+def start() -> FakeServer:
+    """A running fake on a free port."""
+    jobs = FakeJobs()
+    server, address = make_server(
+        "127.0.0.1:0", authenticate=lambda method, token: same_token(TOKEN, token), max_threads=32
+    )
+    jobs_pb2_grpc.add_JobsServicer_to_server(jobs, server)
+    server.start()
+    return FakeServer(jobs, address, server)

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import pytest
+from nfdt_client.options import read_token, resolve
+
+from nfdt.core.errors import UsageError
+
+
+def layered(arguments=None, environ=None, directory=None, **more):
+    return resolve(arguments or {}, environ=environ or {}, directory=directory, **more)
+
+
+def test_defaults_are_the_default_preset_on_two_workers(tmp_path):
+    options = layered(directory=tmp_path)
+    assert (options.algorithm.name, options.cluster.workers, options.server) == ("ddc-asgd", 2, None)
+    assert not options.workers_given
+    assert {setting.origin for setting in options.settings.values()} == {"default"}
+
+
+def test_argument_beats_environment_beats_file_beats_default(tmp_path):
+    (tmp_path / "nfdt.toml").write_text('workers = 3\nshards = 2\nalgorithm = "asgd"\ndc_lambda = 1.5\n')
+    environ = {"NFDT_WORKERS": "4", "NFDT_ALGORITHM": "dc-asgd"}
+    options = layered({"algorithm": "bsp", "workers": None}, environ, tmp_path)
+    assert (options.algorithm.name, options.cluster.workers, options.cluster.shards) == ("bsp", 4, 2)
+    assert options.algorithm.dc_lambda == 1.5
+    origins = {name: options.settings[name].origin for name in ("algorithm", "workers", "shards", "overlap")}
+    assert origins == {
+        "algorithm": "argument",
+        "workers": "environment NFDT_WORKERS",
+        "shards": str(tmp_path / "nfdt.toml"),
+        "overlap": "default",
+    }
+
+
+def test_the_nearest_file_upwards_counts_and_foreign_projects_do_not(tmp_path):
+    (tmp_path / "pyproject.toml").write_text("[tool.nfdt]\nworkers = 5\n[tool.nfdt.emulate]\nslowdown = [1, 4]\n")
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    (inner / "pyproject.toml").write_text("[tool.other]\nx = 1\n")
+    options = layered(directory=inner)
+    assert options.cluster.workers == 5
+    assert options.cluster.emulate.slowdown == (1.0, 4.0)
+
+
+def test_emulation_is_given_as_mapping_or_dotted_names(tmp_path):
+    mapping = layered({"emulate": {"fail": "1@5"}}, directory=tmp_path)
+    dotted = layered({"emulate.fail": "1@5", "emulate.slowdown": "1, 2.5"}, directory=tmp_path)
+    environ = layered({}, {"NFDT_EMULATE_FAIL": "1@5"}, tmp_path)
+    assert mapping.cluster.emulate.fail == dotted.cluster.emulate.fail == environ.cluster.emulate.fail == "1@5"
+    assert dotted.cluster.emulate.slowdown == (1.0, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needle"),
+    [
+        ({"wokers": 3}, "workers"),
+        ({"algorithm": "adsg"}, "ddc-asgd"),
+        ({"algorithm": "allreduce"}, "not available yet"),
+        ({"workers": 0}, "workers"),
+        ({"consistency": "sometimes"}, "softsync"),
+        ({"emulate": {"slow": 1}}, "emulate.slowdown"),
+        ({"emulate": 3}, "mapping"),
+        ({"server": "localhost"}, "HOST:PORT"),
+        ({"step_timeout_s": "soon"}, "seconds"),
+    ],
+)
+def test_bad_options_are_refused_by_name(tmp_path, arguments, needle):
+    with pytest.raises(UsageError, match=needle):
+        layered(arguments, directory=tmp_path)
+
+
+def test_a_bad_file_is_named(tmp_path):
+    (tmp_path / "nfdt.toml").write_text("workers = \n")
+    with pytest.raises(UsageError, match="nfdt.toml"):
+        layered(directory=tmp_path)
+    (tmp_path / "nfdt.toml").write_text("worker = 3\n")
+    with pytest.raises(UsageError, match=r"nfdt\.toml.*Unknown option 'worker'"):
+        layered(directory=tmp_path)
+
+
+def test_tokens_come_from_the_environment_or_a_file_and_are_never_shown(tmp_path):
+    (tmp_path / "token").write_text(" secret\n")
+    given = {"server": "host:1"}
+    assert layered(given, {"NFDT_TOKEN": "abc"}, tmp_path).token() == "abc"
+    from_file = layered(given, {"NFDT_TOKEN_FILE": str(tmp_path / "token")}, tmp_path)
+    assert from_file.token() == "secret"
+    shown = layered(given, {"NFDT_TOKEN": "abc"}, tmp_path)
+    assert "abc" not in repr(shown)
+    assert shown.settings["token"].value == "(hidden)"
+
+
+def test_a_token_in_a_shared_file_is_refused(tmp_path):
+    (tmp_path / "nfdt.toml").write_text('token = "secret"\n')
+    with pytest.raises(UsageError, match="token_file"):
+        layered(directory=tmp_path)
+
+
+def test_a_missing_token_names_where_it_is_looked_for(tmp_path):
+    with pytest.raises(UsageError, match="NFDT_TOKEN_FILE"):
+        layered({"server": "host:1"}, directory=tmp_path).token()
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_token(tmp_path / "absent")
+    (tmp_path / "empty").write_text("\n")
+    with pytest.raises(UsageError, match="empty"):
+        read_token(tmp_path / "empty")
