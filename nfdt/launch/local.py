@@ -85,7 +85,7 @@ class LocalLauncher:
     them and holds the pipes that are their standard input.
 
     Attributes:
-        given_up: Set once slots die as fast as they are started; cleared by the next :meth:`ensure`.
+        given_up: Set once slots die as fast as they are started: no more are started.
     """
 
     def __init__(self, options: SlotOptions) -> None:
@@ -100,17 +100,12 @@ class LocalLauncher:
         self._thread = threading.Thread(target=self._supervise, name="launcher", daemon=True)
         self._thread.start()
 
-    def can_start(self, role: Role) -> bool:
-        """Whether slots can be added: not when they die as fast as they are started."""
-        return not self.given_up.is_set()
-
     def ensure(self, role: Role, count: int) -> None:
         """Keep at least ``count`` slots of this role alive from now on; they are started in the background."""
         with self._changed:
-            self._wanted[role] = max(self._wanted[role], count)
-            self._crashes = 0
-            self.given_up.clear()
-            self._changed.notify_all()
+            if count > self._wanted[role]:
+                self._wanted[role] = count
+                self._changed.notify_all()
 
     @property
     def pids(self) -> list[int]:
@@ -121,7 +116,7 @@ class LocalLauncher:
     @property
     def failure(self) -> str | None:
         """Why no slots are started any more; None while they are."""
-        if self.can_start("worker"):
+        if not self.given_up.is_set():
             return None
         return f"{CRASHES} slot processes ended within {CRASH_S:.0f} s of their start; see {self._options.logs}"
 
@@ -138,7 +133,7 @@ class LocalLauncher:
                 if self._stopping:
                     break
                 self._reap()
-                missing = [] if not self.can_start("worker") else self._missing()
+                missing = [] if self.given_up.is_set() else self._missing()
                 if not missing:
                     self._changed.wait(0.2 if self._slots else None)
                     continue

@@ -11,20 +11,22 @@ def batch(step: int, epoch: int = 0) -> Batch:
 @pytest.fixture
 def queue():
     queue = FeedQueue()
-    queue.begin(0, capacity=2)
+    queue.allow(0, 2)
     return queue
 
 
-def test_the_epochs_capacity_is_granted_at_once(queue):
+def test_what_is_allowed_is_granted_once(queue):
     assert queue.grant(0) == (0, 2)
     assert queue.grant(0) is None
+    queue.allow(0, 3)
+    assert queue.grant(0) == (0, 1)
 
 
-def test_a_taken_batch_grants_another(queue):
+def test_batches_come_out_in_order(queue):
     queue.grant(0)
     queue.offer(batch(0))
-    assert queue.take() == batch(0)
-    assert queue.grant(0) == (0, 1)
+    queue.offer(batch(1))
+    assert [queue.take(), queue.take(), queue.take()] == [batch(0), batch(1), None]
 
 
 def test_a_batch_without_credit_is_refused(queue):
@@ -33,7 +35,7 @@ def test_a_batch_without_credit_is_refused(queue):
 
 
 def test_a_late_batch_of_another_epoch_is_dropped(queue):
-    queue.begin(1, capacity=2)
+    queue.allow(1, 2)
     queue.offer(batch(5, epoch=0))
     assert queue.take() is None
 
@@ -42,9 +44,10 @@ def test_an_epoch_is_exhausted_when_its_last_batch_is_taken(queue):
     queue.grant(0)
     queue.offer(batch(0))
     queue.end(0)
-    assert not queue.exhausted
+    assert not queue.exhausted(0)
     queue.take()
-    assert queue.exhausted
+    assert queue.exhausted(0)
+    assert not queue.exhausted(1)
 
 
 def test_an_iterator_that_raises_fails_the_job(queue):
@@ -56,3 +59,13 @@ def test_an_iterator_that_raises_fails_the_job(queue):
 def test_a_closed_queue_grants_nothing(queue):
     queue.close()
     assert queue.grant(0) is None
+
+
+def test_the_run_is_told_of_everything_that_arrives():
+    told = []
+    queue = FeedQueue(news=lambda: told.append(1))
+    queue.allow(0, 1)
+    queue.grant(0)
+    queue.offer(batch(0))
+    queue.end(0)
+    assert len(told) == 2

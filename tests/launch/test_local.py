@@ -99,7 +99,6 @@ def test_slots_that_crash_at_once_are_given_up(tmp_path, announcements):
         announcements.next()
     assert launcher.given_up.wait(DEADLINE_S)
     launcher.stop()
-    assert not launcher.can_start("worker")
     assert str(tmp_path) in launcher.failure
 
 

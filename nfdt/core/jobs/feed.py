@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from nfdt.core.errors import JobFailed, ProtocolError
@@ -20,28 +21,35 @@ class Batch:
 
 
 class FeedQueue:
-    """Between the client's Feed stream and the job's run; both sides may be different threads.
+    """Between the client's Feed stream and the job's run, which are different threads.
 
-    A credit is the right to send one batch of the current epoch. Credits are granted when an epoch
-    begins (``capacity`` of them) and one more for each batch that is taken.
+    A credit is the right to send one batch of the current epoch. The run says how many batches the
+    epoch may have received in all (:meth:`allow`); the difference to what was announced is granted.
+
+    Args:
+        news: Called, without a lock, when the client has sent something.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, news: Callable[[], None] = lambda: None) -> None:
+        self._news = news
         self._changed = threading.Condition()
-        self._epoch: int | None = None
+        self._epoch = -1
+        self._allowed = self._announced = self._received = 0
         self._batches: deque[Batch] = deque()
-        self._unsent = 0  # credits granted but not announced yet
-        self._credits = 0  # credits announced and not used
         self._ended = False
         self._error: str | None = None
         self._closed = False
 
-    def begin(self, epoch: int, capacity: int) -> None:
-        """Open an epoch: what is left of another one is dropped."""
+    def allow(self, epoch: int, total: int) -> None:
+        """The epoch may have received ``total`` batches in all; another epoch drops what is left of the last."""
         with self._changed:
-            self._epoch, self._unsent, self._credits, self._ended = epoch, capacity, 0, False
-            self._batches.clear()
-            self._changed.notify_all()
+            if epoch != self._epoch:
+                self._epoch, self._allowed, self._announced, self._received = epoch, 0, 0, 0
+                self._ended = False
+                self._batches.clear()
+            if total > self._allowed:
+                self._allowed = total
+                self._changed.notify_all()
 
     def take(self) -> Batch | None:
         """The next batch of the current epoch; None when there is none yet.
@@ -52,23 +60,24 @@ class FeedQueue:
         with self._changed:
             if self._error is not None:
                 raise JobFailed(f"The script's data iterator failed: {self._error}")
-            if not self._batches:
-                return None
-            self._unsent += 1
-            self._changed.notify_all()
-            return self._batches.popleft()
+            return self._batches.popleft() if self._batches else None
 
-    @property
-    def exhausted(self) -> bool:
-        """Whether the client has said that the epoch has no more batches, and all are taken."""
+    def exhausted(self, epoch: int) -> bool:
+        """Whether the client has said that this epoch has no more batches, and all are taken."""
         with self._changed:
-            return self._ended and not self._batches
+            return self._ended and epoch == self._epoch and not self._batches
 
     def close(self) -> None:
         """The job has ended: no more credits."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the job has ended."""
+        with self._changed:
+            return self._closed
 
     def offer(self, batch: Batch) -> None:
         """Keep a batch that the client sent; one of an epoch that is over is dropped.
@@ -77,13 +86,16 @@ class FeedQueue:
             ProtocolError: the client had no credit for it.
         """
         with self._changed:
-            if batch.epoch != self._epoch or self._ended:
+            if batch.epoch != self._epoch or self._ended or self._closed:
                 return
-            if self._credits < 1:
-                raise ProtocolError(f"Feed: batch {batch.step} of epoch {batch.epoch} came without a credit.")
-            self._credits -= 1
+            if self._received >= self._announced:
+                raise ProtocolError(
+                    f"Feed: expected at most {self._announced} batches of epoch {batch.epoch} by now. "
+                    "Received one more. The client must wait for credit."
+                )
+            self._received += 1
             self._batches.append(batch)
-            self._changed.notify_all()
+        self._news()
 
     def end(self, epoch: int, error: str | None = None) -> None:
         """The client's iterator has no more batches for this epoch, or raised."""
@@ -92,26 +104,13 @@ class FeedQueue:
                 self._error = error
             elif epoch == self._epoch:
                 self._ended = True
-            self._changed.notify_all()
+        self._news()
 
     def grant(self, timeout_s: float) -> tuple[int, int] | None:
-        """(epoch, new credits) to announce; None when the job is over or after ``timeout_s`` without news."""
+        """(epoch, new credits) to announce; None when the job is over or after ``timeout_s`` without any."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._unsent > 0, timeout_s)
-            if self._closed or self._unsent == 0 or self._epoch is None:
+            self._changed.wait_for(lambda: self._closed or self._allowed > self._announced, timeout_s)
+            if self._closed or self._allowed <= self._announced:
                 return None
-            news, self._unsent = self._unsent, 0
-            self._credits += news
+            news, self._announced = self._allowed - self._announced, self._allowed
             return self._epoch, news
-
-    @property
-    def closed(self) -> bool:
-        """Whether the job has ended."""
-        with self._changed:
-            return self._closed
-
-    def wait_for_news(self, timeout_s: float) -> None:
-        """Return when a batch, an end or an error has arrived, or after ``timeout_s``."""
-        with self._changed:
-            news = lambda: bool(self._batches) or self._ended or self._error is not None or self._closed  # noqa: E731
-            self._changed.wait_for(news, timeout_s)

@@ -14,8 +14,9 @@ class Launcher(Protocol):
         """Have ``count`` living slot processes of this role that this launcher started; returns at once."""
         ...
 
-    def can_start(self, role: Role) -> bool:
-        """Whether :meth:`ensure` can add slots of this role."""
+    @property
+    def failure(self) -> str | None:
+        """Why no slots are started any more; None while they are."""
         ...
 
     def stop(self) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from nfdt.core.jobs.feed import FeedQueue
+from nfdt.core.spec import JobSpec
 from nfdt.core.wire import jobs_pb2 as pb
 
 
@@ -22,15 +23,23 @@ class Census:
 class JobRunner(Protocol):
     """Runs submitted jobs; every method returns soon and may be called from any thread."""
 
+    def admit(self, spec: JobSpec, manifest: Mapping[str, Any]) -> None:
+        """Look at a job before it is taken.
+
+        Raises:
+            UsageError: it cannot run, whatever slots there are.
+        """
+        ...
+
     def submitted(self, job_id: str) -> None:
         """A job is in the store, queued."""
         ...
 
     def control(self, request: pb.ControlRequest) -> None:
-        """Pass an action on to a job.
+        """Pass an action on to a job; one that has ended takes no notice.
 
         Raises:
-            UsageError: no such job, or it has ended.
+            UsageError: no such job, or not at this moment.
         """
         ...
 

@@ -125,6 +125,7 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
         admission.check_artifacts(spec, self._artifacts)
         manifest = admission.read_manifest(spec, self._artifacts)
         admission.check_code(spec, manifest, allow_code=self._allow_code)
+        self._runner.admit(spec, manifest)
         admission.check_versions(spec, self._runner.census().versions)
         owner, job_id = owner_of(context), f"job-{secrets.token_hex(5)}"
         with self._admitting:

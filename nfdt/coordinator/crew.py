@@ -1,0 +1,137 @@
+"""The slots that work for one job: what they are called, what they are told, what becomes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from nfdt.coordinator.site import Site
+from nfdt.coordinator.slots import Listener, Slot
+from nfdt.core.jobs.admission import version_conflict
+from nfdt.core.spec import JobSpec
+from nfdt.core.wire import workers_pb2 as pb
+
+SPARE_JOINS = 8  # workers that may take over from lost ones, besides twice the wanted number
+
+
+@dataclass
+class Seat:
+    """One slot's place in the job. ``report`` is what it last told of itself."""
+
+    slot: Slot
+    name: str
+    index: int
+    address: str = ""
+    gone: bool = False
+    report: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """Which process it is."""
+        hello = self.slot.hello
+        return {"slot": hello.name, "pid": hello.pid, "host": hello.host, "device": hello.device}
+
+
+class Crew:
+    """Shards and workers of one job. The job's run serialises the calls.
+
+    Args:
+        site: The server.
+        job_id: The job.
+        spec: What it is.
+        session: The client session, for jobs that carry code.
+        token: Between the job's workers and shards.
+        listener: Told what the slots say.
+    """
+
+    def __init__(self, site: Site, job_id: str, spec: JobSpec, session: str, token: str, listener: Listener) -> None:
+        self._site, self._job_id, self._spec = site, job_id, spec
+        self._session = (session or job_id) if spec.code else ""
+        self._token, self._listener = token, listener
+        self._spec_json = spec.model_dump_json()
+        self._joined = 0
+        self.shards: list[Seat] = []
+        self.workers: dict[str, Seat] = {}
+
+    def accepts(self, slot: Slot) -> bool:
+        """Whether a worker slot runs the versions that this job's code needs."""
+        return not self._spec.code or version_conflict(self._spec.versions, slot.versions) is None
+
+    def recruit_shards(self, count: int) -> int:
+        """Take free shard slots; how many there are now."""
+        wanted = count - len(self.shards)
+        for slot in self._site.pool.take("shard", wanted, self._job_id, self._listener, session=self._session):
+            self.shards.append(Seat(slot, f"shard-{len(self.shards)}", len(self.shards)))
+        return len(self.shards)
+
+    def recruit_workers(self, count: int) -> list[Seat]:
+        """Take free worker slots for up to ``count`` more workers; a newcomer always gets a new number."""
+        limit = 3 * self._spec.cluster.workers + SPARE_JOINS - self._joined
+        taken = self._site.pool.take(
+            "worker",
+            min(count, limit),
+            self._job_id,
+            self._listener,
+            session=self._session,
+            accepts=self.accepts,
+        )
+        seats = []
+        for slot in taken:
+            seat = Seat(slot, f"worker-{self._joined}", self._joined)
+            self._joined += 1
+            self.workers[seat.name] = seat
+            seats.append(seat)
+        return seats
+
+    def living(self) -> list[Seat]:
+        """The workers whose slots work for the job."""
+        return [seat for seat in self.workers.values() if not seat.gone]
+
+    def seat_of(self, slot: Slot) -> Seat | None:
+        """The place of a slot."""
+        return next((seat for seat in (*self.shards, *self.workers.values()) if seat.slot is slot), None)
+
+    def start_shard(self, seat: Seat) -> None:
+        """Tell a slot to be a shard."""
+        message = pb.ShardAssignment(
+            job_id=self._job_id,
+            spec_json=self._spec_json,
+            index=seat.index,
+            shards=len(self.shards),
+            artifact_dir=self._artifact_dir(seat.slot),
+            job_token=self._token,
+        )
+        seat.slot.send(pb.Assignment(shard=message))
+
+    def start_worker(self, seat: Seat, here: int) -> None:
+        """Tell a slot to be a worker; ``here`` is how many of the job's workers share this machine's cores."""
+        local = self._site.is_here(seat.slot.hello)
+        message = pb.WorkerAssignment(
+            job_id=self._job_id,
+            spec_json=self._spec_json,
+            worker=seat.name,
+            index=seat.index,
+            shards=[shard.address for shard in self.shards],
+            artifact_dir=self._artifact_dir(seat.slot),
+            job_token=self._token,
+            threads=max(1, self._site.cores // max(1, here)) if local else 0,
+        )
+        seat.slot.send(pb.Assignment(worker=message))
+
+    def count_here(self) -> int:
+        """How many living workers run on this machine."""
+        return sum(self._site.is_here(seat.slot.hello) for seat in self.living())
+
+    def _artifact_dir(self, slot: Slot) -> str:
+        return str(self._site.artifacts.root) if self._site.is_here(slot.hello) else ""
+
+    def release(self) -> None:
+        """The job is over: every slot becomes free as soon as it has dropped it."""
+        for seat in (*self.workers.values(), *self.shards):
+            self._site.pool.release(seat.slot, self._job_id)
+
+    def dismiss(self, seat: Seat) -> None:
+        """End a slot's process: it does not answer any more."""
+        seat.gone = True
+        self._site.pool.dismiss(seat.slot)
+        self._site.kill(seat.slot.hello)

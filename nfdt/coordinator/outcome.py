@@ -1,0 +1,66 @@
+"""How a job ends: the last state event, from whatever ended it."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+from nfdt.core.errors import JobCancelled, JobFailed, NfdtError, WorkerFailed
+from nfdt.core.jobs.lifecycle import State
+from nfdt.core.wire import workers_pb2 as pb
+
+MAX_TEXT = 100_000
+
+
+class SlotError(WorkerFailed):
+    """A slot's code raised; ``error`` is what a client needs to raise it again."""
+
+    def __init__(self, seat: str, failed: pb.SlotFailed) -> None:
+        super().__init__(f"{seat} failed: {failed.exception_type}: {failed.message[:1000]}")
+        self.error = {
+            "worker": seat,
+            "exception_module": failed.exception_module,
+            "exception_type": failed.exception_type,
+            "message": failed.message[:MAX_TEXT],
+            "traceback": failed.traceback[-MAX_TEXT:],
+        }
+
+    @property
+    def lost_connection(self) -> bool:
+        """Whether it failed because another process did not answer: that one's end is the better reason."""
+        return self.error["exception_type"] in ("ServerUnreachable", "_MultiThreadedRendezvous", "_InactiveRpcError")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The last state of a job."""
+
+    state: State
+    reason: str | None = None
+    error: dict[str, Any] | None = None
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """What a job that ended with this exception tells its client."""
+    match error:
+        case JobCancelled():
+            return Outcome("cancelled", str(error))
+        case SlotError():
+            return Outcome("failed", str(error), error.error)
+        case JobFailed():
+            return Outcome("failed", str(error))
+        case NfdtError():
+            return Outcome("failed", str(error), _described(error))
+        case _:
+            return Outcome("failed", f"The server failed: {type(error).__name__}: {error}", _described(error))
+
+
+def _described(error: BaseException) -> dict[str, Any]:
+    return {
+        "worker": "server",
+        "exception_module": type(error).__module__,
+        "exception_type": type(error).__qualname__,
+        "message": str(error),
+        "traceback": "".join(traceback.format_exception(error))[-MAX_TEXT:],
+    }

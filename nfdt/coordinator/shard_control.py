@@ -1,0 +1,157 @@
+"""The coordinator's side of a job's shards: flush, learning rate, reading and writing their state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from nfdt.core.arrays import Array, ParameterLayout
+from nfdt.core.errors import ProtocolError, ShapeMismatch
+from nfdt.core.named_arrays import dump_arrays, load_arrays
+from nfdt.core.program.state import State
+from nfdt.core.wire import shards_pb2 as pb
+from nfdt.core.wire import shards_pb2_grpc
+from nfdt.core.wire.channel import CHUNK_BYTES, DATA_BYTES, open_channel
+from nfdt.core.wire.status import translated
+
+CALL_TIMEOUT_S = 60.0
+STATE_TIMEOUT_S = 600.0
+MAX_STATE_FACTOR = 16  # a shard's state may take this many times its weights, and some for small ones
+MIN_STATE_BYTES = 2**26
+
+
+class ShardControl:
+    """All shards of one job, asked at once; every call has a deadline.
+
+    Args:
+        addresses: Of the shards, in order.
+        layout: All trainable variables.
+        token: The job's token.
+        owners: For each optimizer variable the trainable variable it belongs to, -1 for none; None: not known.
+        ca_file: PEM certificates where shards speak TLS.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        layout: ParameterLayout,
+        token: str,
+        *,
+        owners: Sequence[int] | None = None,
+        ca_file: str | None = None,
+    ) -> None:
+        self._addresses = list(addresses)
+        self._layout = layout
+        self._owners = owners
+        self._variables = layout.cut(len(addresses))
+        self._cuts = [layout.bounds(cut) for cut in self._variables]
+        self._channels = [open_channel(a, token, ca_file=ca_file, max_message_bytes=DATA_BYTES) for a in addresses]
+        self._stubs: list[Any] = [shards_pb2_grpc.ShardStub(channel) for channel in self._channels]
+        self._pool = ThreadPoolExecutor(len(self._stubs), thread_name_prefix="shards")
+
+    def close(self) -> None:
+        """Close the channels; calls under way fail."""
+        for channel in self._channels:
+            channel.close()
+        self._pool.shutdown(wait=False)
+
+    def _on_all(self, call: Any, *arguments: Iterable[Any]) -> list[Any]:
+        return list(self._pool.map(call, range(len(self._stubs)), *arguments))
+
+    def _administer(self, request: pb.AdminRequest) -> list[pb.AdminReply]:
+        def call(index: int) -> pb.AdminReply:
+            with translated(f"shard {index} at {self._addresses[index]}"):
+                return self._stubs[index].Administer(request, timeout=CALL_TIMEOUT_S)
+
+        return self._on_all(call)
+
+    def flush(self) -> None:
+        """Apply what softsync still holds."""
+        self._administer(pb.AdminRequest(flush=pb.Flush()))
+
+    def set_learning_rate(self, value: float) -> None:
+        """Another learning rate from now on."""
+        self._administer(pb.AdminRequest(learning_rate=pb.ShardLearningRate(value=value)))
+
+    def forget(self, worker: str) -> None:
+        """A worker is gone: its backups can go."""
+        self._administer(pb.AdminRequest(forget=pb.ForgetWorker(worker=worker)))
+
+    def statistics(self) -> list[Mapping[str, Any]]:
+        """What each shard counted, in order."""
+        replies = self._administer(pb.AdminRequest(statistics=pb.ShardStatistics()))
+        return [json.loads(reply.statistics_json or "{}") for reply in replies]
+
+    def read(self) -> State:
+        """Weights and optimizer variables of all shards, put together; untrained state is not theirs.
+
+        Raises:
+            NfdtError: a shard does not answer, or answers with something of another size.
+        """
+        parts: list[dict[str, Array]] = self._on_all(self._read_one)
+        weights = np.concatenate([part["weights"].reshape(-1) for part in parts]).astype(np.float32, copy=False)
+        return State(weights, optimizer=_join_optimizer(parts))
+
+    def _read_one(self, index: int) -> dict[str, Array]:
+        start, stop = self._cuts[index]
+        limit = max(MIN_STATE_BYTES, MAX_STATE_FACTOR * 4 * (stop - start))
+        with translated(f"shard {index} at {self._addresses[index]}"):
+            arrays = load_arrays(_gather(self._stubs[index].Read(pb.ReadRequest(), timeout=STATE_TIMEOUT_S), limit))
+        weights = arrays.get("weights")
+        if weights is None or weights.size != stop - start:
+            received = "none" if weights is None else str(weights.size)
+            raise ShapeMismatch(f"Shard {index}: expected {stop - start} weights. Received: {received}.")
+        return arrays
+
+    def write(self, state: State) -> None:
+        """Replace the weights of all shards, and the optimizer variables that the state has."""
+        if state.weights.shape != (self._layout.size,):
+            raise ShapeMismatch(f"State: expected {self._layout.size} weights. Received: {state.weights.size}.")
+
+        def call(index: int) -> None:
+            with translated(f"shard {index} at {self._addresses[index]}"):
+                data = dump_arrays({"weights": state.weights[slice(*self._cuts[index])], **self._own(state, index)})
+                self._stubs[index].Write(_chunks(data), timeout=STATE_TIMEOUT_S)
+
+        self._on_all(call)
+
+    def _own(self, state: State, index: int) -> dict[str, Array]:
+        """The optimizer variables of a shard: those of its own variables, and those of none."""
+        cut = self._variables[index]
+        owners = self._owners or [-1] * (max(state.optimizer, default=-1) + 1)
+        return {
+            f"optimizer/{i}": array
+            for i, array in state.optimizer.items()
+            if i < len(owners) and (owners[i] < 0 or cut.start <= owners[i] < cut.stop)
+        }
+
+
+def _gather(chunks: Iterable[pb.StateChunk], limit: int) -> bytes:
+    data = bytearray()
+    for chunk in chunks:
+        if chunk.total_bytes > limit:
+            raise ProtocolError(f"Shard state: expected at most {limit} bytes. Received: {chunk.total_bytes}.")
+        if chunk.offset != len(data) or len(data) + len(chunk.data) > chunk.total_bytes:
+            raise ProtocolError(f"Shard state: expected byte {len(data)}. Received: byte {chunk.offset}.")
+        data += chunk.data
+    return bytes(data)
+
+
+def _chunks(data: bytes) -> Iterator[pb.StateChunk]:
+    for offset in range(0, max(len(data), 1), CHUNK_BYTES):
+        yield pb.StateChunk(offset=offset, total_bytes=len(data), data=data[offset : offset + CHUNK_BYTES])
+
+
+def _join_optimizer(parts: Sequence[Mapping[str, Array]]) -> dict[int, Array]:
+    """Each optimizer variable from the shards that hold it: whole variables lie on one shard, scalars on all."""
+    joined: dict[int, Array] = {}
+    for part in parts:
+        for name, array in part.items():
+            group, _, index = name.partition("/")
+            if group == "optimizer" and index.isdecimal():
+                joined.setdefault(int(index), array)
+    return joined

@@ -1,0 +1,59 @@
+"""What all jobs of one server share."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nfdt.coordinator.slots import SlotPool
+from nfdt.core.clock import Clock, SystemClock
+from nfdt.core.jobs.artifacts import ArtifactStore
+from nfdt.core.jobs.launcher import Launcher
+from nfdt.core.jobs.store import JobStore
+from nfdt.core.wire import workers_pb2 as pb
+
+
+def boot_id() -> str:
+    """Which start of which machine this is; equal for all processes on it."""
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text().strip() if path.exists() else socket.gethostname()
+
+
+@dataclass(frozen=True)
+class Site:
+    """A server's stores, slots and rules, handed to each of its jobs.
+
+    Attributes:
+        store: Jobs and events.
+        artifacts: Files.
+        pool: Attending slots.
+        launcher: Starts slots on this machine; None: all slots come from elsewhere.
+        launches_workers: Whether the launcher starts worker slots too, not only shards.
+        keeps_checkpoints: Whether each epoch's end is written to disk.
+        cancels_abandoned: Whether an attended job whose client is gone is cancelled; else it goes on alone.
+        attend_timeout_s: How long a client may be gone.
+        shard_ca_file: PEM certificates to trust when shards speak TLS.
+        kill: Ends the process of a slot that does not answer any more, where that is possible.
+    """
+
+    store: JobStore
+    artifacts: ArtifactStore
+    pool: SlotPool
+    launcher: Launcher | None = None
+    launches_workers: bool = False
+    keeps_checkpoints: bool = True
+    cancels_abandoned: bool = False
+    attend_timeout_s: float = 60.0
+    shard_ca_file: str | None = None
+    kill: Callable[[pb.SlotHello], None] = lambda hello: None
+    clock: Clock = field(default_factory=SystemClock)
+    host: str = field(default_factory=socket.gethostname)
+    boot: str = field(default_factory=boot_id)
+    cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+
+    def is_here(self, hello: pb.SlotHello) -> bool:
+        """Whether a slot says that it runs on this machine."""
+        return hello.boot_id == self.boot and hello.host == self.host

@@ -1,0 +1,199 @@
+"""The slot processes that attend a job server: who is there, who is free, who works for which job."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from nfdt.core.errors import ProtocolError
+from nfdt.core.jobs.launcher import Role
+from nfdt.core.jobs.runner import Census
+from nfdt.core.wire import workers_pb2 as pb
+
+_log = logging.getLogger(__name__)
+
+MAX_SLOTS = 8192
+MAX_NAME = 200
+
+News = Literal["ready", "finished", "failed", "lost"]
+Listener = Callable[["Slot", News, "pb.SlotMessage | None"], None]
+
+
+@dataclass(eq=False)
+class Slot:
+    """One attending process. Only the :class:`SlotPool` changes it.
+
+    Attributes:
+        job_id: The job it works for; None: it is free.
+        session: The client session whose code it has run; "" for none: it can serve anybody.
+        outbox: Assignments on their way to the process; None ends the stream.
+    """
+
+    hello: pb.SlotHello
+    job_id: str | None = None
+    session: str = ""
+    dismissed: bool = False
+    listener: Listener | None = None
+    outbox: queue.SimpleQueue[pb.Assignment | None] = field(default_factory=queue.SimpleQueue)
+
+    @property
+    def name(self) -> str:
+        """The name the process gave."""
+        return self.hello.name
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Python, Keras and TensorFlow of the process."""
+        return dict(self.hello.versions)
+
+    def send(self, assignment: pb.Assignment) -> None:
+        """Pass an assignment to the process."""
+        self.outbox.put(assignment)
+
+
+class SlotPool:
+    """All attending slots; any thread may call."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._slots: list[Slot] = []
+
+    def join(self, hello: pb.SlotHello) -> Slot:
+        """A process says hello.
+
+        Raises:
+            ProtocolError: an unknown role, no name, or too many slots.
+        """
+        if hello.role not in ("worker", "shard") or not 0 < len(hello.name) <= MAX_NAME:
+            raise ProtocolError(f"Slot: expected a name and the role worker or shard. Received: {hello.role!r}.")
+        with self._changed:
+            if len(self._slots) >= MAX_SLOTS:
+                raise ProtocolError(f"Slots: expected at most {MAX_SLOTS}.")
+            slot = Slot(hello)
+            self._slots.append(slot)
+            self._changed.notify_all()
+        _log.info("%s slot %s attends", hello.role, hello.name)
+        return slot
+
+    def leave(self, slot: Slot) -> None:
+        """The process is gone; its job is told."""
+        with self._changed:
+            if slot not in self._slots:
+                return
+            self._slots.remove(slot)
+            slot.outbox.put(None)
+            listener, slot.listener, slot.dismissed = slot.listener, None, True
+            self._changed.notify_all()
+        _log.info("%s slot %s is gone", slot.hello.role, slot.name)
+        if listener is not None:
+            listener(slot, "lost", None)
+
+    def receive(self, slot: Slot, message: pb.SlotMessage) -> None:
+        """A message of the process; messages about another job than its own are late and dropped."""
+        kind = message.WhichOneof("message")
+        if kind not in ("ready", "finished", "failed"):
+            raise ProtocolError(f"Slot {slot.name}: expected ready, finished or failed. Received: {kind}.")
+        with self._changed:
+            if getattr(message, kind).job_id != slot.job_id:
+                return
+            listener = slot.listener
+            if kind != "ready":
+                slot.job_id, slot.listener = None, None
+                self._changed.notify_all()
+        if listener is not None:
+            listener(slot, kind, message)
+
+    def take(
+        self,
+        role: Role,
+        count: int,
+        job_id: str,
+        listener: Listener,
+        *,
+        session: str = "",
+        accepts: Callable[[Slot], bool] = lambda slot: True,
+    ) -> list[Slot]:
+        """Up to ``count`` free slots become the job's.
+
+        Args:
+            role: Which kind.
+            count: How many at most.
+            job_id: The job they will work for.
+            listener: Told what they say, and when they are lost; called without any lock held.
+            session: Client session of a job that carries code, "" for a job without: a slot that has
+                run code of one session never serves another.
+            accepts: Whether the job can use a slot.
+        """
+        with self._changed:
+            free = [s for s in self._slots if s.hello.role == role and s.job_id is None and not s.dismissed]
+            for slot in free:
+                if slot.session and slot.session != session and count > 0:
+                    self._dismiss(slot)
+            fit = [s for s in free if not s.dismissed and accepts(s)][: max(count, 0)]
+            for slot in fit:
+                slot.job_id, slot.listener, slot.session = job_id, listener, slot.session or session
+            return fit
+
+    def _dismiss(self, slot: Slot) -> None:
+        slot.dismissed = True
+        slot.send(pb.Assignment(dismiss=pb.Dismiss()))
+
+    def release(self, slot: Slot, job_id: str) -> None:
+        """The job is over for this slot, which answers when it is free; news of it go nowhere."""
+        with self._changed:
+            if slot.job_id != job_id:
+                return
+            slot.listener = None
+            slot.send(pb.Assignment(release=pb.Release(job_id=job_id)))
+
+    def dismiss(self, slot: Slot) -> None:
+        """Ask a process to exit; it gets no more work."""
+        with self._changed:
+            self._dismiss(slot)
+            slot.listener = None
+
+    def dismiss_all(self) -> None:
+        """Ask every process to exit."""
+        with self._changed:
+            for slot in self._slots:
+                self._dismiss(slot)
+                slot.outbox.put(None)
+
+    def census(self) -> Census:
+        """The worker slots that attend."""
+        with self._changed:
+            workers = [s for s in self._slots if s.hello.role == "worker" and not s.dismissed]
+            free = sum(s.job_id is None for s in workers)
+            return Census(len(workers), free, tuple(s.versions for s in workers))
+
+    def attending(self, role: Role, accepts: Callable[[Slot], bool] = lambda slot: True) -> tuple[int, int]:
+        """(attending, free) slots of this role that the job can use."""
+        with self._changed:
+            slots = [s for s in self._slots if s.hello.role == role and not s.dismissed and accepts(s)]
+            return len(slots), sum(s.job_id is None for s in slots)
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when a slot came, went or became free, or after ``timeout_s``."""
+        with self._changed:
+            self._changed.wait(timeout_s)
+
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait for a condition over this pool; False when it did not come true in time."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while not condition():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._changed.wait(left)
+        return True
+
+    def wake(self) -> None:
+        """Let everybody who waits look again."""
+        with self._changed:
+            self._changed.notify_all()

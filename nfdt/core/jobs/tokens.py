@@ -1,0 +1,42 @@
+"""Token files: one secret per line, readable by their owner only."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from nfdt.core.errors import UsageError
+
+MIN_LENGTH = 8
+
+
+def read_tokens(path: Path) -> tuple[str, ...]:
+    """The tokens in a file; empty lines and lines that begin with # are left out.
+
+    Raises:
+        UsageError: no such file, others may read it, or it holds no token.
+    """
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"Token file {path}: {error}.") from None
+    if mode & 0o077:
+        raise UsageError(f"Token file {path}: expected mode 0600. Received: {mode:04o}. Run: chmod 600 {path}")
+    tokens = tuple(line for line in lines if line and not line.startswith("#"))
+    if not tokens or min(map(len, tokens)) < MIN_LENGTH:
+        raise UsageError(f"Token file {path}: expected tokens of at least {MIN_LENGTH} characters, one per line.")
+    return tokens
+
+
+def ensure_token_file(path: Path) -> tuple[str, ...]:
+    """The tokens in a file, which is made with a new one when there is none."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return read_tokens(path)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(secrets.token_hex(32) + "\n")
+    return read_tokens(path)

@@ -1,0 +1,43 @@
+"""What each worker did: the totals it reports and the shards' counts, as ``history.nfdt`` shows them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MAX_STATISTICS_BYTES = 2**20
+
+
+def parse_statistics(text: str) -> dict[str, Any]:
+    """A worker's totals; what cannot be read counts as nothing, statistics never fail a job."""
+    if not text or len(text) > MAX_STATISTICS_BYTES:
+        return {}
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def merge_statistics(
+    workers: Mapping[str, Mapping[str, Any]], shards: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, dict[str, Any]]:
+    """One row per worker, in the order of ``workers``.
+
+    Args:
+        workers: Per worker what the server knows (host, pid, device) and what the worker reported.
+        shards: Per shard its counts, with ``workers``: {name: {pushes, duplicates, dropped, staleness}}.
+
+    Returns:
+        The workers' rows; ``duplicates`` summed over shards, ``staleness`` of the shards where the
+        worker reported none (it died before its first report).
+    """
+    merged: dict[str, dict[str, Any]] = {}
+    for name, row in workers.items():
+        counts = [shard.get("workers", {}).get(name, {}) for shard in shards]
+        total = {**row, "duplicates": sum(int(c.get("duplicates", 0)) for c in counts)}
+        if "staleness" not in total and counts:
+            total["staleness"] = dict(counts[0].get("staleness", {}))
+        merged[name] = total
+    return merged

@@ -1,0 +1,329 @@
+"""The job server process: stores, services, scheduler and launcher put together. No Keras, nothing unpickled."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import secrets
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+
+import grpc
+
+from nfdt.coordinator.scheduler import Scheduler
+from nfdt.coordinator.servicer import WorkersService
+from nfdt.coordinator.site import Site, boot_id
+from nfdt.coordinator.slots import SlotPool
+from nfdt.core.errors import NfdtError, UsageError
+from nfdt.core.jobs.admission import Limits
+from nfdt.core.jobs.artifacts import ArtifactStore
+from nfdt.core.jobs.service import JobsService
+from nfdt.core.jobs.store import JobStore
+from nfdt.core.jobs.tokens import MIN_LENGTH, ensure_token_file
+from nfdt.core.wire import jobs_pb2_grpc, workers_pb2_grpc
+from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.wire.channel import is_loopback, join_address, make_server, same_token, split_address
+from nfdt.launch.local import LocalLauncher, SlotOptions
+
+_log = logging.getLogger(__name__)
+
+GRACE_S = 2.0
+MAX_THREADS = 4096
+_WILDCARDS = ("0.0.0.0", "::", "[::]")
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """How a job server runs.
+
+    Attributes:
+        state_dir: Database, artifacts, logs; made with mode 0700. One server at a time.
+        tokens: What clients and slots must send; any of them is accepted.
+        listen: ``host:port``; port 0 takes a free one.
+        tls_cert: PEM certificate chain; TLS is used when it is given.
+        tls_key: PEM private key.
+        client_ca: PEM certificates; clients must show one signed by them.
+        insecure: Allow a non-loopback address without TLS.
+        allow_code: Take jobs that carry pickled code.
+        embedded: The server of one script: no checkpoints, jobs end with their client.
+        workers: Worker slots to start on this machine; 0: all come from elsewhere.
+        shards: Shard slots to start at once; more are started when a job wants them.
+        advertise: Host name under which workers reach this machine's shards; "" finds one.
+        limits: What one client may take.
+        attend_timeout_s: How long an attended job's client may be gone.
+        slot_command: Starts a slot; None: the product's own. An empty one starts none.
+    """
+
+    state_dir: Path
+    tokens: Sequence[str] = field(repr=False)
+    listen: str = "127.0.0.1:0"
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    client_ca: str | None = None
+    insecure: bool = False
+    allow_code: bool = False
+    embedded: bool = False
+    workers: int = 0
+    shards: int = 1
+    advertise: str = ""
+    limits: Limits = Limits()
+    attend_timeout_s: float = 60.0
+    slot_command: Sequence[str] | None = None
+
+
+class RunningServer:
+    """A server that answers; made by :func:`serve`.
+
+    Attributes:
+        address: ``host:port`` it is bound to.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        server: grpc.Server,
+        scheduler: Scheduler,
+        site: Site,
+        launcher: LocalLauncher | None,
+        lock: int,
+    ) -> None:
+        self.address = address
+        self._lock = lock
+        self._server, self._scheduler, self._site, self._launcher = server, scheduler, site, launcher
+        self._stopping = threading.Lock()
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Take everything down: jobs, slots, streams, files. Safe to call twice and from any thread."""
+        with self._stopping:
+            if self._stopped.is_set():
+                return
+            self._scheduler.stop()
+            self._site.pool.dismiss_all()
+            if self._launcher is not None:
+                self._launcher.stop()
+            self._site.store.wake()
+            self._server.stop(GRACE_S).wait()
+            self._site.store.close()
+            os.close(self._lock)
+            self._stopped.set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it has been stopped; False when ``timeout_s`` passed first."""
+        return self._stopped.wait(timeout_s)
+
+
+def versions() -> dict[str, str]:
+    """Python, Keras and TensorFlow of this machine, without importing them; "" where not installed."""
+    found = {"python": ".".join(platform.python_version_tuple()[:2]), "keras": "", "tensorflow": ""}
+    for name, distribution in (("keras", "keras"), ("tensorflow", "tensorflow-cpu"), ("tensorflow", "tensorflow")):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(distribution)
+    return found
+
+
+def find_gpus(environment: Mapping[str, str], proc: Path = Path("/proc/driver/nvidia/gpus")) -> tuple[str, ...]:
+    """The GPUs to share out among worker slots, as ``CUDA_VISIBLE_DEVICES`` names them; empty without any."""
+    if (chosen := environment.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return tuple(name for name in chosen.split(",") if name and name != "-1")
+    return tuple(str(i) for i, _ in enumerate(proc.iterdir())) if proc.is_dir() else ()
+
+
+def shard_host(options: ServerOptions) -> str:
+    """The address that this machine's shards listen on and tell the workers."""
+    host, _ = split_address(options.listen)
+    if options.advertise:
+        return options.advertise
+    if host not in _WILDCARDS:
+        return host
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # sends nothing: asks which of our addresses leads outside
+        return str(probe.getsockname()[0])
+    return socket.gethostname()
+
+
+def _occupy(state_dir: Path) -> int:
+    """Make the state directory ours; returns the descriptor that holds its lock."""
+    state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise UsageError(
+            f"State directory {state_dir} is in use by another server. Stop it or choose another."
+        ) from None
+    return lock
+
+
+def _bind(options: ServerOptions, slot_token: str) -> tuple[grpc.Server, str, str]:
+    """The server, its address, and the address for this machine's own slots: plain text on loopback."""
+    accepted = (*options.tokens, slot_token)
+
+    def authenticate(method: str, token: str) -> bool:
+        return any([same_token(one, token) for one in accepted])  # all of them: the time tells nothing
+
+    server, address = make_server(
+        options.listen,
+        authenticate=authenticate,
+        cert=options.tls_cert,
+        key=options.tls_key,
+        client_ca=options.client_ca,
+        insecure=options.insecure,
+        max_threads=MAX_THREADS,
+    )
+    host, _ = split_address(address)
+    if is_loopback(host) and not options.tls_cert:
+        return server, address, address
+    return server, address, join_address("127.0.0.1", server.add_insecure_port("127.0.0.1:0"))
+
+
+def _make_launcher(options: ServerOptions, local: str, token: str) -> LocalLauncher | None:
+    if options.slot_command is not None and not options.slot_command:
+        return None
+    host = shard_host(options)
+    security = {"NFDT_SHARD_TLS_CERT": options.tls_cert, "NFDT_SHARD_TLS_KEY": options.tls_key}
+    if options.insecure:
+        security["NFDT_SHARD_INSECURE"] = "1"
+    slots = SlotOptions(
+        server=local,
+        token=token,
+        logs=options.state_dir / "logs",
+        prefix="local-",
+        host=host,
+        gpus=find_gpus(os.environ),
+        environment={} if is_loopback(host) else {k: v for k, v in security.items() if v},
+    )
+    return LocalLauncher(replace(slots, command=tuple(options.slot_command)) if options.slot_command else slots)
+
+
+def _make_site(options: ServerOptions, launcher: LocalLauncher | None, artifacts: ArtifactStore) -> Site:
+    def kill(hello: pb.SlotHello) -> None:
+        if launcher is not None and hello.boot_id == boot_id() and hello.pid in launcher.pids:
+            os.kill(hello.pid, signal.SIGKILL)
+
+    return Site(
+        store=JobStore(options.state_dir / "jobs.sqlite"),
+        artifacts=artifacts,
+        pool=SlotPool(),
+        launcher=launcher,
+        launches_workers=launcher is not None and options.workers > 0,
+        keeps_checkpoints=not options.embedded,
+        cancels_abandoned=options.embedded,
+        attend_timeout_s=options.attend_timeout_s,
+        shard_ca_file=None if is_loopback(shard_host(options)) else options.tls_cert,
+        kill=kill,
+    )
+
+
+def serve(options: ServerOptions) -> RunningServer:
+    """Start a job server in this process; it answers when this returns.
+
+    Raises:
+        UsageError: no token, an address that cannot be bound, or a state directory in use.
+        Refused: a non-loopback address without TLS and without ``insecure``.
+    """
+    if not options.tokens or min(map(len, options.tokens)) < MIN_LENGTH:
+        raise UsageError(f"A job server needs a token of at least {MIN_LENGTH} characters. Received: none.")
+    slot_token = secrets.token_hex(32)
+    server, address, local = _bind(options, slot_token)
+    lock = _occupy(options.state_dir)
+    schedulers: list[Scheduler] = []
+    artifacts = ArtifactStore(
+        options.state_dir / "artifacts",
+        quota_bytes=options.limits.state_dir_bytes,
+        max_artifact_bytes=options.limits.artifact_bytes,
+        in_use=lambda: schedulers[0].artifacts_in_use(),
+    )
+    launcher = _make_launcher(options, local, slot_token)
+    site = _make_site(options, launcher, artifacts)
+    scheduler = Scheduler(site)
+    schedulers.append(scheduler)
+    jobs = JobsService(
+        site.store,
+        artifacts,
+        scheduler,
+        versions=versions(),
+        allow_code=options.allow_code or options.embedded,
+        limits=options.limits,
+        shared_dir=str(options.state_dir) if is_loopback(split_address(address)[0]) else "",
+    )
+    jobs_pb2_grpc.add_JobsServicer_to_server(jobs, server)
+    workers_pb2_grpc.add_WorkersServicer_to_server(WorkersService(site.pool, scheduler, artifacts), server)
+    server.start()
+    if launcher is not None:
+        launcher.ensure("shard", options.shards)
+        launcher.ensure("worker", options.workers)
+    scheduler.start()
+    _log.info("job server at %s, state in %s", address, options.state_dir)
+    return RunningServer(address, server, scheduler, site, launcher, lock)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="nfdt.server", description=__doc__)
+    parser.add_argument("--listen", default="127.0.0.1:0")
+    parser.add_argument("--state-dir", type=Path, required=True)
+    parser.add_argument("--token-file", type=Path, help="default: STATE_DIR/token, made when it is not there")
+    parser.add_argument("--tls-cert")
+    parser.add_argument("--tls-key")
+    parser.add_argument("--client-ca")
+    parser.add_argument("--insecure", action="store_true")
+    parser.add_argument("--allow-code", action="store_true")
+    parser.add_argument("--embedded", action="store_true", help="token from standard input, end when it closes")
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--shards", type=int, default=1)
+    parser.add_argument("--advertise", default="")
+    parser.add_argument("--attend-timeout", dest="attend_timeout_s", type=float, default=60.0)
+    parser.add_argument("--log-level", default="info")
+    return parser.parse_args(argv)
+
+
+def _read_token(arguments: argparse.Namespace) -> Sequence[str]:
+    if arguments.embedded:
+        return (sys.stdin.readline().strip(),)
+    arguments.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return ensure_token_file(arguments.token_file or arguments.state_dir / "token")
+
+
+def _stop_at_end_of_input(server: RunningServer) -> None:
+    while sys.stdin.readline():
+        pass
+    server.stop()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of ``python -m nfdt.server``: prints one JSON line with the address when it serves."""
+    arguments = _parse(argv)
+    logging.basicConfig(
+        level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
+    )
+    known = {f.name for f in fields(ServerOptions)}
+    try:
+        tokens = _read_token(arguments)
+        server = serve(ServerOptions(tokens=tokens, **{k: v for k, v in vars(arguments).items() if k in known}))
+    except NfdtError as error:
+        _log.error("%s", error)
+        return error.exit_code
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: threading.Thread(target=server.stop).start())
+    print(json.dumps({"address": server.address}), flush=True)
+    if arguments.embedded:
+        threading.Thread(target=_stop_at_end_of_input, args=(server,), name="stdin", daemon=True).start()
+    while not server.wait(1.0):
+        pass
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

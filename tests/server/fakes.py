@@ -1,0 +1,314 @@
+"""Stand-ins for slot processes and a client: threads that speak the real protocol, without TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+
+from nfdt.core.named_arrays import dump_arrays, load_arrays
+from nfdt.core.program.state import dump_state
+from nfdt.core.training.merge import decode_arrays, encode_arrays
+from nfdt.core.wire import jobs_pb2, jobs_pb2_grpc, shards_pb2, shards_pb2_grpc, workers_pb2, workers_pb2_grpc
+from nfdt.core.wire.channel import make_server, open_channel, same_token
+from nfdt.core.wire.status import translated
+
+TOKEN = "secret-token"
+DEADLINE_S = 30.0
+VERSIONS = {"python": "3.11", "keras": "3.15.1", "tensorflow": "2.21.0"}
+LAYOUT = [["kernel", [2, 2]], ["bias", [2]]]
+WEIGHTS = np.arange(6, dtype=np.float32)
+
+
+class FakeShard(shards_pb2_grpc.ShardServicer):
+    """Keeps its slice of the weights; a training step adds one."""
+
+    def __init__(self, assignment: workers_pb2.ShardAssignment) -> None:
+        cut = [slice(0, 6)] if assignment.shards == 1 else [slice(0, 4), slice(4, 6)]
+        self.weights = WEIGHTS[cut[assignment.index]].copy()
+        self.learning_rate = 0.5
+        self.forgotten: list[str] = []
+        self.flushes = 0
+        self._index = assignment.index
+        self._server, self.address = make_server(
+            "127.0.0.1:0", authenticate=lambda method, token: same_token(assignment.job_token, token)
+        )
+        shards_pb2_grpc.add_ShardServicer_to_server(self, self._server)
+        self._server.start()
+
+    def Administer(self, request, context):
+        match request.WhichOneof("action"):
+            case "flush":
+                self.flushes += 1
+            case "learning_rate":
+                self.learning_rate = request.learning_rate.value
+            case "forget":
+                self.forgotten.append(request.forget.worker)
+        return shards_pb2.AdminReply(version=1, statistics_json=json.dumps({"workers": {}}))
+
+    def Read(self, request, context):
+        state = {
+            "weights": self.weights,
+            "optimizer/0": np.array(7, np.int64),
+            f"optimizer/{self._index + 1}": self.weights,
+        }
+        data = dump_arrays(state)
+        half = len(data) // 2
+        yield shards_pb2.StateChunk(offset=0, total_bytes=len(data), data=data[:half])
+        yield shards_pb2.StateChunk(offset=half, total_bytes=len(data), data=data[half:])
+
+    def Write(self, request_iterator, context):
+        self.weights = load_arrays(b"".join(chunk.data for chunk in request_iterator))["weights"].copy()
+        return shards_pb2.AdminReply(version=2)
+
+    def stop(self) -> None:
+        self._server.stop(None)
+
+
+class FakeSlot:
+    """One slot: attends in a thread of its own.
+
+    Args:
+        on_task: Called by a worker with (slot, task) for each task; what it raises is the slot's failure.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        role: str,
+        name: str,
+        *,
+        on_task: Callable[[FakeSlot, Any], None] = lambda slot, task: None,
+        versions: dict[str, str] = VERSIONS,
+    ) -> None:
+        self.name, self.role = name, role
+        self.assignments: list[Any] = []
+        self.trained: list[int] = []
+        self.batches: list[bytes] = []
+        self.shard: FakeShard | None = None
+        self.dismissed = threading.Event()
+        self.released = threading.Event()
+        self._on_task = on_task
+        self._outbox: queue.SimpleQueue = queue.SimpleQueue()
+        self._channel = open_channel(address, TOKEN)
+        self._stub = workers_pb2_grpc.WorkersStub(self._channel)
+        hello = workers_pb2.SlotHello(name=name, host=socket.gethostname(), pid=1, role=role, versions=versions)
+        self._outbox.put(workers_pb2.SlotMessage(hello=hello))
+        self._call = self._stub.Attend(iter(self._outbox.get, None))
+        self._threads = [threading.Thread(target=self._attend, daemon=True)]
+        self._threads[0].start()
+
+    def die(self) -> None:
+        """End like a killed process: the stream breaks."""
+        if self.shard:
+            self.shard.stop()
+        self._call.cancel()
+
+    def close(self) -> None:
+        self.die()
+        self._outbox.put(None)
+        for thread in self._threads:
+            thread.join(DEADLINE_S)
+        self._channel.close()
+
+    def _attend(self) -> None:
+        with contextlib.suppress(grpc.RpcError):
+            for assignment in self._call:
+                kind = assignment.WhichOneof("assignment")
+                self.assignments.append(getattr(assignment, kind))
+                if kind == "shard":
+                    self.released.clear()
+                    self._serve(assignment.shard)
+                elif kind == "worker":
+                    self.released.clear()
+                    thread = threading.Thread(target=self._work, args=(assignment.worker,), daemon=True)
+                    self._threads.append(thread)
+                    thread.start()
+                elif kind == "release":
+                    self.released.set()
+                    if self.shard:
+                        self.shard.stop()
+                        self.shard = None
+                        self._say(finished=workers_pb2.SlotFinished(job_id=assignment.release.job_id))
+                else:
+                    self.dismissed.set()
+                    self._outbox.put(None)
+                    return
+
+    def _say(self, **message: Any) -> None:
+        self._outbox.put(workers_pb2.SlotMessage(**message))
+
+    def _serve(self, assignment: workers_pb2.ShardAssignment) -> None:
+        self.shard = FakeShard(assignment)
+        self._say(ready=workers_pb2.SlotReady(job_id=assignment.job_id, address=self.shard.address))
+
+    def _work(self, assignment: workers_pb2.WorkerAssignment) -> None:
+        try:
+            self._loop(assignment)
+        except grpc.RpcError:
+            return  # killed
+        except Exception as error:
+            failed = workers_pb2.SlotFailed(
+                job_id=assignment.job_id,
+                exception_module=type(error).__module__,
+                exception_type=type(error).__qualname__,
+                message=str(error),
+                traceback="Traceback: in train_step",
+            )
+            return self._say(failed=failed)
+        self._say(finished=workers_pb2.SlotFinished(job_id=assignment.job_id))
+
+    def _loop(self, assignment: workers_pb2.WorkerAssignment) -> None:
+        answer = workers_pb2.NextRequest()
+        self.metrics, self.state, steps, samples = [0.0], [np.zeros(1, np.float32)], 0, 0
+        while not self.released.is_set():
+            answer.job_id, answer.worker, answer.wait_s = assignment.job_id, assignment.worker, 5.0
+            answer.statistics_json = json.dumps({"samples": samples, "steps": len(self.trained)})
+            reply = self._stub.Next(answer, timeout=DEADLINE_S)
+            kind = reply.WhichOneof("instruction")
+            instruction = getattr(reply, kind)
+            answer = workers_pb2.NextRequest()
+            if kind == "begin_epoch":
+                steps, epoch = 0, instruction.epoch
+                if instruction.untrained:
+                    self.state = [a.copy() for a in decode_arrays(instruction.untrained)]
+            elif kind == "work":
+                answer.epoch, answer.logs["loss"] = epoch, 1.0 / (1 + len(self.trained))
+                for task in instruction.tasks:
+                    self._on_task(self, task)
+                    self.trained.append(task.task)
+                    self.batches.append(task.data)
+                    steps += 1
+                    samples += task.stop - task.start
+                    self.state[0] = self.state[0] + 1
+                    answer.finished.add(task=task.task, samples=task.stop - task.start)
+            elif kind == "collect_state":
+                answer.epoch_state.CopyFrom(
+                    workers_pb2.EpochState(
+                        epoch=instruction.epoch,
+                        steps=steps,
+                        untrained=encode_arrays(self.state),
+                        metrics=encode_arrays([np.array([steps], np.float32)]),
+                    )
+                )
+            elif kind == "evaluate":
+                answer.evaluated.CopyFrom(
+                    workers_pb2.Evaluated(
+                        epoch=instruction.epoch,
+                        tasks=[t.task for t in instruction.tasks],
+                        metrics=encode_arrays(
+                            [np.array([sum(t.stop - t.start for t in instruction.tasks)], np.float32)]
+                        ),
+                    )
+                )
+            elif kind == "summarise":
+                logs = {"steps": float(decode_arrays(instruction.metrics)[0][0])}
+                validation = instruction.validation_metrics
+                val_logs = {"rows": float(decode_arrays(validation)[0][0])} if validation else None
+                answer.summary_json = json.dumps({"logs": logs, "val_logs": val_logs})
+            elif kind == "leave":
+                return
+
+
+def sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+class Client:
+    """What a user's script does, call by call; every call has a deadline."""
+
+    def __init__(self, address: str, token: str = TOKEN) -> None:
+        self.address = address
+        self._channel = open_channel(address, token)
+        self.stub: Any = jobs_pb2_grpc.JobsStub(self._channel)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def call(self, method: str, request: Any) -> Any:
+        with translated(self.address):
+            return getattr(self.stub, method)(request, timeout=DEADLINE_S)
+
+    def upload(self, data: bytes, piece: int = 1000) -> str:
+        name = sha(data)
+        chunks = [
+            jobs_pb2.Chunk(sha256=name, total_bytes=len(data), offset=i, data=data[i : i + piece])
+            for i in range(0, len(data), piece)
+        ]
+        assert self.call("Upload", iter(chunks)).total_bytes == len(data)
+        return name
+
+    def download(self, name: str) -> bytes:
+        with translated(self.address):
+            chunks = self.stub.Download(jobs_pb2.DownloadRequest(sha256=name), timeout=DEADLINE_S)
+            return b"".join(chunk.data for chunk in chunks)
+
+    def program(self, **changes: Any) -> dict[str, Any]:
+        """Upload a small program; the fields of a job's specification that name it."""
+        state = self.upload(dump_state(WEIGHTS, {0: np.array(0, np.int64)}, {0: np.zeros(1, np.float32)}))
+        variables = [{"shape": [], "dtype": "int64", "variable": -1}]
+        variables += [{"shape": shape, "dtype": "float32", "variable": i} for i, (_, shape) in enumerate(LAYOUT)]
+        manifest = {
+            "kind": "config",
+            "layout": LAYOUT,
+            "untrained": [{"path": "counter", "shape": [1], "dtype": "float32", "rule": "max"}],
+            "optimizer": {"config": {}},
+            "optimizer_variables": variables,
+            "elementwise": True,
+            "state": state,
+            "code": None,
+            **changes,
+        }
+        program = self.upload(json.dumps(manifest).encode())
+        return {"program": program, "artifacts": [program, state]}
+
+    def spec(self, *, epochs: int = 2, workers: int = 2, samples: int = 40, **changes: Any) -> dict[str, Any]:
+        data = self.upload(b"rows")
+        spec = {
+            **(self.program() if "program" not in changes else {}),
+            "algorithm": {"name": "asgd", "update_rule": "plain"},
+            "cluster": {"workers": workers},
+            "fit": {"epochs": epochs, "batch_size": 4},
+            "train": {"kind": "arrays", "structure": 0, "arrays": [data], "samples": samples},
+            "attended": False,
+            "versions": VERSIONS,
+        }
+        return {**spec, **changes}
+
+    def submit(self, spec: dict[str, Any] | None = None, session: str = "s") -> str:
+        request = jobs_pb2.SubmitRequest(spec_json=json.dumps(spec or self.spec()), session=session)
+        return self.call("Submit", request).job_id
+
+    def watch(self, job_id: str, after: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
+        with translated(self.address):
+            for event in self.stub.Watch(jobs_pb2.WatchRequest(job_id=job_id, after=after), timeout=DEADLINE_S):
+                yield event.kind, json.loads(event.data_json)
+
+    def until(self, job_id: str, kind: str, **fields: Any) -> dict[str, Any]:
+        """The first event of a kind with these fields."""
+        for found, data in self.watch(job_id):
+            if found == kind and all(data.get(k) == v for k, v in fields.items()):
+                return data
+        raise AssertionError(f"job {job_id} ended without {kind} {fields}")
+
+    def finish(self, job_id: str) -> list[tuple[str, dict[str, Any]]]:
+        """All events of a job, once it has ended."""
+        return list(self.watch(job_id))
+
+    def control(self, job_id: str, **action: Any) -> None:
+        self.call("Control", jobs_pb2.ControlRequest(job_id=job_id, **action))
+
+    def show(self, job_id: str) -> Any:
+        return self.call("Show", jobs_pb2.JobRef(job_id=job_id))
+
+
+def of(events: list[tuple[str, dict[str, Any]]], kind: str) -> list[dict[str, Any]]:
+    return [data for found, data in events if found == kind]
