@@ -21,7 +21,7 @@ from nfdt.coordinator.shard_control import ShardControl
 from nfdt.coordinator.site import Site
 from nfdt.coordinator.slots import News, Slot
 from nfdt.core.arrays import ParameterLayout
-from nfdt.core.errors import JobCancelled, JobFailed, NfdtError, UsageError
+from nfdt.core.errors import JobCancelled, JobFailed, NfdtError, ServerUnreachable, UsageError
 from nfdt.core.jobs.admission import read_manifest, references
 from nfdt.core.jobs.feed import FeedQueue
 from nfdt.core.spec import JobSpec
@@ -237,8 +237,17 @@ class JobRun:
         except BaseException as error:
             if not isinstance(error, NfdtError):
                 _log.exception("job %s", self.job_id)
-            outcome = outcome_of(error)
+            better = self._reason_behind(error)
+            outcome = None if isinstance(better, Abandoned) else outcome_of(better)
         self.close(outcome)
+
+    def _reason_behind(self, error: BaseException) -> BaseException:
+        """A shard that does not answer is most often one whose end is noticed a moment later."""
+        if not isinstance(error, ServerUnreachable):
+            return error
+        with self._changed:
+            self._changed.wait_for(lambda: self._stop is not None and self._blame_until is None, BLAME_S)
+            return self._stop or error
 
     def close(self, outcome: Outcome | None) -> None:
         """Let everything go, then tell how the job ended (None: tell nothing)."""

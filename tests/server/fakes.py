@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import queue
 import socket
 import threading
@@ -88,6 +89,7 @@ class FakeSlot:
         *,
         on_task: Callable[[FakeSlot, Any], None] = lambda slot, task: None,
         versions: dict[str, str] = VERSIONS,
+        token: str = TOKEN,
     ) -> None:
         self.name, self.role = name, role
         self.assignments: list[Any] = []
@@ -98,9 +100,11 @@ class FakeSlot:
         self.released = threading.Event()
         self._on_task = on_task
         self._outbox: queue.SimpleQueue = queue.SimpleQueue()
-        self._channel = open_channel(address, TOKEN)
+        self._channel = open_channel(address, token)
         self._stub = workers_pb2_grpc.WorkersStub(self._channel)
-        hello = workers_pb2.SlotHello(name=name, host=socket.gethostname(), pid=1, role=role, versions=versions)
+        hello = workers_pb2.SlotHello(
+            name=name, host=socket.gethostname(), pid=os.getpid(), role=role, versions=versions
+        )
         self._outbox.put(workers_pb2.SlotMessage(hello=hello))
         self._call = self._stub.Attend(iter(self._outbox.get, None))
         self._threads = [threading.Thread(target=self._attend, daemon=True)]

@@ -1,0 +1,17 @@
+"""A fake slot as a process, started as a launcher starts a real one."""
+
+import argparse
+import os
+import signal
+
+from nfdt.launch.parent import die_with_parent
+from tests.server.fakes import FakeSlot
+
+parser = argparse.ArgumentParser()
+for name in ("--server", "--role", "--name", "--host"):
+    parser.add_argument(name)
+parser.add_argument("--watch-stdin", action="store_true")
+options = parser.parse_args()
+die_with_parent()
+slot = FakeSlot(options.server, options.role, options.name, token=os.environ.pop("NFDT_TOKEN"))
+signal.pause()

@@ -1,0 +1,308 @@
+import threading
+
+import pytest
+
+from nfdt.core.errors import AuthenticationFailed, PolicyRefused, ServerUnreachable, UsageError, VersionMismatch
+from nfdt.core.jobs.admission import Limits
+from nfdt.core.wire import jobs_pb2
+from nfdt.server import ServerOptions, serve
+from tests.server.fakes import DEADLINE_S, TOKEN, VERSIONS, of
+
+
+class Gate:
+    """Holds a worker inside its first task until the test lets it go."""
+
+    def __init__(self):
+        self.reached, self.open = threading.Event(), threading.Event()
+
+    def __call__(self, slot, task):
+        self.reached.set()
+        assert self.open.wait(DEADLINE_S)
+
+
+@pytest.fixture
+def gate():
+    gate = Gate()
+    yield gate
+    gate.open.set()
+
+
+def last(events):
+    assert events[-1][0] == "state"
+    return events[-1][1]
+
+
+def test_an_exception_of_a_worker_fails_the_job_with_its_type_and_traceback(start, cluster):
+    def raise_it(slot, task):
+        raise KeyError("missing")
+
+    client = start(shards=1)
+    cluster.add("worker", on_task=raise_it)
+    end = last(client.finish(client.submit(client.spec(workers=1))))
+    assert end["state"] == "failed"
+    assert end["error"] == {
+        "worker": "worker-0",
+        "exception_module": "builtins",
+        "exception_type": "KeyError",
+        "message": "'missing'",
+        "traceback": "Traceback: in train_step",
+    }
+    assert "worker-0" in end["reason"]
+
+
+def test_a_failed_job_s_slots_serve_the_next_one(start, cluster):
+    failures = iter([ValueError("first")])
+
+    def fail_once(slot, task):
+        if error := next(failures, None):
+            raise error
+
+    client = start(shards=1)
+    cluster.add("worker", 2, on_task=fail_once)
+    assert last(client.finish(client.submit()))["state"] == "failed"
+    assert last(client.finish(client.submit()))["state"] == "succeeded"
+
+
+def test_a_killed_worker_s_tasks_are_redone_by_the_others(start, cluster, gate):
+    client = start(shards=1)
+    (victim,) = cluster.add("worker", on_task=gate)
+    cluster.add("worker")
+    job = client.submit(client.spec(epochs=1, samples=400))
+    assert gate.reached.wait(DEADLINE_S)
+    victim.die()
+    events = client.finish(job)
+    lost = of(events, "worker_lost")[0]
+    assert lost["requeued"] >= 1
+    assert of(events, "epoch_end")[0]["samples"] == 400
+    assert last(events)["state"] == "succeeded"
+
+
+def test_a_spare_slot_takes_the_place_of_a_killed_worker(start, cluster, gate):
+    client = start(shards=1)
+    (victim,) = cluster.add("worker", on_task=gate)
+    job = client.submit(client.spec(epochs=1, workers=1))
+    assert gate.reached.wait(DEADLINE_S)
+    (spare,) = cluster.add("worker")
+    victim.die()
+    events = client.finish(job)
+    assert [e["worker"] for e in of(events, "worker_joined")] == ["worker-0", "worker-1"]
+    assert last(events)["state"] == "succeeded"
+    assert len(spare.trained) == 10
+    assert cluster.slots[0].assignments
+
+
+def test_all_workers_gone_fails_the_job_with_the_reason(start, cluster, gate, monkeypatch):
+    monkeypatch.setattr("nfdt.coordinator.run.ALONE_S", 0.0)
+    client = start(shards=1)
+    (victim,) = cluster.add("worker", on_task=gate)
+    job = client.submit(client.spec(epochs=1, workers=1))
+    assert gate.reached.wait(DEADLINE_S)
+    victim.die()
+    end = last(client.finish(job))
+    assert end["state"] == "failed"
+    assert "All workers are gone" in end["reason"]
+
+
+def test_a_killed_shard_fails_the_job_and_is_named(start, cluster, gate):
+    client = start(shards=1)
+    cluster.add("worker", on_task=gate)
+    job = client.submit(client.spec(epochs=1, workers=1))
+    assert gate.reached.wait(DEADLINE_S)
+    cluster.slots[0].die()
+    end = last(client.finish(job))
+    assert end["state"] == "failed"
+    assert "shard-0" in end["reason"]
+
+
+def test_a_worker_that_lost_its_shard_is_not_blamed(start, cluster):
+    shard_dies = threading.Event()
+
+    def lose_connection(slot, task):
+        shard_dies.set()
+        raise ServerUnreachable("shard 0 does not answer")
+
+    client = start(shards=1)
+    cluster.add("worker", on_task=lose_connection)
+    job = client.submit(client.spec(epochs=1, workers=1))
+    assert shard_dies.wait(DEADLINE_S)
+    cluster.slots[0].die()
+    end = last(client.finish(job))
+    assert "shard-0" in end["reason"]
+    assert end["error"] is None
+
+
+def test_a_running_job_is_cancelled_and_its_slots_are_free_again(start, cluster, gate):
+    client = start(shards=1)
+    cluster.add("worker", on_task=gate)
+    job = client.submit(client.spec(epochs=10_000, workers=1))
+    assert gate.reached.wait(DEADLINE_S)
+    client.control(job, cancel=jobs_pb2.Cancel(reason="enough"))
+    end = last(client.finish(job))
+    assert (end["state"], end["reason"]) == ("cancelled", "enough")
+    gate.open.set()
+    assert last(client.finish(client.submit(client.spec(epochs=1, workers=1))))["state"] == "succeeded"
+
+
+def test_a_queued_job_is_cancelled(start):
+    client = start()
+    job = client.submit()
+    client.control(job, cancel=jobs_pb2.Cancel())
+    assert last(client.finish(job))["state"] == "cancelled"
+    client.control(job, stop_training=jobs_pb2.StopTraining())
+
+
+def test_without_workers_the_job_fails_and_says_how_to_add_them(start):
+    client = start(shards=1)
+    end = last(client.finish(client.submit(client.spec(start_timeout_s=0.05))))
+    assert end["state"] == "failed"
+    assert "nfdt worker --server" in end["reason"]
+    assert "wants 2" in end["reason"]
+
+
+def test_code_is_refused_where_it_is_not_allowed(start):
+    client = start()
+    with pytest.raises(PolicyRefused, match="--allow-code"):
+        client.submit(client.spec(code=True))
+    with pytest.raises(PolicyRefused, match="--allow-code"):
+        client.submit(client.spec(**client.program(kind="code")))
+
+
+def test_code_that_does_not_say_so_is_refused_everywhere(start):
+    client = start(allow_code=True)
+    with pytest.raises(PolicyRefused, match="says it does not"):
+        client.submit(client.spec(**client.program(kind="code")))
+
+
+def test_code_of_other_versions_is_refused_naming_both(start, cluster):
+    client = start(workers=1, allow_code=True)
+    client.stub.Describe(jobs_pb2.DescribeRequest(), wait_for_ready=True)
+    spec = client.spec(code=True, versions={**VERSIONS, "keras": "3.14.0"}, **client.program(kind="code"))
+    with pytest.raises(VersionMismatch, match=r"client 3\.14\.0, worker 3\.15\.1"):
+        client.submit(spec)
+
+
+def test_code_meets_other_versions_only_when_workers_come(start, cluster):
+    client = start(shards=1, allow_code=True)
+    versions = {**VERSIONS, "python": "3.12"}
+    job = client.submit(client.spec(code=True, versions=versions, start_timeout_s=0.5, **client.program(kind="code")))
+    cluster.add("worker", 2)
+    end = last(client.finish(job))
+    assert end["error"]["exception_type"] == "VersionMismatch"
+    assert "client 3.12, worker 3.11" in end["reason"]
+
+
+def test_a_slot_that_ran_code_serves_its_own_session_only(start, cluster):
+    client = start(shards=1, allow_code=True)
+    (slot,) = cluster.add("worker")
+    spec = client.spec(epochs=1, workers=1, code=True, **client.program(kind="code"))
+    for _ in range(2):
+        assert last(client.finish(client.submit(spec, session="one")))["state"] == "succeeded"
+        if not slot.dismissed.is_set():
+            assert len([a for a in slot.assignments if hasattr(a, "worker")]) >= 1
+    client.submit(client.spec(epochs=1, workers=1), session="two")
+    assert slot.dismissed.wait(DEADLINE_S)
+
+
+def test_missing_artifacts_are_named_before_anything_starts(start):
+    client = start()
+    spec = client.spec()
+    spec["train"]["arrays"] = ["f" * 64]
+    with pytest.raises(UsageError, match="f{64}"):
+        client.submit(spec)
+    missing = client.call("FindMissing", jobs_pb2.ArtifactNames(sha256=["f" * 64, spec["program"]]))
+    assert [m.sha256 for m in missing.missing] == ["f" * 64]
+
+
+@pytest.mark.parametrize(
+    "manifest", [{"layout": "x"}, {"layout": [["w", [-1]]]}, {"optimizer_variables": None}, {"layout": None}]
+)
+def test_a_malformed_or_uncuttable_program_is_refused(start, manifest):
+    client = start()
+    spec = client.spec(cluster={"workers": 1, "shards": 2}, **client.program(**manifest))
+    with pytest.raises(UsageError):
+        client.submit(spec)
+
+
+def test_a_bad_specification_is_a_usage_error(start):
+    client = start()
+    with pytest.raises(UsageError, match="batch_size"):
+        client.submit(client.spec(fit={"epochs": 1, "batch_size": 0}))
+
+
+def test_a_wrong_token_is_refused(start, cluster):
+    start()
+    with pytest.raises(AuthenticationFailed):
+        cluster.client(token="wrong").call("List", jobs_pb2.ListRequest())
+
+
+def test_jobs_per_token_are_limited(start):
+    client = start(limits=Limits(jobs_per_token=1))
+    client.submit()
+    with pytest.raises(PolicyRefused, match="nfdt jobs cancel"):
+        client.submit()
+
+
+def test_an_unknown_job_is_a_usage_error_for_every_call(start):
+    client = start()
+    for method in ("Show", "Snapshot"):
+        with pytest.raises(UsageError, match="No job"):
+            client.call(method, jobs_pb2.JobRef(job_id="nope"))
+    with pytest.raises(UsageError, match="No job"):
+        client.finish("nope")
+    with pytest.raises(UsageError, match="No job"):
+        client.control("nope", cancel=jobs_pb2.Cancel())
+
+
+def test_an_embedded_job_without_its_client_is_cancelled(start):
+    client = start(workers=1, shards=1, embedded=True, attend_timeout_s=0.0)
+    job = client.submit(client.spec(workers=1, attended=True))
+    assert "client has been gone" in _ended(client, job).reason
+
+
+def _ended(client, job):
+    """The job's description once it has ended; its events are not watched, which would count as attending."""
+    for _ in range(int(DEADLINE_S * 100)):
+        described = client.show(job)
+        if described.ended_at:
+            return described
+        threading.Event().wait(0.01)
+    raise AssertionError(f"{job} is still {described.state}")
+
+
+def test_a_remote_job_goes_on_without_its_client(start):
+    client = start(workers=1, shards=1, attend_timeout_s=0.0)
+    job = client.submit(client.spec(workers=1, attended=True))
+    assert _ended(client, job).state == "succeeded"
+    assert "without its callbacks" in of(client.finish(job), "log")[0]["text"]
+
+
+def test_an_iterator_that_raises_fails_the_job(start):
+    client = start(workers=1, shards=1)
+    job = client.submit(client.spec(workers=1, attended=True, train={"kind": "stream", "structure": 0}))
+    client.control(job, proceed=jobs_pb2.Proceed(epoch=0))
+    messages = [jobs_pb2.FedBatch(job_id=job), jobs_pb2.FedBatch(error="ValueError: bad row")]
+    list(client.stub.Feed(iter(messages), timeout=DEADLINE_S))
+    assert "bad row" in last(client.finish(job))["reason"]
+
+
+def test_a_restart_fails_what_ran_and_runs_what_waited(cluster, gate):
+    client = cluster.start(shards=1)
+    cluster.add("worker", on_task=lambda slot, task: gate(slot, task) if task.task >= 10 else None)
+    running = client.submit(client.spec(epochs=3, workers=1))
+    waiting = client.submit(client.spec(epochs=1, workers=1))
+    assert gate.reached.wait(DEADLINE_S)
+    cluster.server.stop()
+    gate.open.set()
+    cluster.stop()
+    client = cluster.start(workers=1, shards=1)
+    record = client.show(running)
+    assert record.state == "failed"
+    assert "server restarted" in record.reason
+    assert client.call("Snapshot", jobs_pb2.JobRef(job_id=running)).artifact in record.reason
+    assert last(client.finish(waiting))["state"] == "succeeded"
+
+
+def test_a_state_directory_serves_one_server(cluster):
+    cluster.start()
+    with pytest.raises(UsageError, match="in use"):
+        serve(ServerOptions(cluster.state_dir, (TOKEN,), slot_command=()))
