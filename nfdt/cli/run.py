@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from nfdt_client.decorator import session
 from nfdt_client.session import Session
 
 from nfdt.cli.options import log_to_stderr, parse_settings, server_options, training_options
+from nfdt.cli.quiet import quiet_start
 from nfdt.cli.script import describe_failure, exit_code_of, run_script
 from nfdt.cli.table import worker_table
 
@@ -28,7 +31,9 @@ def print_workers(fits: Sequence[Mapping[str, Any]]) -> None:
 def train_script(context: click.Context, script: Path, args: Sequence[str], opened: Session) -> None:
     """Run ``script`` inside ``opened`` and end the command with the exit code that tells how it went."""
     try:
-        with opened:
+        with ExitStack() as stack:
+            with nullcontext() if logging.getLogger().isEnabledFor(logging.DEBUG) else quiet_start():
+                stack.enter_context(opened)
             run_script(script, args)
     except BaseException as error:  # SystemExit and KeyboardInterrupt have exit codes of their own
         if message := describe_failure(error, script):
