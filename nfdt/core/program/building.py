@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,12 +36,6 @@ def blank_batch(description: Mapping[str, Any]) -> Any:
     return rebuild(description["structure"], arrays)
 
 
-def as_tensors(batch: Any) -> Any:
-    """The nest with TensorFlow tensors at its leaves."""
-    structure, arrays = flatten_structure(batch)
-    return rebuild(structure, [tf.convert_to_tensor(array) for array in arrays])
-
-
 def build_model(model: Any, batch: Any) -> None:
     """Create the variables of model, metrics and loss; the optimizer's are left to the caller.
 
@@ -51,18 +46,33 @@ def build_model(model: Any, batch: Any) -> None:
     Raises:
         Exception: whatever the model's own code raises for such a batch.
     """
-    tensors = as_tensors(batch)
+    structure, arrays = flatten_structure(batch)
+    tensors = [tf.convert_to_tensor(array) for array in arrays]
     optimizer, model.optimizer = model.optimizer, None
     try:
-        # Private: Keras builds symbolically inside fit() only.
-        model._symbolic_build(data_batch=tensors)
-        return
-    except Exception as error:
-        failure = error
+        failure = _try_symbolically(model, rebuild(structure, [_Spec([None, *t.shape[1:]], t.dtype) for t in tensors]))
+        if failure is not None:  # a model for batches of one size
+            failure = _try_symbolically(model, rebuild(structure, tensors))
     finally:
         model.optimizer = optimizer
+    if failure is None:
+        return
     try:
         # A model that only train_step() knows how to call: trace that, as fit() would, without running it.
-        tf.function(model.train_step).get_concrete_function(tensors)
+        tf.function(model.train_step).get_concrete_function(rebuild(structure, tensors))
     except Exception:
         raise failure from None
+
+
+@dataclass(frozen=True)
+class _Spec:
+    shape: list[int | None]
+    dtype: Any
+
+
+def _try_symbolically(model: Any, specs: Any) -> Exception | None:
+    try:
+        model._symbolic_build(data_batch=specs)  # private: Keras builds symbolically inside fit() only
+    except Exception as error:
+        return error
+    return None

@@ -7,6 +7,7 @@ travels as configuration and values.
 
 from __future__ import annotations
 
+import collections
 import io
 import pickle
 import platform
@@ -24,11 +25,19 @@ import cloudpickle
 import keras
 from keras.src.saving import serialization_lib  # private: sharing of objects, as in Keras' own loading
 from keras.src.saving.keras_saveable import KerasSaveable  # private: whose pickling would lose custom objects
+from keras.src.utils import tracking  # private: the containers Keras tracks variables with
 
 from nfdt.core.errors import CaptureError, PolicyRefused, ProtocolError, VersionMismatch
 from nfdt.core.program.collect import CustomObjects, collecting
 from nfdt.core.program.untrained import values_of
 
+# Containers that Keras puts in place of a model's own.
+_TRACKED = {
+    list: tracking.TrackedList,
+    collections.OrderedDict: tracking.TrackedOrderedDict,
+    dict: tracking.TrackedDict,
+    set: tracking.TrackedSet,
+}
 _OURS = ("nfdt", "nfdt_client", "hfdt")
 
 
@@ -72,6 +81,11 @@ class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, KerasSaveable):
             return _revive, _describe(obj)
+        if isinstance(obj, keras.Variable):
+            return _make_variable, (values_of([obj])[0], str(obj.dtype), bool(obj.trainable), obj.name)
+        for plain, tracked in _TRACKED.items():
+            if isinstance(obj, tracked):
+                return plain, (plain(obj.items()) if issubclass(plain, dict) else list(obj),)
         return super().reducer_override(obj)
 
 
@@ -92,6 +106,10 @@ def _describe(obj: Any) -> tuple[dict[str, Any], Any, list[Any]]:
     config.pop("compile_config", None)
     is_built_layer = isinstance(obj, keras.Layer) and obj.built
     return found.by_name, config, values_of(obj.variables) if is_built_layer else []
+
+
+def _make_variable(value: Any, dtype: str, trainable: bool, name: str) -> Any:
+    return keras.Variable(value, dtype=dtype, trainable=trainable, name=name)
 
 
 def _revive(objects: dict[str, Any], config: Any, values: list[Any]) -> Any:

@@ -21,6 +21,7 @@ from keras.src.saving import object_registration, serialization_lib
 from keras.src.saving.keras_saveable import KerasSaveable  # private: tells what Keras refuses to pickle plainly
 
 from nfdt.core.errors import CaptureError
+from nfdt.core.program.parts import ByParts, can_be_taken_apart, is_keras_own, needs_parts, take_apart
 
 _REMEDY = (
     "Give it a get_config() that returns all arguments of its constructor, or take only numbers, strings, lists "
@@ -34,6 +35,11 @@ class CustomObjects:
     def __init__(self) -> None:
         self.by_name: dict[str, Any] = {}
         self._names: dict[int, str] = {}
+        self._by_parts: dict[type, ByParts] = {}
+
+    def by_parts(self, cls: type) -> str:
+        """Remember a class whose instances are put together from parts; returns the name."""
+        return self.add(self._by_parts.setdefault(cls, ByParts(cls)))
 
     def add(self, obj: Any) -> str:
         """Remember ``obj``; returns its name, the user's own where they registered it with Keras."""
@@ -55,11 +61,6 @@ class CustomObjects:
             count += 1
             name = f"{base}_{count}"
         return name
-
-
-def is_keras_own(obj: Any) -> bool:
-    """Whether a class or function belongs to Keras (or to Python itself)."""
-    return str(getattr(obj, "__module__", None)).partition(".")[0] in ("keras", "builtins")
 
 
 @contextmanager
@@ -103,11 +104,15 @@ def _serializer(serialize: Callable[[Any], Any], found: CustomObjects) -> Callab
     def serialize_or_collect(obj: Any) -> Any:
         if _is_opaque(obj):
             return _reference(found, obj)
+        if needs_parts(obj):
+            return _taken_apart(found, obj)
         try:
             config = serialize(obj)
         except CaptureError:
             raise
         except Exception as error:
+            if can_be_taken_apart(obj):
+                return _taken_apart(found, obj)
             if not isinstance(obj, KerasSaveable):
                 return _reference(found, obj)
             raise CaptureError(
@@ -131,6 +136,19 @@ def _is_opaque(obj: Any) -> bool:
 def _reference(found: CustomObjects, obj: Any) -> dict[str, Any]:
     """The form in which Keras stores a function: deserialised by looking its name up in the scope."""
     return {"module": "builtins", "class_name": "function", "config": found.add(obj), "registered_name": "function"}
+
+
+def _taken_apart(found: CustomObjects, obj: Any) -> dict[str, Any]:
+    config = {
+        "module": type(obj).__module__,
+        "class_name": type(obj).__name__,
+        "config": take_apart(obj, lambda value: _reference(found, value)),
+        "registered_name": found.by_parts(type(obj)),
+    }
+    # Private: what Keras does with every configuration, so that building, compiling and sharing work as ever.
+    serialization_lib.get_build_and_compile_config(obj, config)
+    serialization_lib.record_object_after_serialization(obj, config)
+    return config
 
 
 def _completed(obj: Any, config: dict[str, Any]) -> dict[str, Any]:

@@ -6,16 +6,14 @@ rest on itself. Keras compiles no such model on loading; here the part is compil
 
 from __future__ import annotations
 
-import dis
-import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 from keras.src.saving import serialization_lib  # the module attribute, so that collecting() sees these calls too
 
 from nfdt.core.errors import CaptureError
-from nfdt.core.program.collect import is_keras_own
+from nfdt.core.program.parts import assigned
 
 _OPTIMIZER = {"class_name": "__model_optimizer__"}
 
@@ -36,7 +34,7 @@ def describe_compilation(model: Any, compile_config: Any) -> dict[str, Any]:
         return {"compile": compile_config, "compile_attributes": {}}
     # Private: the arguments that super().compile() got.
     config = serialization_lib.serialize_dict(model._compile_config.config)
-    names = sorted(set(_assigned_attributes(type(model), "compile")) & set(vars(model)))
+    names = sorted(assigned(type(model), "compile") & set(vars(model)))
     return {
         "compile": _with_optimizer(model, config),
         "compile_attributes": {name: _describe(model, name) for name in names},
@@ -60,20 +58,6 @@ def _describe(model: Any, name: str) -> Any:
         return serialization_lib.serialize_keras_object(value)
     except CaptureError as error:
         raise CaptureError(f"{type(model).__name__}.compile() sets self.{name}: {error}") from error
-
-
-def _assigned_attributes(cls: type, method: str, seen: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Names that the user's versions of a method, and the methods it calls on itself, assign on ``self``."""
-    for base in cls.__mro__:
-        function = vars(base).get(method)
-        if not isinstance(function, types.FunctionType) or is_keras_own(base):
-            continue
-        for instruction in dis.get_instructions(function):
-            name = str(instruction.argval)
-            if instruction.opname == "STORE_ATTR":
-                yield name
-            elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and name not in {*seen, method}:
-                yield from _assigned_attributes(cls, name, seen | {method})
 
 
 def compile_model(model: Any, manifest: Mapping[str, Any], *, safe_mode: bool) -> None:

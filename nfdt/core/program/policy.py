@@ -66,7 +66,7 @@ def _walk(node: Any, where: str, depth: int, budget: list[int]) -> None:
 
 def _check_object(config: Mapping[str, Any], where: str) -> None:
     name, module = config["class_name"], config.get("module")
-    if name in SPECIAL:
+    if isinstance(name, str) and name in SPECIAL:
         return
     if name == "function":
         if _is_function(config.get("config")) and module == "builtins":

@@ -13,6 +13,7 @@ import tensorflow as tf
 from nfdt.core.arrays import ParameterLayout
 from nfdt.core.errors import CaptureError
 from nfdt.core.training.flat_weights import WeightSetter
+from nfdt.core.training.loss_scale import LossScale
 from nfdt.core.training.recording_optimizer import RecordingOptimizer
 
 
@@ -103,7 +104,8 @@ def _own_loss_scale(optimizer: Any) -> dict[str, Any] | None:
 def _replace_optimizer(model: Any, layout: ParameterLayout, loss_scale: Mapping[str, Any] | None) -> RecordingOptimizer:
     """Put a recording optimizer wherever the model holds its own."""
     replaced = model.optimizer
-    recording = RecordingOptimizer(replaced, model.trainable_variables, layout, loss_scale)
+    scale = LossScale(None if loss_scale else replaced.loss_scale_factor, loss_scale)
+    recording = RecordingOptimizer(replaced, model.trainable_variables, layout, scale)
     for name, value in list(vars(model).items()):
         if value is replaced:
             setattr(model, name, recording)

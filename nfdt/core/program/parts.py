@@ -1,0 +1,140 @@
+"""Layers and models that Keras cannot serialise, taken apart and put together again without their constructor.
+
+Keras forgets the constructor's arguments of a subclassed model, and of a layer whose arguments are not plain values.
+What the constructor put on the object is still there: those attributes travel, and ``__init__`` is not run again.
+"""
+
+from __future__ import annotations
+
+import dis
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+from keras.src.models.functional import Functional  # private: what a model that is a graph of layers is
+from keras.src.saving import serialization_lib  # the module attribute, so that collecting() sees these calls too
+from keras.src.saving.keras_saveable import KerasSaveable  # private: the base of all that has a configuration
+
+# What Keras itself puts on a model besides what a new, compiled one has.
+_SET_BY_FIT = {"history", "stop_evaluating", "stop_predicting"}
+
+
+def is_keras_own(obj: Any) -> bool:
+    """Whether a class or function belongs to Keras (or to Python itself)."""
+    return str(getattr(obj, "__module__", None)).partition(".")[0] in ("keras", "builtins")
+
+
+class ByParts:
+    """Stands in for a class where Keras deserialises.
+
+    Args:
+        cls: A subclass of ``keras.Model`` or ``keras.layers.Layer``.
+    """
+
+    def __init__(self, cls: type) -> None:
+        self.cls = cls
+        self.__name__ = cls.__name__
+
+    def from_config(self, config: dict[str, Any]) -> Any:
+        """An instance with the attributes that :func:`take_apart` found."""
+        parts = serialization_lib.deserialize_keras_object(config)
+        instance = self.cls.__new__(self.cls)
+        options = {"name": parts["name"], "dtype": parts["dtype"]}
+        if parts["graph"] is not None:
+            keras.Model.__init__(instance, parts["graph"].input, parts["graph"].output, name=parts["name"])
+        elif issubclass(self.cls, keras.Model):
+            keras.Model.__init__(instance, **options)
+        else:
+            keras.Layer.__init__(instance, **options)
+        for name, value in parts["attributes"].items():
+            setattr(instance, name, value)
+        return instance
+
+
+def needs_parts(obj: Any) -> bool:
+    """Whether a model's class takes constructor arguments that Keras does not remember."""
+    cls = type(obj)
+    if not isinstance(obj, keras.Model) or not can_be_taken_apart(obj):
+        return False
+    return bool(assigned(cls, "__init__") or _is_graph(obj)) and _takes_arguments(cls)
+
+
+def can_be_taken_apart(obj: Any) -> bool:
+    """A subclass directly of Layer or Model, or of a functional model, without a get_config() of its own."""
+    if not isinstance(obj, keras.Layer) or is_keras_own(type(obj)):
+        return False
+    mro = type(obj).__mro__
+    if not is_keras_own(next(base for base in mro if "get_config" in vars(base))):
+        return False
+    return next(base for base in mro if is_keras_own(base)) in (keras.Layer, keras.Model) or _is_graph(obj)
+
+
+def _takes_arguments(cls: type) -> bool:
+    code = getattr(cls.__init__, "__code__", None)
+    if code is None:
+        return False
+    named = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+    return bool(set(named) - {"name", "dtype", "trainable"}) or bool(code.co_flags & 0x04)  # 0x04: has *args
+
+
+def _is_graph(obj: Any) -> bool:
+    return isinstance(obj, Functional)
+
+
+def take_apart(obj: Any, refer: Callable[[Any], Any]) -> dict[str, Any]:
+    """The configuration :meth:`ByParts.from_config` takes.
+
+    Args:
+        obj: A layer or model for which :func:`can_be_taken_apart` holds.
+        refer: Gives the form in which an object that is not Keras' travels by value.
+    """
+    graph = Functional(obj.input, obj.output, name=obj.name) if _is_graph(obj) else None
+    serialize = serialization_lib.serialize_keras_object
+    values = {name: vars(obj)[name] for name in _attribute_names(obj)}
+    return {
+        "name": obj.name,
+        "dtype": serialize(obj.dtype_policy),
+        "graph": serialize(graph),
+        "attributes": {name: serialize(v) if _is_modelled(v) else refer(v) for name, v in values.items()},
+    }
+
+
+def _is_modelled(value: Any) -> bool:
+    """Plain values, and whatever holds Keras objects: Keras serialises them; all else travels as it is."""
+    if value is None or isinstance(value, str | int | float | bool):
+        return True
+    return any(isinstance(leaf, KerasSaveable) or hasattr(leaf, "get_config") for leaf in keras.tree.flatten(value))
+
+
+def _attribute_names(obj: Any) -> list[str]:
+    cls = type(obj)
+    blank = keras.Model(name="blank")
+    blank.compile(optimizer=None)
+    internal = {*vars(blank), *vars(keras.Layer(name="blank")), *_SET_BY_FIT}
+    constructed = assigned(cls, "__init__") - {"name", "built", "optimizer", "loss", "trainable"}
+    later = assigned(cls, "build") | assigned(cls, "compile")
+    return [
+        name
+        for name in vars(obj)
+        if name in constructed or (name not in internal and name not in later and not name.startswith("_"))
+    ]
+
+
+def assigned(cls: type, method: str) -> set[str]:
+    """Names that the user's versions of a method, and the methods it calls on itself, assign on ``self``."""
+    return set(_assigned(cls, method, set()))
+
+
+def _assigned(cls: type, method: str, seen: set[str]) -> Iterator[str]:
+    seen.add(method)
+    for base in cls.__mro__:
+        function = vars(base).get(method)
+        if not isinstance(function, types.FunctionType) or is_keras_own(base):
+            continue
+        for instruction in dis.get_instructions(function):
+            name = str(instruction.argval)
+            if instruction.opname == "STORE_ATTR":
+                yield name
+            elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and name not in seen:
+                yield from _assigned(cls, name, seen)
