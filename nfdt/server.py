@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import fcntl
-import importlib.metadata
 import json
 import logging
 import os
-import platform
 import secrets
 import signal
-import socket
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
@@ -35,12 +31,12 @@ from nfdt.core.wire import jobs_pb2_grpc, workers_pb2_grpc
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.channel import is_loopback, join_address, make_server, same_token, split_address
 from nfdt.launch.local import LocalLauncher, SlotOptions
+from nfdt.launch.machine import find_gpus, reachable_host, versions
 
 _log = logging.getLogger(__name__)
 
 GRACE_S = 2.0
 MAX_THREADS = 4096
-_WILDCARDS = ("0.0.0.0", "::", "[::]")
 
 
 @dataclass(frozen=True)
@@ -83,11 +79,7 @@ class ServerOptions:
 
 
 class RunningServer:
-    """A server that answers; made by :func:`serve`.
-
-    Attributes:
-        address: ``host:port`` it is bound to.
-    """
+    """A server that answers at ``address``; made by :func:`serve`."""
 
     def __init__(
         self,
@@ -124,33 +116,9 @@ class RunningServer:
         return self._stopped.wait(timeout_s)
 
 
-def versions() -> dict[str, str]:
-    """Python, Keras and TensorFlow of this machine, without importing them; "" where not installed."""
-    found = {"python": ".".join(platform.python_version_tuple()[:2]), "keras": "", "tensorflow": ""}
-    for name, distribution in (("keras", "keras"), ("tensorflow", "tensorflow-cpu"), ("tensorflow", "tensorflow")):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(distribution)
-    return found
-
-
-def find_gpus(environment: Mapping[str, str], proc: Path = Path("/proc/driver/nvidia/gpus")) -> tuple[str, ...]:
-    """The GPUs to share out among worker slots, as ``CUDA_VISIBLE_DEVICES`` names them; empty without any."""
-    if (chosen := environment.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return tuple(name for name in chosen.split(",") if name and name != "-1")
-    return tuple(str(i) for i, _ in enumerate(proc.iterdir())) if proc.is_dir() else ()
-
-
 def shard_host(options: ServerOptions) -> str:
     """The address that this machine's shards listen on and tell the workers."""
-    host, _ = split_address(options.listen)
-    if options.advertise:
-        return options.advertise
-    if host not in _WILDCARDS:
-        return host
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        probe.connect(("192.0.2.1", 9))  # sends nothing: asks which of our addresses leads outside
-        return str(probe.getsockname()[0])
-    return socket.gethostname()
+    return options.advertise or reachable_host(split_address(options.listen)[0])
 
 
 def _occupy(state_dir: Path) -> int:

@@ -221,7 +221,7 @@ class Scheduler:
         if shards.met and (workers.met or (late and workers.free > 0)):
             run.recruit(waiting.shards, workers.wanted)
             if not workers.met:
-                run.tell(
+                run.journal.tell(
                     "warning",
                     f"{workers.free} of {workers.wanted} workers are there after {run.spec.start_timeout_s:g} s: "
                     "training begins with them; others may join later.",
@@ -230,7 +230,7 @@ class Scheduler:
         self._give_up(run, short, late)
         if (since := waiting.stall.stalled_s(now)) is not None:
             lacking = [f"{need.wanted - need.free} {need.role} slots" for need in (shards, workers) if not need.met]
-            self._site.store.append(run.job_id, "stalled", {"waiting_for": lacking, "since_s": since})
+            run.journal.stalled(lacking, since)
         return False
 
     def _launch(self, waiting: _Waiting) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,13 +11,15 @@ from typing import Any
 import numpy as np
 
 from nfdt.core.arrays import Array, ParameterLayout
-from nfdt.core.errors import ProtocolError, ShapeMismatch
+from nfdt.core.errors import NfdtError, ProtocolError, ShapeMismatch
 from nfdt.core.named_arrays import dump_arrays, load_arrays
 from nfdt.core.program.state import State
 from nfdt.core.wire import shards_pb2 as pb
 from nfdt.core.wire import shards_pb2_grpc
 from nfdt.core.wire.channel import CHUNK_BYTES, DATA_BYTES, open_channel
 from nfdt.core.wire.status import translated
+
+_log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 60.0
 STATE_TIMEOUT_S = 600.0
@@ -78,8 +81,11 @@ class ShardControl:
         self._administer(pb.AdminRequest(learning_rate=pb.ShardLearningRate(value=value)))
 
     def forget(self, worker: str) -> None:
-        """A worker is gone: its backups can go."""
-        self._administer(pb.AdminRequest(forget=pb.ForgetWorker(worker=worker)))
+        """A worker is gone: its backups can go. A shard that does not answer will end the job by itself."""
+        try:
+            self._administer(pb.AdminRequest(forget=pb.ForgetWorker(worker=worker)))
+        except NfdtError as error:
+            _log.info("%s", error)
 
     def statistics(self) -> list[Mapping[str, Any]]:
         """What each shard counted, in order."""
@@ -128,6 +134,15 @@ class ShardControl:
             for i, array in state.optimizer.items()
             if i < len(owners) and (owners[i] < 0 or cut.start <= owners[i] < cut.stop)
         }
+
+
+def connect_shards(
+    addresses: Sequence[str], manifest: Mapping[str, Any], token: str, *, ca_file: str | None = None
+) -> ShardControl:
+    """The control of the shards that hold a program."""
+    described = manifest.get("optimizer_variables")
+    owners = None if described is None else [int(entry["variable"]) for entry in described]
+    return ShardControl(addresses, ParameterLayout.from_json(manifest["layout"]), token, owners=owners, ca_file=ca_file)
 
 
 def _gather(chunks: Iterable[pb.StateChunk], limit: int) -> bytes:

@@ -13,7 +13,8 @@ import pytest
 from nfdt.core.errors import UsageError
 from nfdt.core.jobs.tokens import ensure_token_file, read_tokens
 from nfdt.core.wire import jobs_pb2
-from nfdt.server import ServerOptions, find_gpus, serve, shard_host
+from nfdt.launch.machine import find_gpus
+from nfdt.server import ServerOptions, serve, shard_host
 from tests.server.fakes import DEADLINE_S, TOKEN, Client, of
 
 ROOT = Path(__file__).parents[2]
