@@ -30,7 +30,8 @@ def build(optimizer=None):
         keras.layers.Dropout(0.1),
         keras.layers.Dense(10, activation="softmax"),
     ])
-    model.compile(optimizer or keras.optimizers.SGD(0.1, momentum=0.9), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    optimizer = optimizer or keras.optimizers.SGD(0.1, momentum=0.9)
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
 """
 
@@ -55,13 +56,17 @@ class Watcher(keras.callbacks.Callback):
 @nfdt.distribute(workers=2)
 def main():
     model = build()
-    history = model.fit(x[:1500], y[:1500], batch_size=32, epochs=4, validation_data=(x[1500:], y[1500:]), callbacks=[Watcher()])
+    test = (x[1500:], y[1500:])
+    history = model.fit(
+        x[:1500], y[:1500], batch_size=32, epochs=4, validation_data=test, callbacks=[Watcher()]
+    )
     before = int(model.optimizer.iterations)
     loss, accuracy = model.evaluate(x[1500:], y[1500:], verbose=0)
     again = model.fit(x[:320], y[:320], batch_size=32, epochs=1, verbose=0)
     return dict(
         keys=sorted(history.history), val=history.history["val_accuracy"][-1], accuracy=accuracy, iterations=before,
-        again=int(model.optimizer.iterations), workers=history.nfdt, seen=seen, momentum=float(np.abs(model.optimizer.variables[2]).sum()),
+        again=int(model.optimizer.iterations), workers=history.nfdt, seen=seen,
+        momentum=float(np.abs(model.optimizer.variables[2]).sum()),
     )
 
 outcome = main()

@@ -63,7 +63,9 @@ def test_an_unreachable_server_is_named(run_script):
 
 def test_custom_code_is_refused_by_a_shared_server(run_script, cluster):
     source = DIGITS + FIT.format(options="", epochs=1).replace(
-        "model = build()", "model = build(); model.add(keras.layers.Lambda(lambda t: t)); model.compile('sgd', 'mse')"
+        "model = build()",
+        "model = build(); model.add(keras.layers.Lambda(lambda t: t)); "
+        "model.compile('sgd', 'sparse_categorical_crossentropy')",
     )
     done = run_script(source, **cluster.env())
     assert "PolicyRefused" in done.stderr
@@ -107,7 +109,8 @@ import nfdt, subprocess, sys
 class Cancel(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         if epoch == 0:
-            jobs = json.loads(subprocess.check_output([sys.executable, "-m", "nfdt.cli", "jobs", "list", "--format", "json"]))
+            listing = [sys.executable, "-m", "nfdt.cli", "jobs", "list", "--format", "json"]
+            jobs = json.loads(subprocess.check_output(listing))
             job = next(j["job_id"] for j in jobs if j["state"] == "running")
             subprocess.check_call([sys.executable, "-m", "nfdt.cli", "jobs", "cancel", job])
 with nfdt.session(workers=2):
@@ -179,7 +182,8 @@ def test_mpirun_starts_a_server_and_workers_around_the_script(tmp_path):
         + """
 model = build()
 history = model.fit(x[:1500], y[:1500], batch_size=32, epochs=2, verbose=0)
-print(json.dumps(dict(loss=history.history["loss"], workers=len(history.nfdt), samples=sum(w["samples"] for w in history.nfdt.values()))))
+samples = sum(w["samples"] for w in history.nfdt.values())
+print(json.dumps(dict(loss=history.history["loss"], workers=len(history.nfdt), samples=samples)))
 """
     )
     done = subprocess.run(
