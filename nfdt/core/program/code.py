@@ -163,9 +163,10 @@ def _name_culprit(objects: Mapping[str, Any], layers: Mapping[int, int], cause: 
 @contextmanager
 def _own_modules_by_value() -> Iterator[None]:
     registered = []
+    installed = _installed_roots()
     already = cloudpickle.list_registry_pickle_by_value()
     for name, module in list(sys.modules.items()):
-        if name not in already and isinstance(module, types.ModuleType) and _is_users_own(name, module):
+        if name not in already and isinstance(module, types.ModuleType) and _is_users_own(name, module, installed):
             cloudpickle.register_pickle_by_value(module)
             registered.append(module)
     try:
@@ -175,12 +176,14 @@ def _own_modules_by_value() -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def _is_users_own(name: str, module: types.ModuleType) -> bool:
+def _is_users_own(name: str, module: types.ModuleType, installed: set[Path]) -> bool:
     """A module of the user's program: a file outside of Python and of what is installed."""
     file = getattr(module, "__file__", None)
     if not file or name != module.__name__ or name.partition(".")[0] in (*_OURS, "__main__", "__mp_main__"):
         return False
-    return not any(Path(file).resolve().is_relative_to(root) for root in _installed_roots())
+    if file.startswith(tuple(f"{root}/" for root in installed)):  # thousands of modules: without asking the disk
+        return False
+    return not any(Path(file).resolve().is_relative_to(root) for root in installed)
 
 
 def _installed_roots() -> set[Path]:
