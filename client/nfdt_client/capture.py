@@ -86,6 +86,11 @@ def capture(model: Any, arguments: dict[str, Any], options: Options) -> Capture:
     if keras.backend.backend() != "tensorflow":
         raise CaptureError(f"Expected Keras on TensorFlow. Received: KERAS_BACKEND={keras.backend.backend()!r}.")
     model._assert_compile_called("fit")
+    if getattr(model, "_distribute_strategy", None) is not None:
+        raise CaptureError(
+            f"Expected a model made outside tf.distribute. Received: one made under {model._distribute_strategy!r}. "
+            "Remove the strategy's scope: the workers take its place."
+        )
     arguments = {**arguments, "epochs": _limited_epochs(arguments["epochs"])}
     if arguments["epochs"] < 0 or arguments["initial_epoch"] < 0:
         raise UsageError(f"epochs: expected 0 or more. Received: {arguments['epochs']}, {arguments['initial_epoch']}.")

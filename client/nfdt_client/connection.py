@@ -20,6 +20,7 @@ from nfdt.core.wire.status import translate, translated
 
 logger = logging.getLogger(__name__)
 
+DESCRIBE_TIMEOUT_S = 20.0
 CALL_TIMEOUT_S = 60.0
 SNAPSHOT_TIMEOUT_S = 600.0
 RECONNECT_S = 30.0
@@ -65,7 +66,7 @@ class Connection:
     def describe(self) -> pb.ServerDescription:
         """Who is there. Fails at once where nobody listens."""
         with translated(self.address):
-            return self.stub.Describe(pb.DescribeRequest(), timeout=CALL_TIMEOUT_S)
+            return self.stub.Describe(pb.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S)
 
     def submit(self, spec_json: str, session: str) -> str:
         """Hand a job in; its id."""

@@ -127,6 +127,10 @@ class JobHandle:
         """Give the job up; it ends as cancelled."""
         self._connection.control(self.job_id, cancel=pb.Cancel(reason=reason))
 
+    def close(self) -> None:
+        """Close the connection; the job goes on."""
+        self._connection.close()
+
     def _until_end(self, timeout_s: float | None) -> Iterator[Event]:
         if timeout_s is None:
             yield from self.events()

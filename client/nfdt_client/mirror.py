@@ -34,7 +34,8 @@ class Fit:
 
     Attributes:
         model: The user's model.
-        callbacks: Keras' CallbackList; its ``on_train_begin`` has been called.
+        callbacks: Keras' CallbackList; ``on_train_begin`` and the first ``on_epoch_begin`` have been called, so
+            that what they did to the model is in the job's program.
         state: Of the model.
         initial_epoch: First epoch to run.
         epochs: Index after the last.
@@ -53,6 +54,12 @@ class Fit:
     watches_weights: bool = True
     validate: Validation | None = None
     validation_steps: int = 0
+
+
+def begin_epoch(model: Any, callbacks: Any, epoch: int) -> None:
+    """What Keras does first in an epoch."""
+    model.reset_metrics()
+    callbacks.on_epoch_begin(epoch)
 
 
 class Mirror:
@@ -102,7 +109,7 @@ class Mirror:
     def _run(self) -> dict[str, Any]:
         if self._fit.watches_weights:
             self._known = self._fit.state.read()
-        self._begin(self._fit.initial_epoch)
+        self._proceed(self._fit.initial_epoch)
         handlers: dict[str, Callable[[Mapping[str, Any]], None]] = {
             "state": self._on_state,
             "epoch_begin": self._on_epoch_begin,
@@ -122,9 +129,11 @@ class Mirror:
 
     def _begin(self, epoch: int) -> None:
         self._epoch, self._seen = epoch, 0
-        self._model.reset_metrics()
-        self._callbacks.on_epoch_begin(epoch)
+        begin_epoch(self._model, self._callbacks, epoch)
         self._send_changes()
+        self._proceed(epoch)
+
+    def _proceed(self, epoch: int) -> None:
         if self._feeder is not None:
             self._feeder.begin(epoch)
         self._job.proceed(epoch)

@@ -9,7 +9,7 @@ from contextvars import Token
 from types import TracebackType
 from typing import Any
 
-from nfdt.core.errors import PolicyRefused, UsageError
+from nfdt.core.errors import PolicyRefused, ServerUnreachable, UsageError
 from nfdt.core.spec import ClusterSpec
 from nfdt_client import callbacks, patch
 from nfdt_client.capture import Capture, bind, capture, check_batch
@@ -17,7 +17,7 @@ from nfdt_client.connection import Connection
 from nfdt_client.embedded import EmbeddedServer
 from nfdt_client.feed import Feeder
 from nfdt_client.job import AttendedJob
-from nfdt_client.mirror import Fit, Mirror
+from nfdt_client.mirror import Fit, Mirror, begin_epoch
 from nfdt_client.model_state import ModelState
 from nfdt_client.options import Options
 from nfdt_client.specify import Submission, specify
@@ -41,16 +41,19 @@ class Session:
         self.fits: list[dict[str, Any]] = []
         self._id = uuid.uuid4().hex
         self._link: Connection | None = None
+        self._embedded: EmbeddedServer | None = None
         self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> Session:
         with contextlib.ExitStack() as undo:
             self._embedded = undo.enter_context(_embedded(self.options)) if self.options.server is None else None
+            undo.callback(self._disconnect)
+            if self._embedded is None:
+                self.connection().describe()  # a wrong address or token is told before the script's own work begins
             import keras
 
             patch.PATCH.install(keras.Model)
             undo.callback(patch.PATCH.remove, keras.Model)
-            undo.callback(self._disconnect)
             undo.callback(_leave, patch.enter(self))
             self._undo = undo.pop_all()
         return self
@@ -81,6 +84,10 @@ class Session:
         token = patch.enter(None)
         try:
             return self._fit(model, arguments)
+        except ServerUnreachable:
+            if self._embedded is not None:
+                self._embedded.check()  # knows better why
+            raise
         finally:
             patch.leave(token)
 
@@ -94,6 +101,7 @@ class Session:
         initial_epoch = int(model._initial_epoch or captured.arguments["initial_epoch"])
         if initial_epoch >= captured.epochs:
             return _nothing_to_train(captured, listeners)
+        begin_epoch(model, listeners, initial_epoch)
         submission, manifest = self.prepare(captured, batch, initial_epoch, attended=True)
         job = AttendedJob(self.connection(), self.send(submission))
         validate = callbacks.local_validation(captured, listeners)

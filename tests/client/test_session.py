@@ -12,7 +12,15 @@ from nfdt_client import decorator
 from nfdt_client.connection import Connection
 from nfdt_client.handle import JobHandle, attach
 
-from nfdt.core.errors import JobCancelled, PolicyRefused, UsageError, WorkerFailed
+from nfdt.core.errors import (
+    AuthenticationFailed,
+    CaptureError,
+    JobCancelled,
+    PolicyRefused,
+    ServerUnreachable,
+    UsageError,
+    WorkerFailed,
+)
 from tests.client.fake_server import TOKEN
 
 keras = pytest.importorskip("keras")
@@ -164,6 +172,18 @@ def test_weights_changed_by_a_callback_are_sent(session, fake, model):
     (state,) = asked(fake, "set_weights")
     assert np.all(state.weights == 0)
     assert np.allclose(model.get_weights()[0], 2.0)
+
+
+def test_weights_changed_before_the_first_epoch_are_what_is_trained(session, fake, model):
+    class Prepare(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 0:
+                self.model.set_weights([np.full((3, 1), 7.0), np.zeros(1)])
+                self.model.optimizer.learning_rate = 0.125
+
+    model.fit(X, Y, epochs=2, verbose=0, callbacks=[Prepare()])
+    assert fake.jobs.job.asked == [("proceed", 0), ("proceed", 1)]
+    assert np.allclose(model.get_weights()[0], 9.0)
 
 
 def test_weights_changed_in_the_last_epoch_stay(session, fake, model):
@@ -345,6 +365,27 @@ def test_a_norm_over_all_variables_needs_one_shard(fake, model):
     assert fake.jobs.artifacts == {}
 
 
+def test_a_wrong_address_or_token_is_told_before_the_script_works(fake):
+    for options, kind in (({"server": "127.0.0.1:1"}, ServerUnreachable), ({"token": "no"}, AuthenticationFailed)):
+        done = []
+        with (
+            pytest.raises(kind),
+            decorator.session(**{"server": fake.address, "token": TOKEN, **options}),
+        ):
+            done.append("work")
+        assert done == []
+        assert unpatched()
+
+
+def test_a_model_under_a_strategy_is_refused(session, fake):
+    tf = pytest.importorskip("tensorflow")
+    with tf.distribute.OneDeviceStrategy("cpu:0").scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    with pytest.raises(CaptureError, match="tf.distribute"):
+        model.fit(X, Y, verbose=0)
+
+
 def unpatched():
     return "fit" not in vars(keras.Model)
 
@@ -475,7 +516,7 @@ def test_a_result_that_is_not_there_in_time(fake, connection, model):
         captured = []
 
         class Look(keras.callbacks.Callback):
-            def on_epoch_begin(self, epoch, logs=None):
+            def on_epoch_end(self, epoch, logs=None):
                 handle = JobHandle("job-0", Connection(fake.address, TOKEN))
                 with pytest.raises(TimeoutError, match="It goes on"):
                     handle.result(timeout_s=0)
@@ -483,6 +524,6 @@ def test_a_result_that_is_not_there_in_time(fake, connection, model):
                 captured.append(json.dumps(handle.status().logs))
 
         with pytest.raises(JobCancelled):
-            model.fit(X, Y, verbose=0, callbacks=[Look()])
+            model.fit(X, Y, epochs=2, verbose=0, callbacks=[Look()])
     assert captured == ["{}"]
     assert session.fits == []
