@@ -55,7 +55,7 @@ class ShardStore:
         self._held: Pending | None = None
         self._round: Round | None = None
         self._closed_round = -1
-        self._round_rule = engine.new_worker()
+        self._round_rule: dict[str, Any] | None = None
 
     @property
     def size(self) -> int:
@@ -171,7 +171,7 @@ class ShardStore:
     def _apply_held(self) -> None:
         held, self._held = self._held, None
         if held and held.count:
-            self._engine.step_held(held, self._round_rule)
+            self._engine.step_held(held, self._engine.new_worker())
             self._advance()
 
     def _push_part(self, name: str, gradient: Gradient, want_weights: bool) -> Reply:
@@ -197,6 +197,8 @@ class ShardStore:
         self._closed_round = current.number
         current.finish()
         if current.pending.count:
+            if self._round_rule is None:
+                self._round_rule = self._engine.new_worker()
             made = self._engine.step_round(current.pending, self._round_rule)
             self._round_rule = made.worker
             if made.applied:

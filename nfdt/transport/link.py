@@ -134,6 +134,7 @@ class ShardLink:
         self._request: Request | None = None
         self._asked_at = 0.0
         self._closed_bytes = (0, 0)
+        self._closed = False
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
@@ -161,7 +162,7 @@ class ShardLink:
             if isinstance(found, Answer):
                 return self._checked(found)
             self._drop()
-            if not self._may_retry(found) or attempt == 2:
+            if self._closed or attempt == 2 or not self._may_retry(found):
                 raise self._explained(found) from found
             assert self._request is not None
             self._stream = _Stream(self._channel)
@@ -169,14 +170,17 @@ class ShardLink:
         raise AssertionError("unreachable")
 
     def close(self) -> None:
-        """End the stream and the channel."""
+        """End the stream and the channel; a wait in another thread ends with an error."""
+        self._closed = True
         self._drop()
         self._channel.close()
 
     def _next(self) -> Answer | Exception:
-        assert self._stream is not None
+        stream = self._stream
+        if stream is None:
+            return ServerUnreachable(f"Shard {self._address}: the connection was closed while it was used.")
         try:
-            return self._stream.answer(self._asked_at + self._timeout_s - time.monotonic())
+            return stream.answer(self._asked_at + self._timeout_s - time.monotonic())
         except queue.Empty:
             self._drop()
             raise ServerUnreachable(
@@ -210,7 +214,7 @@ class ShardLink:
         return ProtocolError(f"Shard {self._address}: {error}") if isinstance(error, ProtocolError) else error
 
     def _drop(self) -> None:
-        if self._stream:
-            self._closed_bytes = self.bytes_moved
-            self._stream.close()
-            self._stream = None
+        stream, moved = self._stream, self.bytes_moved
+        if stream:
+            self._stream, self._closed_bytes = None, moved
+            stream.close()

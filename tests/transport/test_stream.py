@@ -12,7 +12,15 @@ import pytest
 from shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_weights
 
 from nfdt.core.arrays import ParameterLayout
-from nfdt.core.errors import AuthenticationFailed, ProtocolError, Refused, ServerUnreachable, ShapeMismatch, UsageError
+from nfdt.core.errors import (
+    AuthenticationFailed,
+    JobCancelled,
+    ProtocolError,
+    Refused,
+    ServerUnreachable,
+    ShapeMismatch,
+    UsageError,
+)
 from nfdt.core.program.state import State, dump_state, load_state
 from nfdt.core.wire.channel import open_channel
 from nfdt.core.wire.frames import CHUNK_BYTES, decode_frame, decode_message, encode_frame, split
@@ -113,6 +121,7 @@ class Relay:
         self.lose_answers_to = set()
         self.streams = 0
         self.silent = False
+        self.on_request = lambda: None
         self.server = grpc.server(futures.ThreadPoolExecutor(8))
         handler = grpc.stream_stream_rpc_method_handler(self.exchange)
         self.server.add_generic_rpc_handlers(
@@ -125,6 +134,7 @@ class Relay:
         self.streams += 1
         if self.silent:
             next(requests)
+            self.on_request()
             next(requests, None)  # until the client gives up
             return
         for data in self.channel.stream_stream(METHOD)(requests):
@@ -292,3 +302,11 @@ def test_another_interface_needs_tls():
     arguments = (reference.manifest(), State(start_weights(), {}), rule_spec("plain"), 0, 1)
     with pytest.raises(Refused, match="TLS"):
         start_shard(*arguments, workers=1, token=TOKEN, host="0.0.0.0")
+
+
+def test_closing_from_another_thread_ends_a_wait(relay):
+    relay.silent = True
+    client = StreamClient([relay.address], LAYOUT, "w", TOKEN, timeout_s=20)
+    relay.on_request = client.close
+    with pytest.raises((JobCancelled, ServerUnreachable)):
+        client.pull()
