@@ -228,7 +228,9 @@ class Worker:
         return pb.NextRequest(summary_json=json.dumps(summary))
 
     def _summary(self, metrics: bytes, running: dict[str, float]) -> dict[str, float]:
-        """Logs from merged metric variables, or the step's own logs where they are no metrics (as Keras does)."""
+        """Logs from merged metric variables, or the step's own where they are no metrics (as in Keras) or are lost."""
+        if not metrics:
+            return running
         untrained_state.write_metrics(self._model, merge.decode_arrays(metrics))
         result = {name: float(value) for name, value in untrained_state.metric_results(self._model).items()}
         return result if not running or set(result) == set(running) else running
