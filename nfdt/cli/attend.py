@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 
+import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from nfdt_client.connection import Connection
 
 from nfdt.core.errors import JobFailed, ServerUnreachable
 from nfdt.core.wire.channel import open_channel
 from nfdt.launch.local import LocalLauncher, SlotOptions
+
+_log = logging.getLogger(__name__)
 
 POLL_S = 0.5
 RETRY_S = 0.5
@@ -47,8 +51,7 @@ def attend(options: SlotOptions, slots: int) -> None:
     """
     gone = threading.Event()
     channel = open_channel(options.server, options.token, ca_file=options.ca_file)
-    watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
-    watch.add_callback(gone.set)
+    threading.Thread(target=_watch, args=(channel, gone), name="health", daemon=True).start()
     launcher = LocalLauncher(options)
     try:
         launcher.ensure("worker", slots)
@@ -58,3 +61,13 @@ def attend(options: SlotOptions, slots: int) -> None:
     finally:
         launcher.stop()
         channel.close()
+
+
+def _watch(channel: grpc.Channel, gone: threading.Event) -> None:
+    """Read the server's health until the stream ends, which is when the server is gone."""
+    try:
+        for _ in health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()):
+            pass
+    except grpc.RpcError as error:
+        _log.info("the server's health stream ended: %s", error)
+    gone.set()

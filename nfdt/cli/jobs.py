@@ -12,8 +12,10 @@ from typing import Any, TypeVar
 
 import click
 from nfdt_client.handle import JobHandle, JobStatus, status_of
+from nfdt_client.upload import download
 
 from nfdt.cli.options import log_to_stderr, open_connection, server_options
+from nfdt.cli.result import check_output, save
 from nfdt.cli.table import render, worker_table
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -28,11 +30,8 @@ def with_job(command: Callable[..., None]) -> Callable[..., None]:
     @click.argument("job_id", metavar="ID")
     @wraps(command)
     def connected(job_id: str, server: str | None, token_file: str | None, ca_file: str | None, **rest: Any) -> None:
-        connection, _ = open_connection(server, token_file, ca_file)
-        try:
+        with open_connection(server, token_file, ca_file) as connection:
             command(JobHandle(job_id, connection), **rest)
-        finally:
-            connection.close()
 
     return connected
 
@@ -46,9 +45,15 @@ def _when(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}" if seconds else "-"
 
 
+def _epoch(status: JobStatus, separator: str) -> str:
+    """The epoch it is in, counted from 1 as Keras prints it."""
+    begun = 0 if status.state in ("queued", "starting") else min(status.epoch + 1, status.epochs)
+    return f"{begun}{separator}{status.epochs}"
+
+
 def _row(status: JobStatus) -> tuple[str, ...]:
-    epoch = f"{status.epoch}/{status.epochs}"
-    return (status.job_id, status.state, status.algorithm, str(status.workers), epoch, _when(status.submitted_at))
+    workers, submitted = str(status.workers), _when(status.submitted_at)
+    return (status.job_id, status.state, status.algorithm, workers, _epoch(status, "/"), submitted)
 
 
 @jobs.command("list")
@@ -56,11 +61,8 @@ def _row(status: JobStatus) -> tuple[str, ...]:
 @server_options
 def list_(format_: str, server: str | None, token_file: str | None, ca_file: str | None) -> None:
     """List the jobs of a server, oldest first."""
-    connection, _ = open_connection(server, token_file, ca_file)
-    try:
+    with open_connection(server, token_file, ca_file) as connection:
         statuses = [status_of(description) for description in connection.list()]
-    finally:
-        connection.close()
     if format_ == "json":
         click.echo(json.dumps([asdict(status) for status in statuses], indent=2))
     else:
@@ -73,7 +75,7 @@ def _description(status: JobStatus) -> str:
         ("job", f"{status.job_id} ({status.name})"),
         ("state", status.state + (f": {status.reason}" if status.reason else "")),
         ("algorithm", f"{status.algorithm}, {status.workers} workers"),
-        ("epoch", f"{status.epoch} of {status.epochs}"),
+        ("epoch", _epoch(status, " of ")),
         ("logs", "  ".join(f"{name} {value:.4g}" for name, value in status.logs.items()) or "-"),
         ("submitted", _when(status.submitted_at)),
         ("ended", _when(status.ended_at)),
@@ -118,13 +120,13 @@ def cancel(handle: JobHandle, reason: str) -> None:
 
 
 @jobs.command()
-@click.option("--output", required=True, type=click.Path(path_type=Path), help="m.keras, or m.weights.npz.")
-@with_job
-def result(handle: JobHandle, output: Path) -> None:
+@click.option("--output", required=True, type=click.Path(path_type=Path), help="m.keras, or m.npz for the weights.")
+@server_options
+@click.argument("job_id", metavar="ID")
+def result(job_id: str, output: Path, server: str | None, token_file: str | None, ca_file: str | None) -> None:
     """Wait for a job's end and save what it trained."""
     log_to_stderr("warning")
-    from nfdt.cli.result import check_output, save
-
     check_output(output)
-    save(handle.result(), output)
+    with open_connection(server, token_file, ca_file) as connection:
+        save(JobHandle(job_id, connection).result(), output, lambda name: download(connection, name))
     click.echo(f"saved {output}", err=True)

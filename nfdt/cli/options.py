@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
 from nfdt_client.connection import Connection
-from nfdt_client.options import Options, resolve
+from nfdt_client.options import resolve
 
 from nfdt.core.errors import UsageError
 
@@ -63,8 +64,9 @@ def log_to_stderr(level: str) -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
-def open_connection(server: str | None, token_file: str | None, ca_file: str | None) -> tuple[Connection, Options]:
-    """A connection to the job server that the options, the environment or a file name.
+@contextmanager
+def open_connection(server: str | None, token_file: str | None, ca_file: str | None) -> Iterator[Connection]:
+    """A connection to the job server that the options, the environment or a file name; closed after the block.
 
     Raises:
         UsageError: none of them names a server.
@@ -74,4 +76,8 @@ def open_connection(server: str | None, token_file: str | None, ca_file: str | N
         raise UsageError(
             "Which server? Expected: --server HOST:PORT, NFDT_SERVER in the environment, or server in nfdt.toml."
         )
-    return Connection(options.server, options.token(), ca_file=options.ca_file), options
+    connection = Connection(options.server, options.token(), ca_file=options.ca_file)
+    try:
+        yield connection
+    finally:
+        connection.close()

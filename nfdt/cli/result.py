@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from nfdt_client.handle import JobResult
 
+from nfdt.cli.quiet import quiet_start
 from nfdt.core.arrays import ParameterLayout
 from nfdt.core.errors import UsageError
-from nfdt.core.program.state import dump_state
 
 SUFFIXES = (".keras", ".npz")
 
@@ -23,14 +24,19 @@ def check_output(path: Path) -> None:
         raise UsageError(f"--output: the directory {path.resolve().parent} does not exist.")
 
 
-def save(result: JobResult, path: Path) -> None:
+def save(result: JobResult, path: Path, read: Callable[[str], bytes]) -> None:
     """Write the result to ``path``: the whole model (``.keras``) or the trainable variables by name (``.npz``).
+
+    Args:
+        result: What the job trained.
+        path: The file; see :func:`check_output`.
+        read: Returns an artifact of the job's server by its name.
 
     Raises:
         PolicyRefused: a ``.keras`` file of a job that carries code; nothing a server sends is unpickled here.
     """
     if path.suffix == ".keras":
-        _save_model(result, path)
+        rebuild(result, read).save(path)
         return
     layout = ParameterLayout.from_json(result.manifest["layout"])
     named: dict[str, Any] = {slot.name: array for slot, array in zip(layout.slots, result.weights, strict=True)}
@@ -38,11 +44,13 @@ def save(result: JobResult, path: Path) -> None:
         np.savez(file, **named)
 
 
-def _save_model(result: JobResult, path: Path) -> None:
-    from nfdt.core.program.unpack import unpack
+def rebuild(result: JobResult, read: Callable[[str], bytes]) -> Any:
+    """The job's Keras model with its trained weights, optimizer and untrained state."""
+    with quiet_start():
+        from nfdt.core.program.unpack import unpack
 
-    state = result.state
-    trained = dump_state(state.weights, state.optimizer, state.untrained)
-    model = unpack(result.manifest, lambda _name: trained, allow_code=False)
+    model = unpack(result.manifest, read, allow_code=False)
+    if model.optimizer is not None:
+        model.optimizer.build(model.trainable_variables)
     result.apply_to(model)
-    model.save(path)
+    return model

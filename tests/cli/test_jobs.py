@@ -1,0 +1,107 @@
+"""``nfdt jobs`` against a real server and real workers: one job, looked at from every side."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import nfdt
+from tests.integration.conftest import DEADLINE_S, NFDT, environment, start_server, start_workers, stop
+
+SUBMIT = """
+import keras, nfdt, numpy as np
+
+def main():
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)])
+    model.compile("adam", "mse", metrics=["mae"])
+    model.fit(np.random.rand(320, 4).astype("float32"), np.random.rand(320, 1), batch_size=32, epochs=3)
+
+print(nfdt.submit(main, workers=1).job_id)
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    cluster = start_server(tmp_path_factory.mktemp("jobs"))
+    workers = start_workers(cluster, 1, "--log-dir", str(cluster.state_dir.parent / "slots"))
+    yield cluster
+    stop(workers, cluster.process)
+
+
+@pytest.fixture(scope="module")
+def job(cluster):
+    done = subprocess.run(
+        [sys.executable, "-c", SUBMIT],
+        env=environment(**cluster.env()),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    job_id = done.stdout.strip().splitlines()[-1]
+    nfdt.attach(job_id, server=cluster.address, token_file=str(cluster.token_file)).result(timeout_s=DEADLINE_S)
+    return job_id
+
+
+@pytest.fixture
+def jobs(cluster, job):
+    def command(*arguments: str):
+        return subprocess.run(
+            [*NFDT, "jobs", *(job if a == "ID" else a for a in arguments)],
+            env=environment(**cluster.env()),
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+        )
+
+    return command
+
+
+def test_attach_follows_the_job_to_its_end(jobs):
+    done = jobs("attach", "ID")
+    assert done.returncode == 0, done.stderr
+    assert "epoch 3 ends loss=" in done.stdout
+    assert done.stdout.strip().endswith("succeeded")
+
+
+def test_show_tells_what_each_worker_did(jobs):
+    shown = json.loads(jobs("show", "ID", "--format", "json").stdout)
+    assert shown["state"] == "succeeded"
+    assert shown["worker_statistics"]["worker-0"]["samples"] == 3 * 320
+    text = jobs("show", "ID").stdout
+    assert "3 of 3" in text
+    assert "worker-0      960     30" in text
+
+
+def test_list_and_logs_know_the_job(jobs, job):
+    listed = jobs("list").stdout.splitlines()
+    assert [line.split()[1] for line in listed if line.startswith(job)] == ["succeeded"]
+    assert "epoch 1 begins" in jobs("logs", "ID").stdout
+
+
+def test_the_result_is_a_keras_model_that_can_go_on_training(jobs, tmp_path):
+    model_file, weights_file = tmp_path / "m.keras", tmp_path / "m.npz"
+    assert jobs("result", "ID", "--output", str(model_file)).returncode == 0
+    assert jobs("result", "ID", "--output", str(weights_file)).returncode == 0
+    model = keras.models.load_model(model_file)
+    weights = np.load(weights_file)
+    assert int(model.optimizer.iterations) == 30
+    for variable, name in zip(model.trainable_variables, weights.files, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), weights[name])
+
+
+def test_cancelling_a_job_that_has_ended_changes_nothing(jobs):
+    assert jobs("cancel", "ID").returncode == 0
+    assert json.loads(jobs("show", "ID", "--format", "json").stdout)["state"] == "succeeded"
+
+
+def test_an_unknown_job_is_named(jobs):
+    done = jobs("show", "job-that-never-was")
+    assert done.returncode == 2
+    assert "job-that-never-was" in done.stderr
