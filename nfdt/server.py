@@ -19,7 +19,7 @@ import grpc
 
 from nfdt.coordinator.scheduler import Scheduler
 from nfdt.coordinator.servicer import WorkersService
-from nfdt.coordinator.site import Site, boot_id
+from nfdt.coordinator.site import Site
 from nfdt.coordinator.slots import SlotPool
 from nfdt.core.errors import NfdtError, UsageError
 from nfdt.core.jobs.admission import Limits
@@ -31,7 +31,7 @@ from nfdt.core.wire import jobs_pb2_grpc, workers_pb2_grpc
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.channel import is_loopback, join_address, make_server, same_token, split_address
 from nfdt.launch.local import LocalLauncher, SlotOptions
-from nfdt.launch.machine import find_gpus, reachable_host, versions
+from nfdt.launch.machine import boot_id, find_gpus, reachable_host, versions
 
 _log = logging.getLogger(__name__)
 
@@ -161,9 +161,9 @@ def _make_launcher(options: ServerOptions, local: str, token: str) -> LocalLaunc
     if options.slot_command is not None and not options.slot_command:
         return None
     host = shard_host(options)
-    security = {"NFDT_SHARD_TLS_CERT": options.tls_cert, "NFDT_SHARD_TLS_KEY": options.tls_key}
-    if options.insecure:
-        security["NFDT_SHARD_INSECURE"] = "1"
+    security = ["--insecure"] if options.insecure else []
+    if options.tls_cert and options.tls_key:
+        security += ["--tls-cert", options.tls_cert, "--tls-key", options.tls_key]
     slots = SlotOptions(
         server=local,
         token=token,
@@ -171,7 +171,7 @@ def _make_launcher(options: ServerOptions, local: str, token: str) -> LocalLaunc
         prefix="local-",
         host=host,
         gpus=find_gpus(os.environ),
-        environment={} if is_loopback(host) else {k: v for k, v in security.items() if v},
+        shard_options=() if is_loopback(host) else tuple(security),
     )
     return LocalLauncher(replace(slots, command=tuple(options.slot_command)) if options.slot_command else slots)
 

@@ -7,104 +7,53 @@ when the process dies the stream ends and the server knows.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import logging
 import os
-import platform
 import queue
 import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from nfdt.core.arrays import Array, ParameterLayout
+from nfdt.core.arrays import ParameterLayout
 from nfdt.core.errors import NfdtError, ServerUnreachable
 from nfdt.core.spec import parse_job
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire import workers_pb2_grpc
-from nfdt.core.wire.channel import open_channel
+from nfdt.core.wire.channel import is_loopback, open_channel, split_address
 from nfdt.core.wire.status import translated
+from nfdt.launch.machine import boot_id, versions
 from nfdt.launch.parent import die_with_parent
+from nfdt.transport.artifacts import ArtifactReader, default_cache
 
 logger = logging.getLogger(__name__)
 
 NEXT_TIMEOUT_S = 60.0
-FETCH_TIMEOUT_S = 600.0
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python (major.minor), Keras and TensorFlow here; "" where not installed. Imports none of them."""
-
-    def installed(*names: str) -> str:
-        for name in names:
-            try:
-                return importlib.metadata.version(name)
-            except importlib.metadata.PackageNotFoundError:
-                continue
-        return ""
-
-    return {
-        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
-        "keras": installed("keras"),
-        "tensorflow": installed("tensorflow", "tensorflow-cpu"),
-    }
-
-
-class ArtifactReader:
-    """Reads a job's artifacts: in place on the server's machine, else fetched once into a directory."""
-
-    def __init__(self, stub: Any, job_id: str, shared: str, cache: Path, address: str) -> None:
-        self._stub, self._job_id, self._address = stub, job_id, address
-        self._shared = Path(shared) if shared else None
-        self._cache = cache
-
-    def path(self, sha256: str) -> Path:
-        """A local file with the artifact's bytes."""
-        if self._shared is not None:
-            return self._shared / sha256
-        target = self._cache / sha256
-        if not target.exists():
-            self._fetch(sha256, target)
-        return target
-
-    def read(self, sha256: str) -> bytes:
-        """The artifact's bytes."""
-        return self.path(sha256).read_bytes()
-
-    def open_array(self, sha256: str) -> Array:
-        """The artifact, a ``.npy`` file, memory-mapped."""
-        import numpy as np
-
-        return np.load(self.path(sha256), mmap_mode="r", allow_pickle=False)
-
-    def _fetch(self, sha256: str, target: Path) -> None:
-        import hashlib
-
-        digest = hashlib.sha256()
-        self._cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-        partial = target.with_name(f"{sha256}.{os.getpid()}")
-        request = pb.FetchRequest(job_id=self._job_id, sha256=sha256)
-        with translated(self._address), partial.open("wb") as file:
-            for chunk in self._stub.Fetch(request, timeout=FETCH_TIMEOUT_S):
-                digest.update(chunk.data)
-                file.write(chunk.data)
-        if digest.hexdigest() != sha256:
-            partial.unlink()
-            raise NfdtError(f"Artifact {sha256} arrived with the hash {digest.hexdigest()}. Run the job again.")
-        partial.replace(target)
 
 
 class Slot:
-    """One attending process: takes assignments one after the other until dismissed."""
+    """One attending process: takes assignments one after the other until dismissed.
 
-    def __init__(self, address: str, token: str, role: str, name: str, *, ca_file: str | None, host: str) -> None:
-        self._address, self._role, self._name, self._host = address, role, name, host
+    Args:
+        address: ``HOST:PORT`` of the job server.
+        token: The server's.
+        role: ``"worker"`` or ``"shard"``.
+        name: Unique among the server's slots.
+        ca_file: PEM certificates to trust, when the server speaks TLS.
+        listening: How a shard serves: ``host``, ``cert``, ``key``, ``insecure`` of ``start_shard``.
+    """
+
+    def __init__(
+        self, address: str, token: str, role: str, name: str, *, ca_file: str | None, listening: Mapping[str, Any]
+    ) -> None:
+        self._address, self._role, self._name = address, role, name
+        self._ca_file, self._listening = ca_file, listening
         self._channel = open_channel(address, token, ca_file=ca_file)
         self._stub: Any = workers_pb2_grpc.WorkersStub(self._channel)
         self._outbox: queue.SimpleQueue[pb.SlotMessage | None] = queue.SimpleQueue()
@@ -138,7 +87,7 @@ class Slot:
             role=self._role,
             versions=versions(),
             device="gpu:0" if os.environ.get("CUDA_VISIBLE_DEVICES", "-1") not in ("", "-1") else "cpu",
-            boot_id=_boot_id(),
+            boot_id=boot_id(),
         )
 
     def _listen(self) -> None:
@@ -176,8 +125,7 @@ class Slot:
         self._outbox.put(pb.SlotMessage(finished=pb.SlotFinished(job_id=job_id)))
 
     def _reader(self, job_id: str, shared: str) -> ArtifactReader:
-        cache = Path(os.environ.get("NFDT_CACHE_DIR") or Path.home() / ".cache" / "nfdt" / "artifacts")
-        return ArtifactReader(self._stub, job_id, shared, cache, self._address)
+        return ArtifactReader(self._stub, job_id, shared, default_cache(), self._address)
 
     def _run_worker(self, assignment: pb.WorkerAssignment) -> None:
         _limit_threads(assignment.threads)
@@ -188,8 +136,15 @@ class Slot:
         reader = self._reader(assignment.job_id, assignment.artifact_dir)
         manifest = json.loads(reader.read(spec.program))
         layout = ParameterLayout.from_json(manifest["layout"])
+        addresses = list(assignment.shards)
+        local = all(is_loopback(split_address(address)[0]) for address in addresses)
         client = StreamClient(
-            list(assignment.shards), layout, assignment.worker, assignment.job_token, timeout_s=spec.step_timeout_s
+            addresses,
+            layout,
+            assignment.worker,
+            assignment.job_token,
+            timeout_s=spec.step_timeout_s,
+            ca_file=None if local else self._ca_file,
         )
         try:
             worker = Worker(
@@ -232,8 +187,8 @@ class Slot:
             assignment.shards,
             workers=spec.cluster.workers,
             token=assignment.job_token,
-            host=self._host,
             custom_objects=load_code(manifest, reader.read, allow_code=spec.code).objects,
+            **self._listening,
         )
         try:
             self._outbox.put(pb.SlotMessage(ready=pb.SlotReady(job_id=assignment.job_id, address=shard.address)))
@@ -273,11 +228,6 @@ def _limit_threads(threads: int) -> None:
             logger.debug("TensorFlow runs already; its thread count stays")
 
 
-def _boot_id() -> str:
-    path = Path("/proc/sys/kernel/random/boot_id")
-    return path.read_text().strip() if path.exists() else platform.node()
-
-
 def main(argv: list[str] | None = None) -> int:
     """Entry point of ``python -m nfdt.slot``; the token comes from NFDT_TOKEN or ``--token-file``."""
     parser = argparse.ArgumentParser(prog="nfdt.slot", description=__doc__)
@@ -287,6 +237,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--token-file")
     parser.add_argument("--ca-file")
     parser.add_argument("--host", default="127.0.0.1", help="address a shard listens on")
+    parser.add_argument("--tls-cert", help="of a shard that does not listen on loopback")
+    parser.add_argument("--tls-key")
+    parser.add_argument("--insecure", action="store_true", help="let a shard speak plain text on a network")
     parser.add_argument("--watch-stdin", action="store_true", help="exit when standard input closes")
     parser.add_argument("--log-level", default="info")
     options = parser.parse_args(argv)
@@ -300,7 +253,10 @@ def main(argv: list[str] | None = None) -> int:
     if options.token_file:
         token = Path(options.token_file).read_text().strip()
     try:
-        Slot(options.server, token, options.role, options.name, ca_file=options.ca_file, host=options.host).attend()
+        listening = {"host": options.host, "insecure": options.insecure}
+        if options.tls_cert:
+            listening |= {"cert": options.tls_cert, "key": options.tls_key}
+        Slot(options.server, token, options.role, options.name, ca_file=options.ca_file, listening=listening).attend()
     except (NfdtError, grpc.RpcError) as error:
         logger.error("%s", error)
         return getattr(error, "exit_code", 1)

@@ -6,7 +6,6 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from nfdt.coordinator.slots import SlotPool
 from nfdt.core.clock import Clock, SystemClock
@@ -14,12 +13,7 @@ from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.launcher import Launcher
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.wire import workers_pb2 as pb
-
-
-def boot_id() -> str:
-    """Which start of which machine this is; equal for all processes on it."""
-    path = Path("/proc/sys/kernel/random/boot_id")
-    return path.read_text().strip() if path.exists() else socket.gethostname()
+from nfdt.launch.machine import boot_id
 
 
 @dataclass(frozen=True)

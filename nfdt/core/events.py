@@ -16,7 +16,7 @@ Kind = Literal[
     "worker_lost",  # {"worker": str, "reason": str, "requeued": int}
     "epoch_begin",  # {"epoch": int, "steps": int|None}
     "progress",  # {"epoch": int, "steps": int (finished in this epoch), "samples": int, "logs": {name: float}}
-    "epoch_end",  # {"epoch": int, "logs": {...}, "val_logs": {...}|None, "seconds": float, "steps": int, "samples": int}
+    "epoch_end",  # {"epoch", "logs": {...}, "val_logs": {...}|None, "seconds": float, "steps": int, "samples": int}
     "stalled",  # {"waiting_for": [worker], "since_s": float}
     "log",  # {"worker": str|None, "level": str, "text": str}
     "result",  # {"artifact": sha256, "workers": {name: {...statistics...}}}

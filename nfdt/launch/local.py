@@ -34,6 +34,7 @@ class SlotOptions:
         logs: Directory of the slots' standard error; made with mode 0700.
         prefix: Of the slots' names.
         host: Address that shards listen on.
+        shard_options: More arguments of shard slots: how they secure an address that is not loopback.
         ca_file: PEM certificates, when the server speaks TLS.
         gpus: ``CUDA_VISIBLE_DEVICES`` of worker i is ``gpus[i % len(gpus)]``; empty: as inherited.
         command: The program; tests give another one.
@@ -45,6 +46,7 @@ class SlotOptions:
     logs: Path
     prefix: str = ""
     host: str = "127.0.0.1"
+    shard_options: tuple[str, ...] = ()
     ca_file: str | None = None
     gpus: tuple[str, ...] = ()
     command: Sequence[str] = (sys.executable, "-m", "nfdt.slot")
@@ -55,7 +57,7 @@ def slot_command(options: SlotOptions, role: Role, name: str) -> list[str]:
     """The argv of one slot; it holds no secret."""
     argv = [*options.command, "--server", options.server, "--role", role, "--name", name, "--watch-stdin"]
     if role == "shard":
-        argv += ["--host", options.host]
+        argv += ["--host", options.host, *options.shard_options]
     if options.ca_file:
         argv += ["--ca-file", options.ca_file]
     return argv

@@ -36,3 +36,9 @@ def reachable_host(listen_host: str) -> str:
         probe.connect(("192.0.2.1", 9))  # sends nothing: asks which of our addresses leads outside
         return str(probe.getsockname()[0])
     return socket.gethostname()
+
+
+def boot_id() -> str:
+    """Which start of which machine this is; equal for all processes on it."""
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text().strip() if path.exists() else socket.gethostname()

@@ -43,8 +43,15 @@ class Pushed:
 class ParameterClient(Protocol):
     """One worker's way to all shards. Not thread-safe: one worker, one client, one call at a time."""
 
-    bytes_sent: int
-    bytes_received: int
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes sent to all shards so far."""
+        ...
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes received from all shards so far."""
+        ...
 
     def pull(self, min_version: int = 0) -> Pulled:
         """The weights as they are, at least at ``min_version`` on every shard."""
