@@ -44,7 +44,7 @@ def build_model(model: Any, batch: Any) -> None:
         batch: A nest of arrays of the shapes and dtypes that the model will be trained on; values do not matter.
 
     Raises:
-        Exception: whatever the model's own code raises for such a batch.
+        Exception: whatever the model's own code raises for such a batch, as in ``fit``.
     """
     structure, arrays = flatten_structure(batch)
     tensors = [tf.convert_to_tensor(array) for array in arrays]
@@ -57,11 +57,8 @@ def build_model(model: Any, batch: Any) -> None:
         model.optimizer = optimizer
     if failure is None:
         return
-    try:
-        # A model that only train_step() knows how to call: trace that, as fit() would, without running it.
-        tf.function(model.train_step).get_concrete_function(rebuild(structure, tensors))
-    except Exception:
-        raise failure from None
+    # A model that only train_step() knows how to call: trace that, as fit() would, without running it.
+    tf.function(model.train_step).get_concrete_function(rebuild(structure, tensors))
 
 
 @dataclass(frozen=True)

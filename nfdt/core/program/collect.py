@@ -17,6 +17,7 @@ from typing import Any
 import keras
 
 # Private: the two functions below have public names, but Keras calls them through these modules.
+from keras.src.models.functional import Functional  # private: what a model that is a graph of layers is
 from keras.src.saving import object_registration, serialization_lib
 from keras.src.saving.keras_saveable import KerasSaveable  # private: tells what Keras refuses to pickle plainly
 
@@ -74,7 +75,7 @@ def collecting(found: CustomObjects) -> Iterator[None]:
     serialize = serialization_lib.serialize_keras_object
     with ExitStack() as undo:
         undo.enter_context(_replaced(name_of, lambda obj: name_of(obj) if is_keras_own(obj) else found.add(obj)))
-        undo.enter_context(_replaced(serialize, _serializer(serialize, found)))
+        undo.enter_context(_replaced(serialize, _Serializer(serialize, found)))
         # Private: a Lambda layer marshals Python lambdas itself, which loses their globals.
         marshal = keras.layers.Lambda._serialize_function_to_config
         undo.callback(setattr, keras.layers.Lambda, "_serialize_function_to_config", marshal)
@@ -100,28 +101,54 @@ def _replaced(original: Callable[..., Any], replacement: Callable[..., Any]) -> 
             setattr(module, name, original)
 
 
-def _serializer(serialize: Callable[[Any], Any], found: CustomObjects) -> Callable[[Any], Any]:
-    def serialize_or_collect(obj: Any) -> Any:
+class _Serializer:
+    """Keras' ``serialize_keras_object`` with ways out for what it cannot do."""
+
+    def __init__(self, serialize: Callable[[Any], Any], found: CustomObjects) -> None:
+        self._serialize = serialize
+        self._found = found
+        self._graphs: list[Any] = []
+        self._homes: dict[int, Any] = {}
+
+    def __call__(self, obj: Any) -> Any:
         if _is_opaque(obj):
-            return _reference(found, obj)
-        if needs_parts(obj):
-            return _taken_apart(found, obj)
+            return _reference(self._found, obj)
+        self._check_home(obj)
+        if not isinstance(obj, Functional | keras.Sequential):
+            return self._described(obj)
+        self._graphs.append(obj)
         try:
-            config = serialize(obj)
+            return self._described(obj)
+        finally:
+            self._graphs.pop()
+
+    def _described(self, obj: Any) -> Any:
+        if needs_parts(obj):
+            return _taken_apart(self._found, obj)
+        try:
+            config = self._serialize(obj)
         except CaptureError:
             raise
         except Exception as error:
             if can_be_taken_apart(obj):
-                return _taken_apart(found, obj)
+                return _taken_apart(self._found, obj)
             if not isinstance(obj, KerasSaveable):
-                return _reference(found, obj)
+                return _reference(self._found, obj)
             raise CaptureError(
                 f"{type(obj).__qualname__} cannot be sent to the workers: Keras cannot serialise it. {_REMEDY} "
                 f"({type(error).__name__}: {str(error).strip().partition(chr(10))[0]})"
             ) from error
         return _completed(obj, config) if isinstance(config, dict) else config
 
-    return serialize_or_collect
+    def _check_home(self, obj: Any) -> None:
+        """Refuse a layer that two graphs share: Keras rebuilds it twice, with weights of its own each time."""
+        home = self._graphs[-1] if self._graphs else None
+        if isinstance(obj, keras.Layer) and self._homes.setdefault(id(obj), home) is not home:
+            raise CaptureError(
+                f"Layer {obj.name!r} belongs to two models within the model, made from the same tensors; Keras cannot "
+                "rebuild that as one layer. Make the second model by calling the first one, or give the layer to both "
+                "through a layer class of your own."
+            )
 
 
 def _is_opaque(obj: Any) -> bool:

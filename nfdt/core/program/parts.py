@@ -39,47 +39,62 @@ class ByParts:
     def from_config(self, config: dict[str, Any]) -> Any:
         """An instance with the attributes that :func:`take_apart` found."""
         parts = serialization_lib.deserialize_keras_object(config)
-        instance = self.cls.__new__(self.cls)
+        make: Any = self.cls.__new__
+        instance = make(self.cls)
         options = {"name": parts["name"], "dtype": parts["dtype"]}
-        if parts["graph"] is not None:
-            keras.Model.__init__(instance, parts["graph"].input, parts["graph"].output, name=parts["name"])
+        if issubclass(self.cls, Functional):
+            Functional.__init__(instance, parts["graph"].input, parts["graph"].output, name=parts["name"])
+        elif issubclass(self.cls, keras.Sequential):
+            keras.Sequential.__init__(instance, parts["graph"], name=parts["name"])
         elif issubclass(self.cls, keras.Model):
             keras.Model.__init__(instance, **options)
         else:
             keras.Layer.__init__(instance, **options)
         for name, value in parts["attributes"].items():
             setattr(instance, name, value)
+        for name, layer in parts["graph_layers"].items():
+            setattr(instance, name, instance.get_layer(layer))
         return instance
 
 
 def needs_parts(obj: Any) -> bool:
-    """Whether a model's class takes constructor arguments that Keras does not remember."""
-    cls = type(obj)
-    if not isinstance(obj, keras.Model) or not can_be_taken_apart(obj):
-        return False
-    return bool(assigned(cls, "__init__") or _is_graph(obj)) and _takes_arguments(cls)
+    """Whether a model's class takes constructor arguments, which Keras does not remember."""
+    return isinstance(obj, keras.Model) and can_be_taken_apart(obj) and _takes_arguments(type(obj))
 
 
 def can_be_taken_apart(obj: Any) -> bool:
-    """A subclass directly of Layer or Model, or of a functional model, without a get_config() of its own."""
+    """A direct subclass of one of Keras' four bases, without a get_config() of its own."""
     if not isinstance(obj, keras.Layer) or is_keras_own(type(obj)):
         return False
-    mro = type(obj).__mro__
-    if not is_keras_own(next(base for base in mro if "get_config" in vars(base))):
+    if not is_keras_own(_owner(type(obj), "get_config")):
         return False
-    return next(base for base in mro if is_keras_own(base)) in (keras.Layer, keras.Model) or _is_graph(obj)
+    return next(base for base in type(obj).__mro__ if is_keras_own(base)) in (
+        keras.Layer,
+        keras.Model,
+        keras.Sequential,
+        Functional,
+    )
+
+
+def _owner(cls: type, method: str) -> type:
+    return next(base for base in cls.__mro__ if method in vars(base))
 
 
 def _takes_arguments(cls: type) -> bool:
-    code = getattr(cls.__init__, "__code__", None)
+    code = getattr(vars(_owner(cls, "__init__"))["__init__"], "__code__", None)
     if code is None:
         return False
     named = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
     return bool(set(named) - {"name", "dtype", "trainable"}) or bool(code.co_flags & 0x04)  # 0x04: has *args
 
 
-def _is_graph(obj: Any) -> bool:
-    return isinstance(obj, Functional)
+def _graph(obj: Any) -> Any:
+    """What a functional or sequential model hands to the constructor of its base."""
+    if isinstance(obj, Functional):
+        return Functional(obj.input, obj.output, name=obj.name)
+    if isinstance(obj, keras.Sequential):
+        return keras.Model.layers.fget(obj)  # Sequential's own property leaves the input layer out
+    return None
 
 
 def take_apart(obj: Any, refer: Callable[[Any], Any]) -> dict[str, Any]:
@@ -89,14 +104,20 @@ def take_apart(obj: Any, refer: Callable[[Any], Any]) -> dict[str, Any]:
         obj: A layer or model for which :func:`can_be_taken_apart` holds.
         refer: Gives the form in which an object that is not Keras' travels by value.
     """
-    graph = Functional(obj.input, obj.output, name=obj.name) if _is_graph(obj) else None
     serialize = serialization_lib.serialize_keras_object
     values = {name: vars(obj)[name] for name in _attribute_names(obj)}
+    in_graph = {id(layer) for layer in obj.layers} if isinstance(obj, Functional | keras.Sequential) else set()
+    graph_layers = {name: value.name for name, value in values.items() if id(value) in in_graph}
     return {
         "name": obj.name,
         "dtype": serialize(obj.dtype_policy),
-        "graph": serialize(graph),
-        "attributes": {name: serialize(v) if _is_modelled(v) else refer(v) for name, v in values.items()},
+        "graph": serialize(_graph(obj)),
+        "graph_layers": graph_layers,
+        "attributes": {
+            name: serialize(value) if _is_modelled(value) else refer(value)
+            for name, value in values.items()
+            if name not in graph_layers
+        },
     }
 
 

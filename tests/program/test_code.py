@@ -1,0 +1,102 @@
+"""Code travels by value, between real processes."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from nfdt.core.errors import PolicyRefused, ProtocolError, VersionMismatch
+from nfdt.core.program.code import dump_custom_objects, load_custom_objects
+
+HELPER = """
+FACTOR = 3.0
+def factor():
+    return FACTOR
+"""
+
+SCRIPT = """
+import sys, pathlib
+sys.path.insert(0, {folder!r})
+import keras, numpy as np
+import my_helper
+from my_helper import factor
+
+class Tripled(keras.layers.Layer):
+    def __init__(self, units):
+        super().__init__()
+        self.dense = keras.layers.Dense(units)
+    def call(self, x):
+        return self.dense(x) * factor() + my_helper.FACTOR
+
+class Net(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.inner = Tripled(2)
+    def call(self, x):
+        return self.inner(x)
+
+model = Net()
+model.compile("adam", lambda y, p: keras.ops.mean((y - p) ** 2) * factor())
+x = np.arange(12, dtype="f4").reshape(3, 4)
+
+from nfdt.core.program.pack import pack
+packed = pack(model, (x, np.zeros((3, 2), "f4")))
+out = pathlib.Path({out!r})
+(out / "manifest").write_bytes(packed.manifest_bytes())
+for name, data in packed.artifacts.items():
+    (out / name).write_bytes(data)
+print(model.predict(x, verbose=0).tolist())
+"""
+
+WORKER = """
+import json, pathlib, numpy as np
+from nfdt.core.program.unpack import unpack
+folder = pathlib.Path({out!r})
+model = unpack(json.loads((folder / "manifest").read_text()), lambda n: (folder / n).read_bytes(), allow_code=True)
+print(model.predict(np.arange(12, dtype="f4").reshape(3, 4), verbose=0).tolist())
+"""
+
+
+def run(path, cwd):
+    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120, cwd=cwd, env=env)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_classes_of_a_script_and_its_modules_run_where_neither_exists(tmp_path):
+    scripts, worker, out = (tmp_path / name for name in ("scripts", "worker", "out"))
+    for folder in (scripts, worker, out):
+        folder.mkdir()
+    (scripts / "my_helper.py").write_text(HELPER)
+    (scripts / "train.py").write_text(SCRIPT.format(folder=str(scripts), out=str(out)))
+    (worker / "work.py").write_text(WORKER.format(out=str(out)))
+    assert run(scripts / "train.py", scripts) == run(worker / "work.py", worker)
+
+
+def manifest(**changes):
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return {"kind": "code", "code": "it", "versions": {"python": version}, **changes}
+
+
+def test_code_is_not_even_read_without_permission():
+    with pytest.raises(PolicyRefused, match="--allow-code"):
+        load_custom_objects(manifest(), lambda _: pytest.fail("read"), allow_code=False)
+
+
+def test_code_of_another_python_is_not_even_read():
+    with pytest.raises(VersionMismatch, match=r"2\.7"):
+        load_custom_objects(manifest(versions={"python": "2.7"}), lambda _: pytest.fail("read"), allow_code=True)
+
+
+def test_code_that_cannot_be_loaded_is_reported():
+    with pytest.raises(ProtocolError, match="cannot be loaded here"):
+        load_custom_objects(manifest(), lambda _: b"nonsense", allow_code=True)
+
+
+def test_objects_come_back_by_name():
+    objects = load_custom_objects(manifest(), lambda _: dump_custom_objects({"job>f": lambda: 7}), allow_code=True)
+    assert objects["job>f"]() == 7
+    assert load_custom_objects(manifest(kind="config", code=None), lambda _: b"", allow_code=False) == {}
