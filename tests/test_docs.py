@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -88,6 +89,12 @@ def test_commands_in_the_documentation_parse(where, words):
         script = next(i for i, word in enumerate(words) if word.endswith(".py"))
         options = [word for word in words[:script] if word.startswith("-")]
     assert set(options) <= known, where
+
+
+@pytest.mark.parametrize("path", DOCS, ids=ids)
+def test_python_in_the_documentation_parses(path):
+    for block in re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL):
+        ast.parse(block)
 
 
 @pytest.mark.parametrize("path", DOCS, ids=ids)
