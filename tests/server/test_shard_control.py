@@ -1,0 +1,90 @@
+import numpy as np
+import pytest
+
+from nfdt.coordinator.shard_control import ShardControl, connect_shards
+from nfdt.core.arrays import ParameterLayout
+from nfdt.core.errors import ProtocolError, ServerUnreachable, ShapeMismatch
+from nfdt.core.named_arrays import dump_arrays, load_arrays
+from nfdt.core.program.state import State
+from nfdt.core.wire import shards_pb2, workers_pb2
+from tests.server.fakes import LAYOUT, WEIGHTS, FakeShard
+
+MANIFEST = {"layout": LAYOUT, "optimizer_variables": [{"variable": -1}, {"variable": 0}, {"variable": 1}]}
+
+
+class Recorder(FakeShard):
+    def Write(self, request_iterator, context):
+        self.written = load_arrays(b"".join(chunk.data for chunk in request_iterator))
+        return shards_pb2.AdminReply()
+
+
+@pytest.fixture
+def shards():
+    started = [Recorder(workers_pb2.ShardAssignment(index=i, shards=2, job_token="job-token")) for i in range(2)]
+    yield started
+    for shard in started:
+        shard.stop()
+
+
+@pytest.fixture
+def control(shards):
+    control = connect_shards([shard.address for shard in shards], MANIFEST, "job-token")
+    yield control
+    control.close()
+
+
+def test_each_shard_is_sent_what_it_owns(control, shards):
+    control.write(State(WEIGHTS, {0: np.array(5), 1: np.ones((2, 2)), 2: np.ones(2)}))
+    assert [sorted(shard.written) for shard in shards] == [
+        ["optimizer/0", "optimizer/1", "weights"],
+        ["optimizer/0", "optimizer/2", "weights"],
+    ]
+    np.testing.assert_array_equal(np.concatenate([shard.written["weights"] for shard in shards]), WEIGHTS)
+
+
+def test_weights_of_another_size_are_refused_before_they_are_sent(control):
+    with pytest.raises(ShapeMismatch, match="expected 6 weights"):
+        control.write(State(np.zeros(5, np.float32)))
+
+
+def test_a_shard_that_answers_with_another_size_is_named(control, shards):
+    shards[1].weights = np.zeros(3, np.float32)
+    with pytest.raises(ShapeMismatch, match="Shard 1: expected 2 weights"):
+        control.read()
+
+
+def test_a_shard_that_declares_too_much_is_refused(control, shards):
+    shards[0].Read = lambda request, context: iter([shards_pb2.StateChunk(total_bytes=2**40, data=b"x")])
+    with pytest.raises(ProtocolError, match="at most"):
+        _replaced(shards[0], control)
+
+
+def test_chunks_that_leave_a_gap_are_refused(control, shards):
+    data = dump_arrays({"weights": WEIGHTS[:4]})
+    gap = [shards_pb2.StateChunk(offset=4, total_bytes=len(data), data=data[4:])]
+    shards[0].Read = lambda request, context: iter(gap)
+    with pytest.raises(ProtocolError, match="expected byte 0"):
+        _replaced(shards[0], control)
+
+
+def _replaced(shard, control):
+    """Ask a fresh server for the shard: handlers are bound when a servicer is registered."""
+    from nfdt.core.wire import shards_pb2_grpc
+    from nfdt.core.wire.channel import make_server
+
+    server, address = make_server("127.0.0.1:0", authenticate=lambda method, token: True)
+    shards_pb2_grpc.add_ShardServicer_to_server(shard, server)
+    server.start()
+    alone = ShardControl([address], ParameterLayout.from_json([["kernel", [2, 2]]]), "t")
+    try:
+        alone.read()
+    finally:
+        alone.close()
+        server.stop(None)
+
+
+def test_a_shard_that_is_gone_is_named_and_forgetting_a_worker_there_is_no_error(control, shards):
+    shards[1].stop()
+    control.forget("worker-0")
+    with pytest.raises(ServerUnreachable, match="shard 1"):
+        control.flush()
