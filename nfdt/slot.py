@@ -74,7 +74,6 @@ class Slot:
             if kind == "dismiss":
                 break
             if kind in ("shard", "worker"):
-                self._stopped.clear()
                 self._serve(assignment, kind)
         self._outbox.put(None)
         self._channel.close()
@@ -98,6 +97,8 @@ class Slot:
                     kind = assignment.WhichOneof("assignment")
                     if kind in ("release", "dismiss"):
                         self._stopped.set()
+                    else:
+                        self._stopped.clear()
                     self._inbox.put(assignment)
                     if kind == "dismiss":
                         return

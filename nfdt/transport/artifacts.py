@@ -35,7 +35,7 @@ class ArtifactReader:
 
     def __init__(self, stub: Any, job_id: str, shared: str, cache: Path, address: str) -> None:
         self._stub, self._job_id, self._address = stub, job_id, address
-        self._shared = Path(shared) if shared else None
+        self._shared = Path(shared) if shared and os.access(shared, os.R_OK | os.X_OK) else None
         self._cache = cache
 
     def path(self, sha256: str) -> Path:
