@@ -143,7 +143,7 @@ class _Serializer:
     def _check_home(self, obj: Any) -> None:
         """Refuse a layer that two graphs share: Keras rebuilds it twice, with weights of its own each time."""
         home = self._graphs[-1] if self._graphs else None
-        if isinstance(obj, keras.Layer) and self._homes.setdefault(id(obj), home) is not home:
+        if isinstance(obj, keras.Layer) and obj.variables and self._homes.setdefault(id(obj), home) is not home:
             raise CaptureError(
                 f"Layer {obj.name!r} belongs to two models within the model, made from the same tensors; Keras cannot "
                 "rebuild that as one layer. Make the second model by calling the first one, or give the layer to both "

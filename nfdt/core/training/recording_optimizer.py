@@ -100,7 +100,6 @@ class _Gradients:
         self._recorded: dict[int, Any] = {}
         self._graph: Any = None
         self._buffer: Any = None
-        self._buffered: set[int] = set()
 
     def place(self, variable: Any, key: Any) -> int:
         """Which variable of the layout this is."""
@@ -115,41 +114,49 @@ class _Gradients:
     def clear(self) -> None:
         """Begin a step, in the graph that is being built (or eagerly)."""
         self._recorded.clear()
-        self._buffered.clear()
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        if self._buffer is not None:
-            self._buffer.assign(tf.zeros_like(self._buffer))
 
     def add(self, pairs: list[tuple[int, Any]]) -> None:
-        """Keep gradients; those of an inner graph (a decorated train_step, a tf.cond) through a variable."""
-        if twice := (self._recorded.keys() | self._buffered) & {place for place, _ in pairs}:
+        """Keep gradients."""
+        if tf.executing_eagerly() or tf.compat.v1.get_default_graph() is self._graph:
+            self._record(pairs)
+        else:
+            self._write(pairs)
+
+    def _record(self, pairs: list[tuple[int, Any]]) -> None:
+        if twice := self._recorded.keys() & {place for place, _ in pairs}:
             raise CaptureError(
                 f"train_step() applies the optimizer twice to {self._layout.slots[min(twice)].name!r}: one step is one "
                 "update here. Let every call of train_step() apply one gradient per variable."
             )
-        if tf.executing_eagerly() or tf.compat.v1.get_default_graph() is self._graph:
-            self._recorded.update({place: _flat(gradient) for place, gradient in pairs})
-            return
+        self._recorded.update({place: _flat(gradient) for place, gradient in pairs})
+
+    def _write(self, pairs: list[tuple[int, Any]]) -> None:
+        """Gradients of an inner graph (a decorated train_step, a tf.cond) leave it through a variable.
+
+        TensorFlow may trace such a graph twice, or not again when the step is; the variable serves all its traces.
+        """
         if self._buffer is None:
             with tf.init_scope():
                 self._buffer = tf.Variable(tf.zeros(self._layout.size), trainable=False)
         for place, gradient in pairs:
             slot = self._layout.slots[place]
             self._buffer[slot.start : slot.stop].assign(_flat(gradient))
-            self._buffered.add(place)
 
     def flat(self) -> Any:
         """One vector of all gradients, zeros where a variable has none."""
-        if not self._recorded and not self._buffered:
+        if not self._recorded and self._buffer is None:
             raise CaptureError(
                 "train_step() never calls self.optimizer.apply_gradients(...) or apply(...): "
                 "there is no gradient to send."
             )
         slots = self._layout.slots
-        parts = [self._recorded[i] if i in self._recorded else tf.zeros(s.size) for i, s in enumerate(slots)]
-        flat = tf.concat(parts, 0)
+        flat = tf.concat([self._recorded.get(i, tf.zeros(s.size)) for i, s in enumerate(slots)], 0)
         self._recorded.clear()  # tensors of a graph must not outlive its trace
-        return flat + self._buffer if self._buffered else flat
+        if self._buffer is not None:
+            flat = flat + self._buffer.read_value()
+            self._buffer.assign(tf.zeros_like(self._buffer))
+        return flat
 
 
 def _flat(gradient: Any) -> Any:

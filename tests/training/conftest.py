@@ -1,0 +1,46 @@
+import os
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+@pytest.fixture
+def batches():
+    """Five batches of 8 and a tail of 3."""
+    draw = np.random.default_rng(0)
+    sizes = [8, 8, 8, 8, 8, 3]
+    return [(draw.normal(size=(n, 4)).astype("f4"), draw.normal(size=(n, 1)).astype("f4")) for n in sizes]
+
+
+@pytest.fixture
+def worker():
+    """What a worker makes of a user's model, and an optimizer as a shard has it: one flat variable."""
+    import keras
+
+    from nfdt.core.arrays import ParameterLayout
+    from nfdt.core.program.pack import pack
+    from nfdt.core.program.state import load_state
+    from nfdt.core.program.unpack import unpack
+    from nfdt.core.training.gradient_step import GradientStep
+
+    def make(model, sample):
+        packed = pack(model, sample)
+        arrived = unpack(packed.manifest, packed.artifacts.__getitem__, allow_code=True)
+        layout = ParameterLayout.from_json(packed.manifest["layout"])
+        weights = load_state(packed.artifacts[packed.manifest["state"]]).weights
+        variable = keras.Variable(weights, name="flat")
+        optimizer = keras.saving.deserialize_keras_object(packed.manifest["optimizer"])
+        optimizer.build([variable])
+        return SimpleNamespace(
+            model=arrived,
+            manifest=packed.manifest,
+            layout=layout,
+            weights=variable,
+            optimizer=optimizer,
+            step=GradientStep(arrived, layout, loss_scale=packed.manifest["loss_scale"]),
+        )
+
+    return make
