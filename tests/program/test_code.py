@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from nfdt.core.errors import PolicyRefused, ProtocolError, VersionMismatch
-from nfdt.core.program.code import dump_custom_objects, load_custom_objects
+from nfdt.core.program.code import dump_custom_objects, load_code
 
 HELPER = """
 FACTOR = 3.0
@@ -83,20 +83,20 @@ def manifest(**changes):
 
 def test_code_is_not_even_read_without_permission():
     with pytest.raises(PolicyRefused, match="--allow-code"):
-        load_custom_objects(manifest(), lambda _: pytest.fail("read"), allow_code=False)
+        load_code(manifest(), lambda _: pytest.fail("read"), allow_code=False)
 
 
 def test_code_of_another_python_is_not_even_read():
     with pytest.raises(VersionMismatch, match=r"2\.7"):
-        load_custom_objects(manifest(versions={"python": "2.7"}), lambda _: pytest.fail("read"), allow_code=True)
+        load_code(manifest(versions={"python": "2.7"}), lambda _: pytest.fail("read"), allow_code=True)
 
 
 def test_code_that_cannot_be_loaded_is_reported():
     with pytest.raises(ProtocolError, match="cannot be loaded here"):
-        load_custom_objects(manifest(), lambda _: b"nonsense", allow_code=True)
+        load_code(manifest(), lambda _: b"nonsense", allow_code=True)
 
 
 def test_objects_come_back_by_name():
-    objects = load_custom_objects(manifest(), lambda _: dump_custom_objects({"job>f": lambda: 7}), allow_code=True)
+    objects = load_code(manifest(), lambda _: dump_custom_objects({"job>f": lambda: 7}), allow_code=True).objects
     assert objects["job>f"]() == 7
-    assert load_custom_objects(manifest(kind="config", code=None), lambda _: b"", allow_code=False) == {}
+    assert load_code(manifest(kind="config", code=None), lambda _: b"", allow_code=False).objects == {}

@@ -1,130 +1,44 @@
 """What is packed comes back as the same model: predictions, losses, metrics, optimizer, flags."""
 
-import threading
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from custom_models import (
+    Auto,
+    Block,
+    Chain,
+    CustomCompile,
+    CustomStep,
+    Graph,
+    Huber,
+    Largest,
+    Scaled,
+    Subclassed,
+    absolute,
+    custom_layer,
+    frozen,
+    functional,
+    lambda_layer,
+    sequential,
+)
 from keras import layers
 
 from nfdt.core.arrays import ParameterLayout
-from nfdt.core.errors import CaptureError
-from nfdt.core.program.pack import pack
 from nfdt.core.program.state import load_state
 
-SCALE = 3.0
 
-
-class Scaled(layers.Layer):
-    def __init__(self, units, **kwargs):
-        super().__init__(**kwargs)
-        self.units = units
-
-    def build(self, shape):
-        self.kernel = self.add_weight(shape=(shape[-1], self.units), name="kernel")
-
-    def call(self, x):
-        return SCALE * x @ self.kernel
-
-
-class Subclassed(keras.Model):
-    def __init__(self, hidden, rate=0.5):
-        super().__init__()
-        self.hidden = layers.Dense(hidden, activation="relu")
-        self.drop = layers.Dropout(rate)
-        self.out = layers.Dense(1)
-
-    def call(self, x, training=False):
-        return self.out(self.drop(self.hidden(x), training=training))
-
-
-class CustomStep(Subclassed):
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(x, y, self(x, training=True))
-        self.optimizer.apply_gradients(
-            zip(tape.gradient(loss, self.trainable_weights), self.trainable_weights, strict=True)
-        )
-        return {"twice": 2 * loss}
-
-
-class CustomCompile(Subclassed):
-    def compile(self, optimizer, reconstruction, weight=1.0):
-        super().compile(optimizer=optimizer, loss="mse")
-        self.reconstruction, self.weight = reconstruction, weight
-        self.mine = optimizer
-        self.tracker = keras.metrics.Mean(name="tracker")
-
-
-class Huber(keras.losses.Loss):
-    """As people write them: no get_config."""
-
-    def __init__(self, threshold=1.0):
-        super().__init__(name="my_huber")
-        self.threshold = threshold
-
-    def call(self, y, pred):
-        return keras.ops.mean(keras.ops.minimum(keras.ops.square(y - pred), self.threshold), -1)
-
-
-class Largest(keras.metrics.Metric):
-    def __init__(self, power, name="largest", **kwargs):
-        super().__init__(name=name, **kwargs)
-        self.power = power
-        self.value = self.add_weight(shape=(), initializer="zeros", name="value")
-
-    def update_state(self, y, pred, sample_weight=None):
-        self.value.assign(keras.ops.max(pred) ** self.power)
-
-    def result(self):
-        return self.value
-
-
-def absolute(y, pred):
-    return keras.ops.mean(keras.ops.abs(y - pred), -1)
-
-
-def swish(x):
-    """Named as Keras' own, but not the same."""
-    return x * 0.1
-
-
-def sequential():
-    return keras.Sequential(
-        [layers.Dense(5, "relu"), layers.BatchNormalization(), layers.Dropout(0.3), layers.Dense(1)]
-    )
-
-
-def functional():
-    a = keras.Input((4,), name="a")
-    shared = layers.Dense(4, name="shared")
-    x = keras.ops.relu(shared(a)) + shared(a * 2.0)
-    return keras.Model(a, layers.Dense(1)(layers.Concatenate()([x, a])))
-
-
-def custom_layer():
-    return keras.Sequential(
-        [Scaled(5), layers.Dense(4, activation=swish), layers.Dense(1, activation=lambda z: z * SCALE)]
-    )
-
-
-def lambda_layer():
-    return keras.Sequential([layers.Lambda(lambda z: z * SCALE + np.pi), layers.Dense(1)])
-
-
-def frozen():
-    model = sequential()
-    model.layers[0].trainable = False
-    return model
-
-
-MODELS = [sequential, functional, lambda: Subclassed(6), custom_layer, lambda_layer, frozen]
-
-
-@pytest.mark.parametrize("make", MODELS)
-@pytest.mark.parametrize("loss", ["mse", absolute, Huber(0.2), lambda y, p: absolute(y, p) * 2])
+@pytest.mark.parametrize(
+    ("make", "loss"),
+    [
+        (sequential, "mse"),
+        (functional, absolute),
+        (lambda: Subclassed(6), Huber(0.2)),
+        (custom_layer, lambda y, p: absolute(y, p) * 2),
+        (lambda_layer, keras.losses.LogCosh()),
+        (frozen, Huber(0.2)),
+    ],
+)
 def test_model_and_loss_come_back(make, loss, batch, ship):
     model = make()
     model.compile("adam", loss, metrics=["mae", absolute, Largest(2)], weighted_metrics=["mse"])
@@ -272,82 +186,6 @@ def test_same_names_stay_apart(batch, ship):
     np.testing.assert_array_equal(arrived.predict(batch[0], verbose=0), model.predict(batch[0], verbose=0))
 
 
-class NeedsConfig(layers.Dense):
-    def __init__(self, secret):
-        super().__init__(len(secret))
-
-
-class BadConfig(Subclassed):
-    def get_config(self):
-        return {"hidden": self.nowhere}
-
-
-class Block(layers.Layer):
-    """Takes a layer and a function: Keras cannot serialise it."""
-
-    def __init__(self, inner, function, shape=(2, 3)):
-        super().__init__(name="my_block")
-        self.inner, self._function, self.shape = inner, function, shape
-        self.bias = self.add_weight(shape=(1,), name="bias")
-
-    def build(self, shape):
-        self.extra = layers.Dense(2)
-        self.extra.build((shape[0], 4))
-        self.kernel = self.add_weight(shape=(4, 1), name="kernel")
-
-    def call(self, x):
-        assert self.shape == (2, 3)
-        return self._function(self.inner(x) + self.bias) + x @ self.kernel + keras.ops.sum(self.extra(x))
-
-
-class Auto(keras.Model):
-    """Takes models, as autoencoders and GANs do, keeps lists, and trains in its own way."""
-
-    def __init__(self, encoder, heads, rate, **kwargs):
-        super().__init__(**kwargs)
-        self.encoder = encoder
-        self.heads = [layers.Dense(n) for n in heads]
-        for index in range(2):
-            setattr(self, f"side{index}", layers.Dense(1, name=f"side{index}"))
-        self.rate = rate
-        self.again = encoder
-        self.loss_tracker = keras.metrics.Mean(name="mine")
-        self.names = {"a": [1, (2, 3)]}
-
-    @property
-    def metrics(self):
-        return [self.loss_tracker]
-
-    def call(self, x):
-        h = self.encoder(x)
-        assert self.names == {"a": [1, (2, 3)]}
-        return (
-            sum(keras.ops.sum(head(h), -1, keepdims=True) for head in self.heads)
-            + self.side0(h)
-            + self.side1(h) * self.rate
-        )
-
-
-class Chain(keras.Sequential):
-    def __init__(self, units):
-        super().__init__([layers.Dense(n) for n in units])
-        self.factor = len(units)
-
-    def call(self, x):
-        return super().call(x) * self.factor
-
-
-class Graph(keras.Model):
-    def __init__(self, units, factor):
-        inputs = keras.Input((4,))
-        dense = layers.Dense(units, name="inner")
-        super().__init__(inputs, layers.Dense(1)(dense(inputs)))
-        self.dense, self.factor = dense, factor
-
-    def call(self, x):
-        return super().call(x) * self.factor + keras.ops.sum(self.dense(x))
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -366,89 +204,3 @@ def test_what_keras_cannot_serialise_travels_by_its_parts(make, batch, ship):
     np.testing.assert_array_equal(arrived.predict(batch[0], verbose=0), model.predict(batch[0], verbose=0))
     model.train_on_batch(*batch)
     np.testing.assert_array_equal(ship(model, batch).model.predict(batch[0]), model.predict(batch[0]))
-
-
-class Gan(Subclassed):
-    def compile(self, d_optimizer, g_optimizer):
-        super().compile()
-        self.d_optimizer, self.g_optimizer = d_optimizer, g_optimizer
-
-
-class NeedsArgument(keras.metrics.Metric):
-    def __init__(self, secret):
-        super().__init__(name="n")
-
-    def update_state(self, y, pred, sample_weight=None):
-        pass
-
-    def result(self):
-        return 0.0
-
-
-def compiled(model, **options):
-    model.compile(**{"optimizer": "sgd", "loss": "mse", **options})
-    return model
-
-
-def gan():
-    model = Gan(3)
-    model.compile(keras.optimizers.SGD(), keras.optimizers.Adam())
-    return model
-
-
-def unpicklable():
-    lock = threading.Lock()
-
-    def guarded(y, pred):
-        with lock:
-            return absolute(y, pred)
-
-    return compiled(sequential(), loss=guarded)
-
-
-def refrozen():
-    model = compiled(sequential())
-    model.fit(np.zeros((2, 4)), np.zeros((2, 1)), verbose=0)
-    model.layers[0].trainable = False
-    return model
-
-
-def two_graphs_of_one_layer():
-    inputs = keras.Input((4,))
-    dense = layers.Dense(1)
-    model = Auto(keras.Model(inputs, dense(inputs)), [1], 2)
-    model.other = keras.Model(inputs, [dense(inputs)])
-    return model
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "words"),
-    [
-        (lambda: compiled(keras.Sequential([NeedsConfig("a")])), CaptureError, "NeedsConfig.*'secret'.*get_config"),
-        (lambda: compiled(BadConfig(1)), CaptureError, "BadConfig.*get_config.*nowhere"),
-        (lambda: compiled(sequential(), metrics=[NeedsArgument(3)]), CaptureError, "NeedsArgument.*'secret'"),
-        (lambda: compiled(two_graphs_of_one_layer()), CaptureError, "'dense.*two models"),
-        (gan, CaptureError, "several optimizers.*d_optimizer, g_optimizer"),
-        (unpicklable, CaptureError, "'guarded'.*lock"),
-        (refrozen, CaptureError, r"compile\(\) again"),
-        (sequential, ValueError, "compile"),
-        (lambda: compiled(sequential(), optimizer=None), CaptureError, "one Keras optimizer"),
-        (lambda: compiled(keras.Sequential([layers.Flatten()])), CaptureError, "nothing to train"),
-        (lambda: compiled(keras.Sequential([layers.Dense(1, dtype="float64")])), CaptureError, "float64"),
-    ],
-)
-def test_what_cannot_travel_says_what_and_why(make, error, words, batch):
-    with pytest.raises(error, match="(?s)" + words):
-        pack(make(), batch)
-
-
-def test_keras_is_as_it_was_after_packing_even_when_it_fails(batch):
-    from keras.src.saving import object_registration, serialization_lib
-
-    before = (serialization_lib.serialize_keras_object, object_registration.get_registered_name)
-    lambdas = layers.Lambda._serialize_function_to_config
-    with pytest.raises(CaptureError):
-        pack(compiled(keras.Sequential([NeedsConfig("a")])), batch)
-    assert before == (serialization_lib.serialize_keras_object, object_registration.get_registered_name)
-    assert keras.saving.serialize_keras_object is before[0]
-    assert layers.Lambda._serialize_function_to_config is lambdas

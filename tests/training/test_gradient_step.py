@@ -8,7 +8,6 @@ from keras import layers
 
 from nfdt.core.errors import CaptureError
 from nfdt.core.training.evaluate import EvaluateStep
-from nfdt.core.training.gradient_step import GradientStep
 
 
 def network(policy="float32"):
@@ -51,11 +50,17 @@ OPTIMIZERS = [
 ]
 
 
-@pytest.mark.parametrize("run_eagerly", [False, True])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_training_on_the_gradients_equals_keras(optimizer, run_eagerly, worker, batches):
+@pytest.mark.parametrize(
+    ("optimizer", "mode"),
+    [
+        *((make, {}) for make in OPTIMIZERS),
+        (OPTIMIZERS[0], {"run_eagerly": True}),
+        (OPTIMIZERS[1], {"jit_compile": True}),
+    ],
+)
+def test_training_on_the_gradients_equals_keras(optimizer, mode, worker, batches):
     model = network()
-    model.compile(optimizer(), "mse", metrics=["mae"], run_eagerly=run_eagerly)
+    model.compile(optimizer(), "mse", metrics=["mae"], **mode)
     there = worker(model, batches[0])
     logs = follow(there, batches)
     expected = fit(model, batches)
@@ -253,6 +258,5 @@ def test_no_state_of_the_step_grows(worker, batches):
     model = network()
     model.compile("sgd", "mse")
     there = worker(model, batches[0])
-    step = GradientStep.__call__
-    step(there.step, np.asarray(there.weights), batches[0])
+    there.step(np.asarray(there.weights), batches[0])
     assert there.model.optimizer._gradients._recorded == {}

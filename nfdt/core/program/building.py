@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ import tensorflow as tf
 
 from nfdt.core.errors import ProtocolError
 from nfdt.core.nests import flatten_structure, rebuild
+
+MAX_BATCH_BYTES = 4 * 2**30
 
 
 def describe_batch(batch: Any) -> dict[str, Any]:
@@ -27,13 +30,17 @@ def blank_batch(description: Mapping[str, Any]) -> Any:
     Raises:
         ProtocolError: the description is malformed.
     """
-    rows = description["rows"]
-    arrays = []
-    for shape, dtype in description["arrays"]:
-        if np.dtype(dtype).hasobject:
-            raise ProtocolError(f"Program input: expected numbers, booleans or strings. Received: dtype {dtype}.")
-        arrays.append(np.zeros([rows if n is None else n for n in shape], dtype))
-    return rebuild(description["structure"], arrays)
+    return rebuild(description["structure"], [_zeros(s, d, description["rows"]) for s, d in description["arrays"]])
+
+
+def _zeros(shape: list[int | None], dtype: str, rows: int) -> np.ndarray[Any, Any]:
+    full = [rows if n is None else n for n in shape]
+    if np.dtype(dtype).hasobject or not 0 <= math.prod(full) * np.dtype(dtype).itemsize <= MAX_BATCH_BYTES:
+        raise ProtocolError(
+            f"Program input: expected numbers, booleans or strings of at most {MAX_BATCH_BYTES} bytes per batch. "
+            f"Received: {dtype} of shape {full}."
+        )
+    return np.zeros(full, dtype)
 
 
 def build_model(model: Any, batch: Any) -> None:
@@ -47,17 +54,21 @@ def build_model(model: Any, batch: Any) -> None:
         Exception: whatever the model's own code raises for such a batch, as in ``fit``.
     """
     structure, arrays = flatten_structure(batch)
-    tensors = [tf.convert_to_tensor(array) for array in arrays]
     optimizer, model.optimizer = model.optimizer, None
     try:
-        failure = _try_symbolically(model, rebuild(structure, [_Spec([None, *t.shape[1:]], t.dtype) for t in tensors]))
+        failure = _try_symbolically(
+            model, rebuild(structure, [_Spec([None, *a.shape[1:]], tf.as_dtype(a.dtype)) for a in arrays])
+        )
         if failure is not None:  # a model for batches of one size
-            failure = _try_symbolically(model, rebuild(structure, tensors))
+            failure = _try_symbolically(
+                model, rebuild(structure, [_Spec([*a.shape], tf.as_dtype(a.dtype)) for a in arrays])
+            )
     finally:
         model.optimizer = optimizer
     if failure is None:
         return
     # A model that only train_step() knows how to call: trace that, as fit() would, without running it.
+    tensors = [tf.convert_to_tensor(array) for array in arrays]
     tf.function(model.train_step).get_concrete_function(rebuild(structure, tensors))
 
 

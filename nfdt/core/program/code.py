@@ -192,13 +192,6 @@ def _installed_roots() -> set[Path]:
     return {Path(root).resolve() for root in (*roots, *site.getsitepackages(), site.getusersitepackages())}
 
 
-def load_custom_objects(
-    manifest: Mapping[str, Any], read: Callable[[str], bytes], *, allow_code: bool
-) -> dict[str, Any]:
-    """The program's own classes and functions by registered name; see :func:`load_code`."""
-    return load_code(manifest, read, allow_code=allow_code).objects
-
-
 def load_code(manifest: Mapping[str, Any], read: Callable[[str], bytes], *, allow_code: bool) -> LoadedCode:
     """The program's own classes and functions; none for a config job.
 

@@ -40,4 +40,4 @@ def _moving_statistics(model: Any) -> dict[int, float]:
 
 def values_of(variables: Any) -> list[np.ndarray[Any, Any]]:
     """The variables' values as NumPy arrays."""
-    return [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
+    return [np.asarray(variable.numpy()) for variable in variables]

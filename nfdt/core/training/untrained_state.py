@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import numpy.typing as npt
 
@@ -89,7 +88,7 @@ def metric_results(model: Any) -> dict[str, Any]:
 
 
 def _value(variable: Any) -> Array:
-    return np.asarray(keras.ops.convert_to_numpy(variable))
+    return np.asarray(variable.numpy())
 
 
 def _assign(variables: Sequence[Any], arrays: Sequence[Array], keep: Sequence[bool]) -> None:

@@ -1,0 +1,108 @@
+"""What cannot travel says so on the client, with the remedy."""
+
+import threading
+
+import keras
+import numpy as np
+import pytest
+from custom_models import Auto, Subclassed, absolute, sequential
+from keras import layers
+
+from nfdt.core.errors import CaptureError
+from nfdt.core.program.pack import pack
+
+
+class NeedsConfig(layers.Dense):
+    def __init__(self, secret):
+        super().__init__(len(secret))
+
+
+class BadConfig(Subclassed):
+    def get_config(self):
+        return {"hidden": self.nowhere}
+
+
+class Gan(Subclassed):
+    def compile(self, d_optimizer, g_optimizer):
+        super().compile()
+        self.d_optimizer, self.g_optimizer = d_optimizer, g_optimizer
+
+
+class NeedsArgument(keras.metrics.Metric):
+    def __init__(self, secret):
+        super().__init__(name="n")
+
+    def update_state(self, y, pred, sample_weight=None):
+        pass
+
+    def result(self):
+        return 0.0
+
+
+def compiled(model, **options):
+    model.compile(**{"optimizer": "sgd", "loss": "mse", **options})
+    return model
+
+
+def gan():
+    model = Gan(3)
+    model.compile(keras.optimizers.SGD(), keras.optimizers.Adam())
+    return model
+
+
+def unpicklable():
+    lock = threading.Lock()
+
+    def guarded(y, pred):
+        with lock:
+            return absolute(y, pred)
+
+    return compiled(sequential(), loss=guarded)
+
+
+def refrozen():
+    model = compiled(sequential())
+    model.fit(np.zeros((2, 4)), np.zeros((2, 1)), verbose=0)
+    model.layers[0].trainable = False
+    return model
+
+
+def two_graphs_of_one_layer():
+    inputs = keras.Input((4,))
+    dense = layers.Dense(1)
+    model = Auto(keras.Model(inputs, dense(inputs)), [1], 2)
+    model.other = keras.Model(inputs, [dense(inputs)])
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: compiled(keras.Sequential([NeedsConfig("a")])), CaptureError, "NeedsConfig.*'secret'.*get_config"),
+        (lambda: compiled(BadConfig(1)), CaptureError, "BadConfig.*get_config.*nowhere"),
+        (lambda: compiled(sequential(), metrics=[NeedsArgument(3)]), CaptureError, "NeedsArgument.*'secret'"),
+        (lambda: compiled(two_graphs_of_one_layer()), CaptureError, "'dense.*two models"),
+        (gan, CaptureError, "several optimizers.*d_optimizer, g_optimizer"),
+        (unpicklable, CaptureError, "'guarded'.*lock"),
+        (refrozen, CaptureError, r"compile\(\) again"),
+        (sequential, ValueError, "compile"),
+        (lambda: compiled(sequential(), optimizer=None), CaptureError, "one Keras optimizer"),
+        (lambda: compiled(keras.Sequential([layers.Flatten()])), CaptureError, "nothing to train"),
+        (lambda: compiled(keras.Sequential([layers.Dense(1, dtype="float64")])), CaptureError, "float64"),
+    ],
+)
+def test_what_cannot_travel_says_what_and_why(make, error, words, batch):
+    with pytest.raises(error, match="(?s)" + words):
+        pack(make(), batch)
+
+
+def test_keras_is_as_it_was_after_packing_even_when_it_fails(batch):
+    from keras.src.saving import object_registration, serialization_lib
+
+    before = (serialization_lib.serialize_keras_object, object_registration.get_registered_name)
+    lambdas = layers.Lambda._serialize_function_to_config
+    with pytest.raises(CaptureError):
+        pack(compiled(keras.Sequential([NeedsConfig("a")])), batch)
+    assert before == (serialization_lib.serialize_keras_object, object_registration.get_registered_name)
+    assert keras.saving.serialize_keras_object is before[0]
+    assert layers.Lambda._serialize_function_to_config is lambdas
