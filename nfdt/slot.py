@@ -199,11 +199,13 @@ class Slot:
 
 
 def _failure(job_id: str, error: Exception) -> pb.SlotFailed:
+    # str() of a KeyError quotes its key: the client, which makes the exception anew, wants what it was made of.
+    message = str(error.args[0]) if isinstance(error, KeyError) and len(error.args) == 1 else str(error)
     return pb.SlotFailed(
         job_id=job_id,
         exception_module=type(error).__module__,
         exception_type=type(error).__qualname__,
-        message=str(error),
+        message=message,
         traceback="".join(traceback.format_exception(error)),
     )
 

@@ -241,4 +241,18 @@ class Mirror:
             self._close_epoch(self._last)
         self._model.optimizer.finalize_variable_values(self._model.trainable_weights)
         self._callbacks.on_train_end(self._logs)
-        return dict(self._result.get("workers") or {})
+        workers = dict(self._result.get("workers") or {})
+        _warn_of_dropped(workers)
+        return workers
+
+
+def _warn_of_dropped(workers: Mapping[str, Mapping[str, Any]]) -> None:
+    dropped = sum(int(worker.get("dropped") or 0) for worker in workers.values())
+    steps = sum(int(worker.get("steps") or 0) for worker in workers.values())
+    if dropped:
+        logger.warning(
+            "%d of %d gradients were NaN or infinite and were dropped. The training diverges: lower the learning rate, "
+            "clip the gradients (clipnorm=), or use algorithm='ddc-asgd'.",
+            dropped,
+            steps,
+        )
