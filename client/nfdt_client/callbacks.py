@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from nfdt_client.capture import Capture
 
 _TEST_HOOKS = ("on_test_begin", "on_test_batch_begin", "on_test_batch_end", "on_test_end")
+_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 # Keras' own callbacks that neither look at the weights nor change them.
 _BLIND = (
     *("ProgbarLogger", "History", "CSVLogger", "TerminateOnNaN"),
@@ -49,6 +50,18 @@ def watches_weights(callbacks: Any) -> bool:
         if own and kind.__name__ == "EarlyStopping" and not callback.restore_best_weights:
             continue
         return True
+    return False
+
+
+def watches_batches(callbacks: Any) -> bool:
+    """Whether a callback may look at the model between batches."""
+    for callback in _each(callbacks):
+        if type(callback).__module__.startswith("keras.") and type(callback).__name__ != "LambdaCallback":
+            if isinstance(getattr(callback, "save_freq", "epoch"), int):
+                return True
+            continue
+        if any(not getattr(getattr(callback, hook), "_is_default", False) for hook in _BATCH_HOOKS):
+            return True
     return False
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from nfdt_client.model_state import ModelState
 logger = logging.getLogger(__name__)
 
 Logs = dict[str, Any]
+REFRESH_FACTOR = 9.0
 
 
 class Validation(Protocol):
@@ -41,6 +43,7 @@ class Fit:
         epochs: Index after the last.
         steps_per_execution: Batches between two calls of the batch hooks.
         watches_weights: Whether a callback may look at or change the weights between epochs.
+        watches_batches: Whether a callback may look at the weights between batches.
         validate: Validation in this process; None when the workers do it or there is none.
         validation_steps: Batches of the workers' validation, for the test hooks; 0 when there is none.
     """
@@ -52,6 +55,7 @@ class Fit:
     epochs: int
     steps_per_execution: int = 1
     watches_weights: bool = True
+    watches_batches: bool = False
     validate: Validation | None = None
     validation_steps: int = 0
 
@@ -80,6 +84,7 @@ class Mirror:
         self._stopping = False
         self._last: Mapping[str, Any] | None = None  # the final epoch_end, kept until the result is here
         self._loaded = False
+        self._refresh_at = 0.0
         self._ended = False
         self._result: dict[str, Any] = {}
         self._logs: Logs | None = None
@@ -176,8 +181,17 @@ class Mirror:
 
     def _on_progress(self, data: Mapping[str, Any]) -> None:
         if data.get("epoch", self._epoch) == self._epoch:
+            self._refresh()
             self._advance(int(data["steps"]), data.get("logs") or {})
             self._send_learning_rate()
+
+    def _refresh(self) -> None:
+        """Bring the weights of this moment here for callbacks between batches, in at most a tenth of the time."""
+        began = time.monotonic()
+        if self._fit.watches_batches and began >= self._refresh_at:
+            self._load(self._job.snapshot())
+            now = time.monotonic()
+            self._refresh_at = now + REFRESH_FACTOR * (now - began)
 
     def _advance(self, steps: int, logs: Logs, flush: bool = False) -> None:
         """Call the batch hooks for every step finished since the last call, ``steps_per_execution`` at a time."""

@@ -113,6 +113,7 @@ class Session:
             captured.epochs,
             steps_per_execution=int(model.steps_per_execution or 1),
             watches_weights=validate is not None or callbacks.watches_weights(listeners),
+            watches_batches=callbacks.watches_batches(listeners),
             validate=validate,
             validation_steps=captured.validation.batches if captured.validation is not None else 0,
         )

@@ -166,21 +166,27 @@ class JobDesk:
         if request.HasField("set_learning_rate") and parts is not None:
             parts.shards.set_learning_rate(request.set_learning_rate.value)
         if request.HasField("set_weights"):
-            with self._standing("weights can be set") as composer:
+            with self._reading("weights can be set", standing=True) as composer:
                 composer.replace(request.set_weights.artifact)
 
     def snapshot(self) -> str:
-        """The artifact of the state between two epochs."""
-        with self._standing("a snapshot can be taken") as composer:
-            return composer.compose(self._moment)
+        """The artifact of the state: of the last epoch's end between two epochs, else as every shard has it now."""
+        with self._changed:
+            moment = self._moment if self._stands() else object()
+        with self._reading("a snapshot can be taken", standing=False) as composer:
+            return composer.compose(moment)
+
+    def _stands(self) -> bool:
+        return self._parts is not None and self._parts.coordinator.phase in ("hold", "ended")
 
     @contextmanager
-    def _standing(self, what: str) -> Iterator[StateComposer]:
-        """While this is open, the job stands between two epochs and does not begin the next one."""
+    def _reading(self, what: str, *, standing: bool) -> Iterator[StateComposer]:
+        """While this is open no epoch begins; ``standing``: and none is under way."""
         with self._changed:
-            phase = self._parts.coordinator.phase if self._parts is not None else "start"
-            if self._parts is None or self._ended or phase not in ("hold", "ended"):
-                raise UsageError(f"Job {self.job_id}: {what} between two epochs. Received: in phase {phase}.")
+            if self._parts is None or self._ended or (standing and not self._stands()):
+                phase = self._parts.coordinator.phase if self._parts is not None else "start"
+                when = "between two epochs" if standing else "once it trains"
+                raise UsageError(f"Job {self.job_id}: {what} {when}. Received: in phase {phase}.")
             self._readers += 1
             composer = self._parts.composer
         try:

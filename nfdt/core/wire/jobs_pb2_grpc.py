@@ -141,7 +141,8 @@ class JobsServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Snapshot(self, request, context):
-        """Weights, optimizer and untrained state of a job that stands at an epoch's end, as an artifact.
+        """Weights, optimizer and untrained state as an artifact: of the last epoch's end between two epochs,
+        else as every shard has it at this moment.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
