@@ -5,13 +5,13 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-from shard_cluster import LAYOUT, Cluster, Reference, gradients, rule_spec, start_weights
 
 from nfdt.core.errors import ShapeMismatch
 from nfdt.core.program.state import State
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.in_process import InProcessClient
 from nfdt.transport.stream import StreamClient
+from tests.shard_cluster import LAYOUT, Cluster, Reference, gradients, rule_spec, start_weights
 
 TOKEN = "token"
 

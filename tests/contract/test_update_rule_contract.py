@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reference_optimizers import SGD, Adam, RMSprop
-from simulated_shard import SimulatedShard
 
 from nfdt.core.presets import AXES
 from nfdt.core.spec import resolve_algorithm
 from nfdt.update_rules import RULES, OptimizerTraits, make_rule
+from tests.reference_optimizers import SGD, Adam, RMSprop
+from tests.simulated_shard import SimulatedShard
 
 OPTIMIZERS = {
     "sgd": (OptimizerTraits("sgd"), SGD),

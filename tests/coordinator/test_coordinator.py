@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from simulated_cluster import SimulatedCluster, job, started
 
 from nfdt.coordinator import (
     BeginEpoch,
@@ -23,6 +22,7 @@ from nfdt.coordinator import (
 from nfdt.core.errors import ProtocolError
 from nfdt.core.training.merge import decode_arrays
 from nfdt.schedulers import order_crc, sample_order
+from tests.simulated_cluster import SimulatedCluster, job, started
 
 A, B = "worker-0", "worker-1"
 

@@ -5,7 +5,8 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_cluster import job, started
+
+from tests.simulated_cluster import job, started
 
 ALGORITHMS = [
     ("asgd", {}),

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from simulated_shard import SimulatedShard
 
 from nfdt.core.spec import resolve_algorithm
 from nfdt.update_rules import OptimizerTraits, make_rule
+from tests.simulated_shard import SimulatedShard
 
 # (worker, gradient, learning rate), and after it (tau, w, R, h)
 PUSHES = [

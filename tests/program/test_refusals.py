@@ -5,11 +5,11 @@ import threading
 import keras
 import numpy as np
 import pytest
-from custom_models import Auto, Subclassed, absolute, sequential
 from keras import layers
 
 from nfdt.core.errors import CaptureError
 from nfdt.core.program.pack import pack
+from tests.program.custom_models import Auto, Subclassed, absolute, sequential
 
 
 class NeedsConfig(layers.Dense):

@@ -4,7 +4,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from custom_models import (
+from keras import layers
+
+from nfdt.core.arrays import ParameterLayout
+from nfdt.core.program.state import load_state
+from tests.program.custom_models import (
     Auto,
     Block,
     Chain,
@@ -22,10 +26,6 @@ from custom_models import (
     lambda_layer,
     sequential,
 )
-from keras import layers
-
-from nfdt.core.arrays import ParameterLayout
-from nfdt.core.program.state import load_state
 
 
 @pytest.mark.parametrize(

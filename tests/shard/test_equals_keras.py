@@ -5,11 +5,11 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-from shard_cluster import LAYOUT, Cluster, Reference, gradients, start_weights
 
 from nfdt.core.errors import UsageError
 from nfdt.shard.plan import make_plan
 from nfdt.update_rules import RULES
+from tests.shard_cluster import LAYOUT, Cluster, Reference, gradients, start_weights
 
 Schedule = keras.optimizers.schedules.ExponentialDecay
 OPTIMIZERS = {

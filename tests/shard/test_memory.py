@@ -13,11 +13,11 @@ import keras
 import numpy as np
 import psutil
 import pytest
-from shard_cluster import Cluster, Reference
 
 from nfdt.core.arrays import ParameterLayout
 from nfdt.shard.push import Gradient
 from nfdt.shard.tensors import aligned_buffer
+from tests.shard_cluster import Cluster, Reference
 
 SMALL = ParameterLayout.of([("w", (64,))])
 LARGE = ParameterLayout.of([("w", (4_000_000,))])

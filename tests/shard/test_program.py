@@ -7,7 +7,6 @@ import json
 import keras
 import numpy as np
 import pytest
-from shard_cluster import rule_spec
 
 from nfdt.core.arrays import ParameterLayout
 from nfdt.core.program.pack import pack
@@ -17,6 +16,7 @@ from nfdt.core.training.gradient_step import GradientStep
 from nfdt.shard.plan import count_shards
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
+from tests.shard_cluster import rule_spec
 
 
 def made(optimizer):

@@ -6,11 +6,11 @@ import threading
 import keras
 import numpy as np
 import pytest
-from shard_cluster import LAYOUT, Cluster, Reference, gradients, start_weights
 
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.shard.push import Gradient
 from nfdt.shard.statistics import staleness_bin
+from tests.shard_cluster import LAYOUT, Cluster, Reference, gradients, start_weights
 
 RATE = 0.1
 

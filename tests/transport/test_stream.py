@@ -9,7 +9,6 @@ import grpc
 import keras
 import numpy as np
 import pytest
-from shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_weights
 
 from nfdt.core.arrays import ParameterLayout
 from nfdt.core.errors import (
@@ -41,6 +40,7 @@ from nfdt.core.wire.shards_pb2 import (
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.link import METHOD
 from nfdt.transport.stream import StreamClient
+from tests.shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_weights
 
 TOKEN = "job-token"
 RATE = 0.1

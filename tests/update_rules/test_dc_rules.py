@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated_shard import SimulatedShard
 
 from nfdt.core.spec import resolve_algorithm
 from nfdt.update_rules import OptimizerTraits, Push, make_rule
 from nfdt.update_rules.dc import DelayCompensated
+from tests.simulated_shard import SimulatedShard
 
 SGD = OptimizerTraits("sgd")
 FINITE = st.floats(-100, 100, allow_nan=False)

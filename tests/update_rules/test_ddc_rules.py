@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reference_optimizers import SGD, Adam, RMSprop
-from simulated_shard import SimulatedShard
 
 from nfdt.core.spec import resolve_algorithm
 from nfdt.update_rules import OptimizerTraits, make_rule
+from tests.reference_optimizers import SGD, Adam, RMSprop
+from tests.simulated_shard import SimulatedShard
 
 MOMENTA = [(0.0, False), (0.5, False), (0.9, False), (0.9, True), (0.99, True)]
 RATES = [0.1, 0.1, 0.05, 0.2, 0.01, 0.1, 0.3, 0.0, 0.1, 0.1] * 3
