@@ -42,6 +42,7 @@ setup(
             "pytest-timeout>=2.3",
             "ruff>=0.6",
             "scikit-learn>=1.5",
+            "tensorboard>=2.18",
             "types-protobuf",
             "types-psutil",
         ],

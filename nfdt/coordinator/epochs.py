@@ -70,12 +70,7 @@ class EpochPlanner:
         return epoch + 1 in frequency
 
     def _plan(self, epoch: int, parts: int) -> TaskPlan:
-        fit, samples = self._spec.fit, self._spec.train.samples or 0
+        fit = self._spec.fit
         steps = fit.steps_per_epoch
-        begin = self._position
-        if begin is None and steps is None:
-            begin = Position(pass_index=epoch)
-        if begin is None:
-            before = TaskPlan(samples, fit.batch_size, parts, (steps or 0) * epoch).end
-            begin = Position(before.pass_index, before.row)
-        return TaskPlan(samples, fit.batch_size, parts, steps, begin, self._synchronous)
+        begin = self._position or Position(pass_index=epoch if steps is None else 0)
+        return TaskPlan(self._spec.train.samples or 0, fit.batch_size, parts, steps, begin, self._synchronous)

@@ -43,8 +43,9 @@ class TaskPlan:
         samples: Rows of the data, n >= 1.
         batch_size: Local batch b0, in rows.
         parts: Local batches per round: 1 for asynchronous presets, M for synchronous ones.
-        steps: Rounds of the epoch; None for exactly one pass, ``ceil(n / (parts * b0))``.
-        begin: Where the epoch begins. Rounds never cross the end of a pass: its last one is short.
+        steps: Most rounds of the epoch. An epoch ends with its pass, as in Keras: the next one begins a new pass.
+            None for a whole pass, ``ceil(n / (parts * b0))``.
+        begin: Where the epoch begins.
         synchronous: Number the rounds; asynchronous tasks all have round 0.
     """
 
@@ -57,7 +58,8 @@ class TaskPlan:
 
     def __len__(self) -> int:
         """Rounds of the epoch."""
-        return self._rounds_from(self.begin.row) if self.steps is None else self.steps
+        rest = self._rounds_from(self.begin.row)
+        return rest if self.steps is None else min(self.steps, rest)
 
     def round(self, index: int) -> tuple[Task, ...]:
         """The tasks of round ``index`` of the epoch, counted from 0."""
@@ -92,8 +94,5 @@ class TaskPlan:
         return -(-(self.samples - row) // self._round_rows)
 
     def _place(self, index: int) -> tuple[int, int]:
-        here = self._rounds_from(self.begin.row)
-        if index < here:
-            return self.begin.pass_index, self.begin.row + index * self._round_rows
-        passes, rest = divmod(index - here, self._rounds_from(0))
-        return self.begin.pass_index + 1 + passes, rest * self._round_rows
+        row = self.begin.row + index * self._round_rows
+        return (self.begin.pass_index, row) if row < self.samples else (self.begin.pass_index + 1, 0)

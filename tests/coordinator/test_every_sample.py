@@ -40,7 +40,7 @@ def check_rows(spec, cluster):
     if spec.fit.steps_per_epoch is None:
         assert due == spec.fit.epochs * samples
     else:
-        assert {end["steps"] for end in cluster.of("epoch_end")} == {spec.fit.steps_per_epoch}
+        assert all(0 < end["steps"] <= spec.fit.steps_per_epoch for end in cluster.of("epoch_end"))
 
 
 def act(cluster, moves, kill_at=()):
