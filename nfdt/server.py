@@ -27,11 +27,12 @@ from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.service import JobsService
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.jobs.tokens import MIN_LENGTH, ensure_token_file
+from nfdt.core.machine import boot_id, versions
 from nfdt.core.wire import jobs_pb2_grpc, workers_pb2_grpc
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.channel import is_loopback, join_address, make_server, same_token, split_address
 from nfdt.launch.local import LocalLauncher, SlotOptions
-from nfdt.launch.machine import boot_id, find_gpus, reachable_host, versions
+from nfdt.launch.machine import find_gpus, reachable_host
 
 _log = logging.getLogger(__name__)
 

@@ -23,14 +23,14 @@ import grpc
 
 from nfdt.core.arrays import ParameterLayout
 from nfdt.core.errors import NfdtError, ServerUnreachable
+from nfdt.core.machine import boot_id, versions
+from nfdt.core.parent import die_with_parent
 from nfdt.core.spec import parse_job
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire import workers_pb2_grpc
+from nfdt.core.wire.artifacts import ArtifactReader, default_cache
 from nfdt.core.wire.channel import is_loopback, open_channel, split_address
 from nfdt.core.wire.status import translated
-from nfdt.launch.machine import boot_id, versions
-from nfdt.launch.parent import die_with_parent
-from nfdt.transport.artifacts import ArtifactReader, default_cache
 
 logger = logging.getLogger(__name__)
 

@@ -18,12 +18,12 @@ import numpy as np
 
 from nfdt.core.arrays import Array, ParameterLayout
 from nfdt.core.errors import ProtocolError
+from nfdt.core.order import order_crc, sample_order
 from nfdt.core.program import unpack
 from nfdt.core.program.optimizer import inner_optimizer
 from nfdt.core.spec import Emulation, JobSpec
 from nfdt.core.training import data, evaluate, gradient_step, merge, untrained_state
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.schedulers.order import order_crc, sample_order
 from nfdt.transport.base import ParameterClient
 
 logger = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from nfdt.core.clock import Clock, SystemClock
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.launcher import Launcher
 from nfdt.core.jobs.store import JobStore
+from nfdt.core.machine import boot_id
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.launch.machine import boot_id
 
 
 @dataclass(frozen=True)

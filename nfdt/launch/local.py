@@ -83,7 +83,7 @@ class _Slot:
 class LocalLauncher:
     """Keeps the asked number of slot processes alive; a :class:`~nfdt.core.jobs.launcher.Launcher`.
 
-    Slots die with this process however it goes, see :mod:`nfdt.launch.parent`: one thread starts all of
+    Slots die with this process however it goes, see :mod:`nfdt.core.parent`: one thread starts all of
     them and holds the pipes that are their standard input.
 
     Attributes:

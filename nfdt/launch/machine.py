@@ -1,24 +1,13 @@
-"""What this machine has: installed versions, GPUs, and the address others reach it at."""
+"""What this machine has: GPUs, and the address others reach it at."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
-import platform
 import socket
 from collections.abc import Mapping
 from pathlib import Path
 
 _WILDCARDS = ("0.0.0.0", "::")
-
-
-def versions() -> dict[str, str]:
-    """Python, Keras and TensorFlow of this machine, without importing them; "" where not installed."""
-    found = {"python": ".".join(platform.python_version_tuple()[:2]), "keras": "", "tensorflow": ""}
-    for name, distribution in (("keras", "keras"), ("tensorflow", "tensorflow-cpu"), ("tensorflow", "tensorflow")):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(distribution)
-    return found
 
 
 def find_gpus(environment: Mapping[str, str], proc: Path = Path("/proc/driver/nvidia/gpus")) -> tuple[str, ...]:
@@ -36,9 +25,3 @@ def reachable_host(listen_host: str) -> str:
         probe.connect(("192.0.2.1", 9))  # sends nothing: asks which of our addresses leads outside
         return str(probe.getsockname()[0])
     return socket.gethostname()
-
-
-def boot_id() -> str:
-    """Which start of which machine this is; equal for all processes on it."""
-    path = Path("/proc/sys/kernel/random/boot_id")
-    return path.read_text().strip() if path.exists() else socket.gethostname()

@@ -1,7 +1,7 @@
 """Who gets which samples: pure, no clock, no thread."""
 
+from nfdt.core.order import order_crc, sample_order
 from nfdt.schedulers.leases import LeaseBook
-from nfdt.schedulers.order import order_crc, sample_order
 from nfdt.schedulers.sources import FedTasks, PlannedTasks, TaskSource
 from nfdt.schedulers.tasks import Position, Task, TaskPlan
 from nfdt.schedulers.throughput import TaskSeconds, lease_size

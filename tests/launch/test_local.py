@@ -104,7 +104,7 @@ def test_slots_that_crash_at_once_are_given_up(tmp_path, announcements):
 
 def test_slots_end_when_the_parent_is_killed(tmp_path, announcements):
     slot = (
-        "import os, signal; from nfdt.launch.parent import die_with_parent; die_with_parent(); "
+        "import os, signal; from nfdt.core.parent import die_with_parent; die_with_parent(); "
         f"os.write(os.open({str(announcements.path)!r}, os.O_WRONLY), b'%d\\n' % os.getpid()); signal.pause()"
     )
     program = f"""
