@@ -33,6 +33,8 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.channel import is_loopback, join_address, make_server, same_token, split_address
 from nfdt.launch.local import LocalLauncher, SlotOptions
 from nfdt.launch.machine import find_gpus, reachable_host
+from nfdt.launch.ring import RingLauncher
+from nfdt.launch.ring_command import RingShape
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +58,7 @@ class ServerOptions:
         embedded: The server of one script: no checkpoints, jobs end with their client.
         workers: Worker slots to start on this machine; 0: all come from elsewhere.
         shards: Shard slots to start at once; more are started when a job wants them.
+        ring: An allreduce ring to start at once, warm for the first job that wants one like it.
         advertise: Host name under which workers reach this machine's shards; "" finds one.
         limits: What one client may take.
         attend_timeout_s: How long an attended job's client may be gone.
@@ -73,6 +76,7 @@ class ServerOptions:
     embedded: bool = False
     workers: int = 0
     shards: int = 1
+    ring: RingShape | None = None
     advertise: str = ""
     limits: Limits = Limits()
     attend_timeout_s: float = 60.0
@@ -106,6 +110,8 @@ class RunningServer:
             self._site.pool.dismiss_all()
             if self._launcher is not None:
                 self._launcher.stop()
+            if self._site.rings is not None:
+                self._site.rings.stop()
             self._site.store.wake()
             self._server.stop(GRACE_S).wait()
             self._site.store.close()
@@ -177,7 +183,15 @@ def _make_launcher(options: ServerOptions, local: str, token: str) -> LocalLaunc
     return LocalLauncher(replace(slots, command=tuple(options.slot_command)) if options.slot_command else slots)
 
 
-def _make_site(options: ServerOptions, launcher: LocalLauncher | None, artifacts: ArtifactStore) -> Site:
+def _make_rings(options: ServerOptions, local: str, token: str) -> RingLauncher | None:
+    if options.slot_command is not None and not options.slot_command:
+        return None
+    return RingLauncher(options.state_dir / "rings", local, token, keeps=options.embedded)
+
+
+def _make_site(
+    options: ServerOptions, launcher: LocalLauncher | None, rings: RingLauncher | None, artifacts: ArtifactStore
+) -> Site:
     def kill(hello: pb.SlotHello) -> None:
         if launcher is not None and hello.boot_id == boot_id() and hello.pid in launcher.pids:
             os.kill(hello.pid, signal.SIGKILL)
@@ -188,6 +202,8 @@ def _make_site(options: ServerOptions, launcher: LocalLauncher | None, artifacts
         pool=SlotPool(),
         launcher=launcher,
         launches_workers=launcher is not None and options.workers > 0,
+        rings=rings,
+        takes_hosts=options.embedded,
         keeps_checkpoints=not options.embedded,
         cancels_abandoned=options.embedded,
         attend_timeout_s=options.attend_timeout_s,
@@ -216,7 +232,8 @@ def serve(options: ServerOptions) -> RunningServer:
         in_use=lambda: schedulers[0].artifacts_in_use(),
     )
     launcher = _make_launcher(options, local, slot_token)
-    site = _make_site(options, launcher, artifacts)
+    rings = _make_rings(options, local, slot_token)
+    site = _make_site(options, launcher, rings, artifacts)
     scheduler = Scheduler(site)
     schedulers.append(scheduler)
     jobs = JobsService(
@@ -234,6 +251,8 @@ def serve(options: ServerOptions) -> RunningServer:
     if launcher is not None:
         launcher.ensure("shard", options.shards)
         launcher.ensure("worker", options.workers)
+    if rings is not None and options.ring is not None:
+        rings.prepare(options.ring)
     scheduler.start()
     _log.info("job server at %s, state in %s", address, options.state_dir)
     return RunningServer(address, server, scheduler, site, launcher, lock)
@@ -252,10 +271,15 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--embedded", action="store_true", help="token from standard input, end when it closes")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--shards", type=int, default=1)
+    parser.add_argument("--ring", type=_ring, help="JSON of an allreduce ring to start at once")
     parser.add_argument("--advertise", default="")
     parser.add_argument("--attend-timeout", dest="attend_timeout_s", type=float, default=60.0)
     parser.add_argument("--log-level", default="info")
     return parser.parse_args(argv)
+
+
+def _ring(text: str) -> RingShape:
+    return RingShape(**json.loads(text))
 
 
 def _read_token(arguments: argparse.Namespace) -> Sequence[str]:

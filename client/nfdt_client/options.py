@@ -12,6 +12,7 @@ from typing import Any
 from nfdt.core.errors import UsageError
 from nfdt.core.presets import DEFAULT_PRESET
 from nfdt.core.spec import (
+    CLUSTER_OPTIONS,
     OVERRIDES,
     AlgorithmSpec,
     ClusterSpec,
@@ -34,7 +35,6 @@ NAMES: tuple[str, ...] = (
     *EMULATION,
 )
 _TUPLES = ("emulate.slowdown", "emulate.step_ms")
-_CLUSTER = ("workers", "shards")
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def _validated(given: dict[str, Setting], default_algorithm: str) -> Options:
     values = {name: setting.value for name, setting in given.items()}
     preset = values.pop("algorithm", None) or default_algorithm
     emulate = {name.removeprefix("emulate."): values.pop(name) for name in EMULATION if name in values}
-    cluster = resolve_cluster(emulate=emulate, **{name: values.pop(name) for name in _CLUSTER if name in values})
+    cluster = resolve_cluster(emulate=emulate, **{name: values.pop(name) for name in CLUSTER_OPTIONS if name in values})
     timeouts = {name: _seconds(name, values.pop(name)) for name in TIMEOUTS if name in values}
     connection = {name: values.pop(name) for name in CONNECTION if name in values}
     algorithm = resolve_algorithm(preset, **values)
@@ -232,7 +232,7 @@ def _explained(
     resolved: dict[str, Any] = {
         "algorithm": preset,
         **{name: JobSpec.model_fields[name].default for name in TIMEOUTS},
-        **{name: getattr(cluster, name) for name in _CLUSTER},
+        **{name: getattr(cluster, name) for name in CLUSTER_OPTIONS},
         **{name: value for name, value in algorithm.model_dump().items() if name != "name"},
         **{f"emulate.{name}": value for name, value in cluster.emulate.model_dump().items()},
     }

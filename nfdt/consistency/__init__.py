@@ -1,6 +1,8 @@
 """Who may proceed: pure policies, one file each."""
 
+from nfdt.consistency.barrier import Barrier
 from nfdt.consistency.base import ConsistencyPolicy
+from nfdt.consistency.free import Free
 from nfdt.consistency.registry import POLICIES, make_policy
 
-__all__ = ["POLICIES", "ConsistencyPolicy", "make_policy"]
+__all__ = ["POLICIES", "Barrier", "ConsistencyPolicy", "Free", "make_policy"]

@@ -10,11 +10,17 @@ class Barrier(Free):
 
     The order of rounds is kept by the lease book, which alone knows the parts of a round; hence
     nobody is held back here.
+
+    Args:
+        parts: M where one worker does whole rounds, which are then leased at once; None: one part per worker.
     """
 
     name = "bsp"
-    lease_limit: int | None = 1
+
+    def __init__(self, parts: int | None = None) -> None:
+        self._parts = parts
+        self.lease_limit: int | None = parts or 1
 
     def round_parts(self, workers: int) -> int:
-        """One part per worker."""
-        return max(1, workers)
+        """One part per worker, or the fixed number."""
+        return self._parts or max(1, workers)

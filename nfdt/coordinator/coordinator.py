@@ -269,7 +269,7 @@ class Coordinator:
 
     def _lease_size(self, remaining: int, task_s: float | None) -> int:
         if self._feed is not None:
-            return 1
+            return self._policy.lease_limit or 1
         if self._policy.lease_limit is not None:
             return self._policy.lease_limit
         return lease_size(remaining, len(self._members.ready()), task_s)

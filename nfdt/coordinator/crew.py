@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from nfdt.coordinator.ring_view import slots_of
 from nfdt.coordinator.site import Site
 from nfdt.coordinator.slots import Listener, Slot
 from nfdt.core.jobs.admission import version_conflict
@@ -50,6 +51,7 @@ class Crew:
         self._token, self._listener = token, listener
         self._spec_json = spec.model_dump_json()
         self._joined = 0
+        self.ring = ""  # of an allreduce job, once it has one
         self.shards: list[Seat] = []
         self.workers: dict[str, Seat] = {}
 
@@ -60,13 +62,14 @@ class Crew:
     def recruit_shards(self, count: int) -> int:
         """Take free shard slots; how many there are now."""
         wanted = count - len(self.shards)
-        for slot in self._site.pool.take("shard", wanted, self._job_id, self._listener, session=self._session):
+        session, ring = self._session, self.ring
+        for slot in self._site.pool.take("shard", wanted, self._job_id, self._listener, session=session, ring=ring):
             self.shards.append(Seat(slot, f"shard-{len(self.shards)}", len(self.shards)))
         return len(self.shards)
 
     def recruit_workers(self, count: int) -> list[Seat]:
         """Take free worker slots for up to ``count`` more workers; a newcomer always gets a new number."""
-        limit = 3 * self._spec.cluster.workers + SPARE_JOINS - self._joined
+        limit = 3 * slots_of(self._spec) + SPARE_JOINS - self._joined
         taken = self._site.pool.take(
             "worker",
             min(count, limit),
@@ -74,6 +77,7 @@ class Crew:
             self._listener,
             session=self._session,
             accepts=self.accepts,
+            ring=self.ring,
         )
         seats = []
         for slot in taken:
@@ -114,7 +118,7 @@ class Crew:
             shards=[shard.address for shard in self.shards],
             artifact_dir=self._artifact_dir(seat.slot),
             job_token=self._token,
-            threads=max(1, self._site.cores // max(1, here)) if local else 0,
+            threads=max(1, self._site.cores // max(1, here)) if local and not self.ring else 0,
         )
         seat.slot.send(pb.Assignment(worker=message))
 

@@ -6,9 +6,10 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
-from nfdt.core.errors import JobCancelled, JobFailed, NfdtError, WorkerFailed
+from nfdt.core.errors import JobCancelled, JobFailed, NfdtError, ServerUnreachable, WorkerFailed
 from nfdt.core.jobs.lifecycle import State
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.launch.ring import Ring
 
 MAX_TEXT = 100_000
 
@@ -17,9 +18,10 @@ class SlotError(WorkerFailed):
     """A slot's code raised; ``error`` is what a client needs to raise it again."""
 
     def __init__(self, seat: str, failed: pb.SlotFailed) -> None:
-        super().__init__(f"{seat} failed: {failed.exception_type}: {failed.message[:1000]}")
+        who = failed.failed_in or seat
+        super().__init__(f"{who} failed: {failed.exception_type}: {failed.message[:1000]}")
         self.error = {
-            "worker": seat,
+            "worker": who,
             "exception_module": failed.exception_module,
             "exception_type": failed.exception_type,
             "message": failed.message[:MAX_TEXT],
@@ -54,6 +56,16 @@ def outcome_of(error: BaseException) -> Outcome:
             return Outcome("failed", str(error), _described(error))
         case _:
             return Outcome("failed", f"The server failed: {type(error).__name__}: {error}", _described(error))
+
+
+def explained(ring: Ring, error: BaseException) -> BaseException:
+    """A better reason for the end of a job whose ring may have lost a rank."""
+    if isinstance(error, (SlotError, JobCancelled)) or not isinstance(error, (JobFailed, ServerUnreachable)):
+        return error
+    ended = ring.why()
+    if report := ring.report():
+        return SlotError("the ring", pb.SlotFailed(**report))
+    return ended or error
 
 
 def _described(error: BaseException) -> dict[str, Any]:

@@ -6,19 +6,21 @@ import logging
 import threading
 from typing import Any
 
-from nfdt.consistency import make_policy
 from nfdt.coordinator import instructions as ins
 from nfdt.coordinator.composer import StateComposer, merger_of
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.crew import Seat
 from nfdt.coordinator.desk import JobDesk, Parts
 from nfdt.coordinator.ending import Abandoned
-from nfdt.coordinator.outcome import Outcome, outcome_of
+from nfdt.coordinator.outcome import Outcome, explained, outcome_of
 from nfdt.coordinator.progress import StallWatch
+from nfdt.coordinator.ring_view import policy_of, seen_by_coordinator, slots_of
 from nfdt.coordinator.shard_control import connect_shards
 from nfdt.coordinator.site import Site
 from nfdt.core.errors import JobCancelled, JobFailed, NfdtError
 from nfdt.core.spec import JobSpec
+from nfdt.launch.ring import Ring
+from nfdt.launch.ring_command import RingShape, shown
 from nfdt.metrics import merge_statistics
 
 _log = logging.getLogger(__name__)
@@ -34,12 +36,30 @@ class JobRun(JobDesk):
 
     Attributes:
         thread: Runs the job; started once the job has its slots.
+        ring: The allreduce ring that works for it, if it is such a job.
     """
 
     def __init__(self, site: Site, job_id: str, spec: JobSpec, session: str) -> None:
         super().__init__(site, job_id, spec, session)
         self._alone_since: float | None = None
+        self.ring: Ring | None = None
         self.thread = threading.Thread(target=self._live, name=job_id, daemon=True)
+
+    def claim_ring(self) -> Ring:
+        """The job's ring, which comes up in the background.
+
+        Raises:
+            JobFailed: it has ended.
+        """
+        if self.ring is None:
+            rings = self._site.rings
+            assert rings is not None, "the scheduler admitted an allreduce job"
+            self.ring = rings.claim(self.job_id, RingShape.of(self.spec.cluster))
+            self.crew.ring = self.ring.name
+            self.journal.tell("info", f"ring of {self.ring.shape.size} ranks: {shown(self.ring.command)}")
+        if failure := self.ring.failure:
+            raise explained(self.ring, JobFailed(failure))
+        return self.ring
 
     def _live(self) -> None:
         outcome: Outcome | None = None
@@ -52,6 +72,8 @@ class JobRun(JobDesk):
             if not isinstance(error, (NfdtError, Abandoned)):
                 _log.exception("job %s", self.job_id)
             reason = self._ending.reason_behind(error)
+            if self.ring is not None:
+                reason = explained(self.ring, reason)
             outcome = None if isinstance(reason, Abandoned) else outcome_of(reason)
         self.close(outcome)
 
@@ -62,6 +84,8 @@ class JobRun(JobDesk):
             self._changed.notify_all()
         self.feed.close()
         self.crew.release()
+        if self.ring is not None and self._site.rings is not None:
+            self._site.rings.release(self.job_id, usable=outcome is not None and outcome.state != "failed")
         if self._parts is not None:
             self._parts.shards.close()
         if outcome is not None:
@@ -88,14 +112,14 @@ class JobRun(JobDesk):
         site = self._site
         merger = merger_of(self.manifest, site.artifacts)
         shards = connect_shards(addresses, self.manifest, self._token, ca_file=site.shard_ca_file)
-        coordinator = Coordinator(self._paced_spec(), make_policy(self.spec.algorithm), site.clock, merger)
+        coordinator = Coordinator(self._paced_spec(), policy_of(self.spec), site.clock, merger)
         return Parts(shards, StateComposer(shards, merger, site.artifacts), coordinator)
 
     def _paced_spec(self) -> JobSpec:
         """The job as its coordinator sees it: every epoch waits for this run, and only who is there is waited for."""
-        workers = max(1, len(self.crew.living()))
-        cluster = self.spec.cluster.model_copy(update={"workers": workers})
-        return self.spec.model_copy(update={"attended": True, "cluster": cluster})
+        spec = seen_by_coordinator(self.spec)
+        cluster = spec.cluster.model_copy(update={"workers": max(1, len(self.crew.living()))})
+        return spec.model_copy(update={"attended": True, "cluster": cluster})
 
     def _await_shards(self) -> list[str]:
         deadline = self._clock.now() + SHARD_START_S
@@ -185,7 +209,7 @@ class JobRun(JobDesk):
 
     def _replace_lost(self, parts: Parts, now: float) -> None:
         """Free slots take the place of workers that are gone or never came."""
-        missing = self.spec.cluster.workers - len(self.crew.living())
+        missing = slots_of(self.spec) - len(self.crew.living())
         if missing > 0:
             self._seat_workers(parts, self.crew.recruit_workers(missing))
         if self.crew.living():

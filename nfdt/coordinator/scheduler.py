@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import threading
 from collections import deque
@@ -11,16 +12,18 @@ from typing import Any
 
 from nfdt.coordinator.outcome import outcome_of
 from nfdt.coordinator.progress import StallWatch
+from nfdt.coordinator.ring_view import is_ring, slots_of
 from nfdt.coordinator.run import STALL_AFTER_S, JobRun
 from nfdt.coordinator.site import Site
 from nfdt.core.arrays import ParameterLayout
-from nfdt.core.errors import JobFailed, NfdtError, UsageError, VersionMismatch
+from nfdt.core.errors import JobFailed, NfdtError, PolicyRefused, UsageError, VersionMismatch
 from nfdt.core.jobs.admission import version_conflict
 from nfdt.core.jobs.feed import FeedQueue
 from nfdt.core.jobs.lifecycle import is_terminal
 from nfdt.core.jobs.runner import Census
 from nfdt.core.spec import JobSpec, parse_job
 from nfdt.core.wire import jobs_pb2 as pb
+from nfdt.launch.ring_command import RingShape, shown
 from nfdt.shard.plan import count_shards
 
 _log = logging.getLogger(__name__)
@@ -90,11 +93,30 @@ class Scheduler:
         """Refuse a program that no shards could hold."""
         try:
             ParameterLayout.from_json(manifest["layout"])
-            count_shards(manifest, spec.cluster.shards)
+            if is_ring(spec):
+                self._admit_ring(spec)
+            else:
+                count_shards(manifest, spec.cluster.shards)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, NfdtError):
                 raise
             raise UsageError(f"Program {spec.program}: its manifest is malformed ({error!r}).") from None
+
+    def _admit_ring(self, spec: JobSpec) -> None:
+        rings, cluster = self._site.rings, spec.cluster
+        if rings is None:
+            raise UsageError("This server starts no allreduce rings: it was started without slots of its own.")
+        if importlib.util.find_spec("horovod") is None:
+            raise UsageError(
+                f"algorithm={spec.algorithm.name!r}: expected Horovod on the server's machine. Received: none. "
+                "Run scripts/install-horovod there."
+            )
+        if not self._site.takes_hosts and (cluster.hosts or cluster.hostfile or cluster.launcher == "world"):
+            raise PolicyRefused(
+                "A shared server logs in nowhere on a job's behalf. Expected: a job without hosts, hostfile or "
+                "launcher='world'. Run the script without server=, or start it with mpirun."
+            )
+        rings.check(RingShape.of(cluster))
 
     def submitted(self, job_id: str) -> None:
         """Queue a job."""
@@ -194,7 +216,8 @@ class Scheduler:
                 raise stop
             if self._head is None or self._head.run is not run:
                 stall = StallWatch(self._site.clock.now(), STALL_AFTER_S)
-                self._head = _Waiting(run, count_shards(run.manifest, run.spec.cluster.shards), stall)
+                shards = 1 if is_ring(run.spec) else count_shards(run.manifest, run.spec.cluster.shards)
+                self._head = _Waiting(run, shards, stall)
             if not self._ready(self._head):
                 return False
         except Exception as error:
@@ -213,8 +236,9 @@ class Scheduler:
         """
         run, now = waiting.run, self._site.clock.now()
         self._launch(waiting)
-        shards = _Need("shard", waiting.shards, *self._site.pool.attending("shard"))
-        workers = _Need("worker", run.spec.cluster.workers, *self._site.pool.attending("worker", run.crew.accepts))
+        pool, ring = self._site.pool, run.crew.ring
+        shards = _Need("shard", waiting.shards, *pool.attending("shard", ring=ring))
+        workers = _Need("worker", slots_of(run.spec), *pool.attending("worker", run.crew.accepts, ring))
         short = [need for need in (shards, workers) if need.attending < need.wanted]
         waiting.short_since = None if not short else waiting.short_since or now
         late = waiting.short_since is not None and now - waiting.short_since >= run.spec.start_timeout_s
@@ -234,6 +258,9 @@ class Scheduler:
         return False
 
     def _launch(self, waiting: _Waiting) -> None:
+        if is_ring(waiting.run.spec):
+            waiting.run.claim_ring()
+            return
         launcher = self._site.launcher
         if launcher is None:
             return
@@ -243,6 +270,13 @@ class Scheduler:
             launcher.ensure("worker", waiting.run.spec.cluster.workers)
 
     def _give_up(self, run: JobRun, short: list[_Need], late: bool) -> None:
+        if run.ring is not None:
+            if late:
+                raise JobFailed(
+                    f"The ranks did not come up within {run.spec.start_timeout_s:g} s; see {run.ring.log}. "
+                    f"They were started with: {shown(run.ring.command)}"
+                )
+            return
         launcher = self._site.launcher
         for need in short:
             launched = need.role == "shard" or self._site.launches_workers

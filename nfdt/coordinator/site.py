@@ -14,6 +14,7 @@ from nfdt.core.jobs.launcher import Launcher
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.machine import boot_id
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.launch.ring import RingLauncher
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Site:
         artifacts: Files.
         pool: Attending slots.
         launcher: Starts slots on this machine; None: all slots come from elsewhere.
+        rings: Starts the rings of allreduce jobs; None: this server runs none.
+        takes_hosts: Whether a job may name the hosts of its ring: the server's machine logs in there.
         launches_workers: Whether the launcher starts worker slots too, not only shards.
         keeps_checkpoints: Whether each epoch's end is written to disk.
         cancels_abandoned: Whether an attended job whose client is gone is cancelled; else it goes on alone.
@@ -38,6 +41,8 @@ class Site:
     pool: SlotPool
     launcher: Launcher | None = None
     launches_workers: bool = False
+    rings: RingLauncher | None = None
+    takes_hosts: bool = False
     keeps_checkpoints: bool = True
     cancels_abandoned: bool = False
     attend_timeout_s: float = 60.0

@@ -117,6 +117,7 @@ class SlotPool:
         *,
         session: str = "",
         accepts: Callable[[Slot], bool] = lambda slot: True,
+        ring: str = "",
     ) -> list[Slot]:
         """Up to ``count`` free slots become the job's.
 
@@ -128,9 +129,10 @@ class SlotPool:
             session: Client session of a job that carries code, "" for a job without: a slot that has
                 run code of one session never serves another.
             accepts: Whether the job can use a slot.
+            ring: The allreduce ring whose slots are wanted; "" for slots of none.
         """
         with self._changed:
-            free = [s for s in self._slots if s.hello.role == role and s.job_id is None and not s.dismissed]
+            free = [s for s in self._of(role, ring) if s.job_id is None]
             for slot in free:
                 if slot.session and slot.session != session and count > 0:
                     self._dismiss(slot)
@@ -138,6 +140,9 @@ class SlotPool:
             for slot in fit:
                 slot.job_id, slot.listener, slot.session = job_id, listener, slot.session or session
             return fit
+
+    def _of(self, role: Role, ring: str) -> list[Slot]:
+        return [s for s in self._slots if s.hello.role == role and s.hello.ring == ring and not s.dismissed]
 
     def _dismiss(self, slot: Slot) -> None:
         slot.dismissed = True
@@ -167,14 +172,16 @@ class SlotPool:
     def census(self) -> Census:
         """The worker slots that attend."""
         with self._changed:
-            workers = [s for s in self._slots if s.hello.role == "worker" and not s.dismissed]
+            workers = self._of("worker", "")
             free = sum(s.job_id is None for s in workers)
             return Census(len(workers), free, tuple(s.versions for s in workers))
 
-    def attending(self, role: Role, accepts: Callable[[Slot], bool] = lambda slot: True) -> tuple[int, int]:
+    def attending(
+        self, role: Role, accepts: Callable[[Slot], bool] = lambda slot: True, ring: str = ""
+    ) -> tuple[int, int]:
         """(attending, free) slots of this role that the job can use."""
         with self._changed:
-            slots = [s for s in self._slots if s.hello.role == role and not s.dismissed and accepts(s)]
+            slots = [s for s in self._of(role, ring) if accepts(s)]
             return len(slots), sum(s.job_id is None for s in slots)
 
     def wait(self, timeout_s: float) -> None:

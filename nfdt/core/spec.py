@@ -44,6 +44,10 @@ class AlgorithmSpec(_Spec):
     gap: float | None = Field(
         None, ge=0, description="ddc: how strongly drift lowers the trust in a gradient; None: 0.5 (SGD), 1 (others)"
     )
+    scale_lr: Literal["linear", "sqrt"] | None = Field(
+        None, description="allreduce: multiply the learning rate by the number of ranks, or its square root"
+    )
+    warmup_epochs: float = Field(0.0, ge=0, description="allreduce: epochs over which scale_lr rises from 1")
     dc_decay: float = Field(0.95, ge=0, lt=1, description="dc-a, dc-k, ddc: decay of the mean square of the gradients")
 
     @field_validator("topology", "consistency", "update_rule", "batch", "tasks", "codec")
@@ -67,6 +71,15 @@ class ClusterSpec(_Spec):
 
     workers: int = Field(2, ge=1, le=MAX_WORKERS)
     shards: int = Field(1, ge=1, le=MAX_SHARDS)
+    launcher: Literal["auto", "mpirun", "horovodrun", "world"] = Field(
+        "auto", description="allreduce: what starts the ranks; auto: mpirun where it exists"
+    )
+    hosts: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9][\w.-]*(:\d+)?(,[A-Za-z0-9][\w.-]*(:\d+)?)*$",
+        description="allreduce: 'a:2,b:2', hosts and how many ranks each takes",
+    )
+    hostfile: str | None = Field(None, pattern=r"^[^-\0]", description="allreduce: a file that the launcher reads")
     emulate: Emulation = Emulation()
 
 
@@ -116,9 +129,9 @@ class JobSpec(_Spec):
     start_timeout_s: float = Field(120.0, gt=0, description="how long to wait for the asked number of workers")
 
 
-_CLUSTER_OPTIONS = ("workers", "shards")
+CLUSTER_OPTIONS = tuple(k for k in ClusterSpec.model_fields if k != "emulate")
 _ALGORITHM_OPTIONS = tuple(k for k in AlgorithmSpec.model_fields if k != "name")
-OVERRIDES: tuple[str, ...] = (*_ALGORITHM_OPTIONS, *_CLUSTER_OPTIONS, "emulate")
+OVERRIDES: tuple[str, ...] = (*_ALGORITHM_OPTIONS, *CLUSTER_OPTIONS, "emulate")
 
 
 def _explain(error: ValidationError, received: Mapping[str, Any]) -> str:
@@ -157,12 +170,12 @@ def resolve_algorithm(name: str | None = None, **overrides: Any) -> AlgorithmSpe
 
 
 def resolve_cluster(**options: Any) -> ClusterSpec:
-    """A ClusterSpec from ``workers``, ``shards`` and ``emulate`` (a mapping).
+    """A ClusterSpec from ``workers``, ``shards``, how ranks are launched, and ``emulate`` (a mapping).
 
     Raises:
         UsageError: unknown option or bad value.
     """
-    check_names(options, (*_CLUSTER_OPTIONS, "emulate"))
+    check_names(options, (*CLUSTER_OPTIONS, "emulate"))
     given = {k: v for k, v in options.items() if v is not None}
     try:
         return ClusterSpec(**given)

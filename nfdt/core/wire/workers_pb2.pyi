@@ -77,6 +77,7 @@ class SlotHello(google.protobuf.message.Message):
     VERSIONS_FIELD_NUMBER: builtins.int
     DEVICE_FIELD_NUMBER: builtins.int
     BOOT_ID_FIELD_NUMBER: builtins.int
+    RING_FIELD_NUMBER: builtins.int
     name: builtins.str
     """host-pid unless given"""
     host: builtins.str
@@ -86,6 +87,8 @@ class SlotHello(google.protobuf.message.Message):
     device: builtins.str
     """"cpu" or "gpu:0" """
     boot_id: builtins.str
+    ring: builtins.str
+    """rank 0 of this allreduce ring attends: only jobs of the ring get the slot ("": anybody)"""
     @property
     def versions(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
     def __init__(
@@ -98,8 +101,9 @@ class SlotHello(google.protobuf.message.Message):
         versions: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         device: builtins.str = ...,
         boot_id: builtins.str = ...,
+        ring: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["boot_id", b"boot_id", "device", b"device", "host", b"host", "name", b"name", "pid", b"pid", "role", b"role", "versions", b"versions"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["boot_id", b"boot_id", "device", b"device", "host", b"host", "name", b"name", "pid", b"pid", "ring", b"ring", "role", b"role", "versions", b"versions"]) -> None: ...
 
 Global___SlotHello: typing_extensions.TypeAlias = SlotHello
 
@@ -145,11 +149,14 @@ class SlotFailed(google.protobuf.message.Message):
     EXCEPTION_TYPE_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
     TRACEBACK_FIELD_NUMBER: builtins.int
+    FAILED_IN_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     exception_module: builtins.str
     exception_type: builtins.str
     message: builtins.str
     traceback: builtins.str
+    failed_in: builtins.str
+    """the rank of a ring whose code raised ("": the slot's own)"""
     def __init__(
         self,
         *,
@@ -158,8 +165,9 @@ class SlotFailed(google.protobuf.message.Message):
         exception_type: builtins.str = ...,
         message: builtins.str = ...,
         traceback: builtins.str = ...,
+        failed_in: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["exception_module", b"exception_module", "exception_type", b"exception_type", "job_id", b"job_id", "message", b"message", "traceback", b"traceback"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["exception_module", b"exception_module", "exception_type", b"exception_type", "failed_in", b"failed_in", "job_id", b"job_id", "message", b"message", "traceback", b"traceback"]) -> None: ...
 
 Global___SlotFailed: typing_extensions.TypeAlias = SlotFailed
 

@@ -1,0 +1,192 @@
+"""Allreduce rings of this server: started, claimed by one job at a time, explained when they end, taken down."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nfdt.core.errors import JobFailed
+from nfdt.launch.ring_command import RingShape, Surroundings, choose_launcher, ring_command, ring_environment, shown
+
+_log = logging.getLogger(__name__)
+
+TAIL_LINES = 30
+TERMINATE_S = 5.0
+END_S = 8.0  # how long a ring that has lost a rank may take to end
+_NOISE = re.compile(r"^\s*(-{10,}|)\s*$")
+
+
+def surroundings() -> Surroundings:
+    """This machine as launchers see it."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Surroundings(shutil.which("mpirun"), cores, os.geteuid() == 0)
+
+
+@dataclass(eq=False)
+class Ring:
+    """One launcher process with its ranks.
+
+    Attributes:
+        name: What rank 0's slots say they belong to.
+        command: The launcher's argv.
+        directory: Token, log, and what a rank that failed left behind.
+        job_id: The job it works for; None: it is free.
+    """
+
+    name: str
+    shape: RingShape
+    command: list[str]
+    directory: Path
+    process: subprocess.Popen[bytes]
+    job_id: str | None = None
+
+    @property
+    def failure(self) -> str | None:
+        """What went wrong, once the ring has ended."""
+        code = self.process.poll()
+        return None if code is None else self._explain(code)
+
+    def why(self, timeout_s: float = END_S) -> JobFailed | None:
+        """Why it ended, waiting a moment for the end; None when it still runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout_s)
+        failure = self.failure
+        return None if failure is None else JobFailed(failure)
+
+    def report(self) -> dict[str, Any] | None:
+        """What the first rank that failed left behind."""
+        for path in sorted(self.directory.glob("failure-*.json"), key=lambda p: p.stat().st_mtime):
+            with contextlib.suppress(ValueError, OSError):
+                return dict(json.loads(path.read_text()))
+        return None
+
+    def _explain(self, code: int) -> str:
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        tail = "\n".join([line for line in lines if not _NOISE.match(line)][-TAIL_LINES:])
+        return (
+            f"The ring of {self.shape.size} ranks ended with exit code {code}. It was started with: "
+            f"{shown(self.command)}\nThe end of its log:\n{tail or '(nothing)'}"
+        )
+
+    @property
+    def log(self) -> Path:
+        """Standard output and error of the launcher and all ranks."""
+        return self.directory / "log"
+
+
+class RingLauncher:
+    """Starts and ends the rings of a server; any thread may call.
+
+    Args:
+        directory: Where each ring gets a directory; made with mode 0700.
+        server: ``host:port`` that rank 0 attends.
+        token: The slots' token; rank 0 reads it from a file of mode 0600.
+        keeps: Whether a ring whose job has ended waits for the next one (a server of one script), or is ended.
+        command: argv of a rank; tests give another one.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        server: str,
+        token: str,
+        *,
+        keeps: bool,
+        command: Sequence[str] = (sys.executable, "-P", "-m", "hfdt.rank"),
+        look: Callable[[], Surroundings] = surroundings,
+    ) -> None:
+        self._directory, self._server, self._token, self._keeps = directory, server, token, keeps
+        self._command, self._look = tuple(command), look
+        self._lock = threading.Lock()
+        self._rings: list[Ring] = []
+
+    def prepare(self, shape: RingShape) -> None:
+        """Start a ring that the first job of this shape will find warm."""
+        with self._lock:
+            self._start(shape, None)
+
+    def check(self, shape: RingShape) -> None:
+        """Raise UsageError where no launcher for this shape is here."""
+        choose_launcher(shape, self._look())
+
+    def claim(self, job_id: str, shape: RingShape) -> Ring:
+        """The job's ring: the one it has, a free one of this shape, or a new one that comes up in the background."""
+        with self._lock:
+            own = next((ring for ring in self._rings if ring.job_id == job_id), None)
+            if own is not None:
+                return own
+            for ring in self._rings:
+                if ring.job_id is None and ring.shape == shape and ring.process.poll() is None:
+                    ring.job_id = job_id
+                    return ring
+            return self._start(shape, job_id)
+
+    def release(self, job_id: str, *, usable: bool) -> None:
+        """The job has ended; ``usable``: its ranks can do another one."""
+        with self._lock:
+            ring = next((ring for ring in self._rings if ring.job_id == job_id), None)
+            if ring is None:
+                return
+            ring.job_id = None
+            keep = self._keeps and usable and ring.process.poll() is None
+            if not keep:
+                self._rings.remove(ring)
+        if not keep:
+            _end([ring])
+
+    def stop(self) -> None:
+        """End all rings."""
+        with self._lock:
+            rings, self._rings = self._rings, []
+        _end(rings)
+
+    def _start(self, shape: RingShape, job_id: str | None) -> Ring:
+        name = f"ring-{secrets.token_hex(4)}"
+        directory = self._directory / name
+        directory.mkdir(parents=True, mode=0o700)
+        with os.fdopen(os.open(directory / "token", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(self._token)
+        program = [*self._command, "--server", self._server, "--ring", str(directory)]
+        command = ring_command(shape, program, self._look())
+        with (directory / "log").open("wb") as log:
+            process = subprocess.Popen(
+                command,
+                env=ring_environment(os.environ, in_world=shape.launcher == "world"),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        _log.info("%s: %s", name, shown(command))
+        ring = Ring(name, shape, command, directory, process, job_id)
+        self._rings.append(ring)
+        return ring
+
+
+def _end(rings: Sequence[Ring]) -> None:
+    """Ask, then kill; a launcher that is asked ends its ranks."""
+    living = [ring for ring in rings if ring.process.poll() is None]
+    for ring in living:
+        ring.process.terminate()
+    deadline = time.monotonic() + TERMINATE_S
+    for ring in living:
+        try:
+            ring.process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(ring.process.pid, signal.SIGKILL)
+            ring.process.wait()
