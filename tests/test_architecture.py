@@ -29,10 +29,12 @@ CORE_ROOMS = ("nfdt.core.jobs", "nfdt.core.wire", "nfdt.core.program", "nfdt.cor
 
 # Who (longest prefix wins) may import which of our own modules.
 ARROWS: dict[str, tuple[str, ...]] = {
-    "nfdt": ("nfdt.core", "nfdt_client"),  # the package itself hands the public names on, lazily
+    # The packages themselves hand the public names on, lazily.
+    "nfdt": ("nfdt.core", "nfdt_client"),
     "nfdt.cli": ("nfdt", "nfdt_client", "hfdt"),
     "nfdt_client": ("nfdt.core", "nfdt_client"),
-    "hfdt": ("nfdt.core", "hfdt"),
+    "hfdt": ("nfdt.core", "nfdt_client"),
+    **{f"hfdt.{path.stem}": ("nfdt.core", "hfdt") for path in (ROOT / "hfdt").glob("[!_]*.py")},
     "hfdt.outer": ("nfdt.core", "hfdt", "nfdt.transport"),
     "nfdt.core": (),
     "nfdt.core.jobs": ("nfdt.core.jobs", "nfdt.core.wire"),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from nfdt.core.errors import UsageError
+from nfdt.core.presets import DEFAULT_PRESET
 from nfdt_client.options import Options, resolve
 from nfdt_client.session import Session
 
@@ -17,10 +18,11 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _options(options: Mapping[str, Any] | None, arguments: Mapping[str, Any]) -> Options:
+def _options(options: Mapping[str, Any] | None, arguments: Mapping[str, Any], default: str) -> Options:
     if options is not None and not isinstance(options, Mapping):
         raise UsageError(f"options: expected a mapping of names to values. Received: {options!r}.")
-    return resolve({**(options or {}), **{name: value for name, value in arguments.items() if value is not None}})
+    given = {**(options or {}), **{name: value for name, value in arguments.items() if value is not None}}
+    return resolve(given, default_algorithm=default)
 
 
 @overload
@@ -33,6 +35,7 @@ def distribute(
     algorithm: str | None = None,
     server: str | None = None,
     options: Mapping[str, Any] | None = None,
+    default_algorithm: str = DEFAULT_PRESET,
     **overrides: Any,
 ) -> Callable[[F], F]: ...
 def distribute(
@@ -42,6 +45,7 @@ def distribute(
     algorithm: str | None = None,
     server: str | None = None,
     options: Mapping[str, Any] | None = None,
+    default_algorithm: str = DEFAULT_PRESET,
     **overrides: Any,
 ) -> Any:
     """Decorate a function: every ``model.fit`` during its call trains on a cluster. With or without parentheses.
@@ -52,13 +56,14 @@ def distribute(
         algorithm: A preset, as in ``"ddc-asgd"`` (default), ``"bsp"``, ``"asgd"``.
         server: ``HOST:PORT`` of a job server; without it one is started here for each call and taken down after it.
         options: More options as a mapping, for names that are no Python identifiers (``"emulate.slowdown"``).
+        default_algorithm: The preset where nobody names one, in code, environment or file.
         **overrides: Any other option: ``update_rule``, ``staleness_bound``, ``dc_lambda``, ``shards``, ``emulate``, ...
 
     Raises:
         UsageError: at once, for unknown options and bad values; the message names the valid ones.
     """
     named = {"workers": workers, "algorithm": algorithm, "server": server, **overrides}
-    resolved = _options(options, named)
+    resolved = _options(options, named, default_algorithm)
 
     def decorate(function: F) -> F:
         _check_function(function, "distribute")
@@ -79,10 +84,12 @@ def session(
     algorithm: str | None = None,
     server: str | None = None,
     options: Mapping[str, Any] | None = None,
+    default_algorithm: str = DEFAULT_PRESET,
     **overrides: Any,
 ) -> Session:
     """For a ``with`` block what :func:`distribute` is for a function; takes the same arguments."""
-    return Session(_options(options, {"workers": workers, "algorithm": algorithm, "server": server, **overrides}))
+    named = {"workers": workers, "algorithm": algorithm, "server": server, **overrides}
+    return Session(_options(options, named, default_algorithm))
 
 
 class _Submitted(BaseException):
@@ -129,6 +136,7 @@ def submit(
     algorithm: str | None = None,
     server: str | None = None,
     options: Mapping[str, Any] | None = None,
+    default_algorithm: str = DEFAULT_PRESET,
     **overrides: Any,
 ) -> JobHandle:
     """Run ``fn`` up to its first ``fit`` and hand that in as a job that needs this script no longer.
@@ -142,6 +150,7 @@ def submit(
         algorithm: As for :func:`distribute`.
         server: As for :func:`distribute`, but there must be one.
         options: As for :func:`distribute`.
+        default_algorithm: As for :func:`distribute`.
         **overrides: As for :func:`distribute`.
 
     Raises:
@@ -149,7 +158,7 @@ def submit(
     """
     _check_function(fn, "submit")
     named = {"workers": workers, "algorithm": algorithm, "server": server, **overrides}
-    resolved = _options(options, named)
+    resolved = _options(options, named, default_algorithm)
     if resolved.server is None:
         raise UsageError(
             "submit: expected server='HOST:PORT' or NFDT_SERVER in the environment. Received: none. A server "

@@ -11,7 +11,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from nfdt.core.errors import ServerUnreachable
 
@@ -21,11 +23,19 @@ KILL_TIMEOUT_S = 5.0
 TAIL_LINES = 20
 
 
-def server_command(workers: int, shards: int, state_dir: Path) -> list[str]:
-    """How the server is started; ``-P`` keeps a file of the user's from shadowing a module of ours."""
+def server_command(workers: int, shards: int, state_dir: Path, ring: Mapping[str, Any] | None = None) -> list[str]:
+    """How the server is started; ``-P`` keeps a file of the user's from shadowing a module of ours.
+
+    Args:
+        workers: Worker processes it starts.
+        shards: Shard processes it starts.
+        state_dir: Where it keeps everything.
+        ring: The allreduce ring it starts.
+    """
     return [
         *(sys.executable, "-P", "-m", "nfdt.server", "--embedded"),
         *("--workers", str(workers), "--shards", str(shards), "--state-dir", str(state_dir)),
+        *(("--ring", json.dumps(ring)) if ring else ()),
     ]
 
 
@@ -38,12 +48,20 @@ class EmbeddedServer:
     Args:
         workers: Worker processes to start.
         shards: Shard processes to start.
+        ring: An allreduce ring to start; ``size``, ``launcher``, ``hosts``, ``hostfile``.
         command: Replaces the server's command line; the state directory is not passed on then.
     """
 
-    def __init__(self, workers: int, shards: int, *, command: list[str] | None = None) -> None:
+    def __init__(
+        self,
+        workers: int,
+        shards: int,
+        *,
+        ring: Mapping[str, Any] | None = None,
+        command: list[str] | None = None,
+    ) -> None:
         self.token = secrets.token_hex(32)
-        self._workers, self._shards, self._command = workers, shards, command
+        self._workers, self._shards, self._ring, self._command = workers, shards, ring, command
         self._directory: Path | None = None
         self._process: subprocess.Popen[str] | None = None
         self._answer = ""
@@ -52,7 +70,7 @@ class EmbeddedServer:
     def start(self) -> None:
         """Start the child and return at once; its processes warm up meanwhile."""
         self._directory = Path(tempfile.mkdtemp(prefix="nfdt-"))
-        command = self._command or server_command(self._workers, self._shards, self._directory / "state")
+        command = self._command or server_command(self._workers, self._shards, self._directory / "state", self._ring)
         with self._log_file.open("w") as log:
             self._process = subprocess.Popen(
                 command,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from nfdt.core.errors import UsageError
+from nfdt.core.place import Place, find_world
 from nfdt.core.presets import DEFAULT_PRESET
 from nfdt.core.spec import (
     CLUSTER_OPTIONS,
@@ -22,6 +24,8 @@ from nfdt.core.spec import (
     resolve_algorithm,
     resolve_cluster,
 )
+
+logger = logging.getLogger(__name__)
 
 PREFIX = "NFDT_"
 CONNECTION = ("server", "token", "token_file", "ca_file")
@@ -52,6 +56,7 @@ class Options:
     Attributes:
         server: ``HOST:PORT`` of a job server; None for the embedded one.
         workers_given: Whether somebody asked for a number of workers, or it is the default.
+        world: The launcher's world that this script is a rank of, for jobs whose ranks it shall be.
         settings: Every option by name with its value and origin, for ``nfdt config``.
     """
 
@@ -62,6 +67,7 @@ class Options:
     start_timeout_s: float = 120.0
     step_timeout_s: float = 600.0
     workers_given: bool = False
+    world: Place | None = None
     settings: Mapping[str, Setting] = field(default_factory=dict, repr=False)
     _token: str | None = field(default=None, repr=False)
     _token_file: str | None = None
@@ -199,7 +205,25 @@ def resolve(
         **{name: Setting(value, "argument") for name, value in _flatten(arguments, "arguments").items()},
     }
     given = {name: Setting(_coerce(name, s.value), s.origin) for name, s in layers.items()}
-    return _validated(given, default_algorithm)
+    options = _validated(given, default_algorithm)
+    return _in_world(options, os.environ if environ is None else environ)
+
+
+def _in_world(options: Options, environ: Mapping[str, str]) -> Options:
+    """An allreduce job of a script that mpirun, srun or horovodrun started runs on the ranks of that world."""
+    if options.algorithm.topology != "ring":
+        return options
+    if options.cluster.shards != 1:
+        raise UsageError(f"shards: expected 1, because allreduce has none. Received: {options.cluster.shards}.")
+    world = find_world(environ) if options.server is None else None
+    if world is None:
+        return options
+    if options.workers_given and options.cluster.workers != world.size:
+        logger.warning("The launcher started %d ranks: workers=%d is ignored", world.size, options.cluster.workers)
+    cluster = options.cluster.model_copy(
+        update={"workers": world.size, "launcher": "world", "hosts": None, "hostfile": None}
+    )
+    return replace(options, cluster=cluster, world=world)
 
 
 def _validated(given: dict[str, Setting], default_algorithm: str) -> Options:
@@ -207,7 +231,7 @@ def _validated(given: dict[str, Setting], default_algorithm: str) -> Options:
     preset = values.pop("algorithm", None) or default_algorithm
     emulate = {name.removeprefix("emulate."): values.pop(name) for name in EMULATION if name in values}
     cluster = resolve_cluster(emulate=emulate, **{name: values.pop(name) for name in CLUSTER_OPTIONS if name in values})
-    timeouts = {name: _seconds(name, values.pop(name)) for name in TIMEOUTS if name in values}
+    timeouts: dict[str, Any] = {name: _seconds(name, values.pop(name)) for name in TIMEOUTS if name in values}
     connection = {name: values.pop(name) for name in CONNECTION if name in values}
     algorithm = resolve_algorithm(preset, **values)
     server = _checked_server(connection["server"]) if "server" in connection else None

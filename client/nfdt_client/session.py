@@ -11,7 +11,7 @@ from typing import Any
 
 from nfdt.core.errors import PolicyRefused, ServerUnreachable, UsageError
 from nfdt.core.spec import ClusterSpec
-from nfdt_client import callbacks, patch
+from nfdt_client import callbacks, patch, ring
 from nfdt_client.capture import Capture, bind, capture, check_batch
 from nfdt_client.connection import Connection
 from nfdt_client.embedded import EmbeddedServer
@@ -30,7 +30,9 @@ logger = logging.getLogger(__name__)
 class Session:
     """While it is entered, ``keras.Model.fit`` of this context trains on a cluster.
 
-    Without ``server`` in the options a job server is started here and taken down at the end.
+    Without ``server`` in the options a job server is started here and taken down at the end. In a script that mpirun,
+    srun or horovodrun started, rank 0's allreduce job runs on the ranks of that world; entering a session on another
+    rank works for it and then ends the script.
 
     Attributes:
         fits: ``history.nfdt`` of every fit so far.
@@ -46,6 +48,10 @@ class Session:
 
     def __enter__(self) -> Session:
         with contextlib.ExitStack() as undo:
+            if self.options.algorithm.topology == "ring" and self.options.server is None:
+                ring.require_horovod(self.options.algorithm.name)
+            if self.options.world is not None and self.options.world.rank:
+                ring.follow()
             self._embedded = undo.enter_context(_embedded(self.options)) if self.options.server is None else None
             undo.callback(self._disconnect)
             if self._embedded is None:
@@ -142,7 +148,8 @@ class Session:
                 f"with --allow-code, or Keras' own parts only. Received: {self.connection().address}, which takes none."
             )
         cluster = self.options.cluster
-        if not self.options.workers_given and self.options.server is not None and server.slots:
+        flat = self.options.algorithm.topology == "flat"
+        if flat and not self.options.workers_given and self.options.server is not None and server.slots:
             cluster = cluster.model_copy(update={"workers": server.slots})
         submission = specify(
             captured, packed, self.options, cluster=cluster, initial_epoch=initial_epoch, attended=attended
@@ -165,7 +172,11 @@ class Session:
 
 @contextlib.contextmanager
 def _embedded(options: Options) -> Any:
-    server = EmbeddedServer(options.cluster.workers, options.cluster.shards)
+    cluster = options.cluster
+    if options.algorithm.topology == "ring":
+        server = EmbeddedServer(0, 0, ring=ring.describe_ring(cluster))
+    else:
+        server = EmbeddedServer(cluster.workers, cluster.shards)
     try:
         server.start()
         yield server

@@ -20,8 +20,9 @@ from nfdt.cli.options import FILE, log_to_stderr, parse_settings, training_optio
 from nfdt.cli.run import SCRIPT_ARGUMENTS, train_script
 from nfdt.cli.serve import LOG_DIR, end_on_sigterm
 from nfdt.core.errors import UsageError
+from nfdt.core.place import Place, find_place
 from nfdt.launch.local import SlotOptions
-from nfdt.launch.mpi import Invitation, Place, accept, find_place, invite, meeting_file
+from nfdt.launch.mpi import Invitation, accept, invite, meeting_file
 from nfdt.server import find_gpus
 
 START_S = 60.0

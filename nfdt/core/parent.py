@@ -11,7 +11,7 @@ import threading
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
+def die_with_parent(*, watch_stdin: bool = True) -> None:
     """End this process when its standard input closes; on Linux the kernel also kills it when its parent dies.
 
     The launcher holds the other end of standard input, a pipe, and starts all its children from one
@@ -19,7 +19,8 @@ def die_with_parent() -> None:
     """
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    threading.Thread(target=_watch, name="parent", daemon=True).start()
+    if watch_stdin:
+        threading.Thread(target=_watch, name="parent", daemon=True).start()
 
 
 def _watch() -> None:

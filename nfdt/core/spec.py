@@ -79,7 +79,7 @@ class ClusterSpec(_Spec):
         pattern=r"^[A-Za-z0-9][\w.-]*(:\d+)?(,[A-Za-z0-9][\w.-]*(:\d+)?)*$",
         description="allreduce: 'a:2,b:2', hosts and how many ranks each takes",
     )
-    hostfile: str | None = Field(None, pattern=r"^[^-\0]", description="allreduce: a file that the launcher reads")
+    hostfile: str | None = Field(None, pattern=r"^[^-]", description="allreduce: a file that the launcher reads")
     emulate: Emulation = Emulation()
 
 

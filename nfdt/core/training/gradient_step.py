@@ -47,7 +47,7 @@ class GradientStep:
     def __init__(self, model: Any, layout: ParameterLayout, *, loss_scale: Mapping[str, Any] | None = None) -> None:
         self._model = model
         self._weights = WeightSetter(model, layout)
-        self._optimizer = _replace_optimizer(model, layout, loss_scale or _own_loss_scale(model.optimizer))
+        self._optimizer = replace_optimizer(model, layout, loss_scale or own_loss_scale(model.optimizer))
         self._version = int(self._optimizer.iterations)
         self._run: Any = in_graph(self._traced, model)
 
@@ -95,13 +95,14 @@ def as_tensors(batch: Any) -> Any:
     return tf.nest.map_structure(lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), batch)
 
 
-def _own_loss_scale(optimizer: Any) -> dict[str, Any] | None:
+def own_loss_scale(optimizer: Any) -> dict[str, Any] | None:
+    """How the optimizer scales the loss by itself, in the form of the program's ``loss_scale``."""
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return None
     return {"initial_scale": optimizer.initial_scale, "dynamic_growth_steps": optimizer.dynamic_growth_steps}
 
 
-def _replace_optimizer(model: Any, layout: ParameterLayout, loss_scale: Mapping[str, Any] | None) -> RecordingOptimizer:
+def replace_optimizer(model: Any, layout: ParameterLayout, loss_scale: Mapping[str, Any] | None) -> RecordingOptimizer:
     """Put a recording optimizer wherever the model holds its own."""
     replaced = model.optimizer
     scale = LossScale(None if loss_scale else replaced.loss_scale_factor, loss_scale)

@@ -88,7 +88,19 @@ class RecordingOptimizer(keras.optimizers.Optimizer):
         Raises:
             CaptureError: nothing was recorded.
         """
-        return self._scale.unscaled(self._gradients.flat())
+        return self.unscaled(self.recorded())
+
+    def recorded(self) -> Any:
+        """The step's flat float32 gradient as it came, shape ``(P,)``, still scaled as the loss was.
+
+        Raises:
+            CaptureError: nothing was recorded.
+        """
+        return self._gradients.flat()
+
+    def unscaled(self, gradient: Any) -> tuple[Any, Any]:
+        """A recorded gradient without the loss scale, and whether it is finite; moves a dynamic scale on."""
+        return self._scale.unscaled(gradient)
 
 
 class _Gradients:

@@ -1,0 +1,39 @@
+"""What rank 0 tells the others before they all do it: one message per collective action."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+_LENGTH = 8
+
+
+@dataclass(frozen=True)
+class Order:
+    """One message.
+
+    Attributes:
+        kind: ``job`` (build it), ``do`` (an instruction of the coordinator), ``release`` (drop the job), ``quit``.
+        values: JSON: of a job its assignment; of an instruction a new learning rate.
+        reply: The coordinator's ``NextReply``, serialised.
+        state: A state that replaces the ring's (safetensors), or nothing.
+    """
+
+    kind: str
+    values: dict[str, Any] = field(default_factory=dict)
+    reply: bytes = b""
+    state: bytes = b""
+
+    def encode(self) -> bytes:
+        """As bytes: header, reply, state."""
+        header = json.dumps({"kind": self.kind, "values": self.values, "reply": len(self.reply)}).encode()
+        return len(header).to_bytes(_LENGTH, "little") + header + self.reply + self.state
+
+    @classmethod
+    def decode(cls, data: bytes) -> Order:
+        """Inverse of :meth:`encode`."""
+        start = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
+        header = json.loads(data[_LENGTH:start])
+        stop = start + header["reply"]
+        return cls(header["kind"], header["values"], data[start:stop], data[stop:])

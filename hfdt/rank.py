@@ -1,0 +1,292 @@
+"""One rank of an allreduce ring, started by mpirun or horovodrun as ``python -m hfdt.rank``.
+
+Rank 0 attends the job server, as the ring's worker and as its shard, and passes every instruction on; all ranks carry
+it out together. The other ranks speak to nobody but their world.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import json_format
+
+from hfdt.artifacts import share
+from hfdt.attendance import Attendance, failure_of
+from hfdt.job import RingJob
+from hfdt.orders import Order
+from hfdt.state_service import StateService
+from hfdt.world import World
+from nfdt.core.errors import NfdtError
+from nfdt.core.parent import die_with_parent
+from nfdt.core.program.state import load_state
+from nfdt.core.spec import JobSpec, parse_job
+from nfdt.core.wire import workers_pb2 as pb
+
+logger = logging.getLogger(__name__)
+
+WAIT_S = 10.0
+LOOK_S = 0.3
+LINGER_S = 10.0
+
+
+class Follower:
+    """A rank other than 0: does what it is told until it is told to quit."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._job: RingJob | None = None
+
+    def run(self) -> None:
+        """Follow orders."""
+        while (order := Order.decode(self._world.broadcast())).kind != "quit":
+            if order.kind == "job":
+                self._job = build(self._world, order)
+            elif order.kind == "release":
+                self._job = None
+            elif self._job is not None:
+                obey(self._job, order, loads_state=True)
+
+
+def build(world: World, order: Order) -> RingJob:
+    """The job of an order, on this rank; collective."""
+    spec = parse_job(order.values["spec"])
+    return RingJob(spec, world, share(world, order.values["artifacts"], artifact_names(spec)))
+
+
+def artifact_names(spec: JobSpec) -> set[str]:
+    """Every artifact of a job."""
+    validation = spec.validation.arrays if spec.validation else ()
+    return {spec.program, *spec.artifacts, *spec.train.arrays, *validation}
+
+
+def obey(job: RingJob, order: Order, *, loads_state: bool) -> pb.NextRequest:
+    """Take changes of learning rate and state over, then carry the instruction out; collective."""
+    if order.state and loads_state:
+        job.step.load(load_state(order.state))
+    if (rate := order.values.get("learning_rate")) is not None:
+        job.step.set_learning_rate(rate)
+    return job.do(pb.NextReply.FromString(order.reply))
+
+
+class Leader:
+    """Rank 0: between the job server and the world."""
+
+    def __init__(self, world: World, attendance: Attendance) -> None:
+        self._world, self._attendance = world, attendance
+        self._dismissed = False
+
+    def run(self) -> None:
+        """Serve jobs until dismissed."""
+        while not self._dismissed:
+            assignment = self._attendance.next_assignment()
+            kind = assignment.WhichOneof("assignment")
+            self._dismissed |= kind == "dismiss"
+            if kind == "shard":
+                self._serve(assignment.shard)
+        self._tell(Order("quit"))
+
+    def _tell(self, order: Order) -> Order:
+        self._world.broadcast(order.encode())
+        return order
+
+    def _serve(self, assignment: pb.ShardAssignment) -> None:
+        job_id = assignment.job_id
+        self._attendance.begin(job_id)
+        values = {"spec": assignment.spec_json, "artifacts": assignment.artifact_dir}
+        job = build(self._world, self._tell(Order("job", values)))
+        service = StateService(job.step, assignment.job_token)
+        try:
+            self._attendance.say("shard", ready=pb.SlotReady(job_id=job_id, address=service.address))
+            name = self._await_worker(job_id)
+            if name is not None:
+                self._attendance.say("worker", ready=pb.SlotReady(job_id=job_id))
+                self._work(job, job_id, name, service)
+                # The coordinator reads the state after the last step: the job is over when it says so.
+                self._attendance.stopped.wait()
+        finally:
+            service.stop()
+        self._tell(Order("release"))
+        for role in ("worker", "shard"):
+            self._attendance.say(role, finished=pb.SlotFinished(job_id=job_id))
+
+    def _await_worker(self, job_id: str) -> str | None:
+        """The ring's name as a worker; None when the job is over before it has one."""
+        while True:
+            assignment = self._attendance.next_assignment()
+            kind = assignment.WhichOneof("assignment")
+            if kind == "worker" and assignment.worker.job_id == job_id:
+                return assignment.worker.worker
+            self._dismissed |= kind == "dismiss"
+            if self._attendance.stopped.is_set():
+                return None
+
+    def _work(self, job: RingJob, job_id: str, name: str, service: StateService) -> None:
+        answer = pb.NextRequest()
+        while not self._attendance.stopped.is_set():
+            answer.job_id, answer.worker, answer.wait_s = job_id, name, WAIT_S
+            answer.statistics_json = self._statistics(job)
+            reply = self._attendance.ask(answer)
+            kind = reply.WhichOneof("instruction")
+            if kind == "leave":
+                return
+            if kind in (None, "wait"):
+                answer = pb.NextRequest()
+            elif kind == "summarise":
+                answer = job.summarise(reply.summarise)
+            else:
+                answer = self._together(job, reply, service)
+
+    def _together(self, job: RingJob, reply: pb.NextReply, service: StateService) -> pb.NextRequest:
+        rate, state = service.take_changes()
+        values: dict[str, Any] = {} if rate is None else {"learning_rate": rate}
+        order = self._tell(Order("do", values, reply.SerializeToString(), state))
+        answer = obey(job, order, loads_state=False)
+        service.version = job.steps
+        if reply.HasField("work"):
+            answer.epoch = reply.work.epoch
+        return answer
+
+    def _statistics(self, job: RingJob) -> str:
+        return json.dumps(
+            {
+                "samples": job.samples,
+                "steps": job.steps,
+                "seconds": round(job.compute_s, 6),
+                "compute_s": round(job.compute_s, 6),
+                "ranks": self._world.size,
+                "codec": job.spec.algorithm.codec,
+            }
+        )
+
+
+def failure_file(directory: Path, rank: int) -> Path:
+    """Where a rank leaves what it raised."""
+    return directory / f"failure-{rank}.json"
+
+
+def leave_failure(directory: Path, rank: int, error: BaseException) -> None:
+    """Write down what this rank raised, for rank 0 and for the server; appears whole or not at all."""
+    message = failure_of("", error, rank)
+    value = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    partial = directory / f".failure-{rank}.{os.getpid()}"
+    try:
+        partial.write_text(json.dumps(value))
+        partial.replace(failure_file(directory, rank))
+    except OSError as problem:
+        logger.warning("rank %d could not write down why it failed: %s", rank, problem)
+
+
+class FailureWatch:
+    """Rank 0 looks for what other ranks left behind and tells the server, once."""
+
+    def __init__(self, directory: Path, attendance: Attendance) -> None:
+        self._directory, self._attendance = directory, attendance
+        threading.Thread(target=self._look, name="failures", daemon=True).start()
+
+    def _look(self) -> None:
+        pause = threading.Event()
+        while not pause.wait(LOOK_S):
+            for path in sorted(self._directory.glob("failure-*.json")):
+                if self._attendance.job_id and path != failure_file(self._directory, 0):
+                    failed = json_format.ParseDict(json.loads(path.read_text()), pb.SlotFailed())
+                    failed.job_id = self._attendance.job_id
+                    self._attendance.say("worker", failed=failed)
+                    return
+
+
+def lead(world: World, server: str, directory: Path) -> None:
+    """Be rank 0."""
+    token = (directory / "token").read_text().strip()
+    attendance = Attendance(server, token, directory.name)
+    leader = Leader(world, attendance)
+    FailureWatch(directory, attendance)
+    try:
+        leader.run()
+    except BaseException as error:
+        logger.exception("rank 0 failed")
+        if isinstance(error, Exception) and attendance.job_id and not attendance.stopped.is_set():
+            leave_failure(directory, 0, error)
+            attendance.say("worker", failed=failure_of(attendance.job_id, error, 0))
+            attendance.stopped.wait(LINGER_S)
+        raise
+    attendance.close()
+
+
+def follow(world: World, directory: Path, *, lingers: bool) -> None:
+    """Be another rank; ``lingers``: its end would end rank 0's script, so what went wrong is told first."""
+    try:
+        Follower(world).run()
+    except Exception as error:
+        logger.exception("rank %d failed", world.rank)
+        leave_failure(directory, world.rank, error)
+        if lingers:
+            _await_removal(directory)
+        raise
+
+
+def _await_removal(directory: Path) -> None:
+    """Wait until the server is gone with its directory, up to a deadline."""
+    pause = threading.Event()
+    for _ in range(round(LINGER_S / LOOK_S)):
+        if not directory.exists() or pause.wait(LOOK_S):
+            return
+
+
+def prepare(world: World) -> None:
+    """Give this rank its share of the machine: cores, and one GPU."""
+    import tensorflow as tf
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = max(1, cores // world.local_size)
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    # Operations of Horovod wait for other ranks: without a second thread nothing else would run meanwhile.
+    tf.config.threading.set_inter_op_parallelism_threads(max(2, threads))
+    gpus = tf.config.list_physical_devices("GPU")
+    for gpu in gpus:
+        tf.config.experimental.set_memory_growth(gpu, True)
+    if gpus:
+        tf.config.set_visible_devices(gpus[world.local_rank % len(gpus)], "GPU")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of ``python -m hfdt.rank``."""
+    parser = argparse.ArgumentParser(prog="hfdt.rank", description=__doc__)
+    parser.add_argument("--server", default="", help="HOST:PORT of the job server; rank 0 needs it")
+    parser.add_argument("--ring", type=Path, help="directory with the token, where failures are left; rank 0 needs it")
+    parser.add_argument("--watch-stdin", action="store_true", help="exit when standard input closes")
+    parser.add_argument("--log-level", default="info")
+    options = parser.parse_args(argv)
+    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    die_with_parent(watch_stdin=options.watch_stdin)
+    code = 1
+    try:
+        world = World()
+        prepare(world)
+        directory = Path(world.broadcast(str(options.ring).encode() if world.rank == 0 else None).decode())
+        if world.rank == 0:
+            lead(world, options.server, directory)
+        else:
+            follow(world, directory, lingers=options.watch_stdin)
+        world.close()
+        code = 0
+    except NfdtError as error:
+        code = error.exit_code
+    except Exception:
+        logger.exception("the rank ends")
+    finally:
+        logging.shutdown()
+        if code:
+            os._exit(code)  # an orderly end would wait for ranks that wait for this one
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
