@@ -37,6 +37,7 @@ class Attendance:
         self._channel = open_channel(address, token)
         self.stub: Any = workers_pb2_grpc.WorkersStub(self._channel)
         self.job_id = ""
+        self._closing = False
         self.stopped = threading.Event()
         self._inbox: queue.SimpleQueue[pb.Assignment] = queue.SimpleQueue()
         self._outboxes: dict[str, queue.SimpleQueue[pb.SlotMessage | None]] = {}
@@ -66,6 +67,8 @@ class Attendance:
                         self.stopped.set()
                     self._inbox.put(assignment)
         except NfdtError as error:
+            if self._closing:
+                return
             logger.error("the job server: %s", error)
             logging.shutdown()
             os._exit(error.exit_code)
@@ -90,6 +93,7 @@ class Attendance:
 
     def close(self) -> None:
         """Leave the server."""
+        self._closing = True
         for outbox in self._outboxes.values():
             outbox.put(None)
         self._channel.close()

@@ -23,7 +23,7 @@ from hfdt.attendance import Attendance, failure_of
 from hfdt.job import RingJob
 from hfdt.orders import Order
 from hfdt.state_service import StateService
-from hfdt.world import World
+from hfdt.world import World, is_broken_world
 from nfdt.core.errors import NfdtError
 from nfdt.core.parent import die_with_parent
 from nfdt.core.program.state import load_state
@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 WAIT_S = 10.0
 LOOK_S = 0.3
 LINGER_S = 10.0
+BLAME_S = 3.0
 
 
 class Follower:
@@ -185,20 +186,26 @@ def leave_failure(directory: Path, rank: int, error: BaseException) -> None:
 
 
 class FailureWatch:
-    """Rank 0 looks for what other ranks left behind and tells the server, once."""
+    """Rank 0 looks for what other ranks left behind and tells the server, once.
+
+    Attributes:
+        told: Set when it has.
+    """
 
     def __init__(self, directory: Path, attendance: Attendance) -> None:
         self._directory, self._attendance = directory, attendance
+        self.told = threading.Event()
         threading.Thread(target=self._look, name="failures", daemon=True).start()
 
     def _look(self) -> None:
         pause = threading.Event()
         while not pause.wait(LOOK_S):
-            for path in sorted(self._directory.glob("failure-*.json")):
+            for path in sorted(self._directory.glob("failure-*.json"), key=lambda p: p.stat().st_mtime):
                 if self._attendance.job_id and path != failure_file(self._directory, 0):
                     failed = json_format.ParseDict(json.loads(path.read_text()), pb.SlotFailed())
                     failed.job_id = self._attendance.job_id
                     self._attendance.say("worker", failed=failed)
+                    self.told.set()
                     return
 
 
@@ -207,15 +214,17 @@ def lead(world: World, server: str, directory: Path) -> None:
     token = (directory / "token").read_text().strip()
     attendance = Attendance(server, token, directory.name)
     leader = Leader(world, attendance)
-    FailureWatch(directory, attendance)
+    watch = FailureWatch(directory, attendance)
     try:
         leader.run()
-    except BaseException as error:
+    except Exception as error:
         logger.exception("rank 0 failed")
-        if isinstance(error, Exception) and attendance.job_id and not attendance.stopped.is_set():
+        if is_broken_world(error):
+            watch.told.wait(BLAME_S)  # another rank knows why; where none does, the launcher's log will
+        elif attendance.job_id and not attendance.stopped.is_set():
             leave_failure(directory, 0, error)
             attendance.say("worker", failed=failure_of(attendance.job_id, error, 0))
-            attendance.stopped.wait(LINGER_S)
+        attendance.stopped.wait(BLAME_S)
         raise
     attendance.close()
 
@@ -226,7 +235,8 @@ def follow(world: World, directory: Path, *, lingers: bool) -> None:
         Follower(world).run()
     except Exception as error:
         logger.exception("rank %d failed", world.rank)
-        leave_failure(directory, world.rank, error)
+        if not is_broken_world(error):
+            leave_failure(directory, world.rank, error)
         if lingers:
             _await_removal(directory)
         raise

@@ -25,6 +25,7 @@ from nfdt.launch.ring_command import RingShape, Surroundings, choose_launcher, r
 _log = logging.getLogger(__name__)
 
 TAIL_LINES = 30
+QUIT_S = 4.0  # how long ranks that were dismissed may take to leave their world
 TERMINATE_S = 5.0
 END_S = 8.0  # how long a ring that has lost a rank may take to end
 _NOISE = re.compile(r"^\s*(-{10,}|)\s*$")
@@ -113,6 +114,7 @@ class RingLauncher:
         self._command, self._look = tuple(command), look
         self._lock = threading.Lock()
         self._rings: list[Ring] = []
+        self._worlds = 0
 
     def prepare(self, shape: RingShape) -> None:
         """Start a ring that the first job of this shape will find warm."""
@@ -133,6 +135,8 @@ class RingLauncher:
                 if ring.job_id is None and ring.shape == shape and ring.process.poll() is None:
                     ring.job_id = job_id
                     return ring
+            if shape.launcher == "world" and self._worlds:
+                raise JobFailed("The world that the launcher started has ended: mpirun starts one only. Run it again.")
             return self._start(shape, job_id)
 
     def release(self, job_id: str, *, usable: bool) -> None:
@@ -149,9 +153,13 @@ class RingLauncher:
             _end([ring])
 
     def stop(self) -> None:
-        """End all rings."""
+        """End all rings; their slots have been dismissed, so that those without a job end by themselves."""
         with self._lock:
             rings, self._rings = self._rings, []
+        deadline = time.monotonic() + QUIT_S
+        for ring in rings:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                ring.process.wait(max(0.0, deadline - time.monotonic()))
         _end(rings)
 
     def _start(self, shape: RingShape, job_id: str | None) -> Ring:
@@ -174,6 +182,7 @@ class RingLauncher:
         _log.info("%s: %s", name, shown(command))
         ring = Ring(name, shape, command, directory, process, job_id)
         self._rings.append(ring)
+        self._worlds += shape.launcher == "world"
         return ring
 
 

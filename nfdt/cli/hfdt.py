@@ -1,0 +1,56 @@
+"""``hfdt``: the command line of the Horovod framework."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+import nfdt
+from nfdt.cli.doctor import doctor
+from nfdt.cli.errors import Commands
+from nfdt.cli.options import log_to_stderr, parse_settings, server_options, training_options
+from nfdt.cli.run import SCRIPT_ARGUMENTS, train_script
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(nfdt.__version__, prog_name="hfdt")
+def hfdt() -> None:
+    """Train unmodified Keras 3 scripts on Horovod allreduce.
+
+    Exit codes: 0 ok, 1 the script failed, 2 usage, 3 the job failed, 4 server unreachable, 5 refused,
+    6 cancelled, 130 interrupted.
+    """
+
+
+@click.command(context_settings=SCRIPT_ARGUMENTS)
+@click.option("-np", "--workers", "workers", metavar="N", help="How many ranks train.")
+@click.option("-H", "--hosts", metavar="HOST:SLOTS,...", help="Hosts and how many ranks each takes.")
+@click.option("--hostfile", metavar="FILE", help="A file with hosts that the launcher reads.")
+@click.option("--launcher", type=click.Choice(["auto", "mpirun", "horovodrun"]), help="auto: mpirun where it exists.")
+@training_options
+@server_options
+@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def run(
+    context: click.Context,
+    script: Path,
+    args: tuple[str, ...],
+    settings: tuple[str, ...],
+    log_level: str,
+    **options: str | None,
+) -> None:
+    """Run SCRIPT unmodified; every model.fit in it trains on the ranks of one allreduce ring.
+
+    For example: hfdt run -np 4 train.py. Under mpirun or srun the ranks are those that it started.
+    """
+    from nfdt_client.decorator import session
+
+    log_to_stderr(log_level)
+    chosen = {**options, **parse_settings(settings)}
+    train_script(context, script, args, session(options=chosen, default_algorithm="allreduce"))
+
+
+hfdt.add_command(run)
+hfdt.add_command(doctor)
