@@ -41,8 +41,11 @@ class AllreduceStep:
         *,
         scales: bool = False,
     ) -> None:
-        self._model, self._reduce = model, reduce
+        self._model = model
         self.layout = ParameterLayout.from_json(manifest["layout"])
+        # A graph of its own: there alone the operation has the same name on ranks with rows and without.
+        flat = tf.TensorSpec([self.layout.size], tf.float32)
+        self._reduce: Any = tf.function(lambda gradient: reduce(gradient, GRADIENT), input_signature=[flat])
         self._variables = list(model.trainable_variables)
         self.optimizer = inner_optimizer(model)
         scale = manifest["loss_scale"] or own_loss_scale(model.optimizer)
@@ -86,7 +89,7 @@ class AllreduceStep:
         return logs
 
     def _reduce_and_apply(self, gradient: Any) -> None:
-        self._apply(self._reduce(gradient, GRADIENT))
+        self._apply(self._reduce(gradient))
 
     def _computed(self, batch: Any) -> tuple[Any, dict[str, Any]]:
         self._recording.begin(tf.cast(self.optimizer.iterations.value, tf.int64))

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 import nfdt
-from nfdt.cli import cli, hfdt_main
+from nfdt.cli import cli, hfdt
 from nfdt.cli.options import parse_settings
 from nfdt.core.errors import UsageError
 
@@ -46,11 +46,11 @@ def test_the_version_is_printed(nfdt_command):
     assert nfdt.__version__ in nfdt_command("--version").output
 
 
-def test_hfdt_says_in_one_line_that_it_comes_later(capsys):
-    with pytest.raises(SystemExit) as left:
-        hfdt_main()
-    assert left.value.code == 2
-    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+@pytest.mark.parametrize("path", every_command(hfdt), ids=" ".join)
+def test_every_command_of_hfdt_explains_itself(path):
+    done = CliRunner().invoke(hfdt, [*path, "--help"])
+    assert done.exit_code == 0
+    assert len(done.output.splitlines()) > 4
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,391 @@
+"""Allreduce jobs with real launchers: equal to one process, and nothing hangs or is left behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from tests.integration.conftest import DEADLINE_S, environment
+from tests.integration.test_decorator import DIGITS, answer
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: scripts/install-horovod"
+)
+MPIRUN = [shutil.which("mpirun") or "mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+HOROVODRUN = [sys.executable, "-m", "hfdt.horovodrun", "--loopback", "--gloo"]
+
+MODELS = (
+    DIGITS
+    + """
+import hfdt
+
+x, y = x[:1003], y[:1003]
+words = (x[:, :12] * 16).astype("int32")
+
+def dense(optimizer):
+    keras.utils.set_random_seed(3)
+    return compiled(optimizer, keras.Input((64,)), keras.layers.Dense(16, "tanh"))
+
+def embedding(optimizer):
+    keras.utils.set_random_seed(3)
+    return compiled(optimizer, keras.Input((12,), dtype="int32"), keras.layers.Embedding(17, 8), keras.layers.Flatten())
+
+def compiled(optimizer, *layers):
+    model = keras.Sequential([*layers, keras.layers.Dense(10, "softmax", dtype="float32")])
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+def mixed(optimizer):
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        return dense(optimizer)
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+def generator(size):
+    def batches():
+        while True:
+            for start in range(0, 1003, size):
+                yield x[start : start + size], y[start : start + size]
+    return batches()
+
+def own_variables(model):
+    return getattr(model.optimizer, "inner_optimizer", model.optimizer).variables
+
+def difference(model, reference):
+    pairs = zip(model.get_weights(), reference.get_weights())
+    return max(float(np.abs(a - b).max()) for a, b in pairs)
+"""
+)
+
+EQUALS = """
+def momentum(): return keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True)
+def adam(): return keras.optimizers.AdamW(0.005, weight_decay=0.01, global_clipnorm=0.5)
+def plain_adam(): return keras.optimizers.Adam(0.005)
+
+CASES = dict(
+    momentum=(dense, momentum, x), adam=(dense, adam, x), embedding=(embedding, plain_adam, words), mixed=(mixed, momentum, x)
+)
+
+@hfdt.distribute(workers=RANKS, launcher="LAUNCHER")
+def main():
+    found = {}
+    for name, (build, optimizer, data) in CASES.items():
+        model = build(optimizer())
+        history = model.fit(data, y, batch_size=32, epochs=2, shuffle=False, verbose=0, validation_split=0.1)
+        found[name] = model, history
+    return found
+
+rows = 1003 - round(1003 * 0.1 + 0.499)
+outcome = {}
+for name, (model, history) in main().items():
+    build, optimizer, data = CASES[name]
+    alone = build(optimizer())
+    logs = alone.fit(
+        data, y, batch_size=32 * RANKS, epochs=2, shuffle=False, verbose=0, validation_split=0.1
+    ).history
+    outcome[name] = dict(
+        difference=difference(model, alone),
+        logs=max(abs(a - b) for key in logs for a, b in zip(logs[key], history.history[key])),
+        keys=sorted(history.history) == sorted(logs),
+        iterations=int(model.optimizer.iterations) == int(alone.optimizer.iterations),
+        slots=max(
+            float(np.abs(np.asarray(a) - np.asarray(b)).max())
+            for a, b in zip(own_variables(model), own_variables(alone))
+        ),
+        samples=history.nfdt["worker-0"]["samples"],
+        ranks=history.nfdt["worker-0"]["ranks"],
+    )
+print()
+print(json.dumps(outcome))
+"""
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "horovodrun"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_ring_equals_one_process_with_the_global_batch(run_script, ranks, launcher):
+    source = MODELS + EQUALS.replace("RANKS", str(ranks)).replace("LAUNCHER", launcher)
+    got = answer(run_script(source))
+    assert set(got) == {"momentum", "adam", "embedding", "mixed"}
+    for name, case in got.items():
+        limit = 2e-3 if name == "mixed" else 2e-5
+        assert case["difference"] < limit, name
+        assert case["slots"] < limit, name
+        assert case["logs"] < limit, name
+        assert case["keys"], name
+        assert case["iterations"], name
+        assert case["samples"] == 2 * 902, name
+        assert case["ranks"] == ranks, name
+
+
+def test_streams_callbacks_and_learning_rates_act_on_every_rank(run_script):
+    got = answer(
+        run_script(
+            MODELS
+            + """
+rates = [0.1, 0.02, 0.3]
+
+class Nudge(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 0:
+            self.model.set_weights([w * 0.5 for w in self.model.get_weights()])
+
+def callbacks():
+    return [keras.callbacks.LearningRateScheduler(lambda epoch: rates[epoch]), Nudge()]
+
+def sgd(rate=0.1): return keras.optimizers.SGD(rate)
+
+with hfdt.session(workers=2):
+    controlled = dense(sgd())
+    controlled.fit(x, y, batch_size=16, epochs=3, shuffle=False, verbose=0, callbacks=callbacks())
+    fed = dense(sgd())
+    fed.fit(generator(16), steps_per_epoch=16, epochs=2, verbose=0)
+    odd = dense(sgd())
+    odd.fit(generator(16), steps_per_epoch=15, epochs=2, verbose=0)
+with hfdt.session(workers=2, scale_lr="linear"):
+    scaled = dense(sgd())
+    scaled.fit(x, y, batch_size=16, epochs=1, shuffle=False, verbose=0)
+
+alone = [dense(sgd()), dense(sgd()), dense(sgd(0.2))]
+alone[0].fit(x, y, batch_size=32, epochs=3, shuffle=False, verbose=0, callbacks=callbacks())
+alone[1].fit(generator(32), steps_per_epoch=8, epochs=2, verbose=0)
+alone[2].fit(x, y, batch_size=32, epochs=1, shuffle=False, verbose=0)
+print(json.dumps(dict(
+    controlled=difference(controlled, alone[0]), fed=difference(fed, alone[1]), scaled=difference(scaled, alone[2]),
+    rate=float(scaled.optimizer.learning_rate), odd=int(odd.optimizer.iterations),
+)))
+"""
+        )
+    )
+    assert got["controlled"] < 2e-5
+    assert got["fed"] < 2e-5
+    assert got["scaled"] < 2e-5
+    assert got["rate"] == pytest.approx(0.1)
+    assert got["odd"] == 2 * 8
+
+
+def test_statistics_of_batchnorm_come_together_and_training_stops_when_a_callback_says_so(run_script):
+    got = answer(
+        run_script(
+            DIGITS
+            + """
+import hfdt
+with hfdt.session(workers=2):
+    model = build()
+    stop = keras.callbacks.LambdaCallback(on_epoch_end=lambda e, logs: setattr(model, "stop_training", e == 2))
+    history = model.fit(
+        x[:1500], y[:1500], batch_size=32, epochs=50, verbose=0, validation_data=(x[1500:], y[1500:]), callbacks=[stop]
+    )
+loss, accuracy = model.evaluate(x[1500:], y[1500:], verbose=0)
+print(json.dumps(dict(epochs=len(history.epoch), accuracy=accuracy, val=history.history["val_accuracy"][-1])))
+"""
+        )
+    )
+    assert got["epochs"] == 3
+    assert got["accuracy"] == pytest.approx(got["val"], abs=1e-6)
+    assert got["accuracy"] > 0.7
+
+
+def left_behind(mark: str) -> list[str]:
+    """Processes of a run whose environment holds ``mark``."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("RING_TEST") == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(process.cmdline()))
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+FAILS = """
+import hfdt, os
+
+class Fails(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.out = keras.layers.Dense(10, "softmax")
+    def call(self, inputs):
+        return self.out(inputs)
+    def train_step(self, data):
+        if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("HOROVOD_RANK")) == "1":
+            raise RuntimeError("rank 1 has had enough")
+        return super().train_step(data)
+
+@hfdt.distribute(workers=2)
+def main():
+    model = Fails()
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    model.fit(x, y, verbose=0)
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "horovodrun"])
+def test_a_rank_that_raises_ends_the_job_with_its_traceback(run_script, launcher, tmp_path):
+    done = run_script(DIGITS + FAILS, NFDT_LAUNCHER=launcher, RING_TEST=str(tmp_path))
+    assert done.returncode == 1
+    assert "RuntimeError: rank 1 has had enough" in done.stderr
+    assert "Traceback of rank-1" in done.stderr
+    assert "in train_step" in done.stderr
+    assert left_behind(str(tmp_path)) == []
+
+
+def test_in_a_world_a_rank_that_raises_ends_every_rank(run_script, tmp_path):
+    done = run_script(DIGITS + FAILS, command=(*MPIRUN, "-np", "2", sys.executable), RING_TEST=str(tmp_path))
+    assert done.returncode != 0
+    assert "Traceback of rank-1" in done.stderr
+    assert left_behind(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "horovodrun"])
+def test_a_rank_that_is_killed_ends_the_job_and_is_named(run_script, launcher, tmp_path):
+    done = run_script(
+        DIGITS
+        + """
+import hfdt, time
+from nfdt.core.errors import JobFailed
+try:
+    with hfdt.session(workers=2, emulate={"fail": "1@20"}):
+        build().fit(x, y, epochs=50, verbose=0)
+except JobFailed as error:
+    print(json.dumps(dict(text=str(error))))
+""",
+        NFDT_LAUNCHER=launcher,
+        RING_TEST=str(tmp_path),
+    )
+    text = answer(done)["text"]
+    assert "ring of 2 ranks ended" in text
+    assert "rank 1" in text
+    assert "signal 9" in text or "137" in text or "-9" in text
+    assert left_behind(str(tmp_path)) == []
+
+
+def test_ctrl_c_leaves_nothing_running(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        DIGITS
+        + """
+import hfdt
+class Say(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        print("epoch", epoch, flush=True)
+with hfdt.session(workers=2):
+    build().fit(x, y, epochs=10000, verbose=0, callbacks=[Say()])
+"""
+    )
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        env=environment(RING_TEST=str(tmp_path)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert "epoch 0" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert "KeyboardInterrupt" in errors
+    assert left_behind(str(tmp_path)) == []
+
+
+def test_a_server_that_is_killed_takes_its_ring_along(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        DIGITS
+        + """
+import hfdt
+class Say(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        print("epoch", epoch, flush=True)
+with hfdt.session(workers=2):
+    build().fit(x, y, epochs=10000, verbose=0, callbacks=[Say()])
+"""
+    )
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        env=environment(RING_TEST=str(tmp_path)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert "epoch 0" in process.stdout.readline()
+    ours = psutil.Process(process.pid).children(recursive=True)
+    server = next(p for p in ours if "nfdt.server" in " ".join(p.cmdline()))
+    server.kill()
+    _, alive = psutil.wait_procs(ours, timeout=30)
+    assert alive == []
+    assert process.wait(60) == 1
+
+
+WORLD = """
+import hfdt
+print("top level", flush=True)
+
+@hfdt.distribute(workers=7)
+def main():
+    print("body", flush=True)
+    model = dense(keras.optimizers.SGD(0.1, momentum=0.9))
+    history = model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
+    again = dense(keras.optimizers.SGD(0.1, momentum=0.9))
+    again.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
+    return model, again, history.nfdt["worker-0"]["ranks"]
+
+model, again, ranks = main()
+alone = dense(keras.optimizers.SGD(0.1, momentum=0.9))
+alone.fit(x, y, batch_size=32, epochs=2, shuffle=False, verbose=0)
+print("ANSWER " + json.dumps(dict(difference=difference(model, alone), again=difference(again, model), ranks=ranks)))
+"""
+
+
+@pytest.mark.parametrize("launcher", [MPIRUN, HOROVODRUN], ids=["mpirun", "horovodrun"])
+def test_a_script_under_a_launcher_joins_its_world(run_script, launcher, tmp_path):
+    done = run_script(MODELS + WORLD, command=(*launcher, "-np", "2", sys.executable), RING_TEST=str(tmp_path))
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.count("top level") == 2
+    assert done.stdout.count("body") == 1
+    got = json.loads(done.stdout.split("ANSWER ")[1].splitlines()[0])
+    assert got["ranks"] == 2
+    assert got["difference"] < 2e-5
+    assert got["again"] == 0
+    assert left_behind(str(tmp_path)) == []
+
+
+def test_an_unmodified_script_trains_with_hfdt_run(run_script):
+    hfdt = (sys.executable, "-c", "from nfdt.cli import hfdt_main; hfdt_main()")
+    done = run_script(
+        DIGITS + "history = build().fit(x, y, batch_size=32, epochs=2, verbose=0)\n"
+        "print(json.dumps(dict(ranks=history.nfdt['worker-0']['ranks'], loss=history.history['loss'])))\n",
+        command=(*hfdt, "run", "-np", "2"),
+    )
+    got = answer(done)
+    assert got["ranks"] == 2
+    assert got["loss"][1] < got["loss"][0]
+
+
+def test_a_job_that_is_too_small_for_its_ring_ends(run_script):
+    started = time.monotonic()
+    got = answer(
+        run_script(
+            MODELS
+            + """
+with hfdt.session(workers=4):
+    model = dense(keras.optimizers.SGD(0.1))
+    history = model.fit(x[:3], y[:3], epochs=2, shuffle=False, verbose=0)
+alone = dense(keras.optimizers.SGD(0.1))
+alone.fit(x[:3], y[:3], epochs=2, shuffle=False, verbose=0)
+print(json.dumps(dict(difference=difference(model, alone), samples=history.nfdt["worker-0"]["samples"])))
+"""
+        )
+    )
+    assert got["difference"] < 2e-5
+    assert got["samples"] == 6
+    assert time.monotonic() - started < DEADLINE_S
