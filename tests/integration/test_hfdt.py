@@ -69,10 +69,11 @@ def difference(model, reference):
 EQUALS = """
 def momentum(): return keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True)
 def adam(): return keras.optimizers.AdamW(0.005, weight_decay=0.01, global_clipnorm=0.5)
-def plain_adam(): return keras.optimizers.Adam(0.005)
 
 CASES = dict(
-    momentum=(dense, momentum, x), adam=(dense, adam, x), embedding=(embedding, plain_adam, words), mixed=(mixed, momentum, x)
+    momentum=(dense, momentum, x), adam=(dense, adam, x), mixed=(mixed, momentum, x),
+    # Not with Adam: Keras squares the gradients of a word that occurs twice one by one, rings their sum.
+    embedding=(embedding, momentum, words),
 )
 
 @hfdt.distribute(workers=RANKS, launcher="LAUNCHER")
@@ -265,8 +266,8 @@ except JobFailed as error:
     )
     text = answer(done)["text"]
     assert "ring of 2 ranks ended" in text
-    assert "rank 1" in text
-    assert "signal 9" in text or "137" in text or "-9" in text
+    assert {"mpirun": "rank 1", "horovodrun": "Process name: 1"}[launcher] in text
+    assert {"mpirun": "signal 9", "horovodrun": "Exit code: 137"}[launcher] in text
     assert left_behind(str(tmp_path)) == []
 
 
