@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hfdt.world import World
+from hfdt.ranks import World
 from nfdt.core.arrays import Array
 from nfdt.core.wire.artifacts import default_cache
 

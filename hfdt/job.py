@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from hfdt.artifacts import RankArtifacts
+from hfdt.ranks import World
 from hfdt.rows import learning_rate_factor, split_rows, weight_of
 from hfdt.step import AllreduceStep
-from hfdt.world import World
 from nfdt.core.arrays import Array
 from nfdt.core.errors import ProtocolError
 from nfdt.core.order import order_crc, sample_order

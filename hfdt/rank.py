@@ -22,8 +22,8 @@ from hfdt.artifacts import share
 from hfdt.attendance import Attendance, failure_of
 from hfdt.job import RingJob
 from hfdt.orders import Order
+from hfdt.ranks import World, is_broken_world
 from hfdt.state_service import StateService
-from hfdt.world import World, is_broken_world
 from nfdt.core.errors import NfdtError
 from nfdt.core.parent import die_with_parent
 from nfdt.core.program.state import load_state

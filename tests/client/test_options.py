@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from nfdt_client.options import read_token, resolve
 
+import nfdt
 from nfdt.core.errors import UsageError
 
 
@@ -55,7 +56,7 @@ def test_emulation_is_given_as_mapping_or_dotted_names(tmp_path):
     [
         ({"wokers": 3}, "workers"),
         ({"algorithm": "adsg"}, "ddc-asgd"),
-        ({"algorithm": "allreduce"}, "not available yet"),
+        ({"algorithm": "h-ps"}, "not available yet"),
         ({"workers": 0}, "workers"),
         ({"consistency": "sometimes"}, "softsync"),
         ({"emulate": {"slow": 1}}, "emulate.slowdown"),
@@ -103,3 +104,49 @@ def test_a_missing_token_names_where_it_is_looked_for(tmp_path):
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(UsageError, match="empty"):
         read_token(tmp_path / "empty")
+
+
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+HOROVODRUN = {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "3", "HOROVOD_LOCAL_RANK": "0"}
+SRUN = {"SLURM_PROCID": "2", "SLURM_NTASKS": "3", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "3"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "rank"), [(OPEN_MPI, 1), (HOROVODRUN, 0), (SRUN, 2)], ids=["mpirun", "horovodrun", "srun"]
+)
+def test_an_allreduce_job_joins_the_world_it_was_started_in(environ, rank):
+    options = layered({"algorithm": "allreduce", "workers": 7}, environ)
+    assert options.world is not None
+    assert options.world.rank == rank
+    assert (options.cluster.workers, options.cluster.launcher) == (3, "world")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ"),
+    [
+        ({"algorithm": "bsp"}, OPEN_MPI),
+        ({"algorithm": "allreduce", "server": "h:1"}, OPEN_MPI),
+        ({"algorithm": "allreduce"}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}),
+        ({"algorithm": "allreduce"}, {**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}),
+    ],
+    ids=["another preset", "a server", "a batch script", "alone"],
+)
+def test_other_jobs_join_no_world(arguments, environ):
+    assert layered(arguments, environ).world is None
+
+
+def test_allreduce_has_no_shards():
+    with pytest.raises(UsageError, match="shards"):
+        layered({"algorithm": "allreduce", "shards": 2})
+
+
+@pytest.mark.parametrize("hosts", ["a b", "-x", "a:2;reboot", "a:"])
+def test_hosts_are_names_and_numbers(hosts):
+    with pytest.raises(UsageError, match="hosts"):
+        layered({"algorithm": "allreduce", "hosts": hosts})
+
+
+def test_without_horovod_allreduce_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="scripts/install-horovod"), nfdt.session(algorithm="allreduce"):
+        pass
