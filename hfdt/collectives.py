@@ -132,7 +132,8 @@ def broadcast_global_variables(root_rank: int, model: Any = None) -> None:
 
 def shared_state(model: Any) -> list[Any]:
     """What is to be equal on all ranks: weights and optimizer state; not random seeds, not metrics."""
-    return [*model.weights, *(model.optimizer.variables if model.optimizer is not None else ())]
+    optimizer = getattr(model, "optimizer", None)
+    return [*model.weights, *(optimizer.variables if optimizer is not None else ())]
 
 
 def gather_json(value: Any) -> list[Any]:

@@ -105,7 +105,7 @@ def load_model(
         raise UsageError("Keras 3 has no legacy optimizers: leave legacy_opts out.")
     named = {cls.__name__: cls for cls in custom_optimizers or ()}
     model = keras.saving.load_model(filepath, custom_objects={**named, **(custom_objects or {})})
-    if model.optimizer is None:
+    if getattr(model, "optimizer", None) is None:
         raise UsageError(
             f"{str(filepath)!r} holds a model without an optimizer. Load it with keras.saving.load_model() and compile "
             "it with a DistributedOptimizer."

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from hfdt.accumulation import Accumulation
 from hfdt.compression import find_compressor
@@ -37,6 +38,7 @@ class DistributedApply:
         self._scale_local_gradients = scale_local_gradients
         self._local: set[int] = set()
 
+    @tf.autograph.experimental.do_not_convert
     def __call__(self, grads: Any, trainable_variables: Any = None) -> None:
         """Reduce the gradients, then apply them: ``apply`` of the optimizer's class.
 
@@ -55,7 +57,7 @@ class DistributedApply:
             gradients,
             variables,
             update=lambda sums: self._update(sums, variables),
-            skip=lambda: self._optimizer.iterations.assign_add(1),
+            skip=self._count,
         )
 
     def keep_local(self, variable: Any) -> None:
@@ -77,6 +79,9 @@ class DistributedApply:
             with keras.name_scope(self._optimizer.name):
                 self._optimizer.build(variables)
         return variables
+
+    def _count(self) -> None:
+        self._optimizer.iterations.assign_add(1)
 
     def _update(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         shared = [None if id(v) in self._local else g for g, v in zip(gradients, variables, strict=True)]
@@ -171,7 +176,7 @@ def adopt(model: Any) -> None:
     all ranks see the same overflow and skip the same steps. XLA, which cannot compile Horovod's operations, is
     switched off.
     """
-    optimizer = model.optimizer
+    optimizer = getattr(model, "optimizer", None)
     inside = distributed_apply(getattr(optimizer, "inner_optimizer", None))
     if inside is not None:
         inside.move_to(optimizer)
@@ -205,10 +210,10 @@ def _check_optimizer(optimizer: Any, passes: int) -> None:
 
 def _refuse_a_loss_scaler_outside(optimizer: Any) -> None:
     """Raise where a LossScaleOptimizer calls: it looks at this rank's gradients alone, and the others would wait."""
-    outside = keras.optimizers.LossScaleOptimizer.apply.__code__
     frame = sys._getframe(2)
     while frame is not None:
-        if frame.f_code is outside:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, keras.optimizers.LossScaleOptimizer) and caller is not optimizer:
             raise UsageError(
                 f"A LossScaleOptimizer around the distributed {optimizer.name!r} skips a step on the ranks whose "
                 "gradient overflows, and the others would wait for them. Expected the other order: "

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hfdt.compression import NoCompression
+from hfdt.compression import BrainFloat, NoCompression
 from hfdt.world import horovod, is_elastic
 from nfdt.core.errors import UsageError
 
@@ -62,8 +62,11 @@ class Reduction:
         return is_elastic() or (self.process_set.included() and self.process_set.size() > 1)
 
     def _prepared(self, gradient: Any) -> Any:
-        densify = self.sparse_as_dense or self.op == horovod().Adasum
-        return tf.convert_to_tensor(gradient) if densify or not isinstance(gradient, tf.IndexedSlices) else gradient
+        adasum = self.op == horovod().Adasum
+        sparse = isinstance(gradient, tf.IndexedSlices) and not (self.sparse_as_dense or adasum)
+        gradient = gradient if sparse else tf.convert_to_tensor(gradient)
+        # Horovod knows no bfloat16; dense gradients that are added up can travel as BrainFloat does it.
+        return tf.cast(gradient, tf.float32) if gradient.dtype == tf.bfloat16 and (sparse or adasum) else gradient
 
     def _reduce_sparse(self, sparse: Mapping[int, Any]) -> dict[int, Any]:
         """Every rank gets the rows of all ranks; rows of the same index add up when they are applied."""
@@ -106,43 +109,43 @@ class Reduction:
 
     def reduce_group(self, tensors: Sequence[Any], name: str) -> list[Any]:
         """Reduce dense tensors of one dtype in one operation."""
-        if not getattr(self.compression, "summable", True) and tensors[0].dtype.is_floating:
-            return self._exchange(tensors, name)
         hvd = horovod()
+        compression = BrainFloat if tensors[0].dtype == tf.bfloat16 else self.compression
+        if not getattr(compression, "summable", True) and tensors[0].dtype.is_floating:
+            return self._exchange(tensors, compression, name)
         op, before, after = self.op, 1.0, 1.0
         if self.predivide_factor != 1.0:
             op, before = hvd.Sum, 1.0 / self.predivide_factor
             after = self.predivide_factor / self.process_set.size()
-        sent = [self.compression.compress(tensor) for tensor in tensors]
-        summed = hvd.grouped_allreduce(
-            [tensor for tensor, _ in sent],
-            op=op,
-            prescale_factor=before,
-            postscale_factor=after,
-            process_set=self.process_set,
-            name=name,
-        )
+        sent = [compression.compress(tensor) for tensor in tensors]
+        wires = [wire for wire, _ in sent]
+        if op == hvd.Adasum:  # Horovod 0.28 cannot do it for a group
+            summed = [hvd.allreduce(w, op=op, name=f"{name}.{n}") for n, w in enumerate(wires)]
+        else:
+            summed = hvd.grouped_allreduce(
+                wires, op=op, prescale_factor=before, postscale_factor=after, process_set=self.process_set, name=name
+            )
         return [
-            tf.ensure_shape(self.compression.decompress(total, context), tensor.shape)
+            tf.ensure_shape(compression.decompress(total, context), tensor.shape)
             for total, (_, context), tensor in zip(summed, sent, tensors, strict=True)
         ]
 
-    def _exchange(self, tensors: Sequence[Any], name: str) -> list[Any]:
+    def _exchange(self, tensors: Sequence[Any], compression: Any, name: str) -> list[Any]:
         """Reduce what Horovod cannot add: each rank adds up one share in float32, then the shares are gathered."""
         hvd = horovod()
         size = self.world_size()
         flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
         length = tf.size(flat)
         flat = tf.pad(flat, [[0, -length % size]])
-        wire, context = self.compression.compress(flat)
+        wire, context = compression.compress(flat)
         shares = hvd.alltoall(wire, name=f"{name}.shares", process_set=self.process_set)
-        rows = tf.reshape(self.compression.decompress(shares, context), [size, -1])
+        rows = tf.cast(tf.reshape(compression.decompress(shares, context), [size, -1]), tf.float32)
         total = tf.reduce_sum(rows, 0)
         if self.op == hvd.Average:
             total /= tf.cast(size, total.dtype)
-        wire, context = self.compression.compress(total)
+        wire, _ = compression.compress(total)
         gathered = hvd.allgather(wire, name=f"{name}.sum", process_set=self.process_set)
-        whole = self.compression.decompress(gathered, context)[:length]
+        whole = compression.decompress(gathered, context)[:length]
         parts = tf.split(whole, [tf.size(tensor) for tensor in tensors])
         return [tf.reshape(part, tf.shape(tensor)) for part, tensor in zip(parts, tensors, strict=True)]
 

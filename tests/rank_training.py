@@ -34,14 +34,15 @@ def mine(rows: np.ndarray) -> np.ndarray:
     return by_rank[:, hvd.rank()].reshape(STEPS * BATCH, *rows.shape[1:])
 
 
-def dense_model() -> keras.Model:
-    return keras.Sequential(
-        [
-            keras.Input((FEATURES,)),
-            keras.layers.Dense(8, activation="tanh"),
-            keras.layers.Dense(CLASSES, activation="softmax", dtype="float32"),
-        ]
-    )
+def dense_model(policy: str = "float32") -> keras.Model:
+    layers = [
+        keras.Input((FEATURES,)),
+        keras.layers.Dense(8, activation="tanh", dtype=policy),
+        keras.layers.Dense(CLASSES, activation="softmax", dtype="float32"),
+    ]
+    model = keras.Sequential(layers)
+    model.dtype_policy = keras.DTypePolicy(policy)  # as if it were the global policy
+    return model
 
 
 def embedding_model() -> keras.Model:
@@ -50,7 +51,10 @@ def embedding_model() -> keras.Model:
             keras.Input((5,), dtype="int32"),
             keras.layers.Embedding(WORDS, 4),
             keras.layers.GlobalAveragePooling1D(),
-            keras.layers.Dense(CLASSES, activation="softmax", dtype="float32"),
+            keras.layers.Dense(
+                CLASSES,
+                activation="softmax",
+            ),
         ]
     )
 
@@ -88,6 +92,19 @@ def assert_equal_on_all_ranks(weights: np.ndarray) -> None:
     assert len(everyone) == hvd.size()
     for others in everyone:
         np.testing.assert_array_equal(weights, others)
+
+
+def compare(
+    build: Callable[[], keras.Model],
+    make: Callable[[], Any],
+    rows: Callable[..., np.ndarray] = features,
+    tolerance: float = 1e-5,
+    **options: Any,
+) -> None:
+    """Train both ways; the weights must agree with one process and, bit for bit, with each other."""
+    together = on_all_ranks(build, hvd.DistributedOptimizer(make(), **options), rows)
+    assert_equal_on_all_ranks(together)
+    np.testing.assert_allclose(together, on_one_process(build, make(), rows), atol=tolerance, rtol=tolerance)
 
 
 def _prepare(build: Callable[[], keras.Model], optimizer: Any, rows: Any, options: dict[str, Any]) -> Any:

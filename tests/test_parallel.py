@@ -21,7 +21,7 @@ needs_horovod = pytest.mark.skipif(
 )
 needs_mpi = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun: ./scripts/setup")
 
-MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "btl_tcp_if_include", "lo"]
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "btl_tcp_if_include", "lo", "--bind-to", "none"]
 HOROVODRUN = [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "--network-interfaces", "lo"]
 
 
@@ -57,14 +57,19 @@ def test_everything_holds_on_two_ranks_under_mpirun():
 
 
 @needs_horovod
-def test_everything_holds_on_two_ranks_under_horovodrun():
-    run_tests(HOROVODRUN, 2, "tests/parallel")
+def test_training_holds_on_two_ranks_under_horovodrun():
+    run_tests(HOROVODRUN, 2, "tests/parallel/test_equals_keras.py", "tests/parallel/test_collectives.py")
 
 
 @needs_horovod
 @needs_mpi
-def test_training_holds_on_four_ranks():
+def test_training_holds_on_four_ranks_under_mpirun():
     run_tests(MPIRUN, 4, "tests/parallel/test_equals_keras.py", "tests/parallel/test_adasum.py")
+
+
+@needs_horovod
+def test_training_holds_on_four_ranks_under_horovodrun():
+    run_tests(HOROVODRUN, 4, "tests/parallel/test_equals_keras.py")
 
 
 @needs_horovod
