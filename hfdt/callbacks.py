@@ -27,7 +27,9 @@ class _RankCallback(keras.callbacks.Callback):
 class BroadcastGlobalVariablesCallback(_RankCallback):
     """Start all ranks from the weights and the optimizer state of one; keep what is not trained together.
 
-    Sent once, when the first ``fit`` begins. Random seeds are not sent: ranks drop out different units.
+    Sent once, when the first ``fit`` begins; where a rank's model is built by its first batch, after that batch. Random
+    seeds are not sent: ranks drop out different units.
+
     At the end of each epoch the weights that are not trained, as the moving statistics of BatchNormalization, become
     the mean over the ranks: each rank normalises with its own batches, and all end with equal weights.
 
@@ -49,10 +51,18 @@ class BroadcastGlobalVariablesCallback(_RankCallback):
         self._local.add(id(variable))
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Send what the root rank has."""
+        """Send what the root rank has, if the models of all ranks are built."""
+        if not self.broadcast_done and all(gather_json(_build_optimizer(self.model))):
+            self._send()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Send it after the first batch, where that has built the models."""
         if not self.broadcast_done:
-            broadcast_variables(self._shared(shared_state(self.model)), self.root_rank)
-            self.broadcast_done = True
+            self._send()
+
+    def _send(self) -> None:
+        broadcast_variables(self._shared(shared_state(self.model)), self.root_rank)
+        self.broadcast_done = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Average what the optimizer does not keep equal."""
@@ -215,6 +225,15 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         super().on_epoch_end(epoch, logs)
         if self.verbose > 0 and epoch + 1 == self.end_epoch and rank() == 0:
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._rate():g}.")
+
+
+def _build_optimizer(model: Any) -> bool:
+    """Whether the model is built; then its optimizer is, too."""
+    if not model.built or not all(layer.built for layer in model._flatten_layers()):  # private: no public walk
+        return False
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    return True
 
 
 def average_logs(logs: Mapping[str, Any]) -> dict[str, float]:

@@ -53,6 +53,29 @@ def test_the_root_s_weights_and_optimizer_state_are_everyone_s():
     assert callback.broadcast_done
 
 
+class BuiltByFit(keras.Model):
+    """Weights come with the first batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = keras.layers.Dense(CLASSES, activation="softmax")
+
+    def call(self, inputs):
+        return self.last(inputs)
+
+
+@pytest.mark.parametrize("built_on", ["nobody", "rank 0"])
+@pytest.mark.parametrize("kind", [BuiltByFit, lambda: keras.Sequential([keras.layers.Dense(CLASSES, "softmax")])])
+def test_models_that_the_first_batch_builds_are_made_equal_after_it(kind, built_on):
+    keras.utils.set_random_seed(hvd.rank())
+    model = kind()
+    if built_on == "rank 0" and hvd.rank() == 0:
+        model.build((None, FEATURES))
+    train([hvd.callbacks.BroadcastGlobalVariablesCallback(0)], keras.optimizers.Adam(), model=model)
+    state = np.concatenate([np.ravel(v.numpy()) for v in [*model.weights, *model.optimizer.variables]])
+    np.testing.assert_array_equal(np.asarray(hvd.allgather(state[None])), [state] * hvd.size())
+
+
 def test_it_sends_once():
     callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
     model, _ = train([callback])
