@@ -5,10 +5,10 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-from rank_training import CLASSES, FEATURES, dense_model
 
 import hfdt.keras as hvd
 from nfdt.core.errors import UsageError
+from tests.rank_training import CLASSES, FEATURES, dense_model
 
 BATCHES = 4
 

@@ -6,10 +6,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from rank_training import dense_model
 
 import hfdt.keras as hvd
 from nfdt.core.errors import UsageError
+from tests.rank_training import dense_model
 
 
 def test_a_rank_knows_its_place():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-from rank_training import (
+
+import hfdt.keras as hvd
+from tests.rank_training import (
     CLASSES,
     FEATURES,
     assert_equal_on_all_ranks,
@@ -16,8 +18,6 @@ from rank_training import (
     on_one_process,
     words,
 )
-
-import hfdt.keras as hvd
 
 OPTIMIZERS = {
     "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),

@@ -6,10 +6,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from rank_training import FEATURES, dense_model
 
 import hfdt.keras as hvd
 from nfdt.core.errors import UsageError
+from tests.rank_training import FEATURES, dense_model
 
 
 def gradient_of_rank() -> tf.Tensor:

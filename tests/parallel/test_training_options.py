@@ -6,7 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from rank_training import (
+
+import hfdt.keras as hvd
+from tests.rank_training import (
     CLASSES,
     EPOCHS,
     FEATURES,
@@ -19,8 +21,6 @@ from rank_training import (
     on_one_process,
     words,
 )
-
-import hfdt.keras as hvd
 
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.1),
