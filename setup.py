@@ -30,7 +30,7 @@ setup(
     extras_require={
         "tensorflow": ["tensorflow>=2.20"],
         "cpu": ["tensorflow-cpu>=2.20"],
-        "mpi": ["mpi4py>=4.0"],  # Horovod itself does not compile as pip gets it: ./scripts/install-horovod
+        "horovod": ["mpi4py>=4.0"],  # Horovod itself does not compile as pip gets it: ./scripts/install-horovod
         "metrics": ["prometheus_client>=0.20"],
         "dev": [
             "cryptography>=42",
