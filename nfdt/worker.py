@@ -175,7 +175,9 @@ class Worker:
         gradient = np.asarray(result.gradient)
         self._emulate(time.perf_counter() - pulled)
         computed = time.perf_counter()
-        # A gradient that is not finite is pushed as well: the shards drop it and close its round.
+        # A gradient that is not finite is pushed as well: the shards, all of them, drop it and close its round.
+        if self._spec.cluster.shards > 1 and not np.isfinite(gradient).all():
+            gradient = np.full_like(gradient, np.nan)
         pushed = self._client.push(
             gradient,
             samples=samples,

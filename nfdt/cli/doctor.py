@@ -25,6 +25,10 @@ import json
 import tensorflow as tf
 print(json.dumps([tf.__version__, [d.name for d in tf.config.list_physical_devices("GPU")]]))
 """
+_HOROVOD_PROBE = """
+import horovod.tensorflow as hvd
+print(", ".join(name for name, built in (("gloo", hvd.gloo_built()), ("MPI", hvd.mpi_built())) if built))
+"""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,11 @@ def _version(distribution: str) -> str | None:
         return None
 
 
+def _run_quietly(command: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)
+
+
 def _packages() -> Iterator[Finding]:
     yield Finding("python", "ok", sys.version.split()[0])
     for name in ("nfdt", "keras", "numpy", "grpcio", "protobuf"):
@@ -54,10 +63,8 @@ def _packages() -> Iterator[Finding]:
 
 def _tensorflow() -> Iterator[Finding]:
     """Import TensorFlow in a process of its own: a broken installation can abort the one it is loaded into."""
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    probe = [sys.executable, "-c", _TENSORFLOW_PROBE]
     try:
-        done = subprocess.run(probe, env=environment, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)
+        done = _run_quietly([sys.executable, "-c", _TENSORFLOW_PROBE])
     except subprocess.TimeoutExpired:
         yield Finding("tensorflow", "missing", f"its import took longer than {PROBE_TIMEOUT_S} s", "try again")
         return
@@ -87,11 +94,27 @@ def _launchers() -> Iterator[Finding]:
         said = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S).stdout
         yield Finding("mpi", "ok", (said.splitlines() or [mpirun])[0])
     else:
-        yield Finding("mpi", "optional", "no mpirun: needed for 'nfdt mpi' only", "apt-get install openmpi-bin")
+        yield Finding(
+            "mpi", "optional", "no mpirun: needed for 'nfdt mpi' only", "apt-get install openmpi-bin libopenmpi-dev"
+        )
     slurm = shutil.which("srun")
     yield Finding("slurm", "ok" if slurm else "optional", slurm or "no srun")
-    horovod = _version("horovod")
-    yield Finding("horovod", "ok" if horovod else "optional", horovod or "not installed; not used by this version")
+    yield _horovod()
+
+
+def _horovod() -> Finding:
+    """Import the built part: it exists, and fits the installed TensorFlow, only if that works."""
+    version, remedy = _version("horovod"), "./scripts/install-horovod"
+    if version is None:
+        return Finding("horovod", "optional", "not installed: needed for hfdt and allreduce only", remedy)
+    try:
+        done = _run_quietly([sys.executable, "-c", _HOROVOD_PROBE])
+    except subprocess.TimeoutExpired:
+        return Finding("horovod", "optional", f"its import took longer than {PROBE_TIMEOUT_S} s", "try again")
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return Finding("horovod", "optional", f"{version} does not load: {reason}", remedy)
+    return Finding("horovod", "ok", f"{version} with {done.stdout.strip().splitlines()[-1]}")
 
 
 def examine() -> list[Finding]:

@@ -5,6 +5,7 @@
     NfdtError                      1
      ├─ UsageError (ValueError)    2   an option, name or value that cannot be used
      ├─ CaptureError (TypeError)   2   something in the script that cannot be shipped
+     ├─ NotInstalled (ImportError) 2   an optional part that was asked for is not there
      ├─ JobFailed                  3   the job failed on the cluster
      │   └─ WorkerFailed           3   ... because a worker's code raised
      ├─ ServerUnreachable          4   nobody answers at the address
@@ -36,6 +37,12 @@ class UsageError(NfdtError, ValueError):
 
 class CaptureError(NfdtError, TypeError):
     """Something in the user's script cannot be shipped to the cluster."""
+
+    exit_code = 2
+
+
+class NotInstalled(NfdtError, ImportError):
+    """An optional part that was asked for is not installed; the message holds the command that installs it."""
 
     exit_code = 2
 

@@ -115,3 +115,11 @@ def test_four_workers_train_every_sample_once_and_learn(digits, algorithm):
     )
     assert [event["samples"] for event in outcome.epochs] == [len(x)] * 3
     assert outcome.epochs[-1]["logs"]["loss"] < outcome.epochs[0]["logs"]["loss"]
+
+
+def test_a_gradient_with_one_nan_is_dropped_by_every_shard(digits):
+    x, y = digits[0][:64].copy(), digits[1][:64]
+    x[40, 3] = np.nan
+    outcome = train(clone(dense, OPTIMIZERS["momentum"]()), x, y, algorithm="asgd", shards=3, batch_size=16, epochs=1)
+    assert [shard["version"] for shard in outcome.staleness] == [3, 3, 3]
+    assert np.isfinite(outcome.weights).all()

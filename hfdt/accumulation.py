@@ -1,0 +1,63 @@
+"""Gradients of several passes added up on this rank before they are reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+class Accumulation:
+    """Adds up the gradients of ``passes`` calls; the last of them hands the sum on.
+
+    The sums are variables of this rank: neither saved nor broadcast. A training that ends between two updates drops
+    what was added up since the last one.
+
+    Args:
+        passes: Calls per update, at least 2.
+        average: Divide the sum by ``passes``.
+    """
+
+    def __init__(self, passes: int, *, average: bool) -> None:
+        self._passes = passes
+        self._average = average
+        self._done: Any = None
+        self._sums: dict[int, Any] = {}
+
+    def __call__(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        update: Callable[[list[Any]], None],
+        skip: Callable[[], None],
+    ) -> None:
+        """Add up one pass's gradients; then ``update`` with the sums if it was the last pass, else ``skip``.
+
+        Args:
+            gradients: Of the same variables in the same order at each call. Sparse ones become dense.
+            variables: The variable of each gradient.
+            update: Takes the sums, None where there is no gradient.
+            skip: Runs in the passes that only add.
+        """
+        self._prepare(gradients, variables)
+        sums = {i: self._sums[i] for i, gradient in enumerate(gradients) if gradient is not None}
+        for i, total in sums.items():
+            total.assign_add(tf.convert_to_tensor(gradients[i]))
+        self._done.assign_add(1)
+        divisor = self._passes if self._average else 1
+
+        def finish() -> None:
+            update([sums[i] / divisor if i in sums else None for i in range(len(gradients))])
+            for total in (*sums.values(), self._done):
+                total.assign(tf.zeros_like(total))
+
+        tf.cond(self._done >= self._passes, finish, skip)
+
+    def _prepare(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        with tf.init_scope():
+            if self._done is None:
+                self._done = tf.Variable(0, trainable=False)
+            for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+                if gradient is not None and i not in self._sums:
+                    self._sums[i] = tf.Variable(tf.zeros(variable.shape, gradient.dtype), trainable=False)

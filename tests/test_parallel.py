@@ -1,0 +1,107 @@
+"""Starts what needs several ranks, with each launcher, and what happens without Horovod."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DEADLINE_S = 570
+WITHOUT_HOROVOD = "import sys; sys.modules['horovod'] = None; import hfdt.keras as hvd\n"
+
+pytestmark = pytest.mark.timeout(600)
+needs_horovod = pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None, reason="no Horovod: ./scripts/install-horovod"
+)
+needs_mpi = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun: ./scripts/setup")
+
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "btl_tcp_if_include", "lo"]
+MPIRUN += ["--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]  # ranks share the cores with each other
+HOROVODRUN = [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "--network-interfaces", "lo"]
+
+
+def run_ranks(launcher: list[str], ranks: int, *program: str) -> str:
+    """What the ranks print; the test fails with it if one of them fails."""
+    done = subprocess.run(
+        [*launcher, "-np", str(ranks), sys.executable, *program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        env={
+            **{k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "OMPI_", "HOROVOD_"))},
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "OMP_NUM_THREADS": "1",
+            "HOROVOD_STALL_CHECK_TIME_SECONDS": "20",
+            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "60",
+        },
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-12000:]
+    return done.stdout
+
+
+def run_tests(launcher: list[str], ranks: int, *arguments: str) -> None:
+    said = run_ranks(launcher, ranks, "-m", "pytest", "-x", "-p", "no:cacheprovider", *arguments)
+    assert len(re.findall(r"\d+ passed", said)) == ranks, said
+
+
+@needs_horovod
+@needs_mpi
+def test_everything_holds_on_two_ranks_under_mpirun():
+    run_tests(MPIRUN, 2, "tests/parallel")
+
+
+@needs_horovod
+def test_training_holds_on_two_ranks_under_horovodrun():
+    run_tests(HOROVODRUN, 2, "tests/parallel/test_equals_keras.py", "tests/parallel/test_collectives.py")
+
+
+@needs_horovod
+@needs_mpi
+def test_training_holds_on_four_ranks_under_mpirun():
+    run_tests(MPIRUN, 4, "tests/parallel/test_equals_keras.py", "tests/parallel/test_adasum.py")
+
+
+@needs_horovod
+def test_training_holds_on_four_ranks_under_horovodrun():
+    run_tests(HOROVODRUN, 4, "tests/parallel/test_equals_keras.py")
+
+
+@needs_horovod
+@needs_mpi
+def test_a_horovod_script_trains_with_its_import_changed(tmp_path):
+    said = run_ranks(MPIRUN, 2, "examples/horovod/digits.py", str(tmp_path))
+    accuracies = dict(re.findall(r"rank (\d) test accuracy: ([\d.]+)", said))
+    assert set(accuracies) == {"0", "1"}
+    assert len(set(accuracies.values())) == 1, "the ranks hold different weights"
+    assert float(accuracies["0"]) > 0.9
+    assert (tmp_path / "checkpoint.keras").exists()
+
+
+@needs_horovod
+def test_one_process_is_a_world_of_one():
+    program = """
+import keras, numpy as np, hfdt.keras as hvd
+hvd.init()
+model = keras.Sequential([keras.layers.Dense(1)])
+model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
+model.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0, callbacks=callbacks)
+print(hvd.rank(), hvd.size())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.stdout.strip() == "0 1", done.stderr
+
+
+@pytest.mark.parametrize("call", ["hvd.init()", "hvd.DistributedOptimizer('sgd')", "hvd.Average", "hvd.allreduce(1.0)"])
+def test_without_horovod_one_clear_error_names_the_remedy(call):
+    program = WITHOUT_HOROVOD + f"try:\n    {call}\nexcept ImportError as error:\n    print(error)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert "./scripts/install-horovod" in done.stdout, done.stderr
