@@ -8,18 +8,18 @@ import subprocess
 import sys
 from typing import Any, NoReturn
 
-from nfdt.core.errors import UsageError
+from nfdt.core.errors import NotInstalled
 from nfdt.core.spec import ClusterSpec
 
 END_S = 15.0
 
 
 def require_horovod(algorithm: str) -> None:
-    """Raise UsageError where Horovod is not installed."""
+    """Raise NotInstalled where Horovod is not installed."""
     if importlib.util.find_spec("horovod") is None:
-        raise UsageError(
+        raise NotInstalled(
             f"algorithm={algorithm!r}: expected Horovod in this Python. Received: none. "
-            "Install it with scripts/install-horovod, or choose another algorithm."
+            "Run: ./scripts/install-horovod or choose another algorithm."
         )
 
 

@@ -4,7 +4,7 @@ import pytest
 from nfdt_client.options import read_token, resolve
 
 import nfdt
-from nfdt.core.errors import UsageError
+from nfdt.core.errors import NotInstalled, UsageError
 
 
 def layered(arguments=None, environ=None, directory=None, **more):
@@ -148,5 +148,5 @@ def test_hosts_are_names_and_numbers(hosts):
 
 def test_without_horovod_allreduce_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match="scripts/install-horovod"), nfdt.session(algorithm="allreduce"):
+    with pytest.raises(NotInstalled, match="scripts/install-horovod"), nfdt.session(algorithm="allreduce"):
         pass

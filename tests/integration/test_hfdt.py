@@ -13,7 +13,7 @@ import time
 import psutil
 import pytest
 
-from tests.integration.conftest import DEADLINE_S, environment
+from tests.integration.conftest import DEADLINE_S, descendants, environment, start_server, stop
 from tests.integration.test_decorator import DIGITS, answer
 
 pytestmark = pytest.mark.skipif(
@@ -390,3 +390,60 @@ print(json.dumps(dict(difference=difference(model, alone), samples=history.nfdt[
     assert got["difference"] < 2e-5
     assert got["samples"] == 6
     assert time.monotonic() - started < DEADLINE_S
+
+
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory):
+    cluster = start_server(tmp_path_factory.mktemp("shared"))
+    yield cluster
+    stop(cluster.process)
+
+
+def test_a_shared_server_starts_a_ring_for_the_job_and_ends_it_with_the_job(run_script, shared_server):
+    done = run_script(
+        DIGITS
+        + """
+import hfdt
+with hfdt.session(workers=2):
+    history = build().fit(x, y, batch_size=32, epochs=2, verbose=0)
+print(json.dumps(dict(ranks=history.nfdt["worker-0"]["ranks"], samples=history.nfdt["worker-0"]["samples"])))
+""",
+        **shared_server.env(),
+    )
+    assert answer(done) == {"ranks": 2, "samples": 2 * 1797}
+    ranks = [p for p in descendants(shared_server.process.pid) if "hfdt.rank" in " ".join(p.cmdline())]
+    _, alive = psutil.wait_procs(ranks, timeout=20)
+    assert alive == []
+
+
+def test_a_shared_server_logs_in_nowhere_on_a_job_s_behalf(run_script, shared_server):
+    done = run_script(
+        DIGITS
+        + """
+import hfdt
+with hfdt.session(workers=2, hosts="elsewhere:2"):
+    build().fit(x, y, verbose=0)
+""",
+        **shared_server.env(),
+    )
+    assert done.returncode == 1
+    assert "PolicyRefused" in done.stderr
+    assert "hosts" in done.stderr
+
+
+def test_the_command_line_of_the_launcher_is_in_the_job_s_log(run_script):
+    done = run_script(
+        DIGITS
+        + """
+import hfdt, logging
+logging.basicConfig(level="INFO")
+with hfdt.session(workers=2, hosts="localhost:2"):
+    build().fit(x[:64], y[:64], verbose=0)
+print(json.dumps({}))
+"""
+    )
+    answer(done)
+    line = next(line for line in done.stderr.splitlines() if "ring of 2 ranks" in line)
+    assert "-np 2" in line
+    assert "-H localhost:2" in line
+    assert "hfdt.rank" in line
