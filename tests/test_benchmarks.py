@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 from pathlib import Path
@@ -39,6 +40,20 @@ def test_accuracy_compares_the_algorithms_on_the_same_seeds(monkeypatch, tmp_pat
     got = written(report, tmp_path)
     assert {row["peer"] for row in got["rows"]} == {"plain fit", "ddc-asgd"}
     assert "accuracy@lr 0.1@ddc-asgd" in got["ratios"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
+def test_hfdt_compares_a_ring_with_a_loop_written_by_hand(monkeypatch, tmp_path):
+    from benchmarks import hfdt
+
+    monkeypatch.setattr(hfdt, "CASES", {"mlp": hfdt.CASES["mlp"]})
+    monkeypatch.setattr(hfdt, "QUICK", {"mlp": hfdt.Work(samples=1024, epochs=2, runs=1)})
+    monkeypatch.setattr(hfdt, "LAUNCHERS", ("mpirun",))
+    report = Report("hfdt", [hfdt.SEED])
+    hfdt.run(report, None, quick=True)
+    got = written(report, tmp_path)
+    assert set(got["ratios"]) == {"hfdt/handwritten@mpirun", "hfdt/handwritten@mpirun@mlp"}
+    assert {row["peer"] for row in got["rows"]} == {"by hand", "hfdt"}
 
 
 def test_a_row_s_value_is_the_median_of_its_runs():
