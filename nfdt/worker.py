@@ -212,6 +212,7 @@ class Worker:
         return pb.NextRequest(epoch_state=state)
 
     def _on_evaluate(self, request: pb.Evaluate) -> pb.NextRequest:
+        self._weights = None  # a pull ends what was held: memory shared with a shard now shows the new weights
         weights = self._pull()
         self._take_untrained(request.untrained)
         self._model.reset_metrics()

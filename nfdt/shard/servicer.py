@@ -13,104 +13,25 @@ import grpc
 
 from nfdt.consistency import make_policy
 from nfdt.core.arrays import ParameterLayout
-from nfdt.core.errors import NfdtError, ProtocolError, ShapeMismatch
+from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.program.state import State, dump_state, load_state
 from nfdt.core.spec import AlgorithmSpec
 from nfdt.core.wire.channel import DATA_BYTES, make_server, same_token
-from nfdt.core.wire.frames import Assembly, decode_frame, decode_message, encode_frame, split
-from nfdt.core.wire.shards_pb2 import (
-    ACKNOWLEDGE,
-    ERROR,
-    PULL,
-    PUSH,
-    WEIGHTS,
-    AdminReply,
-    AdminRequest,
-    Frame,
-    ReadRequest,
-    StateChunk,
-)
+from nfdt.core.wire.frames import Assembly, decode_message, encode_frame, split
+from nfdt.core.wire.shards_pb2 import AdminReply, AdminRequest, ReadRequest, StateChunk
 from nfdt.core.wire.status import answering
 from nfdt.shard.apply import Engine
+from nfdt.shard.exchange import Exchange
 from nfdt.shard.optimizer import build_optimizer
 from nfdt.shard.plan import ShardPlan, make_plan
-from nfdt.shard.push import Gradient, Reply
 from nfdt.shard.store import ShardStore
 from nfdt.shard.tensors import BufferPool
 from nfdt.update_rules import make_rule
 
 SERVICE = "nfdt.v1.Shard"
-MAX_NAME = 200
 STOP_GRACE_S = 1.0
 SPARE_CALLS = 16
 MAX_STATE_COPIES = 64
-
-
-def _frames(kind: Any, sequence: int, reply: Reply) -> Iterator[bytes]:
-    """The answer to a push or pull."""
-    fields = {"kind": kind, "sequence": sequence, "version": reply.version}
-    fields |= {"staleness": reply.staleness, "applied": reply.applied}
-    if reply.weights is None:
-        yield encode_frame(Frame(**fields))
-        return
-    view = reply.weights.data.cast("B") if reply.weights.size else memoryview(b"")
-    for part in split(view.nbytes):
-        yield encode_frame(Frame(**fields, total_bytes=view.nbytes, offset=part.start), view[part])
-
-
-class _Exchange:
-    """One worker's stream: puts pushes together and answers them."""
-
-    def __init__(self, store: ShardStore, buffers: BufferPool) -> None:
-        self._store = store
-        self._buffers = buffers
-        self._worker = ""
-
-    def answer(self, requests: Iterator[bytes]) -> Iterator[bytes]:
-        """Answer every push and pull; the first mistake is answered with an error and ends the stream."""
-        for data in requests:
-            header, payload = decode_frame(data)
-            try:
-                self._introduce(header)
-                if header.kind == PULL:
-                    reply = self._store.pull(self._worker, min_version=header.version)
-                elif header.kind == PUSH:
-                    reply = self._push(header, payload, requests)
-                else:
-                    raise ProtocolError(f"Stream of {self._worker}: expected a push or pull. Received: {header.kind}.")
-            except NfdtError as error:
-                text = f"{type(error).__name__}: {error}"
-                yield encode_frame(Frame(kind=ERROR, sequence=header.sequence, error=text))
-                return
-            yield from _frames(ACKNOWLEDGE if reply.weights is None else WEIGHTS, header.sequence, reply)
-
-    def _introduce(self, header: Frame) -> None:
-        name = header.worker or self._worker
-        if not name or len(name) > MAX_NAME or (self._worker and name != self._worker):
-            raise ProtocolError(
-                f"Stream of {self._worker or 'nobody'}: expected one worker's name of at most {MAX_NAME} characters "
-                f"in the first frame. Received: {name[:MAX_NAME]!r}."
-            )
-        self._worker = name
-
-    def _push(self, header: Frame, payload: memoryview, requests: Iterator[bytes]) -> Reply:
-        wanted = self._store.size * 4
-        if header.total_bytes != wanted:
-            raise ShapeMismatch(
-                f"Push from worker {self._worker}: expected {wanted} bytes ({self._store.size} float32). Received: "
-                f"{header.total_bytes} bytes. The worker runs another model; restart it."
-            )
-        with self._buffers.lend() as buffer:
-            assembly = Assembly(buffer)
-            assembly.add(header.offset, payload)
-            while not assembly.complete:
-                chunk, payload = decode_frame(next(requests, b""))
-                if chunk.kind != PUSH or chunk.sequence != header.sequence:
-                    raise ProtocolError(f"Push {header.sequence} from {self._worker}: its chunks are not together.")
-                assembly.add(chunk.offset, payload)
-            numbers = {"round": header.round, "part": header.part, "parts": max(header.parts, 1)}
-            gradient = Gradient(header.sequence, buffer, max(header.samples, 1), **numbers)
-            return self._store.push(self._worker, gradient, want_weights=header.want_weights)
 
 
 class ShardServicer:
@@ -126,7 +47,7 @@ class ShardServicer:
     @answering
     def exchange(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Pushes and pulls of one worker; its thread ends with the stream."""
-        yield from _Exchange(self._store, self._buffers).answer(requests)
+        yield from Exchange(self._store, self._buffers).answer(requests)
 
     @answering
     def administer(self, request: AdminRequest, context: grpc.ServicerContext) -> AdminReply:

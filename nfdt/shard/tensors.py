@@ -57,24 +57,29 @@ def as_array(vector: Vector) -> npt.NDArray[np.float32]:
 
 
 class Compiled:
-    """A function compiled by XLA; one XLA cannot compile (an unusual optimizer) runs as a plain graph instead."""
+    """A function compiled by XLA; one XLA cannot compile (an unusual optimizer) runs as a plain graph instead.
+
+    It is called with tensors of the same shapes and types throughout. The one graph is kept, and called without
+    looking it up by its arguments: that takes as long as a small step.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        self._traced = tf.function(function, jit_compile=True, autograph=False)
-        self._proven = False
+        self._graph: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any) -> Any:
         """Run it; the first call compiles."""
-        if self._proven:
-            return self._traced(*args)
+        return self._graph(*args) if self._graph else self._first(args)
+
+    def _first(self, args: tuple[Any, ...]) -> Any:
+        traced = tf.function(self._function, jit_compile=True, autograph=False)
         try:
-            result = self._traced(*args)
+            result = traced(*args)
         except _COMPILE_ERRORS as error:
             _log.warning("XLA cannot compile %s, running it as a graph: %s", self._function.__name__, error)
-            self._traced = tf.function(self._function, autograph=False)
-            result = self._traced(*args)
-        self._proven = True
+            traced = tf.function(self._function, autograph=False)
+            result = traced(*args)
+        self._graph = traced.get_concrete_function(*args)
         return result
 
 

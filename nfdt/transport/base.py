@@ -17,7 +17,11 @@ Vector = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Pulled:
-    """Weights of the whole model, shape ``(P,)`` float32 (may be read-only), and each shard's version."""
+    """Weights of the whole model, shape ``(P,)`` float32, and each shard's version.
+
+    The weights may be read-only, and a view of memory that the client's next request overwrites: whoever needs them
+    longer copies them.
+    """
 
     weights: Vector
     versions: tuple[int, ...]
@@ -28,7 +32,7 @@ class Pushed:
     """The answer to a push.
 
     Attributes:
-        weights: What to compute the next gradient on, shape ``(P,)`` float32; None when not asked for.
+        weights: What to compute the next gradient on, as in :class:`Pulled`; None when not asked for.
         versions: Of each shard after the push.
         staleness: Updates the gradient missed, on the shard where it missed most.
         applied: False when a shard had seen the push before, or dropped it because it was not finite.

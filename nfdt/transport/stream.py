@@ -1,4 +1,7 @@
-"""Shards behind gRPC: one bidirectional stream per shard, all shards at the same time."""
+"""Shards behind gRPC: one bidirectional stream per shard, all shards at the same time.
+
+With a shard on the same machine the stream carries headers only; see :mod:`nfdt.transport.shared_memory`.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from nfdt.core.arrays import ParameterLayout
-from nfdt.core.wire.channel import DATA_BYTES, open_channel
+from nfdt.core.wire.channel import DATA_BYTES, open_channel, split_address
 from nfdt.core.wire.shards_pb2 import PULL, PUSH, Frame
 from nfdt.transport.base import Pulled, Pushed, Vector, check_gradient, shard_bounds
 from nfdt.transport.link import Answer, Request, ShardLink
+from nfdt.transport.shared_memory import is_this_machine
 
 TIMEOUT_S = 120.0
 
@@ -25,6 +29,7 @@ class StreamClient:
         worker: This worker's name, unique among the workers that live.
         token: The job's token.
         timeout_s: Longest wait for one answer.
+        share_memory: Exchange gradients and weights through memory with the shards of this machine that agree.
         **security: ``ca_file``, ``cert_file``, ``key_file`` of :func:`nfdt.core.wire.channel.open_channel`.
     """
 
@@ -36,6 +41,7 @@ class StreamClient:
         token: str,
         *,
         timeout_s: float = TIMEOUT_S,
+        share_memory: bool = True,
         **security: Any,
     ) -> None:
         self._bounds = shard_bounds(layout, len(addresses))
@@ -43,18 +49,23 @@ class StreamClient:
         self._worker = worker
         self._sequence = 0
         self._links = [
-            ShardLink(address, open_channel(address, token, max_message_bytes=DATA_BYTES, **security), timeout_s)
+            ShardLink(
+                address,
+                open_channel(address, token, max_message_bytes=DATA_BYTES, **security),
+                timeout_s,
+                share_memory=share_memory and is_this_machine(split_address(address)[0]),
+            )
             for address in addresses
         ]
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes of frames sent to all shards."""
+        """Bytes sent to all shards, in frames and through shared memory."""
         return sum(link.bytes_moved[0] for link in self._links)
 
     @property
     def bytes_received(self) -> int:
-        """Bytes of frames received from all shards."""
+        """Bytes received from all shards, in frames and through shared memory."""
         return sum(link.bytes_moved[1] for link in self._links)
 
     def pull(self, min_version: int = 0) -> Pulled:
@@ -105,7 +116,13 @@ class StreamClient:
         weights = np.empty(self._size, np.float32)
         for link, bound in zip(self._links, self._bounds, strict=True):
             link.ask(Request(header, _bytes(gradient[bound]), _bytes(weights[bound])))
-        return weights, [link.wait() for link in self._links]
+        answers = [link.wait() for link in self._links]
+        if len(answers) == 1 and answers[0].shared is not None:
+            return answers[0].shared, answers
+        for answer, bound in zip(answers, self._bounds, strict=True):
+            if answer.shared is not None:
+                np.copyto(weights[bound], answer.shared)
+        return weights, answers
 
 
 def _bytes(vector: Vector) -> memoryview:

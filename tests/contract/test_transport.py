@@ -28,19 +28,26 @@ class InProcess:
 
 
 class Stream:
+    share_memory = False
+
     def __init__(self, reference, shards, rule):
         state = State(reference.weights, reference.state)
         arguments = (reference.manifest(), state, rule_spec(rule))
         self.running = [start_shard(*arguments, i, shards, workers=2, token=TOKEN) for i in range(shards)]
 
     def client(self, worker):
-        return StreamClient([r.address for r in self.running], LAYOUT, worker, TOKEN, timeout_s=20)
+        addresses = [r.address for r in self.running]
+        return StreamClient(addresses, LAYOUT, worker, TOKEN, timeout_s=20, share_memory=self.share_memory)
 
     def stop(self):
         [running.stop(0) for running in self.running]
 
 
-@pytest.fixture(params=[InProcess, Stream], ids=["in_process", "stream"])
+class SharedMemory(Stream):
+    share_memory = True
+
+
+@pytest.fixture(params=[InProcess, Stream, SharedMemory], ids=["in_process", "stream", "shared_memory"])
 def transport(request):
     return request.param
 
@@ -102,12 +109,22 @@ def test_weights_come_only_when_asked_for(connect):
     assert answer.applied
 
 
-def test_what_was_pulled_stays_as_it_was(connect):
-    client = connect()
-    first = client.pull().weights
-    client.push(gradients(1)[0], samples=1)
-    client.pull()
+def test_what_was_pulled_stays_as_it_was_until_this_worker_asks_again(connect):
+    a, b = connect("a"), connect("b")
+    first = a.pull().weights
+    b.pull()
+    b.push(gradients(1)[0], samples=1)
+    b.pull()
     assert np.array_equal(first, start_weights())
+
+
+def test_parts_that_wait_for_earlier_ones_are_kept(connect, shards):
+    a, b = connect("a"), connect("b")
+    g = gradients(3)
+    b.push(g[2], samples=1, part=2, parts=3, want_weights=False)
+    b.push(g[1], samples=1, part=1, parts=3, want_weights=False)
+    assert a.push(g[0], samples=1, part=0, parts=3, want_weights=False).versions == (1,) * shards
+    np.testing.assert_allclose(a.pull().weights, start_weights() - 0.1 * g.mean(0), rtol=2e-5, atol=2e-6)
 
 
 def test_a_round_is_applied_when_its_last_part_comes(connect, shards):

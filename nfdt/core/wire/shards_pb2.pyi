@@ -29,6 +29,8 @@ class _FrameKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     WEIGHTS: _FrameKind.ValueType  # 3
     ACKNOWLEDGE: _FrameKind.ValueType  # 4
     ERROR: _FrameKind.ValueType  # 5
+    OFFER: _FrameKind.ValueType  # 6
+    """answered by ACKNOWLEDGE: applied = mapped, else error says why not"""
 
 class FrameKind(_FrameKind, metaclass=_FrameKindEnumTypeWrapper): ...
 
@@ -38,6 +40,8 @@ PULL: FrameKind.ValueType  # 2
 WEIGHTS: FrameKind.ValueType  # 3
 ACKNOWLEDGE: FrameKind.ValueType  # 4
 ERROR: FrameKind.ValueType  # 5
+OFFER: FrameKind.ValueType  # 6
+"""answered by ACKNOWLEDGE: applied = mapped, else error says why not"""
 Global___FrameKind: typing_extensions.TypeAlias = FrameKind
 
 @typing.final
@@ -59,6 +63,9 @@ class Frame(google.protobuf.message.Message):
     OFFSET_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
     PAYLOAD_FIELD_NUMBER: builtins.int
+    SEGMENT_FIELD_NUMBER: builtins.int
+    BOOT_ID_FIELD_NUMBER: builtins.int
+    SHARED_FIELD_NUMBER: builtins.int
     kind: Global___FrameKind.ValueType
     sequence: builtins.int
     """per worker, rising from 1"""
@@ -87,6 +94,12 @@ class Frame(google.protobuf.message.Message):
     """kind ERROR: what is wrong"""
     payload: builtins.bytes
     """last field, at most 2 MiB, little-endian float32"""
+    segment: builtins.str
+    """offer: name of a file in /dev/shm that holds total_bytes of gradient, then of weights"""
+    boot_id: builtins.str
+    """offer: the machine on which that file lies"""
+    shared: builtins.bool
+    """push or reply: total_bytes lie in the segment, not in payloads"""
     def __init__(
         self,
         *,
@@ -105,8 +118,11 @@ class Frame(google.protobuf.message.Message):
         offset: builtins.int = ...,
         error: builtins.str = ...,
         payload: builtins.bytes = ...,
+        segment: builtins.str = ...,
+        boot_id: builtins.str = ...,
+        shared: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["applied", b"applied", "error", b"error", "kind", b"kind", "offset", b"offset", "part", b"part", "parts", b"parts", "payload", b"payload", "round", b"round", "samples", b"samples", "sequence", b"sequence", "staleness", b"staleness", "total_bytes", b"total_bytes", "version", b"version", "want_weights", b"want_weights", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["applied", b"applied", "boot_id", b"boot_id", "error", b"error", "kind", b"kind", "offset", b"offset", "part", b"part", "parts", b"parts", "payload", b"payload", "round", b"round", "samples", b"samples", "segment", b"segment", "sequence", b"sequence", "shared", b"shared", "staleness", b"staleness", "total_bytes", b"total_bytes", "version", b"version", "want_weights", b"want_weights", "worker", b"worker"]) -> None: ...
 
 Global___Frame: typing_extensions.TypeAlias = Frame
 
