@@ -102,10 +102,10 @@ class _Stream:
         return self._answers.get(timeout=max(timeout_s, 0.0))
 
     def close(self) -> None:
+        if self._offer:
+            self._offer.withdraw()  # first: who waits for the call sees no name any more
         self._outbox.put(None)
         self._call.cancel()
-        if self._offer:
-            self._offer.withdraw()
 
     def _frames(self, request: Request) -> Iterator[bytes]:
         offer = self._offer
