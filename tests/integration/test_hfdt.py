@@ -110,8 +110,7 @@ print(json.dumps(outcome))
 """
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", "horovodrun"])
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(("ranks", "launcher"), [(4, "mpirun"), (2, "horovodrun")])
 def test_a_ring_equals_one_process_with_the_global_batch(run_script, ranks, launcher):
     source = MODELS + EQUALS.replace("RANKS", str(ranks)).replace("LAUNCHER", launcher)
     got = answer(run_script(source))
