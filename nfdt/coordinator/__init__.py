@@ -1,4 +1,4 @@
-"""The state machine of one job: pure, no thread, no gRPC, no TensorFlow."""
+"""One job: a pure state machine (what is named here), and the threads and calls around it (run, desk, servicer)."""
 
 from nfdt.coordinator.coordinator import Coordinator, FeedCredit
 from nfdt.coordinator.instructions import (
