@@ -47,7 +47,7 @@ def share(world: World, folder: str, names: Iterable[str], cache: Path | None = 
         return RankArtifacts(own)
     cache = cache or default_cache()
     for name in sorted(names):
-        data = world.broadcast((own / name).read_bytes() if world.rank == 0 else None)
+        data = world.broadcast((own / name).read_bytes() if world.leads else None)
         if not readable and not (cache / name).exists():
             cache.mkdir(parents=True, exist_ok=True, mode=0o700)
             partial = cache / f"{name}.{os.getpid()}"

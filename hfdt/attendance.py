@@ -1,4 +1,7 @@
-"""Rank 0's place at a job server: two slots, one that is the ring's worker and one that is its shard."""
+"""Rank 0's place at a job server: two slots, one that is the ring's worker and one that is its shard.
+
+Rank 0 of a group has the first one only.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import queue
 import socket
 import threading
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 from nfdt.core.errors import NfdtError
@@ -32,7 +36,7 @@ class Attendance:
         stopped: Set when that job is over.
     """
 
-    def __init__(self, address: str, token: str, ring: str) -> None:
+    def __init__(self, address: str, token: str, ring: str, roles: Sequence[str] = ROLES) -> None:
         self.address, self._ring = address, ring
         self._channel = open_channel(address, token)
         self.stub: Any = workers_pb2_grpc.WorkersStub(self._channel)
@@ -41,7 +45,7 @@ class Attendance:
         self.stopped = threading.Event()
         self._inbox: queue.SimpleQueue[pb.Assignment] = queue.SimpleQueue()
         self._outboxes: dict[str, queue.SimpleQueue[pb.SlotMessage | None]] = {}
-        for role in ROLES:
+        for role in roles:
             outbox = self._outboxes[role] = queue.SimpleQueue()
             outbox.put(pb.SlotMessage(hello=self._hello(role)))
             threading.Thread(target=self._listen, args=(outbox,), name=f"attend-{role}", daemon=True).start()
@@ -78,9 +82,12 @@ class Attendance:
         self.job_id = job_id
         self.stopped.clear()
 
-    def next_assignment(self) -> pb.Assignment:
-        """The next message of the server, waited for."""
-        return self._inbox.get()
+    def next_assignment(self, timeout_s: float) -> pb.Assignment | None:
+        """The next message of the server, waited for; None when none comes in time."""
+        try:
+            return self._inbox.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
 
     def say(self, role: str, **message: Any) -> None:
         """A message of one of the slots."""

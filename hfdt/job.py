@@ -9,7 +9,7 @@ import signal
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,11 @@ from nfdt.core.arrays import Array
 from nfdt.core.errors import ProtocolError
 from nfdt.core.order import order_crc, sample_order
 from nfdt.core.program import unpack
-from nfdt.core.program.state import load_state
+from nfdt.core.program.state import State, load_state
 from nfdt.core.spec import DataSpec, JobSpec
 from nfdt.core.training import data, merge, untrained_state
-from nfdt.core.training.gradient_step import as_tensors, in_graph, scalar_logs
+from nfdt.core.training.direct_call import as_tensors
+from nfdt.core.training.gradient_step import in_graph, scalar_logs
 from nfdt.core.wire import workers_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -40,17 +41,17 @@ class RingJob:
         spec: The job, with the batch of one rank in ``fit.batch_size``.
         world: The ranks.
         artifacts: Of the job.
+        number: This rank's among the job's workers, where that is not its rank: its seeds, and what ``emulate`` says.
     """
 
-    def __init__(self, spec: JobSpec, world: World, artifacts: RankArtifacts) -> None:
+    def __init__(self, spec: JobSpec, world: World, artifacts: RankArtifacts, *, number: int | None = None) -> None:
         self.spec, self._world = spec, world
+        self._number = world.rank if number is None else number
         manifest = json.loads(artifacts.read(spec.program))
         self._rules = manifest["untrained"]
         self._model = unpack.unpack(manifest, artifacts.read, allow_code=spec.code)
-        self._untrained = untrained_state.UntrainedState(self._model, manifest, worker=world.rank)
-        state = load_state(artifacts.path(manifest["state"]))
-        scaled = spec.algorithm.scale_lr is not None
-        self.step = AllreduceStep(self._model, manifest, state, world.sum, scales=scaled)
+        self._untrained = untrained_state.UntrainedState(self._model, manifest, worker=self._number)
+        self.step = self._make_step(manifest, load_state(artifacts.path(manifest["state"])))
         self._test: Any = in_graph(lambda batch: scalar_logs(self._model.test_step(batch), "test_step"), self._model)
         self._train = _source(spec.train, artifacts)
         self._validation = _source(spec.validation, artifacts)
@@ -60,6 +61,12 @@ class RingJob:
         self._epoch_samples = self._epoch_steps = self.steps = 0
         self.compute_s = 0.0
         self.samples = 0
+
+    def _make_step(self, manifest: Mapping[str, Any], state: State) -> Any:
+        scaled = self.spec.algorithm.scale_lr is not None
+        return AllreduceStep(
+            self._model, manifest, state, self._world.reducer(self.spec.algorithm.codec), scales=scaled
+        )
 
     def do(self, reply: pb.NextReply) -> Answer:
         """Carry an instruction out together; rank 0's answer goes to the coordinator."""
@@ -87,22 +94,25 @@ class RingJob:
 
     def _on_work(self, work: pb.Work) -> Answer:
         answer = Answer()
-        for tasks in global_batches(work.tasks):
+        for tasks in self._steps_of(work):
             began = time.perf_counter()
             self._train_on(tasks)
             self.compute_s += time.perf_counter() - began
-            for task in tasks:
-                answer.finished.add(task=task.task, samples=task.stop - task.start)
+        for task in work.tasks:
+            answer.finished.add(task=task.task, samples=task.stop - task.start)
         for name, value in self._running_logs().items():
             answer.logs[name] = value
         return answer
+
+    def _steps_of(self, work: pb.Work) -> list[list[pb.Task]]:
+        return global_batches(work.tasks)
 
     def _train_on(self, tasks: list[pb.Task]) -> None:
         total = sum(task.stop - task.start for task in tasks)
         if self.spec.algorithm.scale_lr:
             self.step.set_factor(self._factor())
         batch, rows = self._own_part(tasks, self._train)
-        logs = self.step(batch, weight_of(rows, total), self._pause if self._emulates else None)
+        logs = self._step_on(tasks, batch, rows, total)
         self.steps += 1
         self.samples += total
         if rows:
@@ -110,21 +120,33 @@ class RingJob:
             self._epoch_samples += rows
             self._epoch_steps += 1
 
+    def _step_on(self, tasks: list[pb.Task], batch: Any, rows: int, total: int) -> Mapping[str, Any]:
+        """Train on this rank's rows of a step of ``total``; the logs of ``train_step``, none without rows."""
+        return self.step(batch, weight_of(rows, total), partial(self._pause, rows) if self._emulates else None)
+
     def _own_part(self, tasks: list[pb.Task], source: data.ArraySource | None) -> tuple[Any, int]:
         """This rank's rows of a global batch, and how many they are."""
-        rank, size = self._world.rank, self._world.size
-        if tasks[0].data:  # a batch per rank, as the client fed them
-            if rank >= len(tasks):
-                return None, 0
-            return data.decode_batch(tasks[rank].data), tasks[rank].stop - tasks[rank].start
+        if tasks[0].data:
+            return self._fed_part(tasks)
         if source is None:
-            raise ProtocolError(f"rank {rank}: task {tasks[0].task} names rows, but the job has no arrays.")
-        start, stop = split_rows(tasks[0].start, tasks[-1].stop, size, rank)
+            raise ProtocolError(f"rank {self._world.rank}: task {tasks[0].task} names rows, but the job has no arrays.")
+        start, stop = self._split(tasks[0].start, tasks[-1].stop)
         if start == stop:
             return None, 0
         if source is self._validation or not self.spec.fit.shuffle:
             return source.batch(slice(start, stop)), stop - start
         return source.batch(self._order(getattr(tasks[0], "pass"))[start:stop]), stop - start
+
+    def _fed_part(self, tasks: list[pb.Task]) -> tuple[Any, int]:
+        """A batch per rank, as the client fed them."""
+        rank = self._world.rank
+        if rank >= len(tasks):
+            return None, 0
+        return data.decode_batch(tasks[rank].data), tasks[rank].stop - tasks[rank].start
+
+    def _split(self, start: int, stop: int) -> tuple[int, int]:
+        """Which of the rows ``[start, stop)`` this rank computes."""
+        return split_rows(start, stop, self._world.size, self._world.rank)
 
     def _running_logs(self) -> dict[str, float]:
         """The running logs of the epoch: those of all ranks, weighted by their samples."""
@@ -142,8 +164,8 @@ class RingJob:
         parts = self._world.gather(own)
         steps = [int(merge.decode_arrays(part)[0]) for part in parts]
         untrained = [merge.decode_arrays(part) for part in self._gather(self._untrained.read())]
-        metrics = [merge.decode_arrays(part) for part in self._gather(untrained_state.read_metrics(self._model))]
-        if self._world.rank:
+        metrics = self._epoch_metrics()
+        if not self._world.leads:
             return Answer()
         states = [(rank, steps[rank], arrays) for rank, arrays in enumerate(untrained)]
         merged = merge.merge_untrained(self._rules, self._base, states) if self._rules else []
@@ -154,6 +176,9 @@ class RingJob:
             metrics=merge.encode_arrays(merge.merge_metrics(metrics)),
         )
         return Answer(epoch_state=state)
+
+    def _epoch_metrics(self) -> list[list[Array]]:
+        return [merge.decode_arrays(part) for part in self._gather(untrained_state.read_metrics(self._model))]
 
     def _gather(self, arrays: list[Array]) -> list[bytes]:
         return self._world.gather(merge.encode_arrays(arrays))
@@ -223,14 +248,18 @@ class RingJob:
     def _emulates(self) -> bool:
         return bool(self.spec.cluster.emulate.model_dump(exclude_defaults=True))
 
-    def _pause(self) -> None:
+    def _pause(self, rows: int, seconds: float) -> None:
         """Behave like the rank that ``emulate`` describes: slower, or killed at a scripted step."""
-        emulate, rank = self.spec.cluster.emulate, self._world.rank
-        if emulate.fail and f"{rank}@{self.steps + 1}" in emulate.fail.split(","):
+        emulate, rank = self.spec.cluster.emulate, self._number
+        if self._is_killed():
             logger.warning("rank %d is killed at its step %d, as emulate.fail asks", rank, self.steps + 1)
             os.kill(os.getpid(), signal.SIGKILL)
-        if rank < len(emulate.step_ms):
-            time.sleep(emulate.step_ms[rank] / 1000)
+        wanted = emulate.step_s(rank, seconds, self.spec.batch_share(rows))
+        time.sleep(wanted - seconds)
+
+    def _is_killed(self) -> bool:
+        fail = self.spec.cluster.emulate.fail
+        return bool(fail) and f"{self._number}@{self.steps + 1}" in str(fail).split(",")
 
 
 def global_batches(tasks: Any) -> list[list[pb.Task]]:

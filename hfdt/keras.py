@@ -5,6 +5,7 @@ Horovod is imported when one of its functions is first called.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -68,13 +69,16 @@ _HANDED_ON = frozenset(
 
 
 def __getattr__(name: str) -> Any:
+    if name == "elastic":
+        horovod()
+        return importlib.import_module("hfdt.elastic")
     if name in _HANDED_ON:
         return getattr(horovod(), name)
     raise AttributeError(f"module 'hfdt.keras' has no attribute {name!r}. Expected one of: {', '.join(__dir__())}.")
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_HANDED_ON})
+    return sorted({*__all__, *_HANDED_ON, "elastic"})
 
 
 def load_model(

@@ -14,7 +14,9 @@ class Order:
     """One message.
 
     Attributes:
-        kind: ``job`` (build it), ``do`` (an instruction of the coordinator), ``release`` (drop the job), ``quit``.
+        kind: ``job`` (build it), ``do`` (an instruction of the coordinator), ``release`` (drop the job), ``idle``
+            (nothing: rank 0 waits, and so do the others without being taken for stalled; an elastic ring looks whether
+            there are new hosts), ``quit``.
         values: JSON: of a job its assignment; of an instruction a new learning rate.
         reply: The coordinator's ``NextReply``, serialised.
         state: A state that replaces the ring's (safetensors), or nothing.

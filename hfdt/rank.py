@@ -12,18 +12,18 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import json_format
-
 from hfdt.artifacts import share
 from hfdt.attendance import Attendance, failure_of
+from hfdt.failures import LOOK_S, FailureWatch, leave_failure
 from hfdt.job import RingJob
 from hfdt.orders import Order
 from hfdt.ranks import World, is_broken_world
 from hfdt.state_service import StateService
+from hfdt.world import is_elastic
 from nfdt.core.errors import NfdtError
 from nfdt.core.parent import die_with_parent
 from nfdt.core.program.state import load_state
@@ -32,8 +32,7 @@ from nfdt.core.wire import workers_pb2 as pb
 
 logger = logging.getLogger(__name__)
 
-WAIT_S = 10.0
-LOOK_S = 0.3
+WAIT_S = 10.0  # the ranks hear from rank 0 at least that often
 LINGER_S = 10.0
 BLAME_S = 3.0
 
@@ -52,14 +51,21 @@ class Follower:
                 self._job = build(self._world, order)
             elif order.kind == "release":
                 self._job = None
-            elif self._job is not None:
+            elif order.kind == "do" and self._job is not None:
                 obey(self._job, order, loads_state=True)
 
 
-def build(world: World, order: Order) -> RingJob:
-    """The job of an order, on this rank; collective."""
+def build(world: World, order: Order, connect: Any = None) -> RingJob:
+    """The job of an order, on this rank; collective. ``connect``: rank 0 of a group reaches the shards by it."""
     spec = parse_job(order.values["spec"])
-    return RingJob(spec, world, share(world, order.values["artifacts"], artifact_names(spec)))
+    artifacts = share(world, order.values["artifacts"], artifact_names(spec))
+    if members := order.values.get("members"):
+        from hfdt.groups import GroupJob
+
+        job = GroupJob(spec, world, artifacts, members, connect)
+        job.measure()
+        return job
+    return RingJob(spec, world, artifacts)
 
 
 def artifact_names(spec: JobSpec) -> set[str]:
@@ -80,25 +86,33 @@ def obey(job: RingJob, order: Order, *, loads_state: bool) -> pb.NextRequest:
 class Leader:
     """Rank 0: between the job server and the world."""
 
+    role = "shard"  # the assignment that a job begins with
+
     def __init__(self, world: World, attendance: Attendance) -> None:
         self._world, self._attendance = world, attendance
+        self._wait_s = min(WAIT_S, stall_warning_s(os.environ) / 2)
         self._dismissed = False
 
     def run(self) -> None:
         """Serve jobs until dismissed."""
         while not self._dismissed:
-            assignment = self._attendance.next_assignment()
+            assignment = self._next_assignment()
             kind = assignment.WhichOneof("assignment")
             self._dismissed |= kind == "dismiss"
-            if kind == "shard":
-                self._serve(assignment.shard)
+            if kind == self.role:
+                self._serve(getattr(assignment, self.role))
         self._tell(Order("quit"))
+
+    def _next_assignment(self) -> pb.Assignment:
+        while (assignment := self._attendance.next_assignment(self._wait_s)) is None:
+            self._tell(Order("idle"))
+        return assignment
 
     def _tell(self, order: Order) -> Order:
         self._world.broadcast(order.encode())
         return order
 
-    def _serve(self, assignment: pb.ShardAssignment) -> None:
+    def _serve(self, assignment: Any) -> None:
         job_id = assignment.job_id
         self._attendance.begin(job_id)
         values = {"spec": assignment.spec_json, "artifacts": assignment.artifact_dir}
@@ -111,7 +125,8 @@ class Leader:
                 self._attendance.say("worker", ready=pb.SlotReady(job_id=job_id))
                 self._work(job, job_id, name, service)
                 # The coordinator reads the state after the last step: the job is over when it says so.
-                self._attendance.stopped.wait()
+                while not self._attendance.stopped.wait(self._wait_s):
+                    self._tell(Order("idle"))
         finally:
             service.stop()
         self._tell(Order("release"))
@@ -121,7 +136,7 @@ class Leader:
     def _await_worker(self, job_id: str) -> str | None:
         """The ring's name as a worker; None when the job is over before it has one."""
         while True:
-            assignment = self._attendance.next_assignment()
+            assignment = self._next_assignment()
             kind = assignment.WhichOneof("assignment")
             if kind == "worker" and assignment.worker.job_id == job_id:
                 return assignment.worker.worker
@@ -129,23 +144,25 @@ class Leader:
             if self._attendance.stopped.is_set():
                 return None
 
-    def _work(self, job: RingJob, job_id: str, name: str, service: StateService) -> None:
+    def _work(self, job: Any, job_id: str, name: str, service: StateService | None = None) -> None:
         answer = pb.NextRequest()
         while not self._attendance.stopped.is_set():
-            answer.job_id, answer.worker, answer.wait_s = job_id, name, WAIT_S
+            answer.job_id, answer.worker, answer.wait_s = job_id, name, self._wait_s
             answer.statistics_json = self._statistics(job)
             reply = self._attendance.ask(answer)
             kind = reply.WhichOneof("instruction")
             if kind == "leave":
                 return
             if kind in (None, "wait"):
+                self._tell(Order("idle"))
                 answer = pb.NextRequest()
             elif kind == "summarise":
                 answer = job.summarise(reply.summarise)
             else:
                 answer = self._together(job, reply, service)
 
-    def _together(self, job: RingJob, reply: pb.NextReply, service: StateService) -> pb.NextRequest:
+    def _together(self, job: Any, reply: pb.NextReply, service: StateService | None) -> pb.NextRequest:
+        assert service is not None
         rate, state = service.take_changes()
         values: dict[str, Any] = {} if rate is None else {"learning_rate": rate}
         order = self._tell(Order("do", values, reply.SerializeToString(), state))
@@ -155,7 +172,7 @@ class Leader:
             answer.epoch = reply.work.epoch
         return answer
 
-    def _statistics(self, job: RingJob) -> str:
+    def _statistics(self, job: Any) -> str:
         return json.dumps(
             {
                 "samples": job.samples,
@@ -168,52 +185,23 @@ class Leader:
         )
 
 
-def failure_file(directory: Path, rank: int) -> Path:
-    """Where a rank leaves what it raised."""
-    return directory / f"failure-{rank}.json"
+def stall_warning_s(environment: Mapping[str, str]) -> float:
+    """After how long Horovod warns of ranks that keep others waiting."""
+    text = environment.get("HOROVOD_STALL_CHECK_TIME_SECONDS", "")
+    return float(text) if text.isdigit() and int(text) else 60.0
 
 
-def leave_failure(directory: Path, rank: int, error: BaseException) -> None:
-    """Write down what this rank raised, for rank 0 and for the server; appears whole or not at all."""
-    message = failure_of("", error, rank)
-    value = json_format.MessageToDict(message, preserving_proto_field_name=True)
-    partial = directory / f".failure-{rank}.{os.getpid()}"
-    try:
-        partial.write_text(json.dumps(value))
-        partial.replace(failure_file(directory, rank))
-    except OSError as problem:
-        logger.warning("rank %d could not write down why it failed: %s", rank, problem)
-
-
-class FailureWatch:
-    """Rank 0 looks for what other ranks left behind and tells the server, once.
-
-    Attributes:
-        told: Set when it has.
-    """
-
-    def __init__(self, directory: Path, attendance: Attendance) -> None:
-        self._directory, self._attendance = directory, attendance
-        self.told = threading.Event()
-        threading.Thread(target=self._look, name="failures", daemon=True).start()
-
-    def _look(self) -> None:
-        pause = threading.Event()
-        while not pause.wait(LOOK_S):
-            for path in sorted(self._directory.glob("failure-*.json"), key=lambda p: p.stat().st_mtime):
-                if self._attendance.job_id and path != failure_file(self._directory, 0):
-                    failed = json_format.ParseDict(json.loads(path.read_text()), pb.SlotFailed())
-                    failed.job_id = self._attendance.job_id
-                    self._attendance.say("worker", failed=failed)
-                    self.told.set()
-                    return
-
-
-def lead(world: World, server: str, directory: Path) -> None:
-    """Be rank 0."""
+def lead(world: World, server: str, directory: Path, members: Sequence[int] = (), ca_file: str | None = None) -> None:
+    """Be rank 0, of a ring or of the group with these members."""
     token = (directory / "token").read_text().strip()
-    attendance = Attendance(server, token, directory.name)
-    leader = Leader(world, attendance)
+    if members:
+        from hfdt.groups import GroupLeader
+
+        attendance = Attendance(server, token, directory.name, roles=(GroupLeader.role,))
+        leader: Leader = GroupLeader(world, attendance, members, ca_file)
+    else:
+        attendance = Attendance(server, token, directory.name)
+        leader = Leader(world, attendance)
     watch = FailureWatch(directory, attendance)
     try:
         leader.run()
@@ -250,12 +238,12 @@ def _await_removal(directory: Path) -> None:
             return
 
 
-def prepare(world: World) -> None:
-    """Give this rank its share of the machine: cores, and one GPU."""
+def prepare(world: World, neighbours: int = 0) -> None:
+    """Give this rank its share of the machine, which ``neighbours`` of other worlds use too: cores, and one GPU."""
     import tensorflow as tf
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = max(1, cores // world.local_size)
+    threads = max(1, cores // (world.local_size + neighbours))
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     # Operations of Horovod wait for other ranks: without a second thread nothing else would run meanwhile.
     tf.config.threading.set_inter_op_parallelism_threads(max(2, threads))
@@ -266,11 +254,27 @@ def prepare(world: World) -> None:
         tf.config.set_visible_devices(gpus[world.local_rank % len(gpus)], "GPU")
 
 
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
+def take_part(world: World, options: argparse.Namespace) -> None:
+    """Be a rank of a world that stays as it is."""
+    directory = Path(world.broadcast(str(options.ring).encode() if world.rank == 0 else None).decode())
+    if world.rank == 0:
+        lead(world, options.server, directory, options.members, options.ca_file)
+    else:
+        follow(world, directory, lingers=options.watch_stdin)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of ``python -m hfdt.rank``."""
     parser = argparse.ArgumentParser(prog="hfdt.rank", description=__doc__)
     parser.add_argument("--server", default="", help="HOST:PORT of the job server; rank 0 needs it")
     parser.add_argument("--ring", type=Path, help="directory with the token, where failures are left; rank 0 needs it")
+    parser.add_argument("--members", type=_numbers, default=(), help="by rank, who of the job's workers they are: 0,1")
+    parser.add_argument("--neighbours", type=int, default=0, help="ranks of other groups on this machine")
+    parser.add_argument("--ca-file", help="certificates to trust, when shards speak TLS")
     parser.add_argument("--watch-stdin", action="store_true", help="exit when standard input closes")
     parser.add_argument("--log-level", default="info")
     options = parser.parse_args(argv)
@@ -279,12 +283,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     code = 1
     try:
         world = World()
-        prepare(world)
-        directory = Path(world.broadcast(str(options.ring).encode() if world.rank == 0 else None).decode())
-        if world.rank == 0:
-            lead(world, options.server, directory)
+        prepare(world, options.neighbours)
+        if is_elastic():
+            from hfdt.elastic_rank import ElasticRank
+
+            ElasticRank(world, options.server, options.ring).run()
         else:
-            follow(world, directory, lingers=options.watch_stdin)
+            take_part(world, options)
         world.close()
         code = 0
     except NfdtError as error:

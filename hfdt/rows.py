@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def split_rows(start: int, stop: int, size: int, rank: int) -> tuple[int, int]:
     """The part ``[start, stop)`` of a global batch that a rank computes: parts differ by one row at most.
@@ -12,6 +14,41 @@ def split_rows(start: int, stop: int, size: int, rank: int) -> tuple[int, int]:
     share, rest = divmod(rows, size)
     begin = start + rank * share + min(rank, rest)
     return begin, begin + share + (rank < rest)
+
+
+def split_by_shares(start: int, stop: int, shares: Sequence[int], rank: int) -> tuple[int, int]:
+    """The part ``[start, stop)`` of a batch that a rank computes, in proportion to ``shares``.
+
+    A batch of ``sum(shares)`` rows gives every rank exactly its share.
+    """
+    rows, whole = stop - start, sum(shares)
+    begin = start + rows * sum(shares[:rank]) // whole
+    return begin, start + rows * sum(shares[: rank + 1]) // whole
+
+
+def cut_rows(ranges: Sequence[tuple[int, int, int]], most: int) -> list[tuple[int, int, int]]:
+    """Ranges of rows cut into steps of about equal size, none above ``most`` rows.
+
+    Args:
+        ranges: ``(pass, start, stop)``, in order; neighbours of one pass are taken together.
+        most: Rows of the largest step.
+
+    Returns:
+        ``(pass, start, stop)`` of each step; every row once, in order.
+    """
+    joined: list[tuple[int, int, int]] = []
+    for number, start, stop in ranges:
+        if joined and joined[-1][0] == number and joined[-1][2] == start:
+            joined[-1] = (number, joined[-1][1], stop)
+        else:
+            joined.append((number, start, stop))
+    cuts = []
+    for number, start, stop in joined:
+        rows = stop - start
+        count = -(-rows // most)
+        borders = [start + rows * i // count for i in range(count + 1)]
+        cuts += [(number, a, b) for a, b in zip(borders, borders[1:], strict=False)]
+    return cuts
 
 
 def weight_of(rows: int, total: int) -> float:

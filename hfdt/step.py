@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +14,8 @@ from nfdt.core.arrays import Array, ParameterLayout
 from nfdt.core.errors import ShapeMismatch, UsageError
 from nfdt.core.program.optimizer import inner_optimizer
 from nfdt.core.program.state import State
-from nfdt.core.training.gradient_step import as_tensors, in_graph, own_loss_scale, replace_optimizer, scalar_logs
+from nfdt.core.training.direct_call import as_tensors
+from nfdt.core.training.gradient_step import in_graph, own_loss_scale, replace_optimizer, scalar_logs
 
 GRADIENT = "hfdt_gradient"
 
@@ -60,13 +62,13 @@ class AllreduceStep:
         whole = tf.autograph.experimental.do_not_convert(self._whole)
         self._run: Any = whole if model.run_eagerly else tf.function(whole, reduce_retracing=True)
 
-    def __call__(self, batch: Any, weight: float, pause: Callable[[], None] | None = None) -> Mapping[str, Any]:
+    def __call__(self, batch: Any, weight: float, pause: Callable[[float], None] | None = None) -> Mapping[str, Any]:
         """Train on this rank's part of a global batch; collective.
 
         Args:
             batch: A nest of arrays; None for a rank without rows.
             weight: The part's share of the global batch.
-            pause: Called between the gradient and its reduction, to make the rank slower than it is.
+            pause: Called with the seconds that the gradient took before it is reduced, to make the rank slower.
 
         Returns:
             The logs of ``train_step`` on this rank; none without rows.
@@ -77,11 +79,16 @@ class AllreduceStep:
             return {}
         if pause is None:
             return dict(self._run(as_tensors(batch), share))
+        began = time.perf_counter()
         gradient, logs = self._compute(as_tensors(batch))
-        np.asarray(gradient[:1])
-        pause()
+        np.asarray(gradient[:1])  # it is computed when this returns
+        pause(time.perf_counter() - began)
         self._reduce_and_apply(gradient * share)
         return dict(logs)
+
+    def probe(self, batch: Any) -> None:
+        """Compute the gradient of a batch and forget it."""
+        np.asarray(self._compute(as_tensors(batch))[0][:1])
 
     def _whole(self, batch: Any, share: Any) -> dict[str, Any]:
         gradient, logs = self._compute(batch)

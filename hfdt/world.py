@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
+from hfdt.rank_sockets import RankSockets
 from nfdt.core.errors import NotInstalled
+
+_sockets = RankSockets()  # of this process, as Horovod's world is
 
 
 def horovod() -> Any:
@@ -35,12 +39,20 @@ def init(*args: Any, **options: Any) -> None:
     Raises:
         NotInstalled: without Horovod.
     """
-    horovod().init(*args, **options)
+    with _sockets.noted() if is_elastic() else contextlib.nullcontext():
+        horovod().init(*args, **options)
 
 
 def shutdown() -> None:
     """Leave the world; :func:`init` may follow."""
     horovod().shutdown()
+
+
+def enter_next_world() -> None:
+    """Leave the world for good, and enter the one that the elastic launcher forms next."""
+    shutdown()
+    _sockets.cut()
+    init()
 
 
 def is_initialized() -> bool:

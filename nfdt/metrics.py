@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MAX_STATISTICS_BYTES = 2**20
+RECENT = "recent"  # what the latest steps of each member of a group took: for the server, not for history.nfdt
 
 
 def parse_statistics(text: str) -> dict[str, Any]:
@@ -18,6 +19,19 @@ def parse_statistics(text: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def new_decisions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a worker decided about its codecs between two of its reports; nothing where they cannot be read."""
+
+    def decisions(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+        codecs = report.get("codecs")
+        found = codecs.get("decisions") if isinstance(codecs, dict) else None
+        told = found if isinstance(found, list) else []
+        return [d for d in told if isinstance(d, dict) and isinstance(d.get("at_push"), int)]
+
+    known = max((decision["at_push"] for decision in decisions(before)), default=0)
+    return [decision for decision in decisions(after) if decision["at_push"] > known]
 
 
 def merge_statistics(
@@ -37,6 +51,7 @@ def merge_statistics(
     for name, row in workers.items():
         counts = [shard.get("workers", {}).get(name, {}) for shard in shards]
         total = {**row, "duplicates": sum(int(c.get("duplicates", 0)) for c in counts)}
+        total.pop(RECENT, None)
         if "staleness" not in total and counts:
             total["staleness"] = dict(counts[0].get("staleness", {}))
         merged[name] = total

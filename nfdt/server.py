@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import grpc
@@ -22,7 +22,6 @@ from nfdt.coordinator.servicer import WorkersService
 from nfdt.coordinator.site import Site
 from nfdt.coordinator.slots import SlotPool
 from nfdt.core.errors import NfdtError, UsageError
-from nfdt.core.jobs.admission import Limits
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.service import JobsService
 from nfdt.core.jobs.store import JobStore
@@ -32,55 +31,15 @@ from nfdt.core.wire import jobs_pb2_grpc, workers_pb2_grpc
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.channel import is_loopback, join_address, make_server, same_token, split_address
 from nfdt.launch.local import LocalLauncher, SlotOptions
-from nfdt.launch.machine import find_gpus, reachable_host
+from nfdt.launch.machine import find_gpus
 from nfdt.launch.ring import RingLauncher
 from nfdt.launch.ring_command import RingShape
+from nfdt.launch.server_options import ServerOptions, shard_host
 
 _log = logging.getLogger(__name__)
 
 GRACE_S = 2.0
 MAX_THREADS = 4096
-
-
-@dataclass(frozen=True)
-class ServerOptions:
-    """How a job server runs.
-
-    Attributes:
-        state_dir: Database, artifacts, logs; made with mode 0700. One server at a time.
-        tokens: What clients and slots must send; any of them is accepted.
-        listen: ``host:port``; port 0 takes a free one.
-        tls_cert: PEM certificate chain; TLS is used when it is given.
-        tls_key: PEM private key.
-        client_ca: PEM certificates; clients must show one signed by them.
-        insecure: Allow a non-loopback address without TLS.
-        allow_code: Take jobs that carry pickled code.
-        embedded: The server of one script: no checkpoints, jobs end with their client.
-        workers: Worker slots to start on this machine; 0: all come from elsewhere.
-        shards: Shard slots to start at once; more are started when a job wants them.
-        ring: An allreduce ring to start at once, warm for the first job that wants one like it.
-        advertise: Host name under which workers reach this machine's shards; "" finds one.
-        limits: What one client may take.
-        attend_timeout_s: How long an attended job's client may be gone.
-        slot_command: Starts a slot; None: the product's own. An empty one starts none.
-    """
-
-    state_dir: Path
-    tokens: Sequence[str] = field(repr=False)
-    listen: str = "127.0.0.1:0"
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    client_ca: str | None = None
-    insecure: bool = False
-    allow_code: bool = False
-    embedded: bool = False
-    workers: int = 0
-    shards: int = 1
-    ring: RingShape | None = None
-    advertise: str = ""
-    limits: Limits = Limits()
-    attend_timeout_s: float = 60.0
-    slot_command: Sequence[str] | None = None
 
 
 class RunningServer:
@@ -121,11 +80,6 @@ class RunningServer:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it has been stopped; False when ``timeout_s`` passed first."""
         return self._stopped.wait(timeout_s)
-
-
-def shard_host(options: ServerOptions) -> str:
-    """The address that this machine's shards listen on and tell the workers."""
-    return options.advertise or reachable_host(split_address(options.listen)[0])
 
 
 def _occupy(state_dir: Path) -> int:
@@ -186,7 +140,8 @@ def _make_launcher(options: ServerOptions, local: str, token: str) -> LocalLaunc
 def _make_rings(options: ServerOptions, local: str, token: str) -> RingLauncher | None:
     if options.slot_command is not None and not options.slot_command:
         return None
-    return RingLauncher(options.state_dir / "rings", local, token, keeps=options.embedded)
+    ca_file = None if is_loopback(shard_host(options)) else options.tls_cert
+    return RingLauncher(options.state_dir / "rings", local, token, keeps=options.embedded, shard_ca_file=ca_file)
 
 
 def _make_site(
@@ -251,8 +206,9 @@ def serve(options: ServerOptions) -> RunningServer:
     if launcher is not None:
         launcher.ensure("shard", options.shards)
         launcher.ensure("worker", options.workers)
-    if rings is not None and options.ring is not None:
-        rings.prepare(options.ring)
+    if rings is not None:
+        for shape in options.rings:
+            rings.prepare(shape)
     scheduler.start()
     _log.info("job server at %s, state in %s", address, options.state_dir)
     return RunningServer(address, server, scheduler, site, launcher, lock)
@@ -271,7 +227,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--embedded", action="store_true", help="token from standard input, end when it closes")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--shards", type=int, default=1)
-    parser.add_argument("--ring", type=_ring, help="JSON of an allreduce ring to start at once")
+    parser.add_argument(
+        "--ring", dest="rings", action="append", default=[], type=_ring, help="JSON of a Horovod ring to start at once"
+    )
     parser.add_argument("--advertise", default="")
     parser.add_argument("--attend-timeout", dest="attend_timeout_s", type=float, default=60.0)
     parser.add_argument("--log-level", default="info")
@@ -279,7 +237,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _ring(text: str) -> RingShape:
-    return RingShape(**json.loads(text))
+    return RingShape.from_json(json.loads(text))
 
 
 def _read_token(arguments: argparse.Namespace) -> Sequence[str]:

@@ -130,6 +130,8 @@ class Slot:
 
     def _run_worker(self, assignment: pb.WorkerAssignment) -> None:
         _limit_threads(assignment.threads)
+        from nfdt.transport.choice import make_choice
+        from nfdt.transport.emulated_link import make_link
         from nfdt.transport.stream import StreamClient
         from nfdt.worker import Worker
 
@@ -145,6 +147,9 @@ class Slot:
             assignment.worker,
             assignment.job_token,
             timeout_s=spec.step_timeout_s,
+            overlap=spec.algorithm.overlap,
+            choice=make_choice(spec.algorithm, layout.size),
+            emulated=make_link(spec.cluster.emulate, assignment.index, self._stopped),
             ca_file=None if local else self._ca_file,
         )
         try:

@@ -8,61 +8,31 @@ import os
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from nfdt.core.arrays import Array, ParameterLayout
+from nfdt.core.emulation import Emulation
 from nfdt.core.errors import ProtocolError
 from nfdt.core.order import order_crc, sample_order
 from nfdt.core.program import unpack
 from nfdt.core.program.optimizer import inner_optimizer
-from nfdt.core.spec import Emulation, JobSpec
+from nfdt.core.spec import JobSpec
 from nfdt.core.training import data, evaluate, gradient_step, merge, untrained_state
+from nfdt.core.training.direct_call import Prepared
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.transport.base import ParameterClient
+from nfdt.lease_times import LeaseTimes
+from nfdt.pipeline import Pipeline
+from nfdt.statistics import Statistics
+from nfdt.transport.base import ParameterClient, Pushed
 
 logger = logging.getLogger(__name__)
 
 Ask = Callable[[pb.NextRequest], pb.NextReply]
 WAIT_S = 10.0
-
-
-@dataclass
-class Statistics:
-    """Totals of one worker since it joined; what ``history.nfdt`` shows."""
-
-    samples: int = 0
-    steps: int = 0
-    compute_s: float = 0.0
-    exchange_s: float = 0.0
-    wait_s: float = 0.0
-    staleness: Counter[int] = field(default_factory=Counter)
-    batch_sizes: Counter[int] = field(default_factory=Counter)
-    dropped: int = 0
-
-    def to_json(self, client: ParameterClient, codec: str) -> str:
-        """The totals as one JSON object."""
-        return json.dumps(
-            {
-                "samples": self.samples,
-                "steps": self.steps,
-                "seconds": round(self.compute_s + self.exchange_s, 6),
-                "compute_s": round(self.compute_s, 6),
-                "exchange_s": round(self.exchange_s, 6),
-                "wait_s": round(self.wait_s, 6),
-                "staleness": {str(k): v for k, v in sorted(self.staleness.items())},
-                "batch_sizes": {str(k): v for k, v in sorted(self.batch_sizes.items())},
-                "dropped": self.dropped,
-                "bytes_sent": client.bytes_sent,
-                "bytes_received": client.bytes_received,
-                "codec": codec,
-            }
-        )
 
 
 class Worker:
@@ -95,9 +65,10 @@ class Worker:
     ) -> None:
         self._spec, self._name, self._index = spec, name, index
         self._client, self._ask, self._stopped = client, ask, stopped
+        self._pipeline: Pipeline[pb.Finished] = Pipeline(client, spec.algorithm.overlap)
         self._open_array = open_array
         self._model = unpack.unpack(manifest, read, allow_code=spec.code)
-        self._first_update = self._version = int(inner_optimizer(self._model).iterations)
+        self._first_update = int(inner_optimizer(self._model).iterations)
         self._untrained = untrained_state.UntrainedState(self._model, manifest, worker=index)
         layout = ParameterLayout.from_json(manifest["layout"])
         self._step = gradient_step.GradientStep(self._model, layout, loss_scale=manifest["loss_scale"])
@@ -105,8 +76,8 @@ class Worker:
         self._train = self._source(spec.train)
         self._validation = self._source(spec.validation)
         self._order = lru_cache(maxsize=2)(self._sample_order)
-        self._weights: Array | None = None
         self._statistics = Statistics()
+        self._times = LeaseTimes()
         self._epoch = 0
         self._epoch_steps = 0
         self._logs: dict[str, Any] = {}
@@ -123,7 +94,9 @@ class Worker:
                 logger.info("%s leaves: %s", self._name, reply.leave.reason)
                 return
             instruction = getattr(reply, kind or "wait")
+            drained = pb.NextRequest() if kind == "work" else self._drained()
             answer = self._handlers()[kind or "wait"](instruction)
+            answer.MergeFrom(drained)
 
     def _handlers(self) -> dict[str, Callable[[Any], pb.NextRequest]]:
         return {
@@ -136,7 +109,9 @@ class Worker:
         }
 
     def _complete(self, request: pb.NextRequest) -> pb.NextRequest:
-        request.worker, request.epoch, request.wait_s = self._name, self._epoch, WAIT_S
+        request.worker, request.epoch = self._name, self._epoch
+        request.in_flight.extend(finished.task for finished in self._pipeline.in_flight)
+        request.wait_s = 0.0 if request.in_flight else WAIT_S  # who can report more does so at once
         for name, value in self._logs.items():
             request.logs[name] = float(value)
         request.statistics_json = self._statistics.to_json(self._client, self._spec.algorithm.codec)
@@ -148,7 +123,8 @@ class Worker:
                 f"{self._name}: this machine's NumPy {np.__version__} draws another sample order than the server's. "
                 "Install the same NumPy version on both."
             )
-        self._epoch, self._epoch_steps, self._logs, self._weights = begin.epoch, 0, {}, None
+        self._epoch, self._epoch_steps, self._logs = begin.epoch, 0, {}
+        self._pipeline.forget()
         self._model.reset_metrics()
         self._take_untrained(begin.untrained)
         return pb.NextRequest()
@@ -156,39 +132,57 @@ class Worker:
     def _on_work(self, work: pb.Work) -> pb.NextRequest:
         answer = pb.NextRequest()
         logs: Mapping[str, Any] = {}
-        for task in work.tasks:
+        self._pipeline.overlap = min(work.overlap, self._spec.algorithm.overlap)
+        self._times.begin(self._statistics.compute_s)
+        batch: Any = None
+        for task, following in zip(work.tasks, (*work.tasks[1:], None), strict=True):
             if self._stopped.is_set():
+                return answer
+            if self._times.over(work.budget_s):
                 break
-            batch, samples = self._batch(self._train, task)
-            logs = self._train_on(batch, samples, task)
-            answer.finished.add(task=task.task, samples=samples)
+            logs = self._train_on(batch or self._prepared(task), task)
+            batch = self._prepared(following) if following else None  # while the push is on its way
+            self._exchange(answer, self._pipeline.settle)
+            self._times.spent(task.task, self._statistics.compute_s)
+        self._times.fill(answer.finished)
         self._logs = {name: float(value) for name, value in logs.items()}
         return answer
 
-    def _train_on(self, batch: Any, samples: int, task: pb.Task) -> Mapping[str, Any]:
+    def _drained(self) -> pb.NextRequest:
+        """Wait for what is in flight, and report it."""
+        answer = pb.NextRequest()
+        self._exchange(answer, self._pipeline.drain)
+        self._times.fill(answer.finished)
+        return answer
+
+    def _prepared(self, task: pb.Task) -> Prepared:
+        return self._step.prepare(self._batch(self._train, task))
+
+    def _train_on(self, batch: Prepared, task: pb.Task) -> Mapping[str, Any]:
+        """Compute a gradient and send it."""
+        samples = task.stop - task.start
         statistics = self._statistics
         began = time.perf_counter()
-        if self._weights is None:
-            self._weights = self._pull()
+        held = self._pipeline.weights()
         pulled = time.perf_counter()
-        result = self._step(self._weights, batch, version=self._version)
+        result = self._step(held.weights, batch, version=self._first_update + held.versions[0])
         gradient = np.asarray(result.gradient)
-        self._emulate(time.perf_counter() - pulled)
+        self._emulate(time.perf_counter() - pulled, samples)
         computed = time.perf_counter()
         # A gradient that is not finite is pushed as well: the shards, all of them, drop it and close its round.
         if self._spec.cluster.shards > 1 and not np.isfinite(gradient).all():
             gradient = np.full_like(gradient, np.nan)
-        pushed = self._client.push(
+        self._pipeline.send(
+            pb.Finished(task=task.task, samples=samples),
             gradient,
             samples=samples,
             round=task.round,
             part=task.part,
             parts=task.parts,
+            rate=self._spec.rate_of(samples),
             want_weights=task.parts == 1,
+            compute_s=computed - pulled,
         )
-        self._weights, self._version = pushed.weights, self._first_update + pushed.versions[0]
-        statistics.staleness[pushed.staleness] += 1
-        statistics.dropped += not pushed.applied
         statistics.compute_s += computed - pulled
         statistics.exchange_s += time.perf_counter() - computed + pulled - began
         statistics.samples += samples
@@ -197,10 +191,14 @@ class Worker:
         self._epoch_steps += 1
         return result.logs
 
-    def _pull(self) -> Array:
-        pulled = self._client.pull()
-        self._version = self._first_update + pulled.versions[0]
-        return pulled.weights
+    def _exchange(self, answer: pb.NextRequest, take: Callable[[], list[tuple[pb.Finished, Pushed]]]) -> None:
+        """Take answers of the shards; what is waited for here, no computation has hidden."""
+        began = time.perf_counter()
+        for finished, pushed in take():
+            self._statistics.staleness[pushed.staleness] += 1
+            self._statistics.dropped += not pushed.applied
+            answer.finished.append(finished)
+        self._statistics.exchange_s += time.perf_counter() - began
 
     def _on_collect_state(self, collect: pb.CollectState) -> pb.NextRequest:
         state = pb.EpochState(
@@ -212,13 +210,12 @@ class Worker:
         return pb.NextRequest(epoch_state=state)
 
     def _on_evaluate(self, request: pb.Evaluate) -> pb.NextRequest:
-        self._weights = None  # a pull ends what was held: memory shared with a shard now shows the new weights
-        weights = self._pull()
+        self._pipeline.forget()
+        weights = self._pipeline.weights(exact=True).weights
         self._take_untrained(request.untrained)
         self._model.reset_metrics()
         for task in request.tasks:
-            batch, _ = self._batch(self._validation, task)
-            self._evaluate(weights, batch)
+            self._evaluate(weights, self._batch(self._validation, task))
         metrics = merge.encode_arrays(untrained_state.read_metrics(self._model))
         return pb.NextRequest(
             evaluated=pb.Evaluated(epoch=request.epoch, tasks=[t.task for t in request.tasks], metrics=metrics)
@@ -247,13 +244,12 @@ class Worker:
             return None
         return data.ArraySource(spec.structure, [self._open_array(name) for name in spec.arrays])
 
-    def _batch(self, source: data.ArraySource | None, task: pb.Task) -> tuple[Any, int]:
+    def _batch(self, source: data.ArraySource | None, task: pb.Task) -> Any:
         if task.data:
-            batch = data.decode_batch(task.data)
-            return batch, task.stop - task.start
+            return data.decode_batch(task.data)
         if source is None:
             raise ProtocolError(f"{self._name}: task {task.task} names rows, but the job has no arrays.")
-        return source.batch(self._rows(source, task)), task.stop - task.start
+        return source.batch(self._rows(source, task))
 
     def _rows(self, source: data.ArraySource, task: pb.Task) -> Any:
         if source is self._validation or not self._spec.fit.shuffle:
@@ -264,16 +260,12 @@ class Worker:
         fit = self._spec.fit
         return sample_order(self._spec.train.samples or 0, fit.shuffle, fit.seed, pass_index)
 
-    def _emulate(self, seconds: float) -> None:
+    def _emulate(self, seconds: float, samples: int) -> None:
         """Behave like the worker that ``emulate`` describes: slower, or killed at a scripted step."""
         emulate: Emulation = self._spec.cluster.emulate
         if emulate.fail and f"{self._index}@{self._statistics.steps + 1}" in emulate.fail.split(","):
             logger.warning("%s is killed at its step %d, as emulate.fail asks", self._name, self._statistics.steps + 1)
             os.kill(os.getpid(), signal.SIGKILL)
-        wanted = 0.0
-        if self._index < len(emulate.slowdown):
-            wanted = seconds * emulate.slowdown[self._index]
-        if self._index < len(emulate.step_ms):
-            wanted = max(wanted, emulate.step_ms[self._index] / 1000)
+        wanted = emulate.step_s(self._index, seconds, self._spec.batch_share(samples))
         if wanted > seconds:
             self._stopped.wait(wanted - seconds)

@@ -9,6 +9,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import hashlib
 import json
 import threading
+import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 import keras
@@ -16,7 +18,7 @@ import numpy as np
 
 from nfdt.consistency import make_policy
 from nfdt.coordinator.coordinator import Coordinator
-from nfdt.coordinator.instructions import Emit, Failed, FlushShards, TrainingDone, Wait
+from nfdt.coordinator.instructions import Emit, Failed, FlushShards, Leave, TrainingDone, Wait
 from nfdt.coordinator.merging import StateMerger
 from nfdt.coordinator.messages import to_reply, to_report
 from nfdt.core.arrays import ParameterLayout
@@ -28,12 +30,17 @@ from nfdt.core.spec import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algo
 from nfdt.shard.apply import Engine
 from nfdt.shard.optimizer import build_optimizer
 from nfdt.shard.plan import count_shards, make_plan
+from nfdt.shard.servicer import start_shard
 from nfdt.shard.store import ShardStore
+from nfdt.transport.choice import make_choice
+from nfdt.transport.emulated_link import make_link
 from nfdt.transport.in_process import InProcessClient
+from nfdt.transport.stream import StreamClient
 from nfdt.update_rules import make_rule
 from nfdt.worker import Worker
 
 DEADLINE_S = 120.0
+TOKEN = "token"
 
 
 @dataclass
@@ -45,15 +52,65 @@ class Outcome:
     optimizer: dict[int, np.ndarray] = field(default_factory=dict)
     untrained: list[np.ndarray] = field(default_factory=list)
     staleness: list[dict] = field(default_factory=list)
+    events: list[tuple[str, dict]] = field(default_factory=list)
+    done: list[Done] = field(default_factory=list)
+    speeds: dict[str, dict] = field(default_factory=dict)
+    codecs: list[dict] = field(default_factory=list)
+
+    def samples_of(self, epoch):
+        """Samples that each worker reported in the epoch."""
+        return Counter({w: sum(d.samples for d in self.done if (d.worker, d.epoch) == (w, epoch)) for w in self.speeds})
+
+    def ends_of(self, epoch):
+        """When each worker reported its last task of the epoch, in seconds."""
+        return {d.worker: d.at for d in self.done if d.epoch == epoch}
 
 
-def train(model, x, y, *, algorithm, workers=1, shards=1, validation=None, overrides=None, **fit) -> Outcome:
-    """Train a compiled model's program on a cluster of threads; the model itself stays as it is."""
-    return _Job(model, x, y, algorithm, workers, shards, validation, overrides or {}, fit).run()
+@dataclass(frozen=True)
+class Done:
+    """A report of finished tasks."""
+
+    at: float
+    worker: str
+    epoch: int
+    samples: int
+
+
+def train(
+    model,
+    x,
+    y,
+    *,
+    algorithm,
+    workers=1,
+    shards=1,
+    validation=None,
+    overrides=None,
+    transport="in_process",
+    step_ms=(),
+    bandwidth_mbit=(),
+    lose=None,
+    **fit,
+) -> Outcome:
+    """Train a compiled model's program on a cluster of threads; the model itself stays as it is.
+
+    ``transport`` is ``in_process``, ``stream`` or ``shared_memory``; ``step_ms`` is emulated, and with the last two
+    ``bandwidth_mbit``; ``lose`` is ``(worker, step)``: it dies when it has done so many steps, before it reports the
+    last ones.
+    """
+    emulate = {"step_ms": step_ms, "bandwidth_mbit": bandwidth_mbit}
+    cluster = ClusterSpec(workers=workers, shards=shards, emulate=emulate)
+    job = _Job(model, x, y, algorithm, cluster, validation, overrides or {}, lose, fit)
+    try:
+        job.serve(transport)
+        return job.run()
+    finally:
+        job.close()
 
 
 class _Job:
-    def __init__(self, model, x, y, algorithm, workers, shards, validation, overrides, fit):
+    def __init__(self, model, x, y, algorithm, cluster, validation, overrides, lose, fit):
+        self.lose, self.steps, self.events, self.done = lose, Counter(), [], []
         self.artifacts, self.arrays = {}, {}
         size = fit.get("batch_size", 32)
         packed = pack(model, (x[:size], y[:size]))
@@ -63,7 +120,7 @@ class _Job:
             program=self._put(packed.manifest_bytes()),
             code=packed.code,
             algorithm=resolve_algorithm(algorithm, **overrides),
-            cluster=ClusterSpec(workers=workers, shards=shards),
+            cluster=cluster,
             fit=FitSpec(**{"epochs": 1, "shuffle": False, **fit}),
             train=self._data((x, y)),
             validation=self._data(validation) if validation else None,
@@ -71,7 +128,7 @@ class _Job:
         )
         self.layout = ParameterLayout.from_json(self.manifest["layout"])
         state = load_state(self.artifacts[self.manifest["state"]])
-        self.stores = self._build_stores(state)
+        self.state, self.running, self.clients = state, [], []
         policy = make_policy(self.spec.algorithm)
         rules = [{"rule": e["rule"], "decay": e.get("decay")} for e in self.manifest["untrained"]]
         merger = StateMerger(rules, [state.untrained[i] for i in range(len(rules))])
@@ -93,21 +150,49 @@ class _Job:
             names.append(name)
         return DataSpec(kind="arrays", structure=structure, arrays=tuple(names), samples=len(arrays[0]))
 
-    def _build_stores(self, state):
-        stores = []
-        algorithm = self.spec.algorithm
-        for index in range(count_shards(self.manifest, self.spec.cluster.shards)):
-            plan = make_plan(self.manifest, index, self.spec.cluster.shards)
-            own = state.weights[plan.start : plan.start + plan.layout.size]
+    def serve(self, transport) -> None:
+        """Start the shards; with ``in_process`` they are only built."""
+        self.transport = transport
+        cluster, algorithm = self.spec.cluster, self.spec.algorithm
+        shards = count_shards(self.manifest, cluster.shards)
+        if transport != "in_process":
+            arguments = (self.manifest, self.state, algorithm)
+            options = {"workers": cluster.workers, "token": TOKEN}
+            self.running = [start_shard(*arguments, index, cluster.shards, **options) for index in range(shards)]
+            self.stores = [shard.store for shard in self.running]
+            return
+        self.stores = []
+        for index in range(shards):
+            plan = make_plan(self.manifest, index, cluster.shards)
+            own = self.state.weights[plan.start : plan.start + plan.layout.size]
             built = build_optimizer(self.manifest, plan, own)
-            built.load(state.optimizer)
-            merge = make_policy(algorithm).merge_count(self.spec.cluster.workers)
-            stores.append(ShardStore(Engine(built, make_rule(algorithm, built.traits)), merge_count=merge))
-        return stores
+            built.load(self.state.optimizer)
+            merge = make_policy(algorithm).merge_count(cluster.workers)
+            engine = Engine(built, make_rule(algorithm, built.traits))
+            self.stores.append(ShardStore(engine, merge_count=merge, overlap=algorithm.overlap))
+
+    def _client(self, worker):
+        algorithm, cluster = self.spec.algorithm, self.spec.cluster
+        options = {"overlap": algorithm.overlap, "choice": make_choice(algorithm, self.layout.size)}
+        if not self.running:
+            self.clients.append(InProcessClient(self.stores, self.layout, worker, **options))
+            return self.clients[-1]
+        addresses = [shard.address for shard in self.running]
+        options |= {"timeout_s": DEADLINE_S, "share_memory": self.transport == "shared_memory"}
+        options["emulated"] = make_link(cluster.emulate, len(self.clients), self.stopped)
+        self.clients.append(StreamClient(addresses, self.layout, worker, TOKEN, **options))
+        return self.clients[-1]
+
+    def close(self) -> None:
+        """Disconnect the workers and end the shards."""
+        for end in (*(client.close for client in self.clients), *(shard.stop for shard in self.running)):
+            end()
 
     def _settle(self) -> None:
         """Carry out the coordinator's effects; called under the lock."""
         for effect in self.coordinator.drain():
+            if isinstance(effect, Emit):
+                self.events.append((effect.kind, effect.data))
             match effect:
                 case Emit("epoch_end", data):
                     self.epochs.append(data)
@@ -125,13 +210,24 @@ class _Job:
     def _ask(self, request):
         report = to_report(request)
         with self.changed:
+            if self._dies(request):
+                self.coordinator.left(request.worker, "killed")
+                self._settle()
+                return to_reply(Leave("killed"))
+            if request.finished:
+                samples = sum(task.samples for task in request.finished)
+                self.done.append(Done(time.monotonic(), request.worker, request.epoch, samples))
             while True:
                 instruction = self.coordinator.next(request.worker, report)
                 report = None
                 self._settle()
-                if not isinstance(instruction, Wait):
+                if not isinstance(instruction, Wait) or not request.wait_s:
                     return to_reply(instruction)
                 assert self.changed.wait(DEADLINE_S), f"{request.worker} waits for {self.coordinator.waiting_for()}"
+
+    def _dies(self, request):
+        self.steps[request.worker] += len(request.finished)
+        return self.lose is not None and request.worker == self.lose[0] and self.steps[request.worker] >= self.lose[1]
 
     def _work(self, worker: Worker, name: str) -> None:
         try:
@@ -152,7 +248,7 @@ class _Job:
                 self.manifest,
                 read=self.artifacts.__getitem__,
                 open_array=self.arrays.__getitem__,
-                client=InProcessClient(self.stores, self.layout, name),
+                client=self._client(name),
                 ask=self._ask,
                 stopped=self.stopped,
             )
@@ -176,6 +272,10 @@ class _Job:
             optimizer,
             list(self.coordinator.merger.current),
             [store.statistics() for store in self.stores],
+            self.events,
+            self.done,
+            self.coordinator.speeds(),
+            [client.codecs for client in self.clients],
         )
 
 

@@ -9,8 +9,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 
+from nfdt.core.algorithm import AlgorithmSpec
 from nfdt.core.arrays import ParameterLayout
-from nfdt.core.spec import AlgorithmSpec
 from nfdt.shard.apply import Engine
 from nfdt.shard.optimizer import build_optimizer
 from nfdt.shard.plan import make_plan
@@ -96,7 +96,7 @@ def make_engine(manifest, weights, *, rule="plain", index=0, shards=1, state=Non
 class Cluster:
     """All shards of a program, fed in the same order."""
 
-    def __init__(self, reference, *, rule="plain", shards=1, merge_count=1, warm=False, **options):
+    def __init__(self, reference, *, rule="plain", shards=1, merge_count=1, overlap=0, warm=False, **options):
         manifest = reference.manifest()
         state = reference.state if warm else None
         plans = [make_plan(manifest, i, shards) for i in range(shards)]
@@ -106,7 +106,7 @@ class Cluster:
             make_engine(manifest, reference.weights, rule=rule, index=i, shards=shards, state=state, **options)
             for i in range(shards)
         ]
-        self.stores = [ShardStore(engine, merge_count=merge_count) for engine in made]
+        self.stores = [ShardStore(engine, merge_count=merge_count, overlap=overlap) for engine in made]
         self.sequence = {}
 
     def pull(self, worker="w"):

@@ -21,6 +21,7 @@ from nfdt.coordinator import (
     StateMerger,
     Summarise,
     Summary,
+    TaskTime,
     TrainingDone,
     Wait,
     Work,
@@ -58,8 +59,11 @@ class SimulatedWorker:
         self.samples = 0
         self.steps = 0
         self.begun = []
+        self.in_flight = []
 
     def ask(self):
+        if isinstance(self.told, Wait):
+            self._drain()
         report, self.report = self.report, Report()
         self.told = self.cluster.coordinator.next(self.name, report)
         return self.told
@@ -67,12 +71,13 @@ class SimulatedWorker:
     def do(self):
         """Carry the instruction out; the report travels with the next call of ask."""
         told, self.told = self.told, None
+        assert isinstance(told, Work) or not self.in_flight, "only more work overlaps with pushes"
         match told:
             case BeginEpoch(epoch, untrained, _):
                 self.epoch, self.samples, self.steps = epoch, 0, 0
                 self.begun.append((epoch, untrained))
             case Work(epoch, tasks):
-                self._train(epoch, tasks)
+                self._train(epoch, tasks, told.overlap)
             case CollectState(epoch):
                 state = encode_arrays([np.array([float(self.index)])])
                 metrics = encode_arrays([np.array(float(self.samples))])
@@ -83,14 +88,30 @@ class SimulatedWorker:
             case Summarise(_, metrics, validation, logs):
                 self.report = Report(summary=self._summary(metrics, validation, logs))
 
-    def _train(self, epoch, tasks):
+    def _train(self, epoch, tasks, overlap):
         assert epoch == self.epoch
         for task in tasks:
             self.cluster.trained[epoch].update(self.cluster.rows(task))
             self.cluster.pushes.append((self.name, task))
             self.samples += task.samples
             self.steps += 1
-        self.report = Report(tuple(t.task for t in tasks), epoch, {"loss": float(self.index)})
+        self.in_flight.extend(tasks)
+        self._finish(max(0, len(self.in_flight) - overlap))
+
+    def _drain(self):
+        if self.in_flight:
+            self._finish(len(self.in_flight))
+
+    def _finish(self, count):
+        """The oldest pushes are answered."""
+        done, self.in_flight = self.in_flight[:count], self.in_flight[count:]
+        self.report = Report(
+            tuple(t.task for t in done),
+            self.epoch,
+            {"loss": float(self.index)},
+            times={t.task: self.cluster.time_of(self, t) for t in done},
+            in_flight=frozenset(t.task for t in self.in_flight),
+        )
 
     def _summary(self, metrics, validation, logs):
         totals = decode_arrays(metrics)
@@ -119,6 +140,10 @@ class SimulatedCluster:
         self._ended = set()
         self._joined = 0
         self.settle()
+
+    def time_of(self, worker, task):
+        """What a worker says a task has taken: every other worker is slower."""
+        return TaskTime(task.samples * 0.001 * (1 + 3 * (worker.index % 2)))
 
     def rows(self, task):
         if task.data:

@@ -13,14 +13,17 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"nfdt": ROOT / "nfdt", "nfdt_client": ROOT / "client" / "nfdt_client", "hfdt": ROOT / "hfdt"}
 
-PURE = ("nfdt.update_rules", "nfdt.consistency", "nfdt.schedulers", "nfdt.codecs")
+PURE = ("nfdt.update_rules", "nfdt.consistency", "nfdt.schedulers", "nfdt.codecs", "nfdt.planning")
 SERVERS = (
     "nfdt.coordinator",
     "nfdt.launch",
+    "nfdt.lease_times",
     "nfdt.metrics",
+    "nfdt.pipeline",
     "nfdt.server",
     "nfdt.shard",
     "nfdt.slot",
+    "nfdt.statistics",
     "nfdt.transport",
     "nfdt.worker",
 )
@@ -42,6 +45,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "nfdt.core.program": ("nfdt.core.program",),
     "nfdt.core.training": ("nfdt.core.training",),
     **{room: (CORE, room) for room in PURE},
+    "nfdt.planning": (CORE, "nfdt.schedulers", "nfdt.planning"),
     **{room: (CORE, *PURE, *SERVERS) for room in SERVERS},
 }
 
@@ -117,7 +121,11 @@ def test_pure_rooms_take_values_and_return_values(module):
 
 @pytest.mark.parametrize("module", [m for m in MODULES if is_core_file(m)])
 def test_the_floor_needs_little_more_than_numpy(module):
-    exceptions = {"nfdt.core.spec": {"pydantic"}, "nfdt.core.named_arrays": {"safetensors"}}  # docs/decisions/0001
+    specifications = ("spec", "algorithm", "emulation", "ring_options")
+    exceptions = {
+        **dict.fromkeys((f"nfdt.core.{name}" for name in specifications), {"pydantic"}),  # docs/decisions/0001
+        "nfdt.core.named_arrays": {"safetensors"},
+    }
     foreign = {name.split(".")[0] for name in imports_of(MODULES[module])} - set(PACKAGES)
     assert foreign - set(sys.stdlib_module_names) <= {"numpy"} | exceptions.get(module, set())
 

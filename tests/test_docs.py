@@ -11,14 +11,16 @@ import click
 import pytest
 
 from nfdt.cli import cli
+from nfdt.core.algorithm import AlgorithmSpec
 from nfdt.core.errors import NfdtError
 from nfdt.core.presets import DEFAULT_PRESET, PRESETS
-from nfdt.core.spec import AlgorithmSpec, ClusterSpec
+from nfdt.core.spec import ClusterSpec
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 DOCS = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+README_AXES = ("consistency", "update_rule", "batch", "tasks")
 FENCE = re.compile(r"```bash\n(.*?)```", re.DOTALL)
 
 
@@ -55,7 +57,7 @@ def test_links_lead_somewhere(path):
 def test_the_readme_s_preset_table_is_the_product_s():
     rows = re.findall(r"^\| \[`([\w-]+)`\]\(([^)]+)\)( \(default\))? \| (.*) \|$", README.read_text(), re.MULTILINE)
     table = {name: tuple(cell.strip() for cell in cells.split("|")) for name, _, _, cells in rows}
-    assert table == {name: (row["consistency"], row["update_rule"], row["tasks"]) for name, row in PRESETS.items()}
+    assert table == {name: tuple(row[axis] for axis in README_AXES) for name, row in PRESETS.items()}
     assert [name for name, _, default, _ in rows if default] == [DEFAULT_PRESET]
 
 
@@ -73,6 +75,8 @@ def test_every_preset_has_a_card_that_states_its_parts(preset):
 def test_every_number_of_an_algorithm_is_in_the_option_table():
     text = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
     numbers = {"staleness_bound", "softsync_n", "dc_lambda", "dc_clip", "gap", "dc_decay", "workers", "shards"}
+    numbers |= {"codec", "reply_codec", "top_k", "error_budget"}
+    numbers |= {"batch_min", "batch_max", "batch_multiple"}
     assert numbers <= {*AlgorithmSpec.model_fields, *ClusterSpec.model_fields}
     assert {name for name in numbers if f"| `{name}` |" not in text} == set()
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.integration.conftest import environment, start_server, start_workers, stop
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -25,9 +26,23 @@ REACHES = {
 }
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A server that the unmodified examples share: its two workers are started once."""
+    cluster = start_server(tmp_path_factory.mktemp("examples"), "--allow-code")
+    workers = start_workers(cluster, 2)
+    yield cluster.env()
+    stop(workers, cluster.process)
+
+
+def imports(example: Path) -> list[str]:
+    """The packages an example imports."""
+    return re.findall(r"^(?:from|import) (\w+)", example.read_text(), re.MULTILINE)
+
+
 def command_of(example: Path) -> list[str]:
-    """Decorated examples are run by Python, unmodified ones by ``nfdt run``."""
-    if "nfdt" in re.findall(r"^(?:from|import) (\w+)", example.read_text(), re.MULTILINE):
+    """Decorated examples are run by Python, with a cluster of their own; unmodified ones by ``nfdt run``."""
+    if "nfdt" in imports(example):
         return [sys.executable, str(example)]
     return [sys.executable, "-m", "nfdt.cli", "run", "--workers", "2", str(example)]
 
@@ -37,7 +52,8 @@ def test_every_example_is_run():
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_the_example_trains_on_two_workers(example):
+def test_the_example_trains_on_two_workers(example, server):
+    decorated = "nfdt" in imports(example)
     pattern, least = REACHES[example.stem]
     done = subprocess.run(
         command_of(example),
@@ -45,7 +61,7 @@ def test_the_example_trains_on_two_workers(example):
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        env=environment(**({} if decorated else server)),
     )
     assert done.returncode == 0, done.stderr[-4000:]
     found = re.search(pattern, done.stdout)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +23,19 @@ KILL_TIMEOUT_S = 5.0
 TAIL_LINES = 20
 
 
-def server_command(workers: int, shards: int, state_dir: Path, ring: Mapping[str, Any] | None = None) -> list[str]:
+def server_command(workers: int, shards: int, state_dir: Path, rings: Sequence[Mapping[str, Any]] = ()) -> list[str]:
     """How the server is started; ``-P`` keeps a file of the user's from shadowing a module of ours.
 
     Args:
         workers: Worker processes it starts.
         shards: Shard processes it starts.
         state_dir: Where it keeps everything.
-        ring: The allreduce ring it starts.
+        rings: The Horovod rings it starts.
     """
     return [
         *(sys.executable, "-P", "-m", "nfdt.server", "--embedded"),
         *("--workers", str(workers), "--shards", str(shards), "--state-dir", str(state_dir)),
-        *(("--ring", json.dumps(ring)) if ring else ()),
+        *(part for ring in rings for part in ("--ring", json.dumps(ring))),
     ]
 
 
@@ -48,7 +48,7 @@ class EmbeddedServer:
     Args:
         workers: Worker processes to start.
         shards: Shard processes to start.
-        ring: An allreduce ring to start; ``size``, ``launcher``, ``hosts``, ``hostfile``.
+        rings: Horovod rings to start: what a ring's shape is made of, each.
         command: Replaces the server's command line; the state directory is not passed on then.
     """
 
@@ -57,11 +57,11 @@ class EmbeddedServer:
         workers: int,
         shards: int,
         *,
-        ring: Mapping[str, Any] | None = None,
+        rings: Sequence[Mapping[str, Any]] = (),
         command: list[str] | None = None,
     ) -> None:
         self.token = secrets.token_hex(32)
-        self._workers, self._shards, self._ring, self._command = workers, shards, ring, command
+        self._workers, self._shards, self._rings, self._command = workers, shards, rings, command
         self._directory: Path | None = None
         self._process: subprocess.Popen[str] | None = None
         self._answer = ""
@@ -70,7 +70,7 @@ class EmbeddedServer:
     def start(self) -> None:
         """Start the child and return at once; its processes warm up meanwhile."""
         self._directory = Path(tempfile.mkdtemp(prefix="nfdt-"))
-        command = self._command or server_command(self._workers, self._shards, self._directory / "state", self._ring)
+        command = self._command or server_command(self._workers, self._shards, self._directory / "state", self._rings)
         with self._log_file.open("w") as log:
             self._process = subprocess.Popen(
                 command,

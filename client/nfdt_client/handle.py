@@ -206,6 +206,13 @@ def _numbers(logs: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={value:.4g}" for name, value in logs.items())
 
 
+def describe_stall(data: Mapping[str, Any]) -> str:
+    """A ``stalled`` event in words."""
+    who = ", ".join(data.get("waiting_for") or ()) or "workers"
+    what = f" (tensors: {', '.join(data['tensors'])})" if data.get("tensors") else ""
+    return f"waiting for {who} for {data.get('since_s', 0.0):.0f} s{what}"
+
+
 def format_event(event: Event) -> str:
     """One line for people."""
     data = event.data
@@ -216,8 +223,14 @@ def format_event(event: Event) -> str:
         "worker_lost": lambda: f"{data.get('worker')}: {data.get('reason')}; {data.get('requeued', 0)} tasks redone",
         "epoch_begin": lambda: f"epoch {epoch} begins",
         "progress": lambda: f"epoch {epoch} step {data.get('steps')} {_numbers(data.get('logs') or {})}",
+        "speed": lambda: ", ".join(
+            f"{worker}: {row['samples_per_s']:.4g} samples/s, batches of {row['batch_size']}"
+            for worker, row in data.get("workers", {}).items()
+        ),
         "epoch_end": lambda: f"epoch {epoch} ends {_numbers(epoch_logs(data))}",
-        "stalled": lambda: f"waiting for {', '.join(data.get('waiting_for', []))} for {data.get('since_s', 0):.0f} s",
+        "plan": lambda: str(data.get("reason")),
+        "stalled": lambda: describe_stall(data),
+        "codec": lambda: f"{data.get('worker')}: gradients in {data.get('push')}, weights in {data.get('reply')}",
         "log": lambda: f"{data.get('worker') or 'server'}: {data.get('text')}",
         "result": lambda: f"result {data.get('artifact')}",
     }.get(kind, lambda: json.dumps(data))()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from nfdt.core.errors import JobFailed
 from nfdt.core.program.state import State
 from nfdt_client.failures import failure_of
 from nfdt_client.feed import Feeder
-from nfdt_client.handle import epoch_logs
+from nfdt_client.handle import describe_stall, epoch_logs
 from nfdt_client.job import AttendedJob
 from nfdt_client.model_state import ModelState
 
@@ -122,10 +123,9 @@ class Mirror:
             "epoch_end": self._on_epoch_end,
             "result": lambda data: self._result.update(data),
             "worker_lost": lambda d: logger.warning("%s is lost: %s", d.get("worker"), d.get("reason")),
-            "stalled": lambda d: logger.warning(
-                "Waiting for %s for %.0f s", ", ".join(d.get("waiting_for", ())) or "workers", d.get("since_s", 0.0)
-            ),
+            "stalled": lambda d: logger.warning("%s", describe_stall(d)),
             "log": self._on_log,
+            "plan": lambda d: print(f"auto: {d.get('reason')}", file=sys.stderr),
         }
         for event in self._job.events():
             if handler := handlers.get(event.kind):

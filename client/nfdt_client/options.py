@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from nfdt.core.algorithm import AlgorithmSpec
 from nfdt.core.errors import UsageError
+from nfdt.core.groups import check_groups
 from nfdt.core.place import Place, find_world
 from nfdt.core.presets import DEFAULT_PRESET
 from nfdt.core.spec import (
     CLUSTER_OPTIONS,
     OVERRIDES,
-    AlgorithmSpec,
     ClusterSpec,
     Emulation,
     JobSpec,
@@ -24,6 +25,7 @@ from nfdt.core.spec import (
     resolve_algorithm,
     resolve_cluster,
 )
+from nfdt_client import ring
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +40,7 @@ NAMES: tuple[str, ...] = (
     *(name for name in OVERRIDES if name != "emulate"),
     *EMULATION,
 )
-_TUPLES = ("emulate.slowdown", "emulate.step_ms")
+_TUPLES = ("emulate.slowdown", "emulate.step_ms", "emulate.bandwidth_mbit", "emulate.latency_ms")
 
 
 @dataclass(frozen=True)
@@ -212,18 +214,43 @@ def resolve(
 def _in_world(options: Options, environ: Mapping[str, str]) -> Options:
     """An allreduce job of a script that mpirun, srun or horovodrun started runs on the ranks of that world."""
     if options.algorithm.topology != "ring":
+        _refuse_ring_options(options)
         return options
     if options.cluster.shards != 1:
         raise UsageError(f"shards: expected 1, because allreduce has none. Received: {options.cluster.shards}.")
+    emulate = options.cluster.emulate
+    if emulate.bandwidth_mbit or emulate.latency_ms:
+        raise UsageError(
+            "emulate: expected no bandwidth_mbit or latency_ms for allreduce, whose bytes Horovod carries. "
+            f"Received: {emulate.bandwidth_mbit or emulate.latency_ms}. Use algorithm='bsp' to try slow links."
+        )
+    options = replace(options, cluster=ring.found_files(options.cluster)) if options.server is None else options
     world = find_world(environ) if options.server is None else None
     if world is None:
         return options
     if options.workers_given and options.cluster.workers != world.size:
         logger.warning("The launcher started %d ranks: workers=%d is ignored", world.size, options.cluster.workers)
     cluster = options.cluster.model_copy(
-        update={"workers": world.size, "launcher": "world", "hosts": None, "hostfile": None}
+        update={
+            "workers": world.size,
+            "launcher": "world",
+            "hosts": None,
+            "hostfile": None,
+            **ring.comes_and_goes(environ),
+        }
     )
     return replace(options, cluster=cluster, world=world)
+
+
+def _refuse_ring_options(options: Options) -> None:
+    """What only a single ring can do."""
+    cluster = options.cluster
+    if cluster.elastic or cluster.timeline or cluster.autotune_log:
+        raise UsageError(
+            "min_workers, max_workers, host_discovery_script, timeline, autotune_log: expected algorithm='allreduce', "
+            f"whose workers are one ring. Received: algorithm={options.algorithm.name!r}. Leave the option out; "
+            "workers of other algorithms may come and go anyway."
+        )
 
 
 def _validated(given: dict[str, Setting], default_algorithm: str) -> Options:
@@ -234,6 +261,7 @@ def _validated(given: dict[str, Setting], default_algorithm: str) -> Options:
     timeouts: dict[str, Any] = {name: _seconds(name, values.pop(name)) for name in TIMEOUTS if name in values}
     connection = {name: values.pop(name) for name in CONNECTION if name in values}
     algorithm = resolve_algorithm(preset, **values)
+    check_groups(algorithm, cluster)
     server = _checked_server(connection["server"]) if "server" in connection else None
     options = Options(
         algorithm,

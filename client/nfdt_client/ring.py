@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from nfdt.core.errors import NotInstalled
+from nfdt.core.algorithm import AlgorithmSpec
+from nfdt.core.errors import NotInstalled, UsageError
+from nfdt.core.groups import explicit_groups
 from nfdt.core.spec import ClusterSpec
 
 END_S = 15.0
@@ -25,18 +29,60 @@ def require_horovod(algorithm: str) -> None:
 
 def describe_ring(cluster: ClusterSpec) -> dict[str, Any]:
     """The ring for the embedded server to start."""
-    found = {"launcher": cluster.launcher, "hosts": cluster.hosts, "hostfile": cluster.hostfile}
-    return {"size": cluster.workers, **found}
+    return {"size": cluster.workers, **cluster.model_dump(exclude={"workers", "shards", "emulate"}, exclude_none=True)}
 
 
-def follow() -> NoReturn:
+def describe_groups(algorithm: AlgorithmSpec, cluster: ClusterSpec) -> list[dict[str, Any]]:
+    """The worlds that a job of groups begins with: its groups, or one of all workers in which speeds are measured."""
+    groups = explicit_groups(algorithm.groups, cluster.workers) or (tuple(range(cluster.workers)),)
+    return [
+        {**describe_ring(cluster), "size": len(group), "members": group, "neighbours": cluster.workers - len(group)}
+        for group in groups
+    ]
+
+
+def comes_and_goes(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Between how many ranks a world is elastic says its launcher: nobody else needs to know."""
+    elastic = environ.get("HOROVOD_ELASTIC", "0") not in ("", "0")
+    return {"min_workers": 1 if elastic else None, "max_workers": None, "host_discovery_script": None}
+
+
+def found_files(cluster: ClusterSpec) -> ClusterSpec:
+    """Files of the ring as this script means them: from its working directory.
+
+    Raises:
+        UsageError: one that cannot be used.
+    """
+    named = {name: getattr(cluster, name) for name in ("timeline", "autotune_log", "host_discovery_script")}
+    paths = {name: os.path.abspath(os.path.expanduser(path)) for name, path in named.items() if path}
+    script = paths.pop("host_discovery_script", None)
+    if script is not None:
+        if not os.access(script, os.X_OK) or os.path.isdir(script):
+            raise UsageError(f"host_discovery_script: expected an executable file. Received: {script!r}.")
+        status = os.stat(script)
+        if status.st_uid not in (os.getuid(), 0) or status.st_mode & 0o022:
+            raise UsageError(
+                "host_discovery_script: expected a file that is yours and that nobody else may write to, because it is "
+                f"run every second. Received: {script!r}. Run: chmod go-w {script}"
+            )
+        paths["host_discovery_script"] = script
+    for name, path in paths.items():
+        if not os.path.isdir(os.path.dirname(path)):
+            raise UsageError(f"{name}: expected a file in a directory that exists. Received: {path!r}.")
+    return cluster.model_copy(update=paths)
+
+
+def follow(cluster: ClusterSpec) -> NoReturn:
     """Be a rank other than 0 of the launcher's world until rank 0's script is done; then this script ends.
+
+    Args:
+        cluster: What this rank's Horovod is told.
 
     Raises:
         SystemExit: always; with the rank's exit code.
     """
     command = [sys.executable, "-P", "-m", "hfdt.rank", "--watch-stdin", "--log-level", "warning"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, **cluster.variables()})
     try:
         code = process.wait()
     finally:

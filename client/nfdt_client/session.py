@@ -48,10 +48,10 @@ class Session:
 
     def __enter__(self) -> Session:
         with contextlib.ExitStack() as undo:
-            if self.options.algorithm.topology == "ring" and self.options.server is None:
+            if self.options.algorithm.topology in ("ring", "groups") and self.options.server is None:
                 ring.require_horovod(self.options.algorithm.name)
             if self.options.world is not None and self.options.world.rank:
-                ring.follow()
+                ring.follow(self.options.cluster)
             self._embedded = undo.enter_context(_embedded(self.options)) if self.options.server is None else None
             undo.callback(self._disconnect)
             if self._embedded is None:
@@ -172,9 +172,11 @@ class Session:
 
 @contextlib.contextmanager
 def _embedded(options: Options) -> Any:
-    cluster = options.cluster
-    if options.algorithm.topology == "ring":
-        server = EmbeddedServer(0, 0, ring=ring.describe_ring(cluster))
+    cluster, topology = options.cluster, options.algorithm.topology
+    if topology == "ring":
+        server = EmbeddedServer(0, 0, rings=[ring.describe_ring(cluster)])
+    elif topology == "groups":
+        server = EmbeddedServer(0, cluster.shards, rings=ring.describe_groups(options.algorithm, cluster))
     else:
         server = EmbeddedServer(cluster.workers, cluster.shards)
     try:

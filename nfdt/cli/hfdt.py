@@ -10,6 +10,7 @@ import nfdt
 from nfdt.cli.doctor import doctor
 from nfdt.cli.errors import Commands
 from nfdt.cli.options import log_to_stderr, parse_settings, server_options, training_options
+from nfdt.cli.ring_options import ring_options
 from nfdt.cli.run import SCRIPT_ARGUMENTS, train_script
 
 
@@ -28,6 +29,7 @@ def hfdt() -> None:
 @click.option("-H", "--hosts", metavar="HOST:SLOTS,...", help="Hosts and how many ranks each takes.")
 @click.option("--hostfile", metavar="FILE", help="A file with hosts that the launcher reads.")
 @click.option("--launcher", type=click.Choice(["auto", "mpirun", "horovodrun"]), help="auto: mpirun where it exists.")
+@ring_options
 @training_options
 @server_options
 @click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
@@ -39,7 +41,7 @@ def run(
     args: tuple[str, ...],
     settings: tuple[str, ...],
     log_level: str,
-    **options: str | None,
+    **options: str | bool | None,
 ) -> None:
     """Run SCRIPT unmodified; every model.fit in it trains on the ranks of one allreduce ring.
 

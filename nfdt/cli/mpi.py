@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 from nfdt_client.embedded import EmbeddedServer
+from nfdt_client.options import resolve
 
 from nfdt.cli.attend import attend, wait_for_server
 from nfdt.cli.options import FILE, log_to_stderr, parse_settings, training_options
@@ -84,6 +85,7 @@ def mpi(
         work(place)
     else:
         options: dict[str, Any] = {"algorithm": algorithm, "workers": place.size - 1, **parse_settings(settings)}
+        _require_flat(options)
         with _serving(place, Network(**network)) as invitation:
             connection = {
                 "server": invitation.address,
@@ -93,6 +95,17 @@ def mpi(
             from nfdt_client.decorator import session
 
             train_script(context, script, args, session(options={**options, **connection}))
+
+
+def _require_flat(options: Mapping[str, Any]) -> None:
+    """Raise UsageError for a job whose workers Horovod launches: the ranks of this launch would have nothing to do."""
+    chosen = resolve(options).algorithm
+    if chosen.topology != "flat":
+        raise UsageError(
+            f"nfdt mpi: expected an algorithm whose workers are the ranks of this launch. Received: {chosen.name!r}, "
+            "whose ranks Horovod needs to launch. For allreduce: mpirun -np N python SCRIPT, with @hfdt.distribute in "
+            "it. For group-sync: nfdt run --algorithm group-sync SCRIPT."
+        )
 
 
 @contextmanager

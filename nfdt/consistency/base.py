@@ -34,11 +34,11 @@ class ConsistencyPolicy(Protocol):
         """Nothing is left for the worker in this epoch: it blocks nobody until it starts again."""
         ...
 
-    def may_start(self, worker: str) -> bool:
-        """Whether the worker may start its next task now."""
+    def may_start(self, worker: str, in_flight: int = 0) -> bool:
+        """Whether the worker may start its next task now, having so many begun that are not finished."""
         ...
 
-    def waiting_for(self, worker: str) -> tuple[str, ...]:
+    def waiting_for(self, worker: str, in_flight: int = 0) -> tuple[str, ...]:
         """Whom the worker waits for when it may not start; else empty."""
         ...
 

@@ -6,7 +6,9 @@ from nfdt.consistency.free import Free
 
 
 class BoundedStaleness(Free):
-    """A worker may start while its finished steps exceed those of the slowest active worker by at most ``bound``.
+    """A worker may start while it is at most ``bound`` steps ahead of the slowest active one.
+
+    These are the steps it has finished, and those it overlaps, over the steps that the slowest has finished.
 
     A worker that joins, or comes back after it was idle, starts level with the slowest active one: it
     has just pulled fresh weights, and must neither hold the others up nor be held up for its past.
@@ -45,17 +47,17 @@ class BoundedStaleness(Free):
         if worker in self._steps:
             self._idle.add(worker)
 
-    def may_start(self, worker: str) -> bool:
+    def may_start(self, worker: str, in_flight: int = 0) -> bool:
         """Whether the worker is at most ``bound`` steps ahead of the slowest active one."""
         if worker not in self._steps or worker in self._idle:
             return True
-        return self._steps[worker] - self._slowest(without=None) <= self.bound
+        return self._steps[worker] + in_flight - self._slowest(without=None) <= self.bound
 
-    def waiting_for(self, worker: str) -> tuple[str, ...]:
+    def waiting_for(self, worker: str, in_flight: int = 0) -> tuple[str, ...]:
         """The active workers that are more than ``bound`` steps behind."""
-        if self.may_start(worker):
+        if self.may_start(worker, in_flight):
             return ()
-        limit = self._steps[worker] - self.bound
+        limit = self._steps[worker] + in_flight - self.bound
         return tuple(sorted(w for w, steps in self._steps.items() if w not in self._idle and steps < limit))
 
     def _slowest(self, without: str | None) -> int:

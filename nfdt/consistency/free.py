@@ -24,11 +24,11 @@ class Free:
     def idle(self, worker: str) -> None:
         """Nothing to note."""
 
-    def may_start(self, worker: str) -> bool:
+    def may_start(self, worker: str, in_flight: int = 0) -> bool:
         """Always."""
         return True
 
-    def waiting_for(self, worker: str) -> tuple[str, ...]:
+    def waiting_for(self, worker: str, in_flight: int = 0) -> tuple[str, ...]:
         """Nobody."""
         return ()
 

@@ -36,11 +36,12 @@ from nfdt.coordinator.instructions import (
 from nfdt.coordinator.membership import Membership
 from nfdt.coordinator.merging import StateMerger
 from nfdt.coordinator.outbox import Outbox
+from nfdt.coordinator.pace import Pace, told_of_streams
 from nfdt.coordinator.phases import Training
 from nfdt.core.clock import Clock
 from nfdt.core.errors import ProtocolError
 from nfdt.core.spec import JobSpec
-from nfdt.schedulers import TaskSeconds, lease_size
+from nfdt.schedulers.group_shares import StatedSizes
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,17 @@ class Coordinator:
 
     Attributes:
         epoch: The epoch that is trained, or that will be next.
+        epoch_s: Seconds that the last epoch took.
         merger: The untrained state all workers share.
     """
 
     def __init__(
-        self, spec: JobSpec, policy: ConsistencyPolicy, clock: Clock, merger: StateMerger | None = None
+        self,
+        spec: JobSpec,
+        policy: ConsistencyPolicy,
+        clock: Clock,
+        merger: StateMerger | None = None,
+        sizes: StatedSizes | None = None,
     ) -> None:
         self.epoch = spec.fit.initial_epoch
         self.merger = merger or StateMerger()
@@ -71,13 +78,16 @@ class Coordinator:
         self._members = Membership(spec.cluster.workers, clock.now())
         self._planner = EpochPlanner(spec, synchronous=policy.name == "bsp")
         self._feed = self._planner.feed()
-        self._seconds = TaskSeconds()
+        self._pace = Pace(spec, policy, sizes)
         self._outbox = Outbox(clock.now())
         self._run: EpochRun | None = None
         self._began_at = clock.now()
+        self.epoch_s = 0.0
         self._permitted = -1 if spec.attended else spec.fit.epochs
         self._stopping = False
         self._ended: Leave | None = None
+        if text := told_of_streams(spec):
+            self._outbox.emit("log", worker=None, level="warning", text=text)
         if self.epoch >= spec.fit.epochs:
             self._finish()
 
@@ -87,6 +97,11 @@ class Coordinator:
         if self._ended:
             return "ended"
         return self._run.current.name if self._run else "hold"
+
+    @property
+    def fresh(self) -> bool:
+        """Whether nothing of the current epoch is trained yet."""
+        return self._run is None or not self._run.training.book.samples_finished
 
     # ---- workers
 
@@ -103,11 +118,33 @@ class Coordinator:
         if member is None:
             return
         self._policy.left(worker)
+        self._pace.left(worker)
         requeued = self._run.current.lost(worker) if self._run else 0
         if not member.released:
             self._outbox.emit("worker_lost", worker=worker, reason=reason, requeued=requeued)
         self._outbox.add(ForgetWorker(worker))
         self._advance()
+
+    def retire_all(self) -> None:
+        """Between two epochs: all workers leave in order; :meth:`expect` says how many others will come."""
+        for member in self._members.all():
+            member.released = True
+            self.left(member.name, "others take its place")
+
+    def expect(self, count: int) -> None:
+        """The next epoch begins when so many workers are ready."""
+        self._members.expect(count)
+
+    def resumed(self, worker: str, details: Mapping[str, Any]) -> None:
+        """Another process speaks for the worker, and may not know what this one was told: it is told again."""
+        member = self._members.get(worker)
+        if member is not None:
+            member.epoch, member.seen_at = None, self._clock.now()
+            self._outbox.emit("worker_joined", worker=worker, index=member.index, **details)
+
+    def plan_with(self, spec: JobSpec) -> None:
+        """The batch sizes of the epochs that begin from now on."""
+        self._planner.plan_with(spec)
 
     def next(self, worker: str, report: Report | None = None) -> Instruction:
         """Take a worker's report (none: it only asks again) and say what it shall do.
@@ -122,9 +159,14 @@ class Coordinator:
         if not member.ready:
             member.ready = True
             self._policy.joined(worker)
+            self._pace.joined(worker)
+        if report:
+            member.in_flight = report.in_flight
         if self._run and report and self._run.current.absorb(member, report, now):
             training = self._run.current if isinstance(self._run.current, Training) else None
             self._outbox.useful(now, self.epoch, training)
+            if training is not None:
+                self._tell_speeds(now)
         self._advance()
         if self._ended:
             member.released = True
@@ -220,6 +262,10 @@ class Coordinator:
             return ("client",)
         return names or ("workers",)
 
+    def speeds(self) -> dict[str, dict[str, Any]]:
+        """What was known of each worker's speed last: samples and seconds per step, seconds of exchange, batch size."""
+        return self._pace.described
+
     # ---- transitions
 
     def _advance(self) -> None:
@@ -238,12 +284,11 @@ class Coordinator:
 
     def _begin_epoch(self) -> None:
         self._members.anybody_will_do()
-        workers = tuple(m.name for m in self._members.ready())
+        workers = self._ready()
         parts = self._policy.round_parts(len(workers))
-        epoch = self._planner.begin(self.epoch, parts, workers, self._feed)
+        epoch = self._planner.begin(self.epoch, parts, workers, self._feed, self._pace.sizes)
         begin = BeginEpoch(self.epoch, self.merger.encoded, epoch.order_crc)
-        ranks = {name: rank for rank, name in enumerate(workers)}
-        training = Training(begin, epoch.book, self._policy, self._seconds, ranks, self._lease_size)
+        training = Training(begin, epoch.book, self._policy, self._pace, self._members, epoch.ranks)
         validation = self._planner.validation
         number = self.epoch
         self._run = EpochRun(number, training, self._members, self.merger, self._outbox, lambda: validation(number))
@@ -252,7 +297,9 @@ class Coordinator:
         self._outbox.emit("epoch_begin", epoch=self.epoch, steps=epoch.steps)
 
     def _end_epoch(self, run: EpochRun) -> None:
-        run.finish(self._clock.now() - self._began_at)
+        self._pace.describe(self._ready())
+        self.epoch_s = self._clock.now() - self._began_at
+        run.finish(self.epoch_s)
         self._outbox.add(EpochDone(self.epoch))
         self._run = None
         if self._stopping or self.epoch + 1 >= self._spec.fit.epochs:
@@ -267,12 +314,15 @@ class Coordinator:
         self._ended = Leave("Training is over.")
         self._outbox.add(TrainingDone())
 
-    def _lease_size(self, remaining: int, task_s: float | None) -> int:
-        if self._feed is not None:
-            return self._policy.lease_limit or 1
-        if self._policy.lease_limit is not None:
-            return self._policy.lease_limit
-        return lease_size(remaining, len(self._members.ready()), task_s)
+    def _tell_speeds(self, now: float) -> None:
+        workers = self._ready()
+        if news := self._pace.news(workers, now):
+            self._outbox.emit("speed", workers=news)
+        if plan := self._pace.plan(workers):
+            self._outbox.emit("plan", **plan)
+
+    def _ready(self) -> list[str]:
+        return [member.name for member in self._members.ready()]
 
     def _fail_if_alone(self, now: float) -> None:
         since, limit_s = self._members.alone_since, self._spec.start_timeout_s

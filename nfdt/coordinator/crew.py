@@ -9,28 +9,44 @@ from nfdt.coordinator.ring_view import slots_of
 from nfdt.coordinator.site import Site
 from nfdt.coordinator.slots import Listener, Slot
 from nfdt.core.jobs.admission import version_conflict
+from nfdt.core.jobs.launcher import Role
 from nfdt.core.spec import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.launch.ring import Ring
 
 SPARE_JOINS = 8  # workers that may take over from lost ones, besides twice the wanted number
 
 
 @dataclass
 class Seat:
-    """One slot's place in the job. ``report`` is what it last told of itself."""
+    """One slot's place in the job.
+
+    Attributes:
+        address: Of a shard that serves.
+        gone: It does not work for the job any more.
+        members: Of the group that it leads.
+        started: It has been told to be a worker.
+        admitted: It takes part in the training; until then it waits.
+        report: What it last told of itself.
+    """
 
     slot: Slot
     name: str
     index: int
     address: str = ""
     gone: bool = False
+    members: tuple[int, ...] = ()
+    started: bool = False
+    admitted: bool = False
+    vacant: bool = False  # of a ring whose speaker is gone: another one will sit here
     report: dict[str, Any] = field(default_factory=dict)
 
     @property
     def details(self) -> dict[str, Any]:
         """Which process it is."""
         hello = self.slot.hello
-        return {"slot": hello.name, "pid": hello.pid, "host": hello.host, "device": hello.device}
+        process = {"slot": hello.name, "pid": hello.pid, "host": hello.host, "device": hello.device}
+        return {**process, "group": list(self.members)} if self.members else process
 
 
 class Crew:
@@ -40,14 +56,14 @@ class Crew:
         site: The server.
         job_id: The job.
         spec: What it is.
-        session: The client session, for jobs that carry code.
+        session: The client session; slots that have run its code serve no other.
         token: Between the job's workers and shards.
         listener: Told what the slots say.
     """
 
     def __init__(self, site: Site, job_id: str, spec: JobSpec, session: str, token: str, listener: Listener) -> None:
         self._site, self._job_id, self._spec = site, job_id, spec
-        self._session = (session or job_id) if spec.code else ""
+        self._session = session or job_id
         self._token, self._listener = token, listener
         self._spec_json = spec.model_dump_json()
         self._joined = 0
@@ -59,11 +75,23 @@ class Crew:
         """Whether a worker slot runs the versions that this job's code needs."""
         return not self._spec.code or version_conflict(self._spec.versions, slot.versions) is None
 
+    def dismiss_strangers(self) -> None:
+        """End free slots that this job cannot have, so that nobody counts on them."""
+        self._site.pool.dismiss_strangers("shard", self._session, self.ring)
+        self._site.pool.dismiss_strangers("worker", self._session, self.ring)
+
     def recruit_shards(self, count: int) -> int:
         """Take free shard slots; how many there are now."""
-        wanted = count - len(self.shards)
-        session, ring = self._session, self.ring
-        for slot in self._site.pool.take("shard", wanted, self._job_id, self._listener, session=session, ring=ring):
+        taken = self._site.pool.take(
+            "shard",
+            count - len(self.shards),
+            self._job_id,
+            self._listener,
+            session=self._session,
+            code=self._spec.code,
+            ring=self.ring,
+        )
+        for slot in taken:
             self.shards.append(Seat(slot, f"shard-{len(self.shards)}", len(self.shards)))
         return len(self.shards)
 
@@ -76,20 +104,43 @@ class Crew:
             self._job_id,
             self._listener,
             session=self._session,
+            code=self._spec.code,
             accepts=self.accepts,
             ring=self.ring,
         )
-        seats = []
-        for slot in taken:
-            seat = Seat(slot, f"worker-{self._joined}", self._joined)
-            self._joined += 1
-            self.workers[seat.name] = seat
-            seats.append(seat)
-        return seats
+        return [self._seat(slot) for slot in taken]
+
+    def recruit_leader(self, ring: Ring) -> Seat | None:
+        """Take the slot of a group's rank 0, once it attends."""
+        pool, session = self._site.pool, self._session
+        taken = pool.take("worker", 1, self._job_id, self._listener, session=session, ring=ring.name)
+        return self._seat(taken[0], ring.shape.members) if taken else None
+
+    def _seat(self, slot: Slot, members: tuple[int, ...] = ()) -> Seat:
+        seat = Seat(slot, f"worker-{self._joined}", self._joined, members=members)
+        self._joined += 1
+        self.workers[seat.name] = seat
+        return seat
+
+    def succeed(self, shard: Seat, worker: Seat) -> bool:
+        """Seat the next speaker of the job's ring; whether it is there."""
+        pool, ring = self._site.pool, self.ring
+        if not pool.attending("shard", ring=ring)[1] or not pool.attending("worker", ring=ring)[1]:
+            return False
+        for seat in (shard, worker):
+            role: Role = "shard" if seat is shard else "worker"
+            (slot,) = pool.take(role, 1, self._job_id, self._listener, session=self._session, ring=ring)
+            seat.slot, seat.address, seat.vacant = slot, "", False
+        return True
 
     def living(self) -> list[Seat]:
         """The workers whose slots work for the job."""
         return [seat for seat in self.workers.values() if not seat.gone]
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks the job's ring has said there are; 0 before it has."""
+        return max((int(seat.report.get("ranks", 0)) for seat in self.living()), default=0)
 
     def seat_of(self, slot: Slot) -> Seat | None:
         """The place of a slot."""
@@ -110,6 +161,7 @@ class Crew:
     def start_worker(self, seat: Seat, here: int) -> None:
         """Tell a slot to be a worker; ``here`` is how many of the job's workers share this machine's cores."""
         local = self._site.is_here(seat.slot.hello)
+        seat.started = True
         message = pb.WorkerAssignment(
             job_id=self._job_id,
             spec_json=self._spec_json,
@@ -118,7 +170,7 @@ class Crew:
             shards=[shard.address for shard in self.shards],
             artifact_dir=self._artifact_dir(seat.slot),
             job_token=self._token,
-            threads=max(1, self._site.cores // max(1, here)) if local and not self.ring else 0,
+            threads=max(1, self._site.cores // max(1, here)) if local and not seat.slot.hello.ring else 0,
         )
         seat.slot.send(pb.Assignment(worker=message))
 
@@ -133,6 +185,13 @@ class Crew:
         """The job is over: every slot becomes free as soon as it has dropped it."""
         for seat in (*self.workers.values(), *self.shards):
             self._site.pool.release(seat.slot, self._job_id)
+
+    def send_away(self, seat: Seat) -> None:
+        """A slot that answers leaves the job in order, and its process ends."""
+        seat.gone = True
+        if not seat.admitted:
+            del self.workers[seat.name]  # it has done nothing that there is to tell of
+        self._site.pool.dismiss(seat.slot)
 
     def dismiss(self, seat: Seat) -> None:
         """End a slot's process: it does not answer any more."""

@@ -13,12 +13,15 @@ from nfdt.coordinator.composer import StateComposer
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.crew import Crew, Seat
 from nfdt.coordinator.ending import Abandoned, Ending
+from nfdt.coordinator.group_crew import GroupCrew
 from nfdt.coordinator.journal import Journal
 from nfdt.coordinator.messages import to_reply, to_report
 from nfdt.coordinator.outcome import SlotError
+from nfdt.coordinator.ring_view import is_grouped
 from nfdt.coordinator.shard_control import ShardControl
 from nfdt.coordinator.site import Site
 from nfdt.coordinator.slots import News, Slot
+from nfdt.coordinator.succession import Succession
 from nfdt.coordinator.wishes import Wishes
 from nfdt.core.errors import JobCancelled, JobFailed, UsageError
 from nfdt.core.jobs.admission import read_manifest, references
@@ -26,7 +29,7 @@ from nfdt.core.jobs.feed import FeedQueue
 from nfdt.core.spec import JobSpec
 from nfdt.core.wire import jobs_pb2
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.metrics import parse_statistics
+from nfdt.metrics import new_decisions, parse_statistics
 
 MAX_WAIT_S = 30.0  # of one call of Next
 
@@ -48,6 +51,7 @@ class JobDesk:
         spec: What it is.
         manifest: Its program.
         crew: Its slots.
+        groups: Its groups, if its workers form some.
         artifacts: The names its slots may fetch.
         feed: Where the client's batches go.
         journal: Where events go.
@@ -62,11 +66,13 @@ class JobDesk:
         self.journal = Journal(site.store, site.artifacts, job_id, keep)
         self._token = secrets.token_hex(32)
         self.crew = Crew(site, job_id, spec, session, self._token, self._on_slot)
+        self.groups = GroupCrew(site, job_id, spec, self.crew, self.journal) if is_grouped(spec) else None
         self._changed = threading.Condition()
         self.feed = FeedQueue(self._wake)
         self._ending = Ending(self._changed, self._clock)
         self._wishes = Wishes(spec.attended, self._clock.now())
         self._parts: Parts | None = None
+        self._succession: Succession | None = None
         self._readers = 0
         self._moment = 0
         self._ended = False
@@ -91,6 +97,9 @@ class JobDesk:
                 return
             if news == "ready" and message is not None:
                 seat.address = message.ready.address
+            elif news == "lost" and self._succession is not None and self._parts is not None:
+                seat.vacant = True
+                self._succession.begin(self._parts.coordinator, self._ending.end)
             else:
                 seat.gone = True
                 self._seat_gone(seat, news, message)
@@ -98,7 +107,7 @@ class JobDesk:
 
     def _seat_gone(self, seat: Seat, news: News, message: pb.SlotMessage | None) -> None:
         if news == "failed" and message is not None:
-            self._ending.end(SlotError(seat.name, message.failed))
+            self._ending.end(SlotError(seat.name, message.failed, seat.members))
         elif seat in self.crew.shards:
             what = "its process ended" if news == "lost" else "it stopped serving"
             hello = seat.slot.hello
@@ -117,19 +126,37 @@ class JobDesk:
         deadline = self._clock.now() + min(request.wait_s, MAX_WAIT_S)
         with self._changed:
             seat = self.crew.workers.get(request.worker)
-            if seat is None or seat.gone or self._parts is None or self._ended:
+            if seat is None:
                 return to_reply(ins.Leave("The job has ended."))
-            coordinator = self._parts.coordinator
-            seat.report = parse_statistics(request.statistics_json) or seat.report
-            instruction = coordinator.next(request.worker, report)
+            self._take_statistics(seat, request.statistics_json)
+            instruction = self._instruct(seat, report)
             self._changed.notify_all()
             while isinstance(instruction, ins.Wait) and not self._ended and alive():
                 left = deadline - self._clock.now()
                 if left <= 0:
                     break
                 self._changed.wait(left)
-                instruction = coordinator.next(request.worker)
-        return to_reply(instruction)
+                instruction = self._instruct(seat)
+            return self._completed(to_reply(instruction), seat)
+
+    def _instruct(self, seat: Seat, report: ins.Report | None = None) -> ins.Instruction:
+        if seat.gone or self._ended:
+            return ins.Leave("The job has ended.")
+        if self._parts is None or not seat.admitted or seat.vacant:
+            return ins.Wait()
+        return self._parts.coordinator.next(seat.name, report)
+
+    def _completed(self, reply: pb.NextReply, seat: Seat) -> pb.NextReply:
+        """A group is told its share with each epoch."""
+        if self.groups is not None and reply.HasField("begin_epoch"):
+            reply.begin_epoch.share.CopyFrom(self.groups.share_of(seat.name) or pb.GroupShare())
+        return reply
+
+    def _take_statistics(self, seat: Seat, text: str) -> None:
+        found = parse_statistics(text)
+        for decision in new_decisions(seat.report, found):
+            self.journal.record("codec", {"worker": seat.name, **decision})
+        seat.report = found or seat.report
 
     # ---- clients
 
@@ -164,10 +191,17 @@ class JobDesk:
             self._changed.notify_all()
             parts = None if self._ended else self._parts
         if request.HasField("set_learning_rate") and parts is not None:
-            parts.shards.set_learning_rate(request.set_learning_rate.value)
+            self._set_learning_rate(parts, request.set_learning_rate.value)
         if request.HasField("set_weights"):
             with self._reading("weights can be set", standing=True) as composer:
                 composer.replace(request.set_weights.artifact)
+
+    def _set_learning_rate(self, parts: Parts, value: float) -> None:
+        """Where the user's optimizer is: on the shards, or with the members of groups that push differences."""
+        if self.groups is not None and self.spec.algorithm.outer == "delta":
+            self.groups.learning_rate = value
+        else:
+            parts.shards.set_learning_rate(value)
 
     def snapshot(self) -> str:
         """The artifact of the state: of the last epoch's end between two epochs, else as every shard has it now."""

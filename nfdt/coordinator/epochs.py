@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from nfdt.coordinator.pace import Sizes
 from nfdt.core.spec import JobSpec
-from nfdt.schedulers import FedTasks, LeaseBook, PlannedTasks, Position, TaskPlan, order_crc, sample_order
+from nfdt.schedulers import (
+    CutTasks,
+    FedTasks,
+    LeaseBook,
+    PlannedTasks,
+    Position,
+    TaskPlan,
+    order_crc,
+    sample_order,
+)
 
 
 @dataclass(frozen=True)
@@ -13,12 +24,14 @@ class Epoch:
     """The tasks of one epoch.
 
     ``steps`` is None for a stream of unknown length; ``order_crc`` tells workers whose NumPy draws
-    another sample order than ours (CRC-32 of pass 0 of the job; 0 for streams).
+    another sample order than ours (CRC-32 of pass 0 of the job; 0 for streams). ``ranks`` says which part of a
+    round is meant for which worker.
     """
 
     book: LeaseBook
     steps: int | None
     order_crc: int
+    ranks: Mapping[str, int]
 
 
 class EpochPlanner:
@@ -31,16 +44,34 @@ class EpochPlanner:
         fit = spec.fit
         self._order_crc = order_crc(sample_order(spec.train.samples or 0, fit.shuffle, fit.seed, 0))
 
-    def begin(self, epoch: int, parts: int, workers: tuple[str, ...], feed: FedTasks | None) -> Epoch:
-        """The epoch's tasks for these workers; ``parts`` local batches form a round. ``feed`` for streams."""
+    def begin(
+        self, epoch: int, parts: int, workers: Sequence[str], feed: FedTasks | None, sizes: Sizes | None = None
+    ) -> Epoch:
+        """The epoch's tasks for these workers; ``parts`` local batches form a round.
+
+        ``feed`` for streams; ``sizes`` where batches are cut in sizes that change.
+        """
+        ranks = {name: rank for rank, name in enumerate(workers)}
         if feed is not None:
             feed.parts = parts
-            return Epoch(LeaseBook(feed, rounds=self._synchronous), self._spec.train.batches, 0)
+            return Epoch(LeaseBook(feed, rounds=self._synchronous), self._spec.train.batches, 0, ranks)
         plan = self._plan(epoch, parts)
+        if sizes is not None:
+            return self._cut(plan, sizes)
         self._position = plan.end
-        shares = workers if self._spec.algorithm.tasks == "static" and not self._synchronous else ()
-        book = LeaseBook(PlannedTasks(plan, shares), rounds=self._synchronous)
-        return Epoch(book, len(plan), self._order_crc)
+        book = LeaseBook(PlannedTasks(plan), rounds=self._synchronous)
+        return Epoch(book, len(plan), self._order_crc, ranks)
+
+    def _cut(self, plan: TaskPlan, sizes: Sizes) -> Epoch:
+        """A step of the epoch is as many rows as with batches of one size: a round, or b0."""
+        self._position = CutTasks.end(plan)
+        source = CutTasks(plan, sizes)
+        book = LeaseBook(source, rounds=self._synchronous, step_samples=plan.round_rows)
+        return Epoch(book, len(plan), self._order_crc, source.ranks)
+
+    def plan_with(self, spec: JobSpec) -> None:
+        """The specification of the epochs that begin from now on; it differs in ``fit`` alone."""
+        self._spec = spec
 
     def feed(self) -> FedTasks | None:
         """The queue of the next epoch's batches, if the training data are a stream."""

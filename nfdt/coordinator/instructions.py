@@ -18,10 +18,16 @@ class Wait:
 
 @dataclass(frozen=True)
 class Work:
-    """Train on these tasks; they are all that the worker holds."""
+    """Train on these tasks; they are all that the worker holds.
+
+    After ``budget_s`` seconds (0: no limit) it begins no further one and reports; what it has not begun goes back.
+    ``overlap`` pushes may be unanswered while it computes.
+    """
 
     epoch: int
     tasks: tuple[Task, ...]
+    budget_s: float = 0.0
+    overlap: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,8 +112,20 @@ class Summary:
 
 
 @dataclass(frozen=True)
+class TaskTime:
+    """What a task took its worker, in seconds: the gradient, and what else nothing hid (mostly communication)."""
+
+    compute_s: float
+    exchange_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class Report:
-    """What a worker did since its last call; ``finished`` are task numbers, ``epoch`` is that of ``logs``."""
+    """What a worker did since its last call; ``finished`` are task numbers, ``epoch`` is that of ``logs``.
+
+    ``times`` says what finished tasks took, by their numbers, where the worker measured it. ``in_flight`` are tasks
+    it has begun and not finished; it takes more work all the same.
+    """
 
     finished: tuple[int, ...] = ()
     epoch: int = 0
@@ -115,6 +133,8 @@ class Report:
     epoch_state: EpochState | None = None
     evaluated: Evaluated | None = None
     summary: Summary | None = None
+    times: Mapping[int, TaskTime] = field(default_factory=dict)
+    in_flight: frozenset[int] = frozenset()
 
 
 # ---- to the world: effects, drained by the servicer

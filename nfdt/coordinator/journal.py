@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nfdt.coordinator.outcome import Outcome
 from nfdt.core.errors import NfdtError
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.store import JobStore
+from nfdt.launch.ring_log import Stall, describe
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +56,13 @@ class Journal:
     def stalled(self, waiting_for: list[str], since_s: float) -> None:
         """The job waits for these, that long."""
         self.record("stalled", {"waiting_for": waiting_for, "since_s": since_s})
+
+    def ring_news(self, stalls: Iterable[Stall], texts: Iterable[str]) -> None:
+        """What the log of the job's ring says."""
+        for stall in stalls:
+            self.record("stalled", describe(stall))
+        for text in texts:
+            self.tell("warning", text)
 
     def workers(self, statistics: Mapping[str, Any]) -> None:
         """What the workers did so far."""

@@ -16,7 +16,7 @@ class Member:
         ready: It has asked for work: its model is built.
         epoch: The epoch it has begun last; None before.
         leased_at: When it got the tasks it holds.
-        leased: How many tasks it got then.
+        in_flight: Those of them that it has begun, and need not be told again.
         released: It was told to leave; its end is no loss.
     """
 
@@ -26,7 +26,7 @@ class Member:
     ready: bool = False
     epoch: int | None = None
     leased_at: float = 0.0
-    leased: int = 0
+    in_flight: frozenset[int] = frozenset()
     released: bool = False
 
 
@@ -69,6 +69,14 @@ class Membership:
     def ready(self) -> list[Member]:
         """Members whose model is built, by index."""
         return sorted((m for m in self._members.values() if m.ready), key=lambda m: (m.index, m.name))
+
+    def all(self) -> list[Member]:
+        """Everybody who lives."""
+        return list(self._members.values())
+
+    def expect(self, count: int) -> None:
+        """The next epoch waits for so many."""
+        self._wanted = count
 
     def in_epoch(self, epoch: int) -> list[Member]:
         """Members that have begun this epoch."""

@@ -12,6 +12,7 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.schedulers import Task
 
 MAX_LOGS = 1000
+MAX_TASK_S = 1e6
 
 
 def to_report(request: pb.NextRequest) -> ins.Report:
@@ -34,7 +35,16 @@ def to_report(request: pb.NextRequest) -> ins.Report:
         if request.HasField("evaluated")
         else None,
         summary=_to_summary(request.summary_json) if request.summary_json else None,
+        in_flight=frozenset(request.in_flight),
+        times={done.task: time for done in request.finished if (time := _to_time(done)) is not None},
     )
+
+
+def _to_time(done: pb.Finished) -> ins.TaskTime | None:
+    """What a task took; None where the worker did not say, or what cannot be."""
+    compute_s, exchange_s = done.compute_s, done.exchange_s
+    sensible = compute_s >= 0 and exchange_s >= 0 and 0 < compute_s + exchange_s <= MAX_TASK_S
+    return ins.TaskTime(compute_s, exchange_s) if sensible else None
 
 
 def _to_summary(text: str) -> ins.Summary:
@@ -69,8 +79,9 @@ def to_task(task: Task) -> pb.Task:
 def to_reply(instruction: ins.Instruction) -> pb.NextReply:
     """An instruction as the answer to Next."""
     match instruction:
-        case ins.Work(epoch, tasks):
-            return pb.NextReply(work=pb.Work(epoch=epoch, tasks=map(to_task, tasks)))
+        case ins.Work(epoch, tasks, budget_s, overlap):
+            work = pb.Work(epoch=epoch, tasks=map(to_task, tasks), budget_s=budget_s, overlap=overlap)
+            return pb.NextReply(work=work)
         case ins.BeginEpoch(epoch, untrained, crc):
             return pb.NextReply(begin_epoch=pb.BeginEpoch(epoch=epoch, untrained=untrained, order_crc=crc))
         case ins.CollectState(epoch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +16,19 @@ MAX_TEXT = 100_000
 
 
 class SlotError(WorkerFailed):
-    """A slot's code raised; ``error`` is what a client needs to raise it again."""
+    """A slot's code raised; ``error`` is what a client needs to raise it again.
 
-    def __init__(self, seat: str, failed: pb.SlotFailed) -> None:
+    Args:
+        seat: Whose slot it is.
+        failed: What was raised.
+        members: Of the group that the slot leads: a rank is named by its number among the job's workers.
+    """
+
+    def __init__(self, seat: str, failed: pb.SlotFailed, members: Sequence[int] = ()) -> None:
         who = failed.failed_in or seat
+        rank = who.removeprefix("rank-")
+        if rank.isdigit() and int(rank) < len(members):
+            who = f"member-{members[int(rank)]}"
         super().__init__(f"{who} failed: {failed.exception_type}: {failed.message[:1000]}")
         self.error = {
             "worker": who,
@@ -64,7 +74,7 @@ def explained(ring: Ring, error: BaseException) -> BaseException:
         return error
     ended = ring.why()
     if report := ring.report():
-        return SlotError("the ring", pb.SlotFailed(**report))
+        return SlotError("the ring", pb.SlotFailed(**report), ring.shape.members)
     return ended or error
 
 

@@ -15,12 +15,16 @@ from nfdt.coordinator.instructions import (
     Report,
     Summarise,
     Summary,
+    TaskTime,
     Wait,
     Work,
 )
-from nfdt.coordinator.membership import Member
+from nfdt.coordinator.membership import Member, Membership
+from nfdt.coordinator.pace import Pace
 from nfdt.coordinator.progress import RunningLogs
-from nfdt.schedulers import LeaseBook, TaskSeconds
+from nfdt.schedulers import LeaseBook
+
+LEASE_BUDGET_S = 0.25  # a little more than a lease shall last
 
 
 class Phase(Protocol):
@@ -51,7 +55,16 @@ class Phase(Protocol):
 
 
 class Training:
-    """Tasks are leased as the consistency policy allows."""
+    """Tasks are leased as the consistency policy allows and the task policy decides.
+
+    Args:
+        begin: What every worker is told first.
+        book: The epoch's tasks.
+        policy: Who may proceed.
+        pace: How fast everybody is, and how much it shall get.
+        members: Who takes part.
+        ranks: Which part of a round is meant for whom; may change from round to round.
+    """
 
     name = "train"
 
@@ -60,17 +73,19 @@ class Training:
         begin: BeginEpoch,
         book: LeaseBook,
         policy: ConsistencyPolicy,
-        seconds: TaskSeconds,
+        pace: Pace,
+        members: Membership,
         ranks: Mapping[str, int],
-        lease_size: Callable[[int, float | None], int],
     ) -> None:
         self.book = book
         self.logs = RunningLogs()
         self._begin = begin
         self._policy = policy
-        self._seconds = seconds
+        self._pace = pace
+        self._members = members
         self._ranks = ranks
-        self._lease_size = lease_size
+        self._divided = False
+        self._divide()
 
     def instruct(self, member: Member, now: float) -> Instruction:
         """BeginEpoch once, then work as the lease book and the policy allow."""
@@ -78,36 +93,49 @@ class Training:
         if member.epoch != epoch:
             member.epoch = epoch
             return self._begin
-        held = self.book.held(worker)
+        held = self.book.held(worker, begun=member.in_flight)
         if held:
-            return Work(epoch, held)
+            return Work(epoch, held, LEASE_BUDGET_S, self._pace.overlap)
         if self.book.exhausted(worker):
             self._policy.idle(worker)
             return Wait()
-        if not self.book.available(worker) or not self._policy.may_start(worker):
+        if not self.book.available(worker) or not self._policy.may_start(worker, len(member.in_flight)):
             return Wait()
-        size = self._lease_size(self.book.remaining, self._seconds.of(worker))
+        size = self._pace.lease(member, self._members.ready(), self.book, now)
+        if not size:
+            self._policy.idle(worker)
+            return Wait()
         tasks = self.book.issue(worker, size, self._ranks.get(worker))
         self._policy.started(worker, len(tasks))
-        member.leased, member.leased_at = len(tasks), now
-        return Work(epoch, tasks)
+        member.leased_at = now
+        return Work(epoch, tasks, LEASE_BUDGET_S, self._pace.overlap)
 
     def absorb(self, member: Member, report: Report, now: float) -> bool:
-        """Tick tasks off; measure the lease; keep the running logs."""
+        """Tick tasks off, take back what the worker has not begun, note its speed and its running logs."""
         tasks = [t for t in (self.book.finish(member.name, number) for number in report.finished) if t]
+        if tasks or report.in_flight:
+            self.book.give_back(member.name, begun=report.in_flight)
         if not tasks:
             return False
         self._policy.finished(member.name, len(tasks))
-        if not self.book.held(member.name):
-            self._seconds.measured(member.name, now - member.leased_at, member.leased)
+        unmeasured = TaskTime((now - member.leased_at) / len(tasks))
+        for task in tasks:
+            self._pace.stepped(member.name, task.samples, report.times.get(task.task, unmeasured))
+        self._divide()
         logs = report.logs if report.epoch == self._begin.epoch else {}
         self.logs.add(member.name, sum(t.samples for t in tasks), logs)
         return True
 
     def lost(self, worker: str) -> int:
         """Its tasks go to the others."""
-        self._seconds.forget(worker)
         return self.book.lose(worker)
+
+    def _divide(self) -> None:
+        """Share the epoch out among the workers, once, as soon as the task policy can."""
+        shares = None if self._divided else self._pace.shares([m.name for m in self._members.ready()])
+        if shares:
+            self.book.divide(shares)
+            self._divided = True
 
     @property
     def done(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from nfdt.coordinator import instructions as ins
@@ -15,8 +16,9 @@ from nfdt.coordinator.ending import Abandoned
 from nfdt.coordinator.outcome import Outcome, explained, outcome_of
 from nfdt.coordinator.progress import StallWatch
 from nfdt.coordinator.ring_view import policy_of, seen_by_coordinator, slots_of
-from nfdt.coordinator.shard_control import connect_shards
+from nfdt.coordinator.shard_control import ShardControl, connect_shards
 from nfdt.coordinator.site import Site
+from nfdt.coordinator.succession import SUCCEED_S, Succession
 from nfdt.core.errors import JobCancelled, JobFailed, NfdtError
 from nfdt.core.spec import JobSpec
 from nfdt.launch.ring import Ring
@@ -26,7 +28,8 @@ from nfdt.metrics import merge_statistics
 _log = logging.getLogger(__name__)
 
 TICK_S = 1.0
-SHARD_START_S = 180.0
+LOOK_S = 0.2
+START_S = 180.0  # of shards, and of the worlds of groups
 STALL_AFTER_S = 15.0
 ALONE_S = 20.0
 
@@ -56,6 +59,7 @@ class JobRun(JobDesk):
             assert rings is not None, "the scheduler admitted an allreduce job"
             self.ring = rings.claim(self.job_id, RingShape.of(self.spec.cluster))
             self.crew.ring = self.ring.name
+            self.ring.news()  # of another job
             self.journal.tell("info", f"ring of {self.ring.shape.size} ranks: {shown(self.ring.command)}")
         if failure := self.ring.failure:
             raise explained(self.ring, JobFailed(failure))
@@ -81,10 +85,14 @@ class JobRun(JobDesk):
         """Let everything go, then tell how the job ended (None: tell nothing)."""
         with self._changed:
             self._ended = True
+            if self._succession is not None:
+                self._succession.shard.close()
             self._changed.notify_all()
         self.feed.close()
         self.crew.release()
-        if self.ring is not None and self._site.rings is not None:
+        if self.ring is not None and outcome is not None:
+            self.journal.ring_news(*self.ring.news())
+        if self._site.rings is not None:
             self._site.rings.release(self.job_id, usable=outcome is not None and outcome.state != "failed")
         if self._parts is not None:
             self._parts.shards.close()
@@ -96,50 +104,72 @@ class JobRun(JobDesk):
         with self._changed:
             for seat in self.crew.shards:
                 self.crew.start_shard(seat)
-            addresses = self._await_shards()
-        parts = self._assemble(addresses)
+            self._await_shards()
+            if self.groups is not None:
+                self.groups.form(self._wait_for)
+        parts = self._assemble()
         with self._changed:
             self._parts = parts
             rate = self._wishes.learning_rate
         if rate is not None:
-            parts.shards.set_learning_rate(rate)
+            self._set_learning_rate(parts, rate)
         with self._changed:
             self._seat_workers(parts, self.crew.living())
         self.journal.begin(Outcome("running"))
         return parts
 
-    def _assemble(self, addresses: list[str]) -> Parts:
+    def _assemble(self) -> Parts:
         site = self._site
         merger = merger_of(self.manifest, site.artifacts)
-        shards = connect_shards(addresses, self.manifest, self._token, ca_file=site.shard_ca_file)
-        coordinator = Coordinator(self._paced_spec(), policy_of(self.spec), site.clock, merger)
+        shards = self._connect()
+        if self.ring is not None and self.spec.cluster.elastic:
+            deadline_s = self.spec.cluster.elastic_timeout_s + SUCCEED_S
+            self._succession = Succession(
+                self.ring, self.crew, site.pool, self._changed, self._connect, deadline_s, first=shards
+            )
+            shards = self._succession.shard
+        sizes = self.groups.sizes if self.groups is not None else None
+        coordinator = Coordinator(self._paced_spec(), policy_of(self.spec), site.clock, merger, sizes)
         return Parts(shards, StateComposer(shards, merger, site.artifacts), coordinator)
+
+    def _connect(self) -> ShardControl:
+        addresses = [seat.address for seat in self.crew.shards]
+        return connect_shards(addresses, self.manifest, self._token, ca_file=self._site.shard_ca_file)
 
     def _paced_spec(self) -> JobSpec:
         """The job as its coordinator sees it: every epoch waits for this run, and only who is there is waited for."""
-        spec = seen_by_coordinator(self.spec)
-        cluster = spec.cluster.model_copy(update={"workers": max(1, len(self.crew.living()))})
+        count = max(1, len(self.crew.living()))
+        spec = seen_by_coordinator(self.spec, count)
+        cluster = spec.cluster.model_copy(update={"workers": count})
         return spec.model_copy(update={"attended": True, "cluster": cluster})
 
-    def _await_shards(self) -> list[str]:
-        deadline = self._clock.now() + SHARD_START_S
+    def _await_shards(self) -> None:
+        self._wait_for(lambda: [seat.name for seat in self.crew.shards if not seat.address])
+
+    def _wait_for(self, missing: Callable[[], list[str]]) -> None:
+        """Wait, holding the job's lock between looks, until nobody is missing.
+
+        Raises:
+            JobFailed: it takes too long.
+        """
+        deadline = self._clock.now() + START_S
         stall = StallWatch(self._clock.now(), STALL_AFTER_S)
-        while waiting := [seat.name for seat in self.crew.shards if not seat.address]:
+        while waiting := missing():
             self._ending.check()
             now = self._clock.now()
             if now >= deadline:
-                names = ", ".join(waiting)
-                raise JobFailed(f"{names} did not begin to serve within {SHARD_START_S:.0f} s; see its log.")
+                raise JobFailed(f"{', '.join(waiting)} did not come up within {START_S:.0f} s; see its log.")
             if (since := stall.stalled_s(now)) is not None:
                 self.journal.stalled(waiting, since)
-            self._changed.wait(TICK_S)
-        return [seat.address for seat in self.crew.shards]
+            self._changed.wait(LOOK_S)
 
     def _seat_workers(self, parts: Parts, seats: list[Seat]) -> None:
         here = self.crew.count_here()
         for seat in seats:
             parts.coordinator.joined(seat.name, seat.index, seat.details)
-            self.crew.start_worker(seat, here)
+            seat.admitted = True
+            if not seat.started:
+                self.crew.start_worker(seat, here)
 
     def _train(self, parts: Parts) -> None:
         """Carry out effects until training is done."""
@@ -159,6 +189,8 @@ class JobRun(JobDesk):
 
     def _tick(self, parts: Parts, now: float) -> None:
         self._attend(now)
+        if self.ring is not None:
+            self.journal.ring_news(*self.ring.news())
         if parts.coordinator.phase != "ended":
             self._replace_lost(parts, now)
         parts.coordinator.tick()
@@ -176,7 +208,11 @@ class JobRun(JobDesk):
             coordinator.stop_training()
         if coordinator.phase == "hold" and self._wishes.permits(coordinator.epoch):
             # One epoch at a time: its end is carried out before the next one may begin.
-            coordinator.proceed(coordinator.epoch)
+            if self._succession is None:
+                coordinator.proceed(coordinator.epoch)
+            elif ranks := self.crew.ranks:  # an elastic ring says how many there are
+                coordinator.plan_with(seen_by_coordinator(self.spec, ranks=ranks))
+                coordinator.proceed(coordinator.epoch)
         effects = coordinator.drain()
         if effects:
             self._changed.notify_all()
@@ -208,7 +244,12 @@ class JobRun(JobDesk):
         self.journal.tell("warning", f"{gone}; training goes on without its callbacks.")
 
     def _replace_lost(self, parts: Parts, now: float) -> None:
-        """Free slots take the place of workers that are gone or never came."""
+        """Free slots take the place of workers that are gone or never came; groups are not replaced."""
+        if self.groups is not None:
+            self.groups.tell_losses()
+            if reason := self.groups.all_gone():
+                parts.coordinator.fail(reason)
+            return
         missing = slots_of(self.spec) - len(self.crew.living())
         if missing > 0:
             self._seat_workers(parts, self.crew.recruit_workers(missing))
@@ -237,11 +278,24 @@ class JobRun(JobDesk):
                     self.crew.dismiss(self.crew.workers[worker])
             case ins.EpochDone():
                 self._keep_checkpoint(parts)
+                self._review_groups(parts)
             case ins.Failed(reason):
                 raise JobFailed(reason)
             case ins.TrainingDone():
                 return True
         return False
+
+    def _review_groups(self, parts: Parts) -> None:
+        """Between two epochs groups may be formed anew."""
+        epochs = self.spec.fit.epochs - parts.coordinator.epoch
+        if self.groups is None or parts.coordinator.phase != "hold" or epochs <= 0:
+            return
+        coordinator = parts.coordinator
+        with self._changed:
+            if seats := self.groups.review(self._wait_for, coordinator.epoch_s * epochs, coordinator.retire_all):
+                coordinator.expect(len(seats))
+                self._seat_workers(parts, seats)
+                self._changed.notify_all()
 
     def _keep_checkpoint(self, parts: Parts) -> None:
         """Write the epoch's state down, before the next one may begin."""
@@ -256,5 +310,9 @@ class JobRun(JobDesk):
 
     def _statistics(self, shards: Any = ()) -> dict[str, dict[str, Any]]:
         with self._changed:
-            rows = {name: {**seat.details, **seat.report} for name, seat in self.crew.workers.items()}
+            speeds = self._parts.coordinator.speeds() if self._parts else {}
+            rows = {
+                name: {**seat.details, **seat.report, **speeds.get(name, {})}
+                for name, seat in self.crew.workers.items()
+            }
         return merge_statistics(rows, shards)

@@ -10,13 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nfdt.coordinator.need import Need
 from nfdt.coordinator.outcome import outcome_of
 from nfdt.coordinator.progress import StallWatch
-from nfdt.coordinator.ring_view import is_ring, slots_of
+from nfdt.coordinator.ring_view import is_grouped, is_ring, refuse_reach, slots_of
 from nfdt.coordinator.run import STALL_AFTER_S, JobRun
 from nfdt.coordinator.site import Site
 from nfdt.core.arrays import ParameterLayout
-from nfdt.core.errors import JobFailed, NfdtError, PolicyRefused, UsageError, VersionMismatch
+from nfdt.core.errors import JobFailed, NfdtError, UsageError, VersionMismatch
+from nfdt.core.groups import check_groups
 from nfdt.core.jobs.admission import version_conflict
 from nfdt.core.jobs.feed import FeedQueue
 from nfdt.core.jobs.lifecycle import is_terminal
@@ -40,20 +42,6 @@ class _Waiting:
     shards: int
     stall: StallWatch
     short_since: float | None = None
-
-
-@dataclass(frozen=True)
-class _Need:
-    """Slots: wanted, attending, free."""
-
-    role: str
-    wanted: int
-    attending: int
-    free: int
-
-    @property
-    def met(self) -> bool:
-        return self.free >= self.wanted
 
 
 class Scheduler:
@@ -93,10 +81,11 @@ class Scheduler:
         """Refuse a program that no shards could hold."""
         try:
             ParameterLayout.from_json(manifest["layout"])
-            if is_ring(spec):
+            if is_ring(spec) or is_grouped(spec):
                 self._admit_ring(spec)
-            else:
+            if not is_ring(spec):
                 count_shards(manifest, spec.cluster.shards)
+            check_groups(spec.algorithm, spec.cluster)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, NfdtError):
                 raise
@@ -105,18 +94,16 @@ class Scheduler:
     def _admit_ring(self, spec: JobSpec) -> None:
         rings, cluster = self._site.rings, spec.cluster
         if rings is None:
-            raise UsageError("This server starts no allreduce rings: it was started without slots of its own.")
+            raise UsageError("This server starts no Horovod rings: it was started without slots of its own.")
         if importlib.util.find_spec("horovod") is None:
             raise UsageError(
                 f"algorithm={spec.algorithm.name!r}: expected Horovod on the server's machine. Received: none. "
                 "Run scripts/install-horovod there."
             )
-        if not self._site.takes_hosts and (cluster.hosts or cluster.hostfile or cluster.launcher == "world"):
-            raise PolicyRefused(
-                "A shared server logs in nowhere on a job's behalf. Expected: a job without hosts, hostfile or "
-                "launcher='world'. Run the script without server=, or start it with mpirun."
-            )
-        rings.check(RingShape.of(cluster))
+        shape = RingShape.of(cluster)
+        if not self._site.takes_hosts:
+            refuse_reach(shape)
+        rings.check(shape)
 
     def submitted(self, job_id: str) -> None:
         """Queue a job."""
@@ -235,10 +222,11 @@ class Scheduler:
             JobFailed: time is up and there is nobody.
         """
         run, now = waiting.run, self._site.clock.now()
+        run.crew.dismiss_strangers()
         self._launch(waiting)
         pool, ring = self._site.pool, run.crew.ring
-        shards = _Need("shard", waiting.shards, *pool.attending("shard", ring=ring))
-        workers = _Need("worker", slots_of(run.spec), *pool.attending("worker", run.crew.accepts, ring))
+        shards = Need("shard", waiting.shards, *pool.attending("shard", ring=ring))
+        workers = Need("worker", slots_of(run.spec), *pool.attending("worker", run.crew.accepts, ring))
         short = [need for need in (shards, workers) if need.attending < need.wanted]
         waiting.short_since = None if not short else waiting.short_since or now
         late = waiting.short_since is not None and now - waiting.short_since >= run.spec.start_timeout_s
@@ -261,15 +249,17 @@ class Scheduler:
         if is_ring(waiting.run.spec):
             waiting.run.claim_ring()
             return
+        if waiting.run.groups is not None:
+            waiting.run.groups.start()
         launcher = self._site.launcher
         if launcher is None:
             return
         attending, free = self._site.pool.attending("shard")
         launcher.ensure("shard", max(0, attending - free) + waiting.shards)
-        if self._site.launches_workers:
+        if self._site.launches_workers and waiting.run.groups is None:
             launcher.ensure("worker", waiting.run.spec.cluster.workers)
 
-    def _give_up(self, run: JobRun, short: list[_Need], late: bool) -> None:
+    def _give_up(self, run: JobRun, short: list[Need], late: bool) -> None:
         if run.ring is not None:
             if late:
                 raise JobFailed(
@@ -289,7 +279,7 @@ class Scheduler:
                     f"the job wants {need.wanted}. Add some with `nfdt worker --server HOST:PORT --slots N`."
                 )
 
-    def _check_versions(self, run: JobRun, need: _Need) -> None:
+    def _check_versions(self, run: JobRun, need: Need) -> None:
         if need.role != "worker":
             return
         for versions in self._site.pool.census().versions:

@@ -116,6 +116,7 @@ class SlotPool:
         listener: Listener,
         *,
         session: str = "",
+        code: bool = False,
         accepts: Callable[[Slot], bool] = lambda slot: True,
         ring: str = "",
     ) -> list[Slot]:
@@ -126,20 +127,27 @@ class SlotPool:
             count: How many at most.
             job_id: The job they will work for.
             listener: Told what they say, and when they are lost; called without any lock held.
-            session: Client session of a job that carries code, "" for a job without: a slot that has
-                run code of one session never serves another.
+            session: The job's client session: a slot that has run code of one session never serves another.
+            code: Whether the job carries code.
             accepts: Whether the job can use a slot.
             ring: The allreduce ring whose slots are wanted; "" for slots of none.
         """
         with self._changed:
+            if count > 0:
+                self.dismiss_strangers(role, session, ring)
             free = [s for s in self._of(role, ring) if s.job_id is None]
-            for slot in free:
-                if slot.session and slot.session != session and count > 0:
-                    self._dismiss(slot)
-            fit = [s for s in free if not s.dismissed and accepts(s)][: max(count, 0)]
+            fit = [s for s in free if accepts(s)][: max(count, 0)]
             for slot in fit:
-                slot.job_id, slot.listener, slot.session = job_id, listener, slot.session or session
+                slot.job_id, slot.listener = job_id, listener
+                slot.session = session if code else slot.session
             return fit
+
+    def dismiss_strangers(self, role: Role, session: str, ring: str = "") -> None:
+        """End the free slots that have run code of another session than this one: they can serve no job of it."""
+        with self._changed:
+            for slot in self._of(role, ring):
+                if slot.job_id is None and slot.session not in ("", session):
+                    self._dismiss(slot)
 
     def _of(self, role: Role, ring: str) -> list[Slot]:
         return [s for s in self._slots if s.hello.role == role and s.hello.ring == ring and not s.dismissed]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,6 +21,32 @@ _LAUNCHERS: tuple[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]],
     ("SLURM_PROCID", ("SLURM_NTASKS", "SLURM_NPROCS"), ("SLURM_LOCALID",), ("SLURM_JOB_ID",)),
     ("PMIX_RANK", ("PMIX_SIZE", "SLURM_NTASKS"), ("PMIX_LOCAL_RANK",), ("PMIX_NAMESPACE",)),
 )
+
+
+# Names of this machine that a launcher need not log in to.
+LOCAL_NAMES = ("localhost", "127.0.0.1")
+
+
+def local_names(count: int) -> list[str]:
+    """As many different names of the loopback address: 127.0.0.1, 127.0.0.01, 127.0.0.001, ..."""
+    return [f"127.0.0.{'0' * i}1" for i in range(count)]
+
+
+def one_name_per_slot(host_slots: Mapping[str, int]) -> dict[str, int]:
+    """Hosts and slots with this machine's slots spread over as many names, in order.
+
+    Args:
+        host_slots: As Horovod's discovery gives them, by host.
+    """
+    local = sum(slots for host, slots in host_slots.items() if host in LOCAL_NAMES)
+    others = {host: slots for host, slots in host_slots.items() if host not in LOCAL_NAMES}
+    return {**dict.fromkeys(local_names(local), 1), **others}
+
+
+def slot_of(name: str) -> int | None:
+    """Which of :func:`local_names` this is; None for other names."""
+    found = re.fullmatch(r"127\.0\.0\.(0*)1", name)
+    return len(found.group(1)) if found else None
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 AXES: dict[str, tuple[str, ...]] = {
-    "topology": ("flat", "ring"),
+    "topology": ("flat", "ring", "groups"),
     "consistency": ("bsp", "free", "ssp", "softsync"),
     "update_rule": ("plain", "staleness-scaled", "dc", "dc-a", "dc-k", "ddc"),
-    "batch": ("fixed",),
-    "tasks": ("static", "dynamic"),
-    "codec": ("identity",),
+    "batch": ("fixed", "dbs"),
+    "tasks": ("static", "proportional", "dynamic", "finish-together"),
+    "codec": ("identity", "bf16", "fp16", "int8", "int4", "top-k", "adaptive"),
 }
 
 _FLAT: dict[str, Any] = {
@@ -23,6 +23,8 @@ _FLAT: dict[str, Any] = {
     "codec": "identity",
 }
 
+_HPS: dict[str, Any] = {**_FLAT, "tasks": "finish-together", "overlap": 1, "codec": "adaptive"}
+
 PRESETS: dict[str, dict[str, Any]] = {
     "bsp": {**_FLAT, "consistency": "bsp", "tasks": "static"},
     "ssp": {**_FLAT, "consistency": "ssp"},
@@ -32,10 +34,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     "dc-asgd-a": {**_FLAT, "update_rule": "dc-a"},
     "dc-asgd-k": {**_FLAT, "update_rule": "dc-k"},
     "ddc-asgd": {**_FLAT, "update_rule": "ddc"},
+    "dbs-sgd": {**_FLAT, "batch": "dbs"},
+    "h-ps": {**_HPS},
+    "auto": {**_HPS, "update_rule": "ddc", "batch": "dbs"},
+    "group-sync": {**_FLAT, "topology": "groups", "update_rule": "ddc", "batch": "dbs", "tasks": "proportional"},
     "allreduce": {**_FLAT, "topology": "ring", "consistency": "bsp", "tasks": "static"},
 }
 
 DEFAULT_PRESET = "ddc-asgd"
-
-# Rows of the design whose parts are not all built yet: asked for, they get an answer of their own.
-PLANNED: tuple[str, ...] = ("dbs-sgd", "h-ps", "group-sync", "auto")

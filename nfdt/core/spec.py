@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from nfdt.core.algorithm import AlgorithmSpec
+from nfdt.core.emulation import Emulation
 from nfdt.core.errors import UsageError
-from nfdt.core.presets import AXES, DEFAULT_PRESET, PLANNED, PRESETS
+from nfdt.core.presets import DEFAULT_PRESET, PRESETS
+from nfdt.core.ring_options import RingElastic, RingTuning
 
 MAX_WORKERS = 4096
 MAX_SHARDS = 256
@@ -18,55 +21,7 @@ class _Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-def _one_of(axis: str, value: str) -> str:
-    if value not in AXES[axis]:
-        raise ValueError(f"expected one of {', '.join(AXES[axis])}")
-    return value
-
-
-class AlgorithmSpec(_Spec):
-    """One choice on every axis, plus the numbers the parts take. Build it with :func:`resolve_algorithm`."""
-
-    name: str
-    topology: str = "flat"
-    consistency: str = "free"
-    update_rule: str = "ddc"
-    batch: str = "fixed"
-    tasks: str = "dynamic"
-    overlap: int = Field(0, ge=0, le=0)
-    codec: str = "identity"
-    staleness_bound: int = Field(3, ge=0, description="ssp: how many steps a worker may be ahead of the slowest")
-    softsync_n: int = Field(1, ge=1, description="n-softsync: the n of floor(M / n) gradients per update")
-    dc_lambda: float | None = Field(
-        None, ge=0, description="compensation strength; None: 0.04 (dc), 2 (dc-a, dc-k), 30 (ddc)"
-    )
-    dc_clip: float = Field(1.0, gt=0, description="ddc: the compensation is at most this many times the gradient")
-    gap: float | None = Field(
-        None, ge=0, description="ddc: how strongly drift lowers the trust in a gradient; None: 0.5 (SGD), 1 (others)"
-    )
-    scale_lr: Literal["linear", "sqrt"] | None = Field(
-        None, description="allreduce: multiply the learning rate by the number of ranks, or its square root"
-    )
-    warmup_epochs: float = Field(0.0, ge=0, description="allreduce: epochs over which scale_lr rises from 1")
-    dc_decay: float = Field(0.95, ge=0, lt=1, description="dc-a, dc-k, ddc: decay of the mean square of the gradients")
-
-    @field_validator("topology", "consistency", "update_rule", "batch", "tasks", "codec")
-    @classmethod
-    def _known_choice(cls, value: str, info: Any) -> str:
-        return _one_of(info.field_name, value)
-
-
-class Emulation(_Spec):
-    """Make one machine behave like several unequal ones. Empty: no emulation."""
-
-    slowdown: tuple[float, ...] = Field((), description="worker i computes slowdown[i] times slower")
-    step_ms: tuple[float, ...] = Field((), description="worker i takes at least step_ms[i] per step")
-    fail: str | None = Field(
-        None, pattern=r"^\d+@\d+(,\d+@\d+)*$", description="'2@30': worker 2 is killed at its step 30"
-    )
-
-
-class ClusterSpec(_Spec):
+class ClusterSpec(RingTuning, RingElastic):
     """How many workers and shards a job gets."""
 
     workers: int = Field(2, ge=1, le=MAX_WORKERS)
@@ -81,6 +36,13 @@ class ClusterSpec(_Spec):
     )
     hostfile: str | None = Field(None, pattern=r"^[^-]", description="allreduce: a file that the launcher reads")
     emulate: Emulation = Emulation()
+
+    @model_validator(mode="after")
+    def _in_between(self) -> Self:
+        least, most = self.min_workers or 1, self.max_workers or self.workers
+        if self.elastic and not least <= self.workers <= most:
+            raise ValueError(f"workers: expected min_workers={least} <= workers <= max_workers={most}")
+        return self
 
 
 class FitSpec(_Spec):
@@ -111,6 +73,21 @@ class DataSpec(_Spec):
     batches: int | None = Field(None, ge=1, description="batches per epoch of a stream, where it is known")
 
 
+def check_batch_bounds(algorithm: AlgorithmSpec, batch_size: int) -> None:
+    """Raise UsageError unless batches of ``batch_size`` per worker can be kept within the bounds of ``dbs``."""
+    least, most, unit = algorithm.batch_min, algorithm.batch_max, algorithm.batch_multiple
+    if not least <= batch_size <= (most or batch_size):
+        raise UsageError(
+            f"batch='dbs': expected batch_size between batch_min={least} and batch_max={most}, because it is the mean "
+            f"of all workers' batches. Received: batch_size={batch_size}."
+        )
+    if any(value % unit for value in (batch_size, most or unit, least if least > 1 else unit)):
+        raise UsageError(
+            f"batch='dbs': expected batch_size, batch_min and batch_max to be multiples of batch_multiple={unit}. "
+            f"Received: batch_size={batch_size}, batch_min={least}, batch_max={most}."
+        )
+
+
 class JobSpec(_Spec):
     """Everything a job server needs to train; arrays and program are artifacts named by their sha256."""
 
@@ -128,6 +105,25 @@ class JobSpec(_Spec):
     step_timeout_s: float = Field(600.0, gt=0, description="a worker silent this long is given up")
     start_timeout_s: float = Field(120.0, gt=0, description="how long to wait for the asked number of workers")
 
+    @field_validator("fit")
+    @classmethod
+    def _batch_within_bounds(cls, fit: FitSpec, info: Any) -> FitSpec:
+        algorithm = info.data.get("algorithm")
+        if algorithm is not None and algorithm.batch == "dbs":
+            check_batch_bounds(algorithm, fit.batch_size)
+        return fit
+
+    def batch_share(self, samples: int) -> float:
+        """What part of a full local batch this many samples are; a batch that the client feeds is always full."""
+        return samples / self.fit.batch_size if self.train.kind == "arrays" else 1.0
+
+    def rate_of(self, samples: int) -> float:
+        """What the learning rate is multiplied by for a gradient of this many samples.
+
+        With ``dbs`` every sample weighs the same: b / b0, which is M * b_i / sum(b) as the sizes sum up to M * b0.
+        """
+        return self.batch_share(samples) if self.algorithm.batch == "dbs" else 1.0
+
 
 CLUSTER_OPTIONS = tuple(k for k in ClusterSpec.model_fields if k != "emulate")
 _ALGORITHM_OPTIONS = tuple(k for k in AlgorithmSpec.model_fields if k != "name")
@@ -139,7 +135,8 @@ def _explain(error: ValidationError, received: Mapping[str, Any]) -> str:
     for item in error.errors():
         where = ".".join(str(p) for p in item["loc"])
         reason = item["msg"].removeprefix("Value error, ")
-        parts.append(f"{where}: {reason}. Received: {item.get('input', received)!r}.")
+        place = f"{where}: " if where else ""
+        parts.append(f"{place}{reason}. Received: {item.get('input', received)!r}.")
     return " ".join(parts)
 
 
@@ -157,8 +154,6 @@ def resolve_algorithm(name: str | None = None, **overrides: Any) -> AlgorithmSpe
         UsageError: unknown preset, unknown option or bad value; the message names the valid ones.
     """
     name = name or DEFAULT_PRESET
-    if name in PLANNED:
-        raise UsageError(f"algorithm={name!r} is not available yet. Expected one of: {', '.join(PRESETS)}.")
     if name not in PRESETS:
         raise UsageError(f"Unknown algorithm {name!r}. Expected one of: {', '.join(PRESETS)}.")
     check_names(overrides, _ALGORITHM_OPTIONS)

@@ -15,12 +15,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nfdt.core.errors import JobFailed
 from nfdt.launch.ring_command import RingShape, Surroundings, choose_launcher, ring_command, ring_environment, shown
+from nfdt.launch.ring_log import RingNews, Stall
+from nfdt.launch.timeline import finish_timeline, timelines
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +30,7 @@ TAIL_LINES = 30
 QUIT_S = 4.0  # how long ranks that were dismissed may take to leave their world
 TERMINATE_S = 5.0
 END_S = 8.0  # how long a ring that has lost a rank may take to end
+ENDED = ""  # job of a ring that is about to end
 _NOISE = re.compile(r"^\s*(-{10,}|)\s*$")
 
 
@@ -54,6 +57,14 @@ class Ring:
     directory: Path
     process: subprocess.Popen[bytes]
     job_id: str | None = None
+    _news: RingNews = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._news = RingNews(self.log)
+
+    def news(self) -> tuple[list[Stall], list[str]]:
+        """What Horovod has warned of and what the ring has said since the last call."""
+        return self._news.read()
 
     @property
     def failure(self) -> str | None:
@@ -98,6 +109,7 @@ class RingLauncher:
         token: The slots' token; rank 0 reads it from a file of mode 0600.
         keeps: Whether a ring whose job has ended waits for the next one (a server of one script), or is ended.
         command: argv of a rank; tests give another one.
+        shard_ca_file: PEM certificates that leaders of groups trust, where shards speak TLS.
     """
 
     def __init__(
@@ -109,9 +121,10 @@ class RingLauncher:
         keeps: bool,
         command: Sequence[str] = (sys.executable, "-P", "-m", "hfdt.rank"),
         look: Callable[[], Surroundings] = surroundings,
+        shard_ca_file: str | None = None,
     ) -> None:
         self._directory, self._server, self._token, self._keeps = directory, server, token, keeps
-        self._command, self._look = tuple(command), look
+        self._command, self._look, self._shard_ca_file = tuple(command), look, shard_ca_file
         self._lock = threading.Lock()
         self._rings: list[Ring] = []
         self._worlds = 0
@@ -126,9 +139,9 @@ class RingLauncher:
         choose_launcher(shape, self._look())
 
     def claim(self, job_id: str, shape: RingShape) -> Ring:
-        """The job's ring: the one it has, a free one of this shape, or a new one that comes up in the background."""
+        """The job's ring of this shape: the one it has, a free one, or a new one that comes up in the background."""
         with self._lock:
-            own = next((ring for ring in self._rings if ring.job_id == job_id), None)
+            own = next((ring for ring in self._rings if ring.job_id == job_id and ring.shape == shape), None)
             if own is not None:
                 return own
             for ring in self._rings:
@@ -142,25 +155,36 @@ class RingLauncher:
     def release(self, job_id: str, *, usable: bool) -> None:
         """The job has ended; ``usable``: its ranks can do another one."""
         with self._lock:
-            ring = next((ring for ring in self._rings if ring.job_id == job_id), None)
-            if ring is None:
-                return
-            ring.job_id = None
-            keep = self._keeps and usable and ring.process.poll() is None
-            if not keep:
-                self._rings.remove(ring)
-        if not keep:
-            _end([ring])
+            rings = [ring for ring in self._rings if ring.job_id == job_id]
+            for ring in rings:
+                ring.job_id = None
+            ended = [ring for ring in rings if not (self._keeps and usable and ring.process.poll() is None)]
+            self._rings = [ring for ring in self._rings if ring not in ended]
+        _end(ended)
+
+    def end(self, rings: Sequence[Ring]) -> None:
+        """End these rings of a job in the background; their slots have been dismissed: they can leave in order."""
+        with self._lock:
+            for ring in rings:
+                ring.job_id = ENDED
+        threading.Thread(target=self._end_and_forget, args=(list(rings),), name="ending-rings", daemon=True).start()
+
+    def _group_options(self, shape: RingShape) -> list[str]:
+        if not shape.members:
+            return []
+        options = ["--members", ",".join(map(str, shape.members)), "--neighbours", str(shape.neighbours)]
+        return [*options, "--ca-file", self._shard_ca_file] if self._shard_ca_file else options
+
+    def _end_and_forget(self, rings: list[Ring]) -> None:
+        _end_soon(rings)
+        with self._lock:
+            self._rings = [ring for ring in self._rings if ring not in rings]
 
     def stop(self) -> None:
         """End all rings; their slots have been dismissed, so that those without a job end by themselves."""
         with self._lock:
             rings, self._rings = self._rings, []
-        deadline = time.monotonic() + QUIT_S
-        for ring in rings:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                ring.process.wait(max(0.0, deadline - time.monotonic()))
-        _end(rings)
+        _end_soon(rings)
 
     def _start(self, shape: RingShape, job_id: str | None) -> Ring:
         name = f"ring-{secrets.token_hex(4)}"
@@ -168,12 +192,14 @@ class RingLauncher:
         directory.mkdir(parents=True, mode=0o700)
         with os.fdopen(os.open(directory / "token", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(self._token)
-        program = [*self._command, "--server", self._server, "--ring", str(directory)]
+        program = [*self._command, "--server", self._server, "--ring", str(directory), *self._group_options(shape)]
         command = ring_command(shape, program, self._look())
         with (directory / "log").open("wb") as log:
             process = subprocess.Popen(
                 command,
-                env=ring_environment(os.environ, in_world=shape.launcher == "world"),
+                env=ring_environment(
+                    os.environ, variables=shape.tuning.variables(), in_world=shape.launcher == "world"
+                ),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -184,6 +210,15 @@ class RingLauncher:
         self._rings.append(ring)
         self._worlds += shape.launcher == "world"
         return ring
+
+
+def _end_soon(rings: Sequence[Ring]) -> None:
+    """Give ranks that were dismissed some time to leave, then end them."""
+    deadline = time.monotonic() + QUIT_S
+    for ring in rings:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            ring.process.wait(max(0.0, deadline - time.monotonic()))
+    _end(rings)
 
 
 def _end(rings: Sequence[Ring]) -> None:
@@ -199,3 +234,6 @@ def _end(rings: Sequence[Ring]) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(ring.process.pid, signal.SIGKILL)
             ring.process.wait()
+    for named in {ring.shape.tuning.timeline for ring in rings}:
+        for path in timelines(Path(named)) if named else ():
+            finish_timeline(path)

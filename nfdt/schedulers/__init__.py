@@ -1,21 +1,36 @@
 """Who gets which samples: pure, no clock, no thread."""
 
 from nfdt.core.order import order_crc, sample_order
+from nfdt.schedulers.batch_size import BatchSizes, Bounds
+from nfdt.schedulers.cutting import CutTasks
+from nfdt.schedulers.finish_together import Runner, steps_to_share
 from nfdt.schedulers.leases import LeaseBook
+from nfdt.schedulers.proportions import equal_time_split, largest_remainder, proportional_split, water_fill
 from nfdt.schedulers.sources import FedTasks, PlannedTasks, TaskSource
 from nfdt.schedulers.tasks import Position, Task, TaskPlan
-from nfdt.schedulers.throughput import TaskSeconds, lease_size
+from nfdt.schedulers.throughput import Speeds, StepTime, Throughput, lease_size
 
 __all__ = [
+    "BatchSizes",
+    "Bounds",
+    "CutTasks",
     "FedTasks",
     "LeaseBook",
     "PlannedTasks",
     "Position",
+    "Runner",
+    "Speeds",
+    "StepTime",
     "Task",
     "TaskPlan",
-    "TaskSeconds",
     "TaskSource",
+    "Throughput",
+    "equal_time_split",
+    "largest_remainder",
     "lease_size",
     "order_crc",
+    "proportional_split",
     "sample_order",
+    "steps_to_share",
+    "water_fill",
 ]

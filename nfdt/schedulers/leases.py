@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection, Mapping
 
 from nfdt.schedulers.sources import TaskSource
 from nfdt.schedulers.tasks import Task
@@ -12,15 +13,21 @@ class LeaseBook:
     """The state of one epoch's tasks: not handed out, leased, finished.
 
     A task is leased to one worker at a time; only that worker can finish it. :meth:`lose` puts a lost
-    worker's tasks in front of all others. With ``rounds``, round r + 1 is handed out only after every
-    part of round r is finished, whoever did it.
+    worker's tasks in front of all others, :meth:`give_back` those it has not begun.
+
+    Args:
+        source: Where tasks come from.
+        rounds: Round r + 1 is handed out only after every part of round r is finished, whoever did it; a round is a
+            step.
+        step_samples: So many samples are a step of the epoch; None: each task (or round) is one.
     """
 
-    def __init__(self, source: TaskSource, *, rounds: bool = False) -> None:
-        self.steps_finished = 0
+    def __init__(self, source: TaskSource, *, rounds: bool = False, step_samples: int | None = None) -> None:
         self.samples_finished = 0
+        self._finished = 0  # tasks, or rounds
         self._source = source
         self._rounds = rounds
+        self._step_samples = step_samples
         self._ready: deque[Task] = deque()  # taken from the source, not leased: returned or parts of the open round
         self._held: dict[str, dict[int, Task]] = {}
         self._round_begun = False
@@ -39,9 +46,9 @@ class LeaseBook:
             self._held.setdefault(worker, {}).update((t.task, t) for t in tasks)
         return tuple(tasks)
 
-    def held(self, worker: str) -> tuple[Task, ...]:
-        """The tasks the worker holds."""
-        return tuple(self._held.get(worker, {}).values())
+    def held(self, worker: str, *, begun: Collection[int] = ()) -> tuple[Task, ...]:
+        """The tasks the worker holds, without those of these numbers."""
+        return tuple(task for number, task in self._held.get(worker, {}).items() if number not in begun)
 
     def holders(self) -> tuple[str, ...]:
         """The workers that hold tasks."""
@@ -54,16 +61,26 @@ class LeaseBook:
             return None
         self.samples_finished += done.samples
         if not self._rounds or not self._in_flight:
-            self.steps_finished += 1
+            self._finished += 1
             self._round_begun = False
         return done
 
+    def divide(self, weights: Mapping[str, float]) -> None:
+        """Reserve what has not been handed out for these workers, in proportion."""
+        self._source.divide(weights)
+
+    def give_back(self, worker: str, *, begun: Collection[int] = ()) -> int:
+        """The worker has stopped before it began the tasks it holds, but these: they go back. Returns how many."""
+        held = self._held.pop(worker, {})
+        tasks = [task for number, task in held.items() if number not in begun]
+        self._held[worker] = {number: task for number, task in held.items() if number in begun}
+        self._ready.extendleft(reversed(tasks))
+        return len(tasks)
+
     def lose(self, worker: str) -> int:
         """The worker is gone: its tasks go back. Returns how many; a second call returns 0."""
-        tasks = self._held.pop(worker, {})
-        self._ready.extendleft(reversed(tasks.values()))
         self._source.release(worker)
-        return len(tasks)
+        return self.give_back(worker)
 
     def stop(self) -> None:
         """Drop what has not been leased; a round that somebody has begun is still completed."""
@@ -79,6 +96,14 @@ class LeaseBook:
     def exhausted(self, worker: str) -> bool:
         """Whether nothing is left for the worker, unless somebody else is lost."""
         return not self._ready and self._source.exhausted(worker)
+
+    @property
+    def steps_finished(self) -> int:
+        """Steps of the epoch that are finished; a short last one counts once everything is done."""
+        if self._step_samples is None:
+            return self._finished
+        whole, rest = divmod(self.samples_finished, self._step_samples)
+        return whole + bool(rest and self.done)
 
     @property
     def remaining(self) -> int:

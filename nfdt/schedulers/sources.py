@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
+from nfdt.schedulers.ranges import Ranges
 from nfdt.schedulers.tasks import Position, Task, TaskPlan
 
 
@@ -19,6 +20,10 @@ class TaskSource(Protocol):
 
     def take_round(self) -> list[Task]:
         """All parts of the next round; empty when it is not there (yet)."""
+        ...
+
+    def divide(self, weights: Mapping[str, float]) -> None:
+        """Reserve what nobody holds for these workers, in proportion."""
         ...
 
     def release(self, worker: str) -> None:
@@ -49,33 +54,19 @@ class TaskSource(Protocol):
 
 
 class PlannedTasks:
-    """The rounds of a plan: one pool for all (dynamic), or a contiguous share per worker (static).
+    """The rounds of a plan, from a :class:`Ranges` of their indices."""
 
-    A share whose worker is gone falls into the pool, from which everybody takes once its own share is
-    empty; so does a worker that came too late for a share.
-    """
-
-    def __init__(self, plan: TaskPlan, shares: Sequence[str] = ()) -> None:
+    def __init__(self, plan: TaskPlan) -> None:
         self._plan = plan
-        steps = len(plan)
-        borders = [steps * i // len(shares) for i in range(len(shares) + 1)] if shares else [0]
-        self._shares = {w: range(a, b) for w, a, b in zip(shares, borders, borders[1:], strict=False)}
-        self._pool = deque([] if shares else [range(steps)])
+        self._rounds = Ranges(range(len(plan)))
+
+    def divide(self, weights: Mapping[str, float]) -> None:
+        """Contiguous shares of the rounds."""
+        self._rounds.divide(weights)
 
     def take(self, worker: str, limit: int) -> list[Task]:
         """Up to ``limit`` tasks of this worker's share, else of the pool."""
-        own = self._shares.get(worker, range(0))
-        if own:
-            self._shares[worker] = own[limit:]
-            taken = own[:limit]
-        elif self._pool:
-            head = self._pool.popleft()
-            taken = head[:limit]
-            if head[limit:]:
-                self._pool.appendleft(head[limit:])
-        else:
-            return []
-        return [task for index in taken for task in self._plan.round(index)]
+        return [task for index in self._rounds.take(worker, limit) for task in self._plan.round(index)]
 
     def take_round(self) -> list[Task]:
         """All parts of the next round."""
@@ -83,18 +74,15 @@ class PlannedTasks:
 
     def release(self, worker: str) -> None:
         """The worker's share falls into the pool."""
-        share = self._shares.pop(worker, range(0))
-        if share:
-            self._pool.append(share)
+        self._rounds.release(worker)
 
     def drop(self) -> None:
         """Forget the pool and all shares."""
-        self._pool.clear()
-        self._shares.clear()
+        self._rounds.drop()
 
     def available(self, worker: str) -> bool:
         """Whether the worker's share or the pool has something."""
-        return bool(self._pool or self._shares.get(worker))
+        return self._rounds.has(worker)
 
     def exhausted(self, worker: str) -> bool:
         """Whether the worker's share and the pool are empty."""
@@ -103,7 +91,7 @@ class PlannedTasks:
     @property
     def remaining(self) -> int:
         """Rounds not handed out."""
-        return sum(map(len, self._pool)) + sum(map(len, self._shares.values()))
+        return len(self._rounds)
 
     @property
     def finished(self) -> bool:
@@ -151,6 +139,9 @@ class FedTasks:
         number = self._round if self._synchronous else 0
         self._round += 1
         return [replace(task, round=number, part=part, parts=len(tasks)) for part, task in enumerate(tasks)]
+
+    def divide(self, weights: Mapping[str, float]) -> None:
+        """Nothing can be reserved of what is not there yet."""
 
     def release(self, worker: str) -> None:
         """Nothing is reserved."""

@@ -64,7 +64,7 @@ class TaskPlan:
     def round(self, index: int) -> tuple[Task, ...]:
         """The tasks of round ``index`` of the epoch, counted from 0."""
         pass_index, start = self._place(index)
-        stop = min(start + self._round_rows, self.samples)
+        stop = min(start + self.round_rows, self.samples)
         starts = range(start, stop, self.batch_size)
         return tuple(
             Task(
@@ -87,12 +87,19 @@ class TaskPlan:
         return Position(pass_index, row, self.begin.task + len(self) * self.parts, self.begin.round + len(self))
 
     @property
-    def _round_rows(self) -> int:
+    def rows(self) -> tuple[int, range]:
+        """The pass of the epoch, and its rows."""
+        pass_index, start = self._place(0)
+        return pass_index, range(start, min(start + len(self) * self.round_rows, self.samples))
+
+    @property
+    def round_rows(self) -> int:
+        """Rows of one round; the last one of a pass may have fewer."""
         return self.batch_size * self.parts
 
     def _rounds_from(self, row: int) -> int:
-        return -(-(self.samples - row) // self._round_rows)
+        return -(-(self.samples - row) // self.round_rows)
 
     def _place(self, index: int) -> tuple[int, int]:
-        row = self.begin.row + index * self._round_rows
+        row = self.begin.row + index * self.round_rows
         return (self.begin.pass_index, row) if row < self.samples else (self.begin.pass_index + 1, 0)

@@ -1,35 +1,182 @@
-"""How long a task takes, as far as anybody has measured."""
+"""How fast each worker is: seconds per step as a line t(b) = alpha + beta * b, fitted to its last steps."""
 
 from __future__ import annotations
 
-KEEP = 0.7
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import median, quantiles
+
+WARM_UP = 3  # first steps trace and compile: they are dropped
+WINDOW = 16
+LEAST = 3  # steps before anything is said
+VARIED = 1.08  # batch sizes this far apart tell alpha from beta
+CHANGE = 1.15  # so far off, so many times running, on the same side: the speed has changed
+CHANGE_RUN = 5
+STUMBLE = 2.0
+
+Pair = tuple[int, float]
 
 
-class TaskSeconds:
-    """Exponential mean (decay 0.7) of seconds per task, one per worker.
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one step of b samples, ``alpha_s + beta_s * b``, with ``alpha_s >= 0`` and ``beta_s > 0``."""
 
-    A worker's first measurement is dropped: its first step traces and compiles.
+    alpha_s: float
+    beta_s: float
+
+    def seconds(self, samples: float) -> float:
+        """Of one step of this many samples."""
+        return self.alpha_s + self.beta_s * samples
+
+    def samples_per_s(self, samples: float) -> float:
+        """Throughput with steps of this many samples."""
+        return samples / self.seconds(samples)
+
+    def scaled(self, factor: float) -> StepTime:
+        """The same shape, ``factor`` times slower."""
+        return StepTime(self.alpha_s * factor, self.beta_s * factor)
+
+
+class Throughput:
+    """One worker's step time, from what its steps took; communication counts where the worker waited for it.
+
+    The last 16 steps count, the first three not at all. The line is Theil and Sen's (median of slopes), so that up to a
+    quarter of the steps may be outliers. Where the batch size has not varied, alpha is unknown: the shape known last is
+    scaled to the steps (at first alpha = 0: time proportional to samples). Five steps in a row that are more than 15 %
+    off to one side are a change of speed: what came before is forgotten.
+
+    Attributes:
+        steps: Steps seen, the dropped ones too.
+        identified: Whether alpha has been told from beta.
+        changes: Changes of speed noticed.
     """
 
     def __init__(self) -> None:
-        self._seconds: dict[str, float | None] = {}
+        self.steps = 0
+        self.identified = False
+        self._window: deque[Pair] = deque(maxlen=WINDOW)
+        self._shape = StepTime(0.0, 1.0)
+        self._fit: StepTime | None = None
+        self._run = 0  # steps in a row that were too slow (> 0) or too fast (< 0)
+        self.changes = 0
+        self._exchange: deque[float] = deque(maxlen=WINDOW)
+        self._last = 1.0  # what the last step took over what was expected of it
 
-    def measured(self, worker: str, seconds: float, tasks: int) -> None:
-        """``tasks`` tasks took the worker ``seconds`` in all."""
-        per_task = max(seconds, 1e-9) / max(tasks, 1)
-        if worker not in self._seconds:
-            self._seconds[worker] = None
+    def add(self, samples: int, seconds: float, exchange_s: float = 0.0) -> None:
+        """One step of ``samples`` samples took ``seconds``, of which ``exchange_s`` were not computing."""
+        self.steps += 1
+        if self.steps <= WARM_UP or samples < 1:
             return
-        before = self._seconds[worker]
-        self._seconds[worker] = per_task if before is None else KEEP * before + (1 - KEEP) * per_task
+        seconds = max(seconds, 1e-9)
+        self._notice_change(samples, seconds)
+        self._window.append((samples, seconds))
+        self._exchange.append(exchange_s)
+        if self._run and abs(self._run) >= CHANGE_RUN:
+            self._window = deque(list(self._window)[-CHANGE_RUN:], maxlen=WINDOW)
+            self._run, self._last = 0, 1.0
+            self.changes += 1
+        self._fit = None
 
-    def of(self, worker: str) -> float | None:
-        """Seconds per task of this worker; None before it is known."""
-        return self._seconds.get(worker)
+    @property
+    def step_time(self) -> StepTime | None:
+        """The line; None before three steps have counted."""
+        if self._fit is None and len(self._window) >= LEAST:
+            self._fit = self._fitted()
+        return self._fit
+
+    @property
+    def exchange_s(self) -> float:
+        """Median of what a step does beside computing, in seconds; 0 before anything is known."""
+        return median(self._exchange) if self._exchange else 0.0
+
+    @property
+    def now(self) -> StepTime | None:
+        """The line, scaled to the last step if that took over twice or under half of it: it may be the new truth."""
+        line = self.step_time
+        return line.scaled(self._last) if line and not 1 / STUMBLE <= self._last <= STUMBLE else line
+
+    def _notice_change(self, samples: int, seconds: float) -> None:
+        expected = self.step_time
+        if expected is None:
+            return
+        self._last = ratio = seconds / expected.seconds(samples)
+        side = (ratio > CHANGE) - (ratio * CHANGE < 1)
+        self._run = self._run + side if side * self._run > 0 else side
+
+    def _fitted(self) -> StepTime:
+        line = fit_line(self._window)
+        if line is not None:
+            self._shape, self.identified = line, True
+        return self._shape.scaled(median(t / self._shape.seconds(b) for b, t in self._window))
+
+
+def fit_line(pairs: Sequence[Pair] | deque[Pair]) -> StepTime | None:
+    """Theil and Sen's line through (samples, seconds); None where the pairs do not tell it.
+
+    They do not where fewer than three of them lie at each end of the batch sizes, or where the middle half of the
+    slopes is wider than the slope itself. A negative alpha becomes 0.
+    """
+    sizes = sorted(b for b, _ in pairs)
+    if len(sizes) < 2 * LEAST or sizes[-LEAST] < VARIED * sizes[LEAST - 1]:
+        return None
+    apart = sizes[-LEAST] - sizes[LEAST - 1]
+    slopes = [(t - s) / (b - a) for (a, s), (b, t) in combinations(pairs, 2) if abs(b - a) >= apart]
+    low, beta, high = quantiles(slopes, n=4)
+    if beta <= 0 or high - low > beta:
+        return None
+    return StepTime(max(0.0, median(t - beta * b for b, t in pairs)), beta)
+
+
+class Speeds:
+    """The step times of a job's workers."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, Throughput] = {}
+
+    def measured(self, worker: str, samples: int, seconds: float, exchange_s: float = 0.0) -> None:
+        """One step of the worker: so many samples took so long, of which ``exchange_s`` were not computing."""
+        self._workers.setdefault(worker, Throughput()).add(samples, seconds, exchange_s)
+
+    def of(self, worker: str) -> StepTime | None:
+        """The worker's step time; None before it is known."""
+        known = self._workers.get(worker)
+        return known.step_time if known else None
+
+    def now(self, worker: str) -> StepTime | None:
+        """The worker's step time as its last step suggests; None before it is known."""
+        known = self._workers.get(worker)
+        return known.now if known else None
+
+    def step_s(self, worker: str, samples: int) -> float | None:
+        """Seconds that a step of this size takes the worker; None before it is known."""
+        line = self.of(worker)
+        return None if line is None else line.seconds(samples)
+
+    def steps(self, worker: str) -> int:
+        """How many of the worker's steps were measured."""
+        known = self._workers.get(worker)
+        return known.steps if known else 0
+
+    def changes(self, worker: str) -> int:
+        """How many changes of the worker's speed were noticed."""
+        known = self._workers.get(worker)
+        return known.changes if known else 0
+
+    def exchange_s(self, worker: str) -> float:
+        """What a step of the worker does beside computing, in seconds."""
+        known = self._workers.get(worker)
+        return known.exchange_s if known else 0.0
+
+    def identified(self, worker: str) -> bool:
+        """Whether the worker's alpha has been told from its beta."""
+        known = self._workers.get(worker)
+        return known is not None and known.identified
 
     def forget(self, worker: str) -> None:
         """The worker is gone."""
-        self._seconds.pop(worker, None)
+        self._workers.pop(worker, None)
 
 
 def lease_size(remaining: int, workers: int, task_s: float | None, *, target_s: float = 0.2, most: int = 64) -> int:

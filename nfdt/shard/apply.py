@@ -102,9 +102,12 @@ class Engine:
         """Nothing is waiting."""
         return Pending(tf.zeros(self.size, tf.float32))
 
-    def step(self, gradient: Vector, backup: Vector, staleness: int, worker: State) -> Stepped:
-        """Apply one gradient that was computed on ``backup``; nothing changes if it is not finite."""
-        args = (gradient, backup, _scalar(staleness), self._shard, worker)
+    def step(self, gradient: Vector, backup: Vector, staleness: int, worker: State, *, rate: float = 1.0) -> Stepped:
+        """Apply one gradient that was computed on ``backup``; nothing changes if it is not finite.
+
+        ``rate`` multiplies the learning rate.
+        """
+        args = (gradient, backup, _scalar(staleness), _scalar(rate), self._shard, worker)
         applied, reply, self._shard, worker = self._fused.step(*args)
         return Stepped(bool(applied), reply, worker)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from nfdt.codecs import Codec, find_decoder
 from nfdt.core.errors import NfdtError, ProtocolError, ShapeMismatch
 from nfdt.core.wire.frames import Assembly, decode_frame, encode_frame, split
 from nfdt.core.wire.shards_pb2 import ACKNOWLEDGE, ERROR, OFFER, PULL, PUSH, WEIGHTS, Frame
-from nfdt.shard.push import Gradient, Reply
+from nfdt.shard.differences import Chain
+from nfdt.shard.push import Gradient, Reply, Wish
 from nfdt.shard.store import ShardStore
 from nfdt.shard.tensors import BufferPool
 from nfdt.transport import shared_memory
@@ -26,12 +29,16 @@ class Exchange:
 
     Args:
         store: The shard's.
-        buffers: Where gradients that come over the stream are put together.
+        buffers: Where gradients that come over the stream are put together, or decoded.
+        encoders: For differences of weights, by name.
     """
 
-    def __init__(self, store: ShardStore, buffers: BufferPool) -> None:
+    def __init__(self, store: ShardStore, buffers: BufferPool, encoders: Mapping[str, Codec]) -> None:
         self._store = store
         self._buffers = buffers
+        self._encoders = encoders
+        self._chain = Chain()
+        self._complete_at = 0.0  # when the last byte of the request had come
         self._worker = ""
         self._segment: shared_memory.Segment | None = None
 
@@ -49,6 +56,7 @@ class Exchange:
                 text = f"{type(error).__name__}: {error}"
                 yield encode_frame(Frame(kind=ERROR, sequence=header.sequence, error=text))
                 return
+            self._chain.answered(header.sequence, reply)
             yield from self._frames(header.sequence, reply)
 
     def _introduce(self, header: Frame) -> None:
@@ -63,37 +71,53 @@ class Exchange:
     def _accept(self, offer: Frame) -> Frame:
         """Map what the worker offers; where that fails the stream goes on without it."""
         try:
-            self._segment = shared_memory.accept(offer, self._store.size * 4)
+            self._segment = shared_memory.accept(offer, self._store.size * 4, pairs=self._store.overlap + 1)
         except OSError as error:  # Refused is one
             logger.info("Gradients of %s come over the stream. %s", self._worker, error)
             return Frame(kind=ACKNOWLEDGE, sequence=offer.sequence, applied=False, error=str(error))
         return Frame(kind=ACKNOWLEDGE, sequence=offer.sequence, applied=True)
 
     def _reply(self, header: Frame, payload: memoryview, requests: Iterator[bytes]) -> Reply:
+        self._complete_at = time.perf_counter()
         if header.kind == PULL:
-            return self._store.pull(self._worker, min_version=header.version)
+            wish = self._wish(header)
+            return self._store.pull(self._worker, sequence=header.sequence, min_version=header.version, wish=wish)
         if header.kind != PUSH:
             raise ProtocolError(f"Stream of {self._worker}: expected a push or pull. Received: {header.kind}.")
+        if header.codec:
+            return self._push_encoded(header, payload, requests)
         wanted = self._store.size * 4
         if header.total_bytes != wanted:
             raise ShapeMismatch(
                 f"Push from worker {self._worker}: expected {wanted} bytes ({self._store.size} float32). Received: "
                 f"{header.total_bytes} bytes. The worker runs another model; restart it."
             )
-        if header.shared:
-            return self._push_shared(header)
+        if header.shared:  # applied where the worker put it; it stays there until the answer is out
+            return self._push(header, self._shared(header))
         with self._buffers.lend() as buffer:
             self._assemble(buffer, header, payload, requests)
             return self._push(header, buffer)
 
-    def _push_shared(self, header: Frame) -> Reply:
-        """Apply the gradient where the worker put it; it stays there until the answer is out."""
+    def _push_encoded(self, header: Frame, payload: memoryview, requests: Iterator[bytes]) -> Reply:
+        codec, size = find_decoder(header.codec), self._store.size
+        codec.check(header.total_bytes, size)
+        if header.shared:
+            encoded = self._shared(header).view(np.uint8)[: header.total_bytes]
+            codec.check(encoded.size, size)
+        else:
+            encoded = np.empty(header.total_bytes, np.uint8)
+            self._assemble(encoded, header, payload, requests)
+        with self._buffers.lend() as buffer:
+            codec.decode(encoded, buffer)
+            return self._push(header, buffer)
+
+    def _shared(self, header: Frame) -> Any:
         if self._segment is None:
             raise ProtocolError(
                 f"Push {header.sequence} from {self._worker}: expected its gradient on the stream, because no segment "
                 "is mapped. Received: none."
             )
-        return self._push(header, self._segment.gradient)
+        return self._segment.gradient(header.sequence)
 
     def _assemble(self, buffer: Any, header: Frame, payload: memoryview, requests: Iterator[bytes]) -> None:
         assembly = Assembly(buffer)
@@ -103,22 +127,35 @@ class Exchange:
             if chunk.kind != PUSH or chunk.sequence != header.sequence:
                 raise ProtocolError(f"Push {header.sequence} from {self._worker}: its chunks are not together.")
             assembly.add(chunk.offset, payload)
+        self._complete_at = time.perf_counter()
 
     def _push(self, header: Frame, values: Any) -> Reply:
         numbers = {"round": header.round, "part": header.part, "parts": max(header.parts, 1)}
-        gradient = Gradient(header.sequence, values, max(header.samples, 1), **numbers)
-        return self._store.push(self._worker, gradient, want_weights=header.want_weights)
+        numbers["computed_on"] = header.computed_on
+        gradient = Gradient(header.sequence, values, max(header.samples, 1), **numbers, rate=header.rate or 1.0)
+        wish = self._wish(header)
+        return self._store.push(self._worker, gradient, want_weights=header.want_weights, wish=wish)
+
+    def _wish(self, header: Frame) -> Wish | None:
+        codec = self._encoders[find_decoder(header.reply_codec).name] if header.reply_codec else None
+        return self._chain.wish(codec)
 
     def _frames(self, sequence: int, reply: Reply) -> Iterator[bytes]:
         """The answer to a push or pull."""
-        fields: dict[str, Any] = {"kind": ACKNOWLEDGE if reply.weights is None else WEIGHTS, "sequence": sequence}
-        fields |= {"version": reply.version, "staleness": reply.staleness, "applied": reply.applied}
-        if reply.weights is None:
-            yield encode_frame(Frame(**fields))
-        elif self._segment:
-            np.copyto(self._segment.weights, reply.weights)
-            yield encode_frame(Frame(**fields, shared=True, total_bytes=reply.weights.nbytes))
-        else:
-            view = reply.weights.data.cast("B") if reply.weights.size else memoryview(b"")
-            for part in split(view.nbytes):
-                yield encode_frame(Frame(**fields, total_bytes=view.nbytes, offset=part.start), view[part])
+        content: Any = reply.weights
+        fields: dict[str, Any] = {"sequence": sequence, "version": reply.version, "staleness": reply.staleness}
+        fields |= {"applied": reply.applied, "served_us": int((time.perf_counter() - self._complete_at) * 1e6)}
+        if reply.difference is not None:
+            content = reply.difference.payload
+            fields |= {"codec": reply.difference.codec.name, "base": reply.difference.base}
+        if content is None:
+            yield encode_frame(Frame(kind=ACKNOWLEDGE, **fields))
+            return
+        view = content.data.cast("B") if content.size else memoryview(b"")
+        fields |= {"kind": WEIGHTS, "total_bytes": view.nbytes}
+        if self._segment and view.nbytes <= self._store.size * 4:
+            self._segment.weights(sequence).view(np.uint8)[: view.nbytes] = view
+            yield encode_frame(Frame(**fields, shared=True))
+            return
+        for part in split(view.nbytes):
+            yield encode_frame(Frame(**fields, offset=part.start), view[part])

@@ -11,11 +11,12 @@ from typing import Any
 
 import grpc
 
+from nfdt.codecs import Codec, make_encoders
 from nfdt.consistency import make_policy
+from nfdt.core.algorithm import AlgorithmSpec
 from nfdt.core.arrays import ParameterLayout
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.program.state import State, dump_state, load_state
-from nfdt.core.spec import AlgorithmSpec
 from nfdt.core.wire.channel import DATA_BYTES, make_server, same_token
 from nfdt.core.wire.frames import Assembly, decode_message, encode_frame, split
 from nfdt.core.wire.shards_pb2 import AdminReply, AdminRequest, ReadRequest, StateChunk
@@ -23,6 +24,7 @@ from nfdt.core.wire.status import answering
 from nfdt.shard.apply import Engine
 from nfdt.shard.exchange import Exchange
 from nfdt.shard.optimizer import build_optimizer
+from nfdt.shard.outer import outer_algorithm, outer_program, pushes_differences
 from nfdt.shard.plan import ShardPlan, make_plan
 from nfdt.shard.store import ShardStore
 from nfdt.shard.tensors import BufferPool
@@ -35,19 +37,33 @@ MAX_STATE_COPIES = 64
 
 
 class ShardServicer:
-    """The Shard service over a store; messages with payloads travel as bytes."""
+    """The Shard service over a store; messages with payloads travel as bytes.
 
-    def __init__(self, store: ShardStore, plan: ShardPlan, model_size: int, shut_down: Callable[[], None]) -> None:
+    ``weights_only``: the optimizer's variables are no part of the state that is read and written.
+    """
+
+    def __init__(
+        self,
+        store: ShardStore,
+        plan: ShardPlan,
+        model_size: int,
+        encoders: Mapping[str, Codec],
+        shut_down: Callable[[], None],
+        *,
+        weights_only: bool = False,
+    ) -> None:
         self._store = store
+        self._weights_only = weights_only
         self._plan = plan
         self._model_size = model_size
         self._shut_down = shut_down
+        self._encoders = encoders
         self._buffers = BufferPool(store.size)
 
     @answering
     def exchange(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Pushes and pulls of one worker; its thread ends with the stream."""
-        yield from Exchange(self._store, self._buffers).answer(requests)
+        yield from Exchange(self._store, self._buffers, self._encoders).answer(requests)
 
     @answering
     def administer(self, request: AdminRequest, context: grpc.ServicerContext) -> AdminReply:
@@ -68,7 +84,7 @@ class ShardServicer:
     @answering
     def read(self, request: ReadRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
         """The shard's state as safetensors, at one moment."""
-        weights, optimizer = self._store.read(weights_only=request.weights_only)
+        weights, optimizer = self._store.read(weights_only=request.weights_only or self._weights_only)
         data = memoryview(dump_state(weights, optimizer, {}))
         for part in split(data.nbytes):
             yield encode_frame(StateChunk(offset=part.start, total_bytes=data.nbytes), data[part])
@@ -87,7 +103,8 @@ class ShardServicer:
             header, payload = decode_message(next(requests, b""), StateChunk)
             assembly.add(header.offset, payload)
         state = load_state(bytes(data))
-        version = self._store.write(own_weights(state, self._plan, self._model_size), state.optimizer)
+        optimizer = {} if self._weights_only else state.optimizer
+        version = self._store.write(own_weights(state, self._plan, self._model_size), optimizer)
         return AdminReply(version=version)
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -157,7 +174,7 @@ def start_shard(
     Args:
         manifest: The program's manifest.
         state: The whole model's state to start from.
-        algorithm: Chooses the update rule and how many gradients make an update.
+        algorithm: Chooses the update rule, how many gradients make an update, and how many pushes of a worker overlap.
         index: Of this shard, below :func:`nfdt.shard.plan.count_shards`.
         shards: As asked for in the job's specification.
         workers: Workers of the job; sizes the thread pool and softsync's merge.
@@ -170,12 +187,17 @@ def start_shard(
         UsageError: the optimizer cannot be built or cut.
         Refused: ``host`` is not loopback, and neither TLS nor ``insecure`` is given.
     """
+    differences = pushes_differences(algorithm)
+    if differences:
+        manifest, algorithm = outer_program(manifest, algorithm), outer_algorithm(algorithm)
     plan = make_plan(manifest, index, shards)
     size = ParameterLayout.from_json(manifest["layout"]).size
     built = build_optimizer(manifest, plan, own_weights(state, plan, size), custom_objects)
-    built.load(state.optimizer)
+    if not differences:
+        built.load(state.optimizer)
     engine = Engine(built, make_rule(algorithm, built.traits))
-    store = ShardStore(engine, merge_count=make_policy(algorithm).merge_count(workers))
+    merge_count = make_policy(algorithm).merge_count(workers)
+    store = ShardStore(engine, merge_count=merge_count, overlap=algorithm.overlap)
     server, address = make_server(
         f"{host}:0",
         authenticate=lambda method, received: same_token(token, received),
@@ -184,7 +206,8 @@ def start_shard(
         **security,
     )
     running = RunningShard(address, store, server)
-    servicer = ShardServicer(store, plan, size, functools.partial(running.stop))
+    encoders = make_encoders(algorithm.top_k)
+    servicer = ShardServicer(store, plan, size, encoders, functools.partial(running.stop), weights_only=differences)
     server.add_generic_rpc_handlers((servicer.handler(),))
     server.start()
     return running

@@ -83,12 +83,12 @@ class FusedStep:
     def _push(self, gradient: Vector, backup: Vector, staleness: Any) -> Push:
         return Push(self._clip(gradient), self.flat(), backup, staleness, self.updates())
 
-    def _step(self, gradient: Vector, backup: Vector, staleness: Any, shard: State, worker: State) -> Any:
+    def _step(self, gradient: Vector, backup: Vector, staleness: Any, factor: Any, shard: State, worker: State) -> Any:
         finite = self._is_finite(gradient)
         before = [tf.convert_to_tensor(v.value) for v in self._guarded]
         rate = self._rate()
         made = self._rule.correct(self._ops, self._push(gradient, backup, staleness), shard, worker)
-        moved = self._move(made.gradient, made.learning_rate_scale, made.shard)
+        moved = self._move(made.gradient, made.learning_rate_scale * factor, made.shard)
         for variable, old in zip(self._guarded, before, strict=True):
             variable.assign(tf.where(finite, variable.value, old))
         moved = _choose(finite, moved, shard)

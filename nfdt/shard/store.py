@@ -1,17 +1,19 @@
 """One shard's memory: weights and their version, what each worker holds, and pushes applied at most once.
 
-A push is atomic under the shard's lock. Staleness of a push is the version now minus the version its worker last
-received. Three ways in:
+A push is atomic under the shard's lock. Staleness of a push is the version now minus the version of the weights its
+gradient was computed on: those of the newest answer, or of an older one where pushes overlap. Three ways in:
 
 - asynchronous (``parts == 1``): corrected and applied on arrival;
 - softsync (``merge_count > 1``): corrected on arrival, applied when ``merge_count`` have come;
 - rounds (``parts > 1``): summed in the order of their parts, applied when the last one has come.
+
+Weights go out as they are, or as a difference to what the worker holds; see :mod:`nfdt.shard.differences`.
 """
 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,21 +21,13 @@ import numpy.typing as npt
 
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.shard.apply import Engine, Pending
-from nfdt.shard.push import Gradient, Reply, Vector
+from nfdt.shard.backups import Backup, Backups, WorkerRecord
+from nfdt.shard.differences import difference_to
+from nfdt.shard.push import Gradient, Reply, Vector, Wish
 from nfdt.shard.rounds import Round
 from nfdt.shard.statistics import ShardStatistics
 
 PULL_TIMEOUT_S = 60.0
-
-
-@dataclass
-class _Worker:
-    """What the shard knows of one worker: what it holds (backup), since when, and its last push."""
-
-    backup: Any
-    version: int
-    rule: dict[str, Any]
-    sequence: int = 0
 
 
 class ShardStore:
@@ -42,13 +36,15 @@ class ShardStore:
     Args:
         engine: Weights, optimizer and rule; used under the store's lock only.
         merge_count: How many arriving gradients make one update (softsync); 1 applies each.
+        overlap: How many pushes of a worker may be unanswered while it sends another one.
     """
 
-    def __init__(self, engine: Engine, *, merge_count: int = 1) -> None:
+    def __init__(self, engine: Engine, *, merge_count: int = 1, overlap: int = 0) -> None:
+        self.overlap = overlap
         self._engine = engine
         self._merge_count = merge_count
         self._changed = threading.Condition()
-        self._workers: dict[str, _Worker] = {}
+        self._workers: dict[str, WorkerRecord] = {}
         self._statistics = ShardStatistics()
         self._version = 0
         self._shared: Any = None
@@ -67,8 +63,18 @@ class ShardStore:
         """Updates applied so far."""
         return self._version
 
-    def pull(self, worker: str, *, min_version: int = 0, timeout_s: float = PULL_TIMEOUT_S) -> Reply:
-        """The weights as they are; they become the worker's backup.
+    def pull(
+        self,
+        worker: str,
+        *,
+        sequence: int = 0,
+        min_version: int = 0,
+        timeout_s: float = PULL_TIMEOUT_S,
+        wish: Wish | None = None,
+    ) -> Reply:
+        """The weights as they are; they become the worker's newest backup, called ``sequence``, or its only one for 0.
+
+        Where ``wish`` is granted, a difference comes instead, and what it makes of what the worker holds is the backup.
 
         Raises:
             ProtocolError: the shard did not reach ``min_version`` within ``timeout_s``.
@@ -79,10 +85,13 @@ class ShardStore:
                     f"Pull by {worker}: expected version {min_version} within {timeout_s:g} s. "
                     f"Received: version {self._version}; a push is missing."
                 )
-            return self._send(worker, self._snapshot(), want_weights=True)
+            base = self._base(worker, sequence, wish)
+            reply = self._again(worker, sequence) or self._send(worker, sequence, self._snapshot())
+            sent = self._sent(worker, sequence)
+        return self._reduced(worker, sequence, reply, wish, base, sent)
 
-    def push(self, worker: str, gradient: Gradient, *, want_weights: bool = True) -> Reply:
-        """Apply a gradient at most once, and answer with what the worker shall hold next.
+    def push(self, worker: str, gradient: Gradient, *, want_weights: bool = True, wish: Wish | None = None) -> Reply:
+        """Apply a gradient at most once, and answer with what the worker shall hold next; see :meth:`pull`.
 
         Raises:
             ShapeMismatch: the gradient has another size.
@@ -94,9 +103,11 @@ class ShardStore:
                 f"{gradient.values.shape}, {gradient.values.dtype}. The worker runs another model; restart it."
             )
         with self._changed:
-            if gradient.parts > 1:
-                return self._push_part(worker, gradient, want_weights)
-            return self._push_alone(worker, gradient, want_weights)
+            base = self._base(worker, gradient.sequence, wish)
+            push = self._push_part if gradient.parts > 1 else self._push_alone
+            reply = push(worker, gradient, want_weights)
+            sent = self._sent(worker, gradient.sequence)
+        return self._reduced(worker, gradient.sequence, reply, wish, base, sent)
 
     def flush(self) -> int:
         """Apply what still waits to be merged; returns the version."""
@@ -136,33 +147,59 @@ class ShardStore:
         with self._changed:
             self._held = self._round = None
             self._engine.write(weights, optimizer)
+            for worker in self._workers.values():
+                worker.whole = True  # a difference to weights this far away would be a coarse one
             self._advance()
             return self._version
+
+    def _reduced(
+        self, name: str, sequence: int, reply: Reply, wish: Wish | None, base: Backup | None, sent: Backup | None
+    ) -> Reply:
+        """The answer with the wished difference in place of its weights.
+
+        Not under the lock, which the other workers wait for. Meanwhile the backup is what the answer holds without the
+        wish; the same request on another stream may be answered with it, and is then.
+        """
+        if wish is None or base is None or sent is None or reply.weights is None:
+            return reply
+        made = difference_to(self._engine.array(base.weights), reply.weights, wish)
+        if made is None:
+            return reply
+        difference, holds_then = made
+        backup = replace(sent, weights=self._engine.tensor(holds_then))
+        with self._changed:
+            if self._sent(name, sequence) is not sent:
+                return reply
+            self._workers[name].backups.add(sequence, backup)
+        return replace(reply, weights=None, difference=difference)
 
     # -- under the lock
 
     def _push_alone(self, name: str, gradient: Gradient, want_weights: bool) -> Reply:
         worker = self._known(name)
         if gradient.sequence <= worker.sequence:
-            return self._duplicate(name, want_weights)
+            return self._duplicate(name, gradient.sequence, want_weights)
+        backup = worker.backups.used(name, gradient.computed_on)
         worker.sequence = gradient.sequence
-        staleness = self._version - worker.version
+        staleness = self._version - backup.version
         vector = self._engine.tensor(gradient.values)
         if self._merge_count > 1:
-            applied, reply = self._hold(worker, vector, staleness, gradient.samples), None
+            applied, reply = self._hold(worker, vector, backup, staleness, gradient.samples), None
         else:
-            made = self._engine.step(vector, worker.backup, staleness, worker.rule)
+            made = self._engine.step(vector, backup.weights, staleness, worker.rule, rate=gradient.rate)
             applied, reply, worker.rule = made.applied, made.reply, made.worker
             if applied:
                 self._advance()
         self._statistics.count(name, staleness, applied)
-        if want_weights and reply is None:
+        if not want_weights:
+            return Reply(self._version, None, staleness, applied)
+        if reply is None:
             reply = self._engine.reply(staleness)
-        return self._send(name, reply, staleness=staleness, applied=applied, want_weights=want_weights)
+        return self._send(name, gradient.sequence, reply, staleness=staleness, applied=applied)
 
-    def _hold(self, worker: _Worker, vector: Any, staleness: int, samples: int) -> bool:
+    def _hold(self, worker: WorkerRecord, vector: Any, backup: Backup, staleness: int, samples: int) -> bool:
         self._held = self._held or self._engine.new_pending()
-        made = self._engine.hold(self._held, vector, worker.backup, staleness, worker.rule, samples)
+        made = self._engine.hold(self._held, vector, backup.weights, staleness, worker.rule, samples)
         worker.rule = made.worker
         if self._held.count >= self._merge_count:
             self._apply_held()
@@ -176,18 +213,19 @@ class ShardStore:
 
     def _push_part(self, name: str, gradient: Gradient, want_weights: bool) -> Reply:
         if gradient.round <= self._closed_round:
-            return self._duplicate(name, want_weights)
+            return self._duplicate(name, gradient.sequence, want_weights)
         current = self._round or Round(self._engine, gradient)
         current.check(name, gradient)
         self._round = current
         if current.has(gradient.part):
-            return self._duplicate(name, want_weights)
+            return self._duplicate(name, gradient.sequence, want_weights)
         applied = current.take(gradient)
         self._statistics.count(name, 0, applied)
         if current.complete:
             self._close_round()
-        reply = self._snapshot() if want_weights else None
-        return self._send(name, reply, applied=applied, want_weights=want_weights)
+        if not want_weights:
+            return Reply(self._version, None, 0, applied)
+        return self._send(name, gradient.sequence, self._snapshot(), applied=applied)
 
     def _close_round(self) -> None:
         """Apply the parts that have come as one gradient."""
@@ -204,11 +242,36 @@ class ShardStore:
             if made.applied:
                 self._advance()
 
-    def _duplicate(self, name: str, want_weights: bool) -> Reply:
+    def _duplicate(self, name: str, sequence: int, want_weights: bool) -> Reply:
+        """Answer as the first time where that is still known: it is then what the worker holds."""
         self._statistics.count_duplicate(name)
-        return self._send(name, self._snapshot() if want_weights else None, applied=False, want_weights=want_weights)
+        if not want_weights:
+            return Reply(self._version, None, 0, False)
+        return self._again(name, sequence, applied=False) or self._send(name, sequence, self._snapshot(), applied=False)
 
-    def _known(self, name: str) -> _Worker:
+    def _again(self, name: str, sequence: int, *, applied: bool = True) -> Reply | None:
+        """The answer that this request got before, if it is still known."""
+        sent = self._sent(name, sequence)
+        if sent is None:
+            return None
+        self._workers[name].backups.add(sequence, replace(sent))  # not to be replaced by a difference any more
+        return Reply(sent.version, self._engine.array(sent.weights), sent.staleness, applied)
+
+    def _sent(self, name: str, sequence: int) -> Backup | None:
+        worker = self._workers.get(name)
+        return worker.backups.get(sequence) if worker else None
+
+    def _base(self, name: str, sequence: int, wish: Wish | None) -> Backup | None:
+        """What the worker holds, where the answer to this request may be a difference to it.
+
+        A request that comes again, on whatever stream, is answered with all of the weights it got first: a new
+        difference would not make exactly these, and which of the two the worker takes is not known here.
+        """
+        if wish is None or name not in self._workers or self._workers[name].whole or self._sent(name, sequence):
+            return None
+        return self._sent(name, wish.base)
+
+    def _known(self, name: str) -> WorkerRecord:
         if name not in self._workers:
             raise ProtocolError(f"Push from worker {name}: expected a pull before the first push. Received: none.")
         return self._workers[name]
@@ -224,13 +287,11 @@ class ShardStore:
         self._shared = None
         self._changed.notify_all()
 
-    def _send(self, name: str, weights: Any, *, want_weights: bool, staleness: int = 0, applied: bool = True) -> Reply:
-        """Note what the worker holds from now on, and make the answer."""
-        if not want_weights or weights is None:
-            return Reply(self._version, None, staleness, applied)
-        known = self._workers.get(name)
-        if known is None:
-            self._workers[name] = _Worker(weights, self._version, self._engine.new_worker())
-        else:
-            known.backup, known.version = weights, self._version
+    def _send(self, name: str, sequence: int, weights: Any, *, staleness: int = 0, applied: bool = True) -> Reply:
+        """Note what the worker may hold from now on, and make the answer."""
+        worker = self._workers.get(name)
+        if worker is None:
+            worker = self._workers[name] = WorkerRecord(Backups(self.overlap + 1), self._engine.new_worker())
+        worker.whole = False
+        worker.backups.add(sequence, Backup(weights, self._version, staleness))
         return Reply(self._version, self._engine.array(weights), staleness, applied)

@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from nfdt.core.training.direct_call import Graph, of_leaves
+
 _log = logging.getLogger(__name__)
 
 Vector = Any
@@ -59,27 +61,28 @@ def as_array(vector: Vector) -> npt.NDArray[np.float32]:
 class Compiled:
     """A function compiled by XLA; one XLA cannot compile (an unusual optimizer) runs as a plain graph instead.
 
-    It is called with tensors of the same shapes and types throughout. The one graph is kept, and called without
-    looking it up by its arguments: that takes as long as a small step.
+    It is called with nests of tensors of the same structure, shapes and types throughout; its one graph is called
+    directly, see :mod:`nfdt.core.training.direct_call`.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        self._graph: Callable[..., Any] | None = None
+        self._graph: Graph | None = None
 
     def __call__(self, *args: Any) -> Any:
         """Run it; the first call compiles."""
-        return self._graph(*args) if self._graph else self._first(args)
+        leaves = tf.nest.flatten(args)
+        return self._graph(leaves) if self._graph else self._first(of_leaves(self._function, args), leaves)
 
-    def _first(self, args: tuple[Any, ...]) -> Any:
-        traced = tf.function(self._function, jit_compile=True, autograph=False)
+    def _first(self, flat: Callable[..., Any], leaves: list[Any]) -> Any:
+        traced = tf.function(flat, jit_compile=True, autograph=False)
         try:
-            result = traced(*args)
+            result = traced(*leaves)
         except _COMPILE_ERRORS as error:
             _log.warning("XLA cannot compile %s, running it as a graph: %s", self._function.__name__, error)
-            traced = tf.function(self._function, autograph=False)
-            result = traced(*args)
-        self._graph = traced.get_concrete_function(*args)
+            traced = tf.function(flat, autograph=False)
+            result = traced(*leaves)
+        self._graph = Graph(traced.get_concrete_function(*leaves))
         return result
 
 

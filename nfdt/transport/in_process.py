@@ -2,57 +2,126 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack, cast
+
+import numpy as np
 
 from nfdt.core.arrays import ParameterLayout
-from nfdt.shard.push import Gradient, Reply
+from nfdt.shard.differences import Chain
+from nfdt.shard.push import Gradient, Reply, Wish
 from nfdt.shard.store import ShardStore
-from nfdt.transport.base import Pulled, Pushed, Vector, check_gradient, joined, shard_bounds
+from nfdt.transport.base import Pulled, Pushed, PushOptions, Vector, check_gradient, joined, shard_bounds
+from nfdt.transport.choice import Choice
+from nfdt.transport.coding import Coding, Part
+from nfdt.transport.in_flight import InFlight, Pending
 
 
 class InProcessClient:
-    """A ``ParameterClient`` that calls the stores directly.
+    """A ``ParameterClient`` that calls the stores directly: a push is answered when it has been sent.
 
     Args:
         stores: One per shard, in order.
         layout: Of the whole model.
         worker: This worker's name.
+        overlap: How many pushes may be unanswered while another one is sent; at most the stores' own.
+        choice: Of codecs; None: nothing is encoded.
     """
 
-    def __init__(self, stores: Sequence[ShardStore], layout: ParameterLayout, worker: str) -> None:
+    def __init__(
+        self,
+        stores: Sequence[ShardStore],
+        layout: ParameterLayout,
+        worker: str,
+        *,
+        overlap: int = 0,
+        choice: Choice | None = None,
+    ) -> None:
         self._stores = list(stores)
+        self._chains = [Chain() for _ in self._stores]
         self._bounds = shard_bounds(layout, len(self._stores))
         self._worker = worker
         self._sequence = 0
+        self._newest = 0
+        self._answers: dict[int, list[Reply]] = {}
+        self._coding = Coding(choice, self._bounds) if choice else None
+        self._pushes = InFlight(overlap, self._take, lambda count: True)
         self.bytes_sent = 0
         self.bytes_received = 0
 
-    def pull(self, min_version: int = 0) -> Pulled:
+    @property
+    def codecs(self) -> Mapping[str, Any]:
         """See ``ParameterClient``."""
-        replies = [store.pull(self._worker, min_version=min_version) for store in self._stores]
-        return Pulled(cast(Vector, joined([r.weights for r in replies])), tuple(r.version for r in replies))
+        return self._coding.report() if self._coding else {}
 
-    def push(
-        self,
-        gradient: Vector,
-        *,
-        samples: int,
-        round: int = 0,
-        part: int = 0,
-        parts: int = 1,
-        want_weights: bool = True,
-    ) -> Pushed:
+    def pull(self, min_version: int = 0, *, exact: bool = True) -> Pulled:
+        """See ``ParameterClient``."""
+        self._pushes.check_pull()
+        self._newest = self._sequence = self._sequence + 1
+        replies = []
+        for store, chain in zip(self._stores, self._chains, strict=True):
+            fields: dict[str, Any] = {"sequence": self._sequence, "wish": self._wish(chain, exact)}
+            replies.append(store.pull(self._worker, min_version=min_version, **fields))
+            chain.answered(self._sequence, replies[-1])
+        weights = cast(Vector, self._weights(self._sequence, replies))
+        return Pulled(weights, tuple(r.version for r in replies), self._sequence)
+
+    def begin_push(self, gradient: Vector, **options: Unpack[PushOptions]) -> Pending:
         """See ``ParameterClient``."""
         check_gradient(gradient, self._bounds)
+        self._pushes.check_push()
         self._sequence += 1
+        fields: dict[str, Any] = {"computed_on": self._newest, **options}
+        want_weights, compute_s = fields.pop("want_weights", True), fields.pop("compute_s", 0.0)
         replies: list[Reply] = []
-        for store, bound in zip(self._stores, self._bounds, strict=True):
-            push = Gradient(self._sequence, gradient[bound], samples, round, part, parts)
-            replies.append(store.push(self._worker, push, want_weights=want_weights))
-        weights = joined([reply.weights for reply in replies])
-        versions = tuple(reply.version for reply in replies)
-        return Pushed(weights, versions, max(r.staleness for r in replies), all(r.applied for r in replies))
+        parts = self._parts(gradient, compute_s)
+        for store, chain, part in zip(self._stores, self._chains, parts, strict=True):
+            push, wish = Gradient(self._sequence, part, **fields), self._wish(chain, not want_weights)
+            replies.append(store.push(self._worker, push, want_weights=want_weights, wish=wish))
+            chain.answered(self._sequence, replies[-1])
+        self._answers[self._sequence] = replies
+        return self._pushes.add(self._sequence)
+
+    def push(self, gradient: Vector, **options: Unpack[PushOptions]) -> Pushed:
+        """See ``ParameterClient``."""
+        return self.begin_push(gradient, **options).result()
 
     def close(self) -> None:
         """Nothing to disconnect."""
+
+    def _take(self, sequence: int) -> Pushed:
+        replies = self._answers.pop(sequence)
+        weights = self._weights(sequence, replies)
+        if weights is not None:
+            self._newest = sequence
+        return Pushed(
+            weights,
+            tuple(reply.version for reply in replies),
+            max(reply.staleness for reply in replies),
+            all(reply.applied for reply in replies),
+            sequence,
+        )
+
+    def _parts(self, gradient: Vector, compute_s: float) -> list[Vector]:
+        """What each shard is pushed: encoded and decoded again, as behind a network."""
+        if self._coding is None:
+            return [gradient[bound] for bound in self._bounds]
+        encoded = self._coding.encode(gradient, compute_s)
+        decoded = np.empty_like(gradient)
+        for payload, bound in zip(encoded.payloads, self._bounds, strict=True):
+            encoded.codec.decode(payload, decoded[bound])
+        return [decoded[bound] for bound in self._bounds]
+
+    def _wish(self, chain: Chain, exact: bool) -> Wish | None:
+        return chain.wish(self._coding.reply_codec) if self._coding and not exact else None
+
+    def _weights(self, sequence: int, replies: Sequence[Reply]) -> Vector | None:
+        if self._coding is None:
+            return joined([reply.weights for reply in replies])
+        if any(reply.weights is None and reply.difference is None for reply in replies):
+            return None
+        parts = [
+            Part(None, made.payload, made.codec, made.base) if (made := reply.difference) else Part(reply.weights)
+            for reply in replies
+        ]
+        return self._coding.decode(sequence, parts, np.empty(self._bounds[-1].stop, np.float32))

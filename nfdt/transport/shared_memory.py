@@ -25,6 +25,8 @@ from nfdt.core.machine import boot_id
 from nfdt.core.wire.channel import is_loopback
 from nfdt.core.wire.shards_pb2 import OFFER, Frame
 
+Area = npt.NDArray[np.float32]
+
 DIRECTORY = Path("/dev/shm")
 PREFIX = "nfdt-"
 
@@ -34,18 +36,27 @@ _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 @dataclass(frozen=True)
 class Segment:
-    """Both areas of a mapped file, shape ``(n,)`` float32, each at the start of a page.
+    """The areas of a mapped file, each of shape ``(n,)`` float32 and at the start of a page.
 
-    They keep the mapping alive, and so do tensors over them.
+    They keep the mapping alive, and so do tensors over them. There is a pair of areas for every request that may be
+    unanswered at a time: both sides use them in turn, by sequence number.
 
     Attributes:
-        gradient: Written by the worker before a push; the shard reads it until it has answered.
-        weights: Written by the shard in answer to a request of this worker, and at no other time. The worker's view
-            of it therefore stays as it is until that worker asks again.
+        gradients: Written by the worker before a push; the shard reads it until it has answered.
+        replies: Written by the shard in answer to a request of this worker, and at no other time. The worker's view of
+            it therefore stays as it is until that worker has asked as often as there are pairs.
     """
 
-    gradient: npt.NDArray[np.float32]
-    weights: npt.NDArray[np.float32]
+    gradients: tuple[Area, ...]
+    replies: tuple[Area, ...]
+
+    def gradient(self, sequence: int) -> Area:
+        """Where the gradient of the push ``sequence`` lies."""
+        return self.gradients[sequence % len(self.gradients)]
+
+    def weights(self, sequence: int) -> Area:
+        """Where the weights that answer the request ``sequence`` lie."""
+        return self.replies[sequence % len(self.replies)]
 
 
 class Offer:
@@ -53,20 +64,21 @@ class Offer:
 
     Args:
         area_bytes: Of the shard's weights.
+        pairs: Requests that may be unanswered at a time.
 
     Raises:
         OSError: this machine has no such directory, or not enough room in it.
     """
 
-    def __init__(self, area_bytes: int) -> None:
+    def __init__(self, area_bytes: int, *, pairs: int = 1) -> None:
         self.name = PREFIX + secrets.token_hex(16)
         self.mapped = False
         self._area_bytes = area_bytes
         file = os.open(DIRECTORY / self.name, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             # Without room set aside, a full directory would kill the process that touches the memory.
-            os.posix_fallocate(file, 0, segment_bytes(area_bytes))
-            self.segment = _map(file, area_bytes)
+            os.posix_fallocate(file, 0, segment_bytes(area_bytes, pairs))
+            self.segment = _map(file, area_bytes, pairs)
         except BaseException:
             self.withdraw()
             raise
@@ -87,7 +99,7 @@ class Offer:
         (DIRECTORY / self.name).unlink(missing_ok=True)
 
 
-def accept(offer: Frame, area_bytes: int) -> Segment:
+def accept(offer: Frame, area_bytes: int, *, pairs: int = 1) -> Segment:
     """The shard's side: map what a worker offers, and remove its name.
 
     The name comes from the network: only a regular file of our own, private, of the exact size and directly in
@@ -96,6 +108,7 @@ def accept(offer: Frame, area_bytes: int) -> Segment:
     Args:
         offer: A frame of kind OFFER.
         area_bytes: Of this shard's weights.
+        pairs: Requests that may be unanswered at a time.
 
     Raises:
         Refused: it is something else, or lies on another machine; the stream carries the bytes then.
@@ -112,17 +125,17 @@ def accept(offer: Frame, area_bytes: int) -> Segment:
     except OSError as error:
         raise Refused(f"Segment: expected a file that this process can open. Received: {error.strerror}.") from None
     try:
-        _check(os.fstat(file), segment_bytes(area_bytes))
-        segment = _map(file, area_bytes)
+        _check(os.fstat(file), segment_bytes(area_bytes, pairs))
+        segment = _map(file, area_bytes, pairs)
     finally:
         os.close(file)
     (DIRECTORY / offer.segment).unlink(missing_ok=True)
     return segment
 
 
-def segment_bytes(area_bytes: int) -> int:
-    """Of a file with two areas, each of whole pages."""
-    return 2 * _whole_pages(area_bytes)
+def segment_bytes(area_bytes: int, pairs: int = 1) -> int:
+    """Of a file with so many pairs of areas, each of whole pages."""
+    return 2 * pairs * _whole_pages(area_bytes)
 
 
 def is_this_machine(host: str) -> bool:
@@ -147,14 +160,12 @@ def _check(found: os.stat_result, size: int) -> None:
         )
 
 
-def _map(file: int, area_bytes: int) -> Segment:
+def _map(file: int, area_bytes: int, pairs: int) -> Segment:
     populate: int = getattr(mmap, "MAP_POPULATE", 0)
-    memory: Any = mmap.mmap(file, segment_bytes(area_bytes), flags=mmap.MAP_SHARED | populate)
-    count = area_bytes // 4
-    return Segment(
-        np.frombuffer(memory, np.float32, count),
-        np.frombuffer(memory, np.float32, count, offset=_whole_pages(area_bytes)),
-    )
+    memory: Any = mmap.mmap(file, segment_bytes(area_bytes, pairs), flags=mmap.MAP_SHARED | populate)
+    starts = range(0, segment_bytes(area_bytes, pairs), _whole_pages(area_bytes) or 1)
+    areas = [np.frombuffer(memory, np.float32, area_bytes // 4, offset=start) for start in starts]
+    return Segment(tuple(areas[0::2]), tuple(areas[1::2]))
 
 
 def _whole_pages(size: int) -> int:

@@ -5,19 +5,38 @@ With a shard on the same machine the stream carries headers only; see :mod:`nfdt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Unpack
 
 import numpy as np
+import numpy.typing as npt
 
+from nfdt.codecs import IDENTITY, find_decoder
 from nfdt.core.arrays import ParameterLayout
 from nfdt.core.wire.channel import DATA_BYTES, open_channel, split_address
-from nfdt.core.wire.shards_pb2 import PULL, PUSH, Frame
-from nfdt.transport.base import Pulled, Pushed, Vector, check_gradient, shard_bounds
-from nfdt.transport.link import Answer, Request, ShardLink
+from nfdt.core.wire.shards_pb2 import PULL, PUSH, WEIGHTS, Frame
+from nfdt.transport.base import Pulled, Pushed, PushOptions, Vector, check_gradient, shard_bounds
+from nfdt.transport.call import Answer, Request
+from nfdt.transport.choice import Choice
+from nfdt.transport.coding import Coding, Encoded, Part
+from nfdt.transport.emulated_link import EmulatedLink
+from nfdt.transport.in_flight import InFlight, Pending
+from nfdt.transport.link import ShardLink
 from nfdt.transport.shared_memory import is_this_machine
 
 TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A request on its way: where its weights go, its size, and since when."""
+
+    weights: Vector
+    sent_bytes: int
+    at: float
 
 
 class StreamClient:
@@ -29,7 +48,10 @@ class StreamClient:
         worker: This worker's name, unique among the workers that live.
         token: The job's token.
         timeout_s: Longest wait for one answer.
+        overlap: How many pushes may be unanswered while another one is sent; the shards must be made for the same.
         share_memory: Exchange gradients and weights through memory with the shards of this machine that agree.
+        choice: Of codecs; None: gradients and weights travel as they are.
+        emulated: Delays requests and answers.
         **security: ``ca_file``, ``cert_file``, ``key_file`` of :func:`nfdt.core.wire.channel.open_channel`.
     """
 
@@ -41,19 +63,29 @@ class StreamClient:
         token: str,
         *,
         timeout_s: float = TIMEOUT_S,
+        overlap: int = 0,
         share_memory: bool = True,
+        choice: Choice | None = None,
+        emulated: EmulatedLink | None = None,
         **security: Any,
     ) -> None:
         self._bounds = shard_bounds(layout, len(addresses))
         self._size = layout.size
         self._worker = worker
         self._sequence = 0
+        self._newest = 0
+        self._asked: deque[_Asked] = deque()
+        self._coding = Coding(choice, self._bounds) if choice else None
+        self._answered_at = 0.0
+        self._pushes = InFlight(overlap, self._take, lambda count: all(link.arrived(count) for link in self._links))
         self._links = [
             ShardLink(
                 address,
                 open_channel(address, token, max_message_bytes=DATA_BYTES, **security),
                 timeout_s,
+                overlap=overlap,
                 share_memory=share_memory and is_this_machine(split_address(address)[0]),
+                emulated=emulated,
             )
             for address in addresses
         ]
@@ -68,62 +100,114 @@ class StreamClient:
         """Bytes received from all shards, in frames and through shared memory."""
         return sum(link.bytes_moved[1] for link in self._links)
 
-    def pull(self, min_version: int = 0) -> Pulled:
+    @property
+    def codecs(self) -> Mapping[str, Any]:
+        """See ``ParameterClient``."""
+        return self._coding.report() if self._coding else {}
+
+    def pull(self, min_version: int = 0, *, exact: bool = True) -> Pulled:
         """See ``ParameterClient``.
 
         Raises:
             ServerUnreachable: a shard is gone or silent; the message names its address.
         """
-        header = Frame(kind=PULL, version=min_version)
-        weights, answers = self._exchange(header, np.empty(0, np.float32))
-        return Pulled(weights, tuple(answer.header.version for answer in answers))
+        self._pushes.check_pull()
+        nothing: Encoded = Encoded(IDENTITY, [np.empty(0, np.uint8)] * len(self._links))
+        self._ask(Frame(kind=PULL, version=min_version), nothing, exact=exact)
+        weights, headers = self._answers(self._sequence)
+        self._newest = self._sequence
+        return Pulled(weights, tuple(header.version for header in headers), self._sequence)
 
-    def push(
-        self,
-        gradient: Vector,
-        *,
-        samples: int,
-        round: int = 0,
-        part: int = 0,
-        parts: int = 1,
-        want_weights: bool = True,
-    ) -> Pushed:
+    def begin_push(self, gradient: Vector, **options: Unpack[PushOptions]) -> Pending:
         """See ``ParameterClient``; also applied at most once when a stream breaks and the push is sent again.
+
+        Raises:
+            ServerUnreachable: a shard is gone; the message names its address.
+            ShapeMismatch: the gradient has another size.
+            UsageError: too many pushes have not been answered yet.
+        """
+        check_gradient(gradient, self._bounds)
+        self._pushes.check_push()
+        fields: dict[str, Any] = {"computed_on": self._newest, "parts": 1, "want_weights": True, **options}
+        compute_s = fields.pop("compute_s", 0.0)
+        if self._coding:
+            encoded = self._coding.encode(gradient, compute_s)
+        else:
+            whole = np.ascontiguousarray(gradient)
+            encoded = Encoded(IDENTITY, [IDENTITY.encode(whole[bound]) for bound in self._bounds])
+        self._ask(Frame(kind=PUSH, **fields), encoded, exact=not fields["want_weights"])
+        return self._pushes.add(self._sequence)
+
+    def push(self, gradient: Vector, **options: Unpack[PushOptions]) -> Pushed:
+        """See ``ParameterClient``.
 
         Raises:
             ServerUnreachable: a shard is gone or silent; the message names its address.
             ShapeMismatch: the gradient has another size.
         """
-        check_gradient(gradient, self._bounds)
-        header = Frame(kind=PUSH, samples=samples, round=round, part=part, parts=parts, want_weights=want_weights)
-        weights, answers = self._exchange(header, np.ascontiguousarray(gradient))
-        headers = [answer.header for answer in answers]
-        return Pushed(
-            weights if all(answer.weights for answer in answers) else None,
-            tuple(h.version for h in headers),
-            max(h.staleness for h in headers),
-            all(h.applied for h in headers),
-        )
+        return self.begin_push(gradient, **options).result()
 
     def close(self) -> None:
         """Disconnect from all shards."""
         for link in self._links:
             link.close()
 
-    def _exchange(self, header: Frame, gradient: Vector) -> tuple[Vector, list[Answer]]:
+    def _ask(self, header: Frame, encoded: Encoded, *, exact: bool) -> None:
         self._sequence += 1
         header.sequence, header.worker = self._sequence, self._worker
+        if encoded.codec is not IDENTITY:
+            header.codec = encoded.codec.name
+        if self._coding and self._coding.reply_codec and not exact:
+            header.reply_codec = self._coding.reply_codec.name
         weights = np.empty(self._size, np.float32)
-        for link, bound in zip(self._links, self._bounds, strict=True):
-            link.ask(Request(header, _bytes(gradient[bound]), _bytes(weights[bound])))
-        answers = [link.wait() for link in self._links]
+        self._asked.append(_Asked(weights, sum(payload.nbytes for payload in encoded.payloads), time.monotonic()))
+        for link, payload, bound in zip(self._links, encoded.payloads, self._bounds, strict=True):
+            link.ask(Request(header, _bytes(payload), _bytes(weights[bound])))
+
+    def _take(self, sequence: int) -> Pushed:
+        """The answer to the oldest push."""
+        weights, headers = self._answers(sequence)
+        sent = all(header.kind == WEIGHTS for header in headers)
+        if sent:
+            self._newest = sequence
+        return Pushed(
+            weights if sent else None,
+            tuple(header.version for header in headers),
+            max(header.staleness for header in headers),
+            all(header.applied for header in headers),
+            sequence,
+        )
+
+    def _answers(self, sequence: int) -> tuple[Vector, list[Frame]]:
+        """What the shards answered to the oldest request, the weights put together."""
+        asked = self._asked.popleft()
+        answers = [link.wait(sequence) for link in self._links]
+        headers = [answer.header for answer in answers]
+        if self._coding:
+            self._measure(self._coding, asked, answers)
+            if not all(answer.weights for answer in answers):
+                return asked.weights, headers
+            parts = [Part(a.shared, a.difference, find_decoder(a.header.codec), a.header.base) for a in answers]
+            return self._coding.decode(sequence, parts, asked.weights), headers
         if len(answers) == 1 and answers[0].shared is not None:
-            return answers[0].shared, answers
+            return answers[0].shared, headers
         for answer, bound in zip(answers, self._bounds, strict=True):
             if answer.shared is not None:
-                np.copyto(weights[bound], answer.shared)
-        return weights, answers
+                np.copyto(asked.weights[bound], answer.shared)
+        return asked.weights, headers
+
+    def _measure(self, coding: Coding, asked: _Asked, answers: Sequence[Answer]) -> None:
+        """Tell how long the exchange took; the first one, which connects, does not count.
+
+        Where pushes overlap, one that waits for the answer before it is counted from then on.
+        """
+        began, before = max(asked.at, self._answered_at), self._answered_at
+        self._answered_at = max(answer.arrived_at for answer in answers)
+        served_s = max(answer.header.served_us for answer in answers) / 1e6
+        if before:
+            received = sum(answer.payload_bytes for answer in answers)
+            coding.exchanged(asked.sent_bytes, received, max(0.0, self._answered_at - began - served_s))
 
 
-def _bytes(vector: Vector) -> memoryview:
+def _bytes(vector: npt.NDArray[Any]) -> memoryview:
     return vector.data.cast("B") if vector.size else memoryview(bytearray())

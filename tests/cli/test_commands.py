@@ -72,6 +72,14 @@ def test_a_mistake_is_one_message_with_its_exit_code(nfdt_command, arguments, co
     assert "Traceback" not in done.output
 
 
+@pytest.mark.parametrize("algorithm", ["allreduce", "group-sync"])
+def test_ranks_of_mpi_are_no_workers_of_a_job_that_launches_its_own(nfdt_command, algorithm):
+    rank_0 = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "3"}
+    done = nfdt_command("mpi", "--algorithm", algorithm, __file__, **rank_0)
+    assert done.exit_code == 2
+    assert f"Received: '{algorithm}'" in done.output
+
+
 @pytest.mark.parametrize("arguments", [("jobs", "list"), ("jobs", "show", "job-1"), ("worker", "--wait", "0")])
 def test_an_unreachable_server_is_exit_code_4(nfdt_command, arguments):
     done = nfdt_command(*arguments, "--server", NOBODY, NFDT_TOKEN="secret")

@@ -49,6 +49,8 @@ def test_emulation_is_given_as_mapping_or_dotted_names(tmp_path):
     environ = layered({}, {"NFDT_EMULATE_FAIL": "1@5"}, tmp_path)
     assert mapping.cluster.emulate.fail == dotted.cluster.emulate.fail == environ.cluster.emulate.fail == "1@5"
     assert dotted.cluster.emulate.slowdown == (1.0, 2.5)
+    links = layered({"emulate.bandwidth_mbit": "100", "emulate.latency_ms": "5,10"}, directory=tmp_path)
+    assert (links.cluster.emulate.bandwidth_mbit, links.cluster.emulate.latency_ms) == ((100.0,), (5.0, 10.0))
 
 
 @pytest.mark.parametrize(
@@ -56,13 +58,26 @@ def test_emulation_is_given_as_mapping_or_dotted_names(tmp_path):
     [
         ({"wokers": 3}, "workers"),
         ({"algorithm": "adsg"}, "ddc-asgd"),
-        ({"algorithm": "h-ps"}, "not available yet"),
+        ({"algorithm": "group-sync", "workers": 4, "groups": "0,1;2"}, "each of the workers 0 to 3"),
+        ({"algorithm": "group-sync", "hosts": "a:2"}, "its own machine"),
         ({"workers": 0}, "workers"),
         ({"consistency": "sometimes"}, "softsync"),
         ({"emulate": {"slow": 1}}, "emulate.slowdown"),
         ({"emulate": 3}, "mapping"),
         ({"server": "localhost"}, "HOST:PORT"),
         ({"step_timeout_s": "soon"}, "seconds"),
+        ({"codec": "gzip"}, "int8, int4, top-k, adaptive"),
+        ({"codec": "int8", "reply_codec": "gzip"}, "reply_codec.* int8"),
+        ({"codec": "adaptive", "reply_codec": "int8"}, "both directions"),
+        ({"reply_codec": "adaptive"}, "both directions"),
+        ({"codec": "top-k", "top_k": 0}, "top_k.* greater than 0"),
+        ({"codec": "adaptive", "error_budget": 1}, "error_budget"),
+        ({"algorithm": "allreduce", "codec": "int8"}, "identity, fp16, bf16 for allreduce"),
+        ({"algorithm": "allreduce", "codec": "adaptive"}, "identity, fp16, bf16 for allreduce"),
+        ({"algorithm": "allreduce", "reply_codec": "bf16"}, "no replies"),
+        ({"algorithm": "allreduce", "emulate.bandwidth_mbit": 100}, r"Horovod carries.*bsp"),
+        ({"emulate.bandwidth_mbit": "fast"}, "bandwidth_mbit"),
+        ({"emulate.latency_ms": "-1"}, "latency_ms"),
     ],
 )
 def test_bad_options_are_refused_by_name(tmp_path, arguments, needle):
@@ -146,7 +161,8 @@ def test_hosts_are_names_and_numbers(hosts):
         layered({"algorithm": "allreduce", "hosts": hosts})
 
 
-def test_without_horovod_allreduce_says_how_to_install_it(monkeypatch):
+@pytest.mark.parametrize("algorithm", ["allreduce", "group-sync"])
+def test_without_horovod_one_hears_how_to_install_it(monkeypatch, algorithm):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(NotInstalled, match="scripts/install-horovod"), nfdt.session(algorithm="allreduce"):
+    with pytest.raises(NotInstalled, match="scripts/install-horovod"), nfdt.session(algorithm=algorithm):
         pass

@@ -49,6 +49,16 @@ def test_a_step_that_is_not_finished_does_not_count():
     assert policy.waiting_for("b") == ("a",)
 
 
+def test_steps_that_a_worker_overlaps_count_for_it():
+    policy = running(BoundedStaleness(2), "fast", "slow")
+    steps(policy, "fast", 1)
+    assert policy.may_start("fast", in_flight=1)
+    assert not policy.may_start("fast", in_flight=2)
+    assert policy.waiting_for("fast", in_flight=2) == ("slow",)
+    steps(policy, "slow", 1)
+    assert policy.may_start("fast", in_flight=2)
+
+
 @pytest.mark.parametrize("event", ["left", "idle"])
 def test_who_is_gone_or_idle_blocks_nobody(event):
     policy = running(BoundedStaleness(0), "a", "b")

@@ -6,22 +6,24 @@ import keras
 import numpy as np
 import pytest
 
-from nfdt.core.errors import ShapeMismatch
+from nfdt.core.errors import ProtocolError, ShapeMismatch, UsageError
 from nfdt.core.program.state import State
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.in_process import InProcessClient
 from nfdt.transport.stream import StreamClient
+from tests.numpy_shard import ahead
 from tests.shard_cluster import LAYOUT, Cluster, Reference, gradients, rule_spec, start_weights
 
 TOKEN = "token"
 
 
 class InProcess:
-    def __init__(self, reference, shards, rule):
-        self.stores = Cluster(reference, shards=shards, rule=rule).stores
+    def __init__(self, reference, shards, rule, overlap):
+        self.overlap = overlap
+        self.stores = Cluster(reference, shards=shards, rule=rule, overlap=overlap).stores
 
-    def client(self, worker):
-        return InProcessClient(self.stores, LAYOUT, worker)
+    def client(self, worker, **options):
+        return InProcessClient(self.stores, LAYOUT, worker, overlap=self.overlap, **options)
 
     def stop(self):
         pass
@@ -30,14 +32,17 @@ class InProcess:
 class Stream:
     share_memory = False
 
-    def __init__(self, reference, shards, rule):
+    def __init__(self, reference, shards, rule, overlap):
+        self.overlap = overlap
         state = State(reference.weights, reference.state)
-        arguments = (reference.manifest(), state, rule_spec(rule))
+        arguments = (reference.manifest(), state, rule_spec(rule, overlap=overlap))
         self.running = [start_shard(*arguments, i, shards, workers=2, token=TOKEN) for i in range(shards)]
+        self.stores = [running.store for running in self.running]
 
-    def client(self, worker):
+    def client(self, worker, **options):
         addresses = [r.address for r in self.running]
-        return StreamClient(addresses, LAYOUT, worker, TOKEN, timeout_s=20, share_memory=self.share_memory)
+        options |= {"timeout_s": 20, "overlap": self.overlap, "share_memory": self.share_memory}
+        return StreamClient(addresses, LAYOUT, worker, TOKEN, **options)
 
     def stop(self):
         [running.stop(0) for running in self.running]
@@ -59,12 +64,12 @@ def shards(request):
 
 @pytest.fixture
 def connect(transport, shards):
-    """Make clients of one set of shards: ``connect(worker, rule=..., momentum=...)``."""
+    """Make clients of one set of shards: ``connect(worker, rule=..., momentum=..., overlap=...)``."""
     made, clients = [], []
 
-    def client(worker="a", rule="plain"):
+    def client(worker="a", rule="plain", momentum=0.9, overlap=0):
         if not made:
-            made.append(transport(Reference(keras.optimizers.SGD(0.1, momentum=0.9)), shards, rule))
+            made.append(transport(Reference(keras.optimizers.SGD(0.1, momentum=momentum)), shards, rule, overlap))
         clients.append(made[0].client(worker))
         return clients[-1]
 
@@ -83,6 +88,17 @@ def test_one_worker_equals_keras(connect, rule):
         reference.apply(g)
         answer = client.push(g, samples=32)
         assert (answer.applied, answer.staleness) == (True, 0)
+        np.testing.assert_allclose(answer.weights, reference.weights, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("rule", ["plain", "ddc"])
+def test_a_push_may_carry_a_factor_of_the_learning_rate(connect, rule):
+    reference = Reference(keras.optimizers.SGD(0.1, momentum=0.9))
+    client = connect(rule=rule)
+    client.pull()
+    for g, rate in zip(gradients(3), (1.0, 0.25, 1.6), strict=True):
+        reference.apply(rate * g)  # with SGD the same thing
+        answer = client.push(g, samples=32, rate=rate)
         np.testing.assert_allclose(answer.weights, reference.weights, rtol=2e-5, atol=2e-6)
 
 
@@ -150,3 +166,76 @@ def test_another_size_or_type_is_refused(connect, gradient):
     client.pull()
     with pytest.raises(ShapeMismatch, match="Gradient"):
         client.push(gradient, samples=1)
+
+
+# -- pushes that overlap
+
+
+def push_ahead(client, gradients, overlap):
+    """One worker that computes each gradient ``overlap`` answers behind: (staleness, weights of each answer)."""
+    held, waiting, answers = client.pull(), [], []
+    for g in gradients:
+        waiting.append(client.begin_push(g, samples=1, computed_on=held.sequence))
+        if len(waiting) > overlap:
+            held = waiting.pop(0).result()
+            answers.append((held.staleness, held.weights.copy()))
+    answers += [(a.staleness, a.weights.copy()) for a in (p.result() for p in waiting)]
+    return [staleness for staleness, _ in answers], np.array([weights for _, weights in answers])
+
+
+@pytest.mark.parametrize(("rule", "momentum", "overlap"), [("plain", 0.9, 1), ("ddc", 0.9, 2)])
+def test_gradients_computed_ahead_follow_the_trajectory_computed_by_hand(connect, rule, momentum, overlap):
+    g = gradients(7)
+    staleness, weights = push_ahead(connect(rule=rule, momentum=momentum, overlap=overlap), g, overlap)
+    wanted_staleness, wanted, _ = ahead(rule, start_weights(), g, overlap, momentum, rate=0.1)
+    assert staleness == wanted_staleness == [min(step, overlap) for step in range(7)]
+    np.testing.assert_allclose(weights, wanted, rtol=5e-5, atol=5e-6)
+
+
+def test_a_gradient_is_measured_against_the_weights_it_names(connect, shards):
+    a, b = connect("a", overlap=2), connect("b")
+    first, g = a.pull(), gradients(4)
+    b.pull()
+    pending = [a.begin_push(g[i], samples=1, computed_on=first.sequence) for i in range(2)]
+    held, _ = [p.result() for p in pending]
+    b.push(g[2], samples=1)
+    assert (held.staleness, held.versions) == (0, (1,) * shards)
+    late = a.push(g[3], samples=1, computed_on=held.sequence)
+    assert late.staleness == 2  # a's own second, and b's
+
+
+def test_answers_are_the_same_in_whatever_order_they_are_taken(connect):
+    client = connect(overlap=2)
+    first = client.pull()
+    pending = [client.begin_push(g, samples=1, computed_on=first.sequence) for g in gradients(3)]
+    assert [pending[i].result().staleness for i in (2, 0, 1, 2)] == [2, 0, 1, 2]
+    assert all(p.arrived for p in pending)
+
+
+def test_weights_stay_while_the_pushes_that_overlap_are_answered(connect):
+    client = connect(overlap=2)
+    first = client.pull()
+    copy = first.weights.copy()
+    pending = [client.begin_push(g, samples=1, computed_on=first.sequence) for g in gradients(2)]
+    [p.result() for p in pending]
+    assert np.array_equal(first.weights, copy)
+
+
+def test_no_more_pushes_overlap_than_the_client_is_made_for(connect):
+    client = connect(overlap=1)
+    client.pull()
+    pending = [client.begin_push(g, samples=1) for g in gradients(2)]
+    with pytest.raises(UsageError, match=r"at most 1 unanswered ones before it.* Received: 2"):
+        client.begin_push(gradients(1)[0], samples=1)
+    with pytest.raises(UsageError, match="expected no unanswered push"):
+        client.pull()
+    pending[0].result()
+    client.begin_push(gradients(1)[0], samples=1)
+
+
+def test_weights_that_the_shard_no_longer_knows_are_refused(connect):
+    client = connect()
+    old = client.pull()
+    client.push(gradients(1)[0], samples=1)
+    with pytest.raises(ProtocolError, match="one of the answers.* Received: on answer 1"):
+        client.push(gradients(1)[0], samples=1, computed_on=old.sequence)

@@ -15,8 +15,29 @@ ALGORITHMS = [
     ("ssp", {"staleness_bound": 0, "tasks": "static"}),
     ("n-softsync", {}),
     ("bsp", {}),
+    ("asgd", {"overlap": 2}),
 ]
-IDS = ["free", "free-static", "ssp", "ssp0-static", "softsync", "bsp"]
+IDS = ["free", "free-static", "ssp", "ssp0-static", "softsync", "bsp", "overlap2"]
+BY_SPEED = [
+    ("asgd", {"tasks": "proportional"}),
+    ("asgd", {"tasks": "finish-together"}),
+    ("ssp", {"staleness_bound": 0, "tasks": "finish-together"}),
+    ("ssp", {"batch": "dbs"}),
+    ("asgd", {"batch": "dbs", "tasks": "finish-together"}),
+    ("bsp", {"batch": "dbs"}),
+    ("ssp", {"staleness_bound": 1, "overlap": 1}),
+    ("asgd", {"batch": "dbs", "tasks": "finish-together", "overlap": 1}),
+]
+BY_SPEED_IDS = [
+    "proportional",
+    "finish-together",
+    "ssp0-finish-together",
+    "ssp-dbs",
+    "dbs-finish-together",
+    "bsp-dbs",
+    "ssp-overlap",
+    "dbs-finish-together-overlap",
+]
 SHAPES = st.fixed_dictionaries(
     {
         "workers": st.integers(1, 4),
@@ -71,7 +92,7 @@ MOVES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), min_size=30, m
 KILLS = st.sets(st.integers(0, 60), max_size=6)
 
 
-@pytest.mark.parametrize(("preset", "overrides"), ALGORITHMS, ids=IDS)
+@pytest.mark.parametrize(("preset", "overrides"), ALGORITHMS + BY_SPEED, ids=IDS + BY_SPEED_IDS)
 @given(shape=SHAPES, moves=MOVES)
 def test_exactly_once_when_nothing_fails(preset, overrides, shape, moves):
     spec = job(preset, overrides=overrides, **shape)
@@ -86,7 +107,7 @@ def test_exactly_once_when_nothing_fails(preset, overrides, shape, moves):
     assert cluster.everybody_left()
 
 
-@pytest.mark.parametrize(("preset", "overrides"), ALGORITHMS, ids=IDS)
+@pytest.mark.parametrize(("preset", "overrides"), ALGORITHMS + BY_SPEED, ids=IDS + BY_SPEED_IDS)
 @given(shape=SHAPES, moves=MOVES, kills=KILLS)
 def test_at_least_once_when_workers_are_killed(preset, overrides, shape, moves, kills):
     spec = job(preset, overrides=overrides, **shape)
@@ -115,10 +136,11 @@ def test_every_fed_batch_is_trained(preset, overrides, batches, workers, moves, 
             assert cluster.trained[epoch] == Counter(texts)
 
 
+@pytest.mark.parametrize("batch", ["fixed", "dbs"])
 @given(shape=SHAPES, moves=MOVES, kills=KILLS)
 @settings(max_examples=200)
-def test_synchronous_rounds_never_overlap_and_are_whole(shape, moves, kills):
-    cluster = started(job("bsp", **shape))
+def test_synchronous_rounds_never_overlap_and_are_whole(batch, shape, moves, kills):
+    cluster = started(job("bsp", overrides={"batch": batch}, **shape))
     act(cluster, moves, kills)
     rounds = [task.round for _, task in cluster.pushes]
     assert rounds == sorted(rounds)
@@ -131,9 +153,10 @@ def test_synchronous_rounds_never_overlap_and_are_whole(shape, moves, kills):
     assert sorted(parts) == list(range(len(parts)))
 
 
-@given(bound=st.integers(0, 3), workers=st.integers(2, 4), moves=MOVES)
-def test_bounded_staleness_holds_within_the_first_epoch(bound, workers, moves):
-    cluster = started(job("ssp", overrides={"staleness_bound": bound}, workers=workers, samples=200))
+@given(bound=st.integers(0, 3), workers=st.integers(2, 4), overlap=st.integers(0, 2), moves=MOVES)
+def test_bounded_staleness_holds_within_the_first_epoch(bound, workers, overlap, moves):
+    overrides = {"staleness_bound": bound, "overlap": overlap}
+    cluster = started(job("ssp", overrides=overrides, workers=workers, samples=200))
     done = Counter({f"worker-{i}": 0 for i in range(workers)})
     for who, _ in moves:
         name = f"worker-{who % workers}"

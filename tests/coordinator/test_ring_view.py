@@ -38,3 +38,16 @@ def test_other_jobs_are_seen_as_they_are(algorithm):
     spec = job(algorithm=algorithm)
     assert seen_by_coordinator(spec) is spec
     assert slots_of(spec) == 4
+
+
+def test_each_group_is_one_worker_with_the_batch_of_its_members():
+    seen = seen_by_coordinator(job(algorithm="group-sync"), groups=2)
+    assert (seen.cluster.workers, seen.fit.batch_size, seen.fit.validation_batch_size) == (2, 64, 64)
+    assert slots_of(job(algorithm="group-sync")) == 0
+    assert policy_of(job(algorithm="group-sync")).lease_limit is None
+
+
+def test_a_group_that_pushes_differences_holds_a_round_of_steps():
+    spec = job(algorithm="group-sync")
+    algorithm = resolve_algorithm("group-sync", outer="delta", local_steps=5)
+    assert policy_of(spec.model_copy(update={"algorithm": algorithm})).lease_limit == 5

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hfdt.rows import learning_rate_factor, split_rows, weight_of
+from hfdt.rows import cut_rows, learning_rate_factor, split_by_shares, split_rows, weight_of
 
 
 @given(st.integers(0, 10_000), st.integers(0, 2_000), st.integers(1, 64))
@@ -34,3 +34,32 @@ def test_warm_up_rises_from_about_one_to_the_full_factor():
     assert 1.0 < factors[0] < 2.0
     assert factors == sorted(factors)
     assert factors[10] == factors[11] == 8.0
+
+
+SHARES = st.lists(st.integers(1, 200), min_size=1, max_size=8)
+
+
+@given(st.integers(0, 10_000), st.integers(0, 2_000), SHARES)
+def test_every_row_of_a_group_s_batch_has_one_member(start, rows, shares):
+    parts = [split_by_shares(start, start + rows, shares, rank) for rank in range(len(shares))]
+    assert parts[0][0] == start
+    assert parts[-1][1] == start + rows
+    assert all(before[1] == after[0] for before, after in zip(parts, parts[1:], strict=False))
+    assert all(abs(b - a - rows * s / sum(shares)) < 1 for (a, b), s in zip(parts, shares, strict=True))
+
+
+@given(SHARES)
+def test_a_whole_batch_gives_every_member_its_share(shares):
+    parts = [split_by_shares(7, 7 + sum(shares), shares, rank) for rank in range(len(shares))]
+    assert [b - a for a, b in parts] == shares
+
+
+@pytest.mark.parametrize("most", [1, 7, 48, 200])
+def test_rows_are_cut_into_steps_of_equal_size_every_row_once(most):
+    ranges = [(0, 64, 128), (0, 128, 192), (0, 192, 203), (1, 0, 64), (1, 80, 90)]
+    cuts = cut_rows(ranges, most)
+    rows = [(number, row) for number, start, stop in cuts for row in range(start, stop)]
+    assert rows == [(number, row) for number, start, stop in ranges for row in range(start, stop)]
+    assert max(stop - start for _, start, stop in cuts) <= most
+    first = [stop - start for number, start, stop in cuts if number == 0]
+    assert max(first) - min(first) <= 1

@@ -50,6 +50,27 @@ def run_script(tmp_path):
     return run
 
 
+@pytest.fixture
+def start_script(tmp_path):
+    """Write a script and start it; whatever the test finds, it does not outlive the test."""
+    started = []
+
+    def start(source: str, **env: str) -> subprocess.Popen:
+        script = tmp_path / "script.py"
+        script.write_text(textwrap.dedent(source))
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            [sys.executable, str(script)], stdout=pipe, stderr=pipe, text=True, env=environment(**env)
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
 @dataclass
 class Cluster:
     """A server process with its slots."""

@@ -10,7 +10,7 @@ import sys
 import psutil
 import pytest
 
-from tests.integration.conftest import DEADLINE_S, environment
+from tests.integration.conftest import DEADLINE_S, Finished, environment
 
 DIGITS = """
 import json, sys
@@ -90,10 +90,7 @@ print(json.dumps(outcome))
     assert "47/47" in done.stdout
 
 
-def test_a_custom_train_step_loss_and_metric_of_the_script_travel(run_script):
-    done = run_script(
-        DIGITS
-        + """
+SHARED = """
 import nfdt
 from keras import ops
 
@@ -119,85 +116,73 @@ class MyModel(keras.Model):
         logs = super().train_step(data)
         return {**logs, "seven": 7.0}
 
-with nfdt.session(workers=2, algorithm="asgd"):
-    model = MyModel()
-    model.compile("adam", my_loss, metrics=["accuracy"])
-    history = model.fit(x, y, batch_size=64, epochs=2, verbose=0)
-print(json.dumps(history.history))
-"""
-    )
-    got = answer(done)
-    assert set(got) == {"accuracy", "loss", "seven"}
-    assert got["seven"] == [7.0, 7.0]
-    assert got["loss"][1] < got["loss"][0]
-
-
-def test_a_generator_is_fed_by_the_client(run_script):
-    done = run_script(
-        DIGITS
-        + """
-import nfdt
+class Broken(MyModel):
+    def train_step(self, data):
+        raise KeyError("the-key-that-is-missing")
 
 def batches():
     while True:
         for i in range(0, 1500, 50):
             yield x[i:i + 50], y[i:i + 50]
 
-@nfdt.distribute(workers=2)
-def main():
-    model = build()
-    history = model.fit(batches(), steps_per_epoch=30, epochs=2, verbose=0)
-    return dict(loss=history.history["loss"], samples=sum(w["samples"] for w in history.nfdt.values()))
+out = {}
+with nfdt.session(workers=2, algorithm="asgd"):
+    model = MyModel()
+    model.compile("adam", my_loss, metrics=["accuracy"])
+    out["custom"] = model.fit(x, y, batch_size=64, epochs=2, verbose=0).history
 
-print(json.dumps(main()))
+    history = build().fit(batches(), steps_per_epoch=30, epochs=2, verbose=0)
+    out["fed"] = dict(loss=history.history["loss"], samples=sum(w["samples"] for w in history.nfdt.values()))
+
+    broken = Broken()
+    broken.compile("sgd", my_loss)
+    try:
+        broken.fit(x, y, verbose=0)
+    except KeyError as error:
+        out["error"] = dict(kind=type(error).__name__, text=str(error), cause=str(error.__cause__))
+print(json.dumps(out))
 """
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """What several fits of one session left: a cluster's start costs more than they do."""
+    script = tmp_path_factory.mktemp("shared") / "script.py"
+    script.write_text(DIGITS + SHARED)
+    done = subprocess.run(
+        [sys.executable, str(script)], env=environment(), capture_output=True, text=True, timeout=DEADLINE_S
     )
-    got = answer(done)
+    return answer(Finished(done.returncode, done.stdout, done.stderr))
+
+
+def test_a_custom_train_step_loss_and_metric_of_the_script_travel(shared):
+    got = shared["custom"]
+    assert set(got) == {"accuracy", "loss", "seven"}
+    assert got["seven"] == [7.0, 7.0]
+    assert got["loss"][1] < got["loss"][0]
+
+
+def test_a_generator_is_fed_by_the_client(shared):
+    got = shared["fed"]
     assert got["samples"] == 3000
     assert got["loss"][1] < got["loss"][0]
 
 
-def test_a_worker_s_exception_is_raised_in_the_script_with_its_traceback(run_script):
-    done = run_script(
-        DIGITS
-        + """
-import nfdt
-
-class Broken(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.out = keras.layers.Dense(10)
-    def call(self, inputs):
-        return self.out(inputs)
-    def train_step(self, data):
-        raise KeyError("the-key-that-is-missing")
-
-@nfdt.distribute(workers=2)
-def main():
-    model = Broken()
-    model.compile("sgd", "mse")
-    model.fit(x, keras.utils.to_categorical(y), verbose=0)
-
-try:
-    main()
-except KeyError as error:
-    print(json.dumps(dict(kind=type(error).__name__, text=str(error), cause=str(error.__cause__))))
-"""
-    )
-    got = answer(done)
+def test_a_worker_s_exception_is_raised_in_the_script_with_its_traceback(shared):
+    got = shared["error"]
     assert got["kind"] == "KeyError"
     assert "the-key-that-is-missing" in got["text"]
     assert "worker-" in got["cause"]
     assert "train_step" in got["cause"]
 
 
-def test_a_killed_worker_s_samples_are_redone_and_the_job_goes_on(run_script):
+def test_samples_of_a_worker_killed_while_a_push_is_on_its_way_are_redone_and_the_job_goes_on(run_script):
     done = run_script(
         DIGITS
         + """
 import nfdt
 
-@nfdt.distribute(workers=3, emulate={"fail": "1@5"})
+@nfdt.distribute(workers=3, overlap=1, emulate={"fail": "1@5"})
 def main():
     model = build()
     history = model.fit(x[:1500], y[:1500], batch_size=32, epochs=3, verbose=0)
@@ -211,9 +196,8 @@ print(json.dumps(main()))
     assert got["iterations"] >= 3 * 47
 
 
-def test_ctrl_c_stops_the_job_and_leaves_no_process_behind(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
+def test_ctrl_c_stops_the_job_and_leaves_no_process_behind(start_script):
+    process = start_script(
         DIGITS
         + """
 import nfdt
@@ -229,10 +213,6 @@ def main():
 main()
 """
     )
-    process = subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
-    )
-    assert process.stdout is not None
     assert process.stdout.readline().startswith("epoch")
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) >= 4
@@ -243,9 +223,8 @@ main()
     assert not alive, alive
 
 
-def test_a_script_that_is_killed_leaves_no_process_behind(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
+def test_a_script_that_is_killed_leaves_no_process_behind(start_script):
+    process = start_script(
         DIGITS
         + """
 import nfdt
@@ -258,8 +237,6 @@ with nfdt.session(workers=1):
     build().fit(x, y, batch_size=8, epochs=10_000, verbose=0, callbacks=[Tell()])
 """
     )
-    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment())
-    assert process.stdout is not None
     assert process.stdout.readline().startswith("epoch")
     children = psutil.Process(process.pid).children(recursive=True)
     process.kill()

@@ -6,14 +6,12 @@ import importlib.util
 import json
 import shutil
 import signal
-import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 
-from tests.integration.conftest import DEADLINE_S, descendants, environment, start_server, stop
+from tests.integration.conftest import descendants, start_server, stop
 from tests.integration.test_decorator import DIGITS, answer
 
 pytestmark = pytest.mark.skipif(
@@ -83,11 +81,17 @@ def main():
         model = build(optimizer())
         history = model.fit(data, y, batch_size=32, epochs=2, shuffle=False, verbose=0, validation_split=0.1)
         found[name] = model, history
-    return found
+    tiny = dense(keras.optimizers.SGD(0.1))
+    few = tiny.fit(x[:3], y[:3], epochs=2, shuffle=False, verbose=0)  # of four ranks, one has no sample
+    return found, (tiny, few.nfdt["worker-0"]["samples"])
 
+trained, (tiny, few) = main()
+alone = dense(keras.optimizers.SGD(0.1))
+alone.fit(x[:3], y[:3], epochs=2, shuffle=False, verbose=0)
+few = dict(difference=difference(tiny, alone), samples=few)
 rows = 1003 - round(1003 * 0.1 + 0.499)
 outcome = {}
-for name, (model, history) in main().items():
+for name, (model, history) in trained.items():
     build, optimizer, data = CASES[name]
     alone = build(optimizer())
     logs = alone.fit(
@@ -106,14 +110,14 @@ for name, (model, history) in main().items():
         ranks=history.nfdt["worker-0"]["ranks"],
     )
 print()
-print(json.dumps(outcome))
+print(json.dumps([outcome, few]))
 """
 
 
 @pytest.mark.parametrize(("ranks", "launcher"), [(4, "mpirun"), (2, "horovodrun")])
 def test_a_ring_equals_one_process_with_the_global_batch(run_script, ranks, launcher):
     source = MODELS + EQUALS.replace("RANKS", str(ranks)).replace("LAUNCHER", launcher)
-    got = answer(run_script(source))
+    got, few = answer(run_script(source))
     assert set(got) == {"momentum", "adam", "embedding", "mixed"}
     for name, case in got.items():
         limit = 2e-3 if name == "mixed" else 2e-5
@@ -124,6 +128,8 @@ def test_a_ring_equals_one_process_with_the_global_batch(run_script, ranks, laun
         assert case["iterations"], name
         assert case["samples"] == 2 * 902, name
         assert case["ranks"] == ranks, name
+    assert few["difference"] < 2e-5
+    assert few["samples"] == 6
 
 
 def test_streams_callbacks_and_learning_rates_act_on_every_rank(run_script):
@@ -150,9 +156,14 @@ with hfdt.session(workers=2):
     fed.fit(generator(16), steps_per_epoch=16, epochs=2, verbose=0)
     odd = dense(sgd())
     odd.fit(generator(16), steps_per_epoch=15, epochs=2, verbose=0)
-with hfdt.session(workers=2, scale_lr="linear"):
+    normalised = build()
+    stop = keras.callbacks.LambdaCallback(on_epoch_end=lambda e, logs: setattr(normalised, "stop_training", e == 2))
+    history = normalised.fit(
+        x[:800], y[:800], batch_size=16, epochs=50, verbose=0, validation_data=(x[800:], y[800:]), callbacks=[stop]
+    )
+with hfdt.session(workers=2, scale_lr="linear", emulate={"step_ms": [0, 50]}):
     scaled = dense(sgd())
-    scaled.fit(x, y, batch_size=16, epochs=1, shuffle=False, verbose=0)
+    slow = scaled.fit(x, y, batch_size=16, epochs=1, shuffle=False, verbose=0)
 
 alone = [dense(sgd()), dense(sgd()), dense(sgd(0.2))]
 alone[0].fit(x, y, batch_size=32, epochs=3, shuffle=False, verbose=0, callbacks=callbacks())
@@ -161,6 +172,8 @@ alone[2].fit(x, y, batch_size=32, epochs=1, shuffle=False, verbose=0)
 print(json.dumps(dict(
     controlled=difference(controlled, alone[0]), fed=difference(fed, alone[1]), scaled=difference(scaled, alone[2]),
     rate=float(scaled.optimizer.learning_rate), odd=int(odd.optimizer.iterations),
+    seconds=slow.nfdt["worker-0"]["seconds"], epochs=len(history.epoch), val=history.history["val_accuracy"][-1],
+    accuracy=float(normalised.evaluate(x[800:], y[800:], verbose=0)[1]),
 )))
 """
         )
@@ -170,27 +183,9 @@ print(json.dumps(dict(
     assert got["scaled"] < 2e-5
     assert got["rate"] == pytest.approx(0.1)
     assert got["odd"] == 2 * 8
-
-
-def test_statistics_of_batchnorm_come_together_and_training_stops_when_a_callback_says_so(run_script):
-    got = answer(
-        run_script(
-            DIGITS
-            + """
-import hfdt
-with hfdt.session(workers=2):
-    model = build()
-    stop = keras.callbacks.LambdaCallback(on_epoch_end=lambda e, logs: setattr(model, "stop_training", e == 2))
-    history = model.fit(
-        x[:1500], y[:1500], batch_size=32, epochs=50, verbose=0, validation_data=(x[1500:], y[1500:]), callbacks=[stop]
-    )
-loss, accuracy = model.evaluate(x[1500:], y[1500:], verbose=0)
-print(json.dumps(dict(epochs=len(history.epoch), accuracy=accuracy, val=history.history["val_accuracy"][-1])))
-"""
-        )
-    )
-    assert got["epochs"] == 3
-    assert got["accuracy"] == pytest.approx(got["val"], abs=1e-6)
+    assert got["seconds"] > 32 * 0.05
+    assert got["epochs"] == 3, "a callback stops all ranks"
+    assert got["accuracy"] == pytest.approx(got["val"], abs=1e-6), "the statistics of BatchNorm came together"
     assert got["accuracy"] > 0.7
 
 
@@ -270,9 +265,8 @@ except JobFailed as error:
     assert left_behind(str(tmp_path)) == []
 
 
-def test_ctrl_c_leaves_nothing_running(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
+def test_ctrl_c_leaves_nothing_running(start_script, tmp_path):
+    process = start_script(
         DIGITS
         + """
 import hfdt
@@ -281,14 +275,8 @@ class Say(keras.callbacks.Callback):
         print("epoch", epoch, flush=True)
 with hfdt.session(workers=2):
     build().fit(x, y, epochs=10000, verbose=0, callbacks=[Say()])
-"""
-    )
-    process = subprocess.Popen(
-        [sys.executable, str(script)],
-        env=environment(RING_TEST=str(tmp_path)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+""",
+        RING_TEST=str(tmp_path),
     )
     assert "epoch 0" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
@@ -297,25 +285,19 @@ with hfdt.session(workers=2):
     assert left_behind(str(tmp_path)) == []
 
 
-def test_a_server_that_is_killed_takes_its_ring_along(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
+@pytest.mark.parametrize("options", ["workers=2", "workers=2, min_workers=1"], ids=["static", "elastic"])
+def test_a_server_that_is_killed_takes_its_ring_along(start_script, tmp_path, options):
+    process = start_script(
         DIGITS
         + """
 import hfdt
 class Say(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         print("epoch", epoch, flush=True)
-with hfdt.session(workers=2):
+with hfdt.session(OPTIONS):
     build().fit(x, y, epochs=10000, verbose=0, callbacks=[Say()])
-"""
-    )
-    process = subprocess.Popen(
-        [sys.executable, str(script)],
-        env=environment(RING_TEST=str(tmp_path)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
+""".replace("OPTIONS", options),
+        RING_TEST=str(tmp_path),
     )
     assert "epoch 0" in process.stdout.readline()
     ours = psutil.Process(process.pid).children(recursive=True)
@@ -359,36 +341,20 @@ def test_a_script_under_a_launcher_joins_its_world(run_script, launcher, tmp_pat
     assert left_behind(str(tmp_path)) == []
 
 
-def test_an_unmodified_script_trains_with_hfdt_run(run_script):
+def test_an_unmodified_script_trains_with_hfdt_run_and_the_launcher_s_command_line_is_logged(run_script):
     hfdt = (sys.executable, "-c", "from nfdt.cli import hfdt_main; hfdt_main()")
     done = run_script(
         DIGITS + "history = build().fit(x, y, batch_size=32, epochs=2, verbose=0)\n"
         "print(json.dumps(dict(ranks=history.nfdt['worker-0']['ranks'], loss=history.history['loss'])))\n",
-        command=(*hfdt, "run", "-np", "2"),
+        command=(*hfdt, "run", "-np", "2", "-H", "localhost:2", "--log-level", "info"),
     )
     got = answer(done)
     assert got["ranks"] == 2
     assert got["loss"][1] < got["loss"][0]
-
-
-def test_a_job_that_is_too_small_for_its_ring_ends(run_script):
-    started = time.monotonic()
-    got = answer(
-        run_script(
-            MODELS
-            + """
-with hfdt.session(workers=4):
-    model = dense(keras.optimizers.SGD(0.1))
-    history = model.fit(x[:3], y[:3], epochs=2, shuffle=False, verbose=0)
-alone = dense(keras.optimizers.SGD(0.1))
-alone.fit(x[:3], y[:3], epochs=2, shuffle=False, verbose=0)
-print(json.dumps(dict(difference=difference(model, alone), samples=history.nfdt["worker-0"]["samples"])))
-"""
-        )
-    )
-    assert got["difference"] < 2e-5
-    assert got["samples"] == 6
-    assert time.monotonic() - started < DEADLINE_S
+    line = next(line for line in done.stderr.splitlines() if "ring of 2 ranks" in line)
+    assert "-np 2" in line
+    assert "-H localhost:2" in line
+    assert "hfdt.rank" in line
 
 
 @pytest.fixture(scope="module")
@@ -415,34 +381,64 @@ print(json.dumps(dict(ranks=history.nfdt["worker-0"]["ranks"], samples=history.n
     assert alive == []
 
 
-def test_a_shared_server_logs_in_nowhere_on_a_job_s_behalf(run_script, shared_server):
+def test_a_shared_server_logs_in_nowhere_and_runs_and_writes_no_file_on_a_job_s_behalf(run_script, shared_server):
     done = run_script(
         DIGITS
         + """
 import hfdt
-with hfdt.session(workers=2, hosts="elsewhere:2"):
-    build().fit(x, y, verbose=0)
+from nfdt.core.errors import PolicyRefused
+said = {}
+reach = dict(network_interfaces="eth0", max_workers=2)
+for option in (dict(hosts="elsewhere:2"), reach, dict(timeline="t"), dict(host_discovery_script="true", min_workers=1)):
+    try:
+        with hfdt.session(workers=2, **option):
+            build().fit(x, y, verbose=0)
+    except PolicyRefused as error:
+        said.update(dict.fromkeys(option, str(error)))
+print(json.dumps(said))
 """,
         **shared_server.env(),
     )
-    assert done.returncode == 1
-    assert "PolicyRefused" in done.stderr
-    assert "hosts" in done.stderr
+    said = answer(done)
+    assert set(said) == {
+        "hosts",
+        "network_interfaces",
+        "max_workers",
+        "timeline",
+        "host_discovery_script",
+        "min_workers",
+    }
+    assert "runs and writes no file" in said["host_discovery_script"]
 
 
-def test_the_command_line_of_the_launcher_is_in_the_job_s_log(run_script):
-    done = run_script(
-        DIGITS
-        + """
+def test_horovod_is_tuned_traced_and_its_stall_warnings_name_the_late_rank(run_script, tmp_path):
+    got = answer(
+        run_script(
+            DIGITS
+            + """
 import hfdt, logging
-logging.basicConfig(level="INFO")
-with hfdt.session(workers=2, hosts="localhost:2"):
-    build().fit(x[:64], y[:64], verbose=0)
-print(json.dumps({}))
+said = []
+class Keep(logging.Handler):
+    def emit(self, record): said.append(record.getMessage())
+logging.getLogger("nfdt_client").addHandler(Keep())
+logging.getLogger("nfdt_client").setLevel("INFO")
+options = dict(
+    timeline="trace.json", autotune=True, autotune_log="tuned.csv", fusion_threshold_mb=8, cycle_time_ms=2.5,
+    stall_warning_s=1, codec="fp16",
+)
+with hfdt.session(workers=2, emulate={"step_ms": [0, 3500]}, **options):
+    history = build().fit(x[:64], y[:64], batch_size=32, epochs=1, verbose=0)
+print(json.dumps(dict(said=said, loss=history.history["loss"], statistics=history.nfdt["worker-0"])))
 """
+        )
     )
-    answer(done)
-    line = next(line for line in done.stderr.splitlines() if "ring of 2 ranks" in line)
-    assert "-np 2" in line
-    assert "-H localhost:2" in line
-    assert "hfdt.rank" in line
+    stalls = [line for line in got["said"] if "waiting for rank" in line]
+    assert [line for line in stalls if "rank 1 for 1 s (tensors: hfdt_gradient" in line], got["said"]
+    assert not [line for line in stalls if "rank 0" in line]
+    names = {event.get("args", {}).get("name") for event in json.loads((tmp_path / "trace.json").read_text())}
+    assert any("hfdt_gradient" in str(name) for name in names)
+    assert got["statistics"]["codec"] == "fp16"
+    assert (tmp_path / "tuned.csv").stat().st_size > 0
+    command = next(line for line in got["said"] if "ring of 2 ranks" in line)
+    assert "HOROVOD_FUSION_THRESHOLD=8388608" in command
+    assert "HOROVOD_CYCLE_TIME=2.5" in command

@@ -27,6 +27,12 @@ with nfdt.session(workers=2, {options}):
 print(json.dumps(dict(loss=history.history["loss"], samples=sum(w["samples"] for w in history.nfdt.values()))))
 """
 
+ENTER = """
+import nfdt
+with nfdt.session(workers=2):
+    raise AssertionError("the session was entered")
+"""
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
@@ -49,14 +55,14 @@ def test_a_script_trains_on_a_remote_server(run_script, cluster):
 
 
 def test_a_wrong_token_is_refused_in_one_sentence(run_script, cluster):
-    done = run_script(DIGITS + FIT.format(options="", epochs=1), NFDT_SERVER=cluster.address, NFDT_TOKEN="wrong")
+    done = run_script(ENTER, NFDT_SERVER=cluster.address, NFDT_TOKEN="wrong")
     assert done.returncode != 0
     assert "AuthenticationFailed" in done.stderr
     assert "token" in done.stderr.strip().splitlines()[-1]
 
 
 def test_an_unreachable_server_is_named(run_script):
-    done = run_script(DIGITS + FIT.format(options="server='127.0.0.1:1'", epochs=1), NFDT_TOKEN="t")
+    done = run_script(ENTER, NFDT_SERVER="127.0.0.1:1", NFDT_TOKEN="t")
     assert "ServerUnreachable" in done.stderr
     assert "127.0.0.1:1" in done.stderr
 
@@ -237,3 +243,33 @@ def test_the_exit_code_of_the_script_passes_through(run_script):
     assert done.returncode == 1
     assert "ValueError: mine" in done.stderr
     assert sys.version_info >= (3, 11)
+
+
+def test_an_emulated_link_and_what_it_makes_of_an_adaptive_job_is_told(run_script, cluster):
+    done = run_script(
+        """
+        import json
+        import keras, numpy as np
+        import nfdt
+
+        def main():
+            keras.utils.set_random_seed(1)
+            x = np.random.default_rng(0).normal(size=(640, 64)).astype("float32")
+            model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+            model.fit(x, x[:, :1], batch_size=16, epochs=2, verbose=0)
+
+        handle = nfdt.submit(main, workers=1, codec="adaptive", options={"emulate.bandwidth_mbit": 4})
+        events = [(e.kind, e.data) for e in handle.events()]
+        print(json.dumps([data for kind, data in events if kind in ("codec", "result")]))
+        """,
+        **cluster.env(),
+    )
+    *decisions, result = answer(done)
+    worker = result["workers"]["worker-0"]
+    assert [d["worker"] for d in decisions] == ["worker-0"] * len(decisions)
+    assert [d["push"] for d in decisions] == [d["push"] for d in worker["codecs"]["decisions"]]
+    assert decisions[-1]["push"] in ("int8", "int4")
+    assert worker["codec"] == "adaptive"
+    assert sum(use["messages"] for use in worker["codecs"]["push"].values()) == worker["steps"] == 80
+    assert worker["seconds"] >= worker["bytes_sent"] * 8 / 4e6, "the link was as slow as it should be"

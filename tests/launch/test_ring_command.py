@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from nfdt.core.errors import UsageError
+from nfdt.core.spec import resolve_cluster
 from nfdt.launch.ring_command import RingShape, Surroundings, choose_launcher, ring_command, ring_environment
 
 PROGRAM = ["python", "-m", "hfdt.rank"]
@@ -34,6 +35,12 @@ def test_mpirun_starts_every_rank_on_this_machine_over_loopback():
 def test_more_ranks_than_cores_and_root_are_allowed_when_they_are_so():
     argv = ring_command(RingShape(4), PROGRAM, ROOT)
     assert {"--oversubscribe", "--allow-run-as-root"} <= set(argv)
+
+
+@pytest.mark.parametrize(("cores", "gives_way"), [(2, True), (3, True), (4, False)])
+def test_ranks_that_wait_give_way_where_cores_are_few(cores, gives_way):
+    argv = ring_command(RingShape(2), PROGRAM, Surroundings("/usr/bin/mpirun", cores=cores, root=False))
+    assert ("mpi_yield_when_idle" in argv) == gives_way
 
 
 @pytest.mark.parametrize(
@@ -71,3 +78,56 @@ def test_a_new_world_does_not_inherit_the_old_one_and_no_token_goes_along():
     assert inside["PMIX_RANK"] == "0"
     assert "NFDT_TOKEN" not in inside
     assert outside["PATH"] == "/bin"
+
+
+def elastic(**options) -> RingShape:
+    return RingShape.of(resolve_cluster(workers=options.pop("workers", 3), **options))
+
+
+def after(argv: list[str], flag: str) -> str:
+    return argv[argv.index(flag) + 1]
+
+
+def test_an_elastic_ring_has_a_host_name_for_every_rank_of_this_machine():
+    argv = ring_command(elastic(min_workers=2), PROGRAM, WITH_MPI)
+    assert argv[3:6] == ["hfdt.horovodrun", "--loopback", "--watch-parent"]
+    assert after(argv, "-H") == "127.0.0.1:1,127.0.0.01:1,127.0.0.001:1"
+    assert after(argv, "--min-np") == "2"
+    assert "--max-np" not in argv
+    assert argv[argv.index("--blacklist-cooldown-range") + 1 :][:2] == ["2", "600"]
+    assert argv[-3:] == PROGRAM
+
+
+def test_hosts_of_an_elastic_ring_keep_their_names_but_for_this_machine_s():
+    argv = ring_command(elastic(workers=4, min_workers=1, hosts="localhost:2,b:2"), PROGRAM, WITH_MPI)
+    assert after(argv, "-H") == "127.0.0.1:1,127.0.0.01:1,b:2"
+    assert "--loopback" not in argv
+
+
+def test_a_discovery_script_says_where_ranks_run_and_is_quoted_for_the_shell_that_runs_it():
+    shape = elastic(max_workers=8, host_discovery_script="/home/me/my hosts.sh")
+    argv = ring_command(shape, PROGRAM, WITHOUT)
+    assert after(argv, "--host-discovery-script") == "'/home/me/my hosts.sh'"
+    assert "-H" not in argv
+    assert "--loopback" in argv
+    outside = elastic(host_discovery_script="/d", network_interfaces="eth0,ib0")
+    argv = ring_command(outside, PROGRAM, WITHOUT)
+    assert "--loopback" not in argv
+    assert after(argv, "--network-interfaces") == "eth0,ib0"
+
+
+def test_mpirun_cannot_lose_a_rank():
+    with pytest.raises(UsageError, match="mpirun ends all ranks"):
+        ring_command(elastic(min_workers=2, launcher="mpirun"), PROGRAM, WITH_MPI)
+    assert choose_launcher(elastic(min_workers=2), WITH_MPI) == "horovodrun"
+
+
+def test_horovod_knows_the_flags_of_an_elastic_ring(monkeypatch):
+    launch = pytest.importorskip("horovod.runner.launch")
+    shape = elastic(min_workers=2, max_workers=5, reset_limit=7, elastic_timeout_s=33, host_cooldown_s=4)
+    argv = ring_command(shape, PROGRAM, WITHOUT)
+    monkeypatch.setattr("sys.argv", ["horovodrun", *argv[6:]])
+    given = launch.parse_args()
+    assert (given.min_num_proc, given.max_num_proc, given.reset_limit) == (2, 5, 7)
+    assert (given.elastic_timeout, given.cooldown_range, given.gloo_timeout_seconds) == (33, [4, 600], 60)
+    assert given.command == PROGRAM

@@ -12,8 +12,10 @@ from nfdt.schedulers import FedTasks, LeaseBook, PlannedTasks, TaskPlan
 def book_of(steps, kind="dynamic", workers=3):
     rounds = kind == "rounds"
     plan = TaskPlan(steps * (3 if rounds else 1), 1, 3 if rounds else 1, synchronous=rounds)
-    shares = [f"w{i}" for i in range(workers)] if kind == "static" else ()
-    return LeaseBook(PlannedTasks(plan, shares), rounds=rounds)
+    book = LeaseBook(PlannedTasks(plan), rounds=rounds)
+    if kind == "static":
+        book.divide({f"w{i}": 1.0 for i in range(workers)})
+    return book
 
 
 KINDS = ["dynamic", "static", "rounds"]
@@ -149,3 +151,16 @@ def test_a_fed_book_is_not_exhausted_until_the_feed_has_ended():
     book.finish("a", task.task)
     assert book.done
     assert book.samples_finished == 4
+
+
+def test_what_a_worker_has_begun_stays_its_own_when_the_rest_goes_back():
+    book = book_of(5)
+    tasks = book.issue("a", 4)
+    book.finish("a", tasks[0].task)
+    begun = {tasks[1].task}
+    assert book.held("a", begun=begun) == tasks[2:]
+    assert book.give_back("a", begun=begun) == 2
+    assert book.held("a") == tasks[1:2]
+    assert book.issue("b", 2) == tasks[2:]
+    assert book.lose("a") == 1
+    assert book.issue("b", 1) == tasks[1:2]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nfdt.schedulers import FedTasks, PlannedTasks, Position, TaskPlan, TaskSeconds, lease_size, order_crc, sample_order
+from nfdt.schedulers import FedTasks, PlannedTasks, Position, TaskPlan, lease_size, order_crc, sample_order
 
 SIZES = st.tuples(st.integers(1, 200), st.integers(1, 40), st.integers(1, 5))
 
@@ -77,7 +77,8 @@ def test_static_shares_are_contiguous_even_and_complete(steps, workers):
     if steps == 0:
         return
     names = [f"w{i}" for i in range(workers)]
-    source = PlannedTasks(TaskPlan(steps, 1), names)
+    source = PlannedTasks(TaskPlan(steps, 1))
+    source.divide(dict.fromkeys(names, 1.0))
     shares = [[t.start for t in source.take(name, steps)] for name in names]
     assert sum(shares, []) == list(range(steps))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
@@ -85,7 +86,8 @@ def test_static_shares_are_contiguous_even_and_complete(steps, workers):
 
 
 def test_a_lost_workers_share_is_taken_when_the_own_one_is_empty():
-    source = PlannedTasks(TaskPlan(6, 1), ["a", "b"])
+    source = PlannedTasks(TaskPlan(6, 1))
+    source.divide({"a": 1.0, "b": 1.0})
     source.release("b")
     assert [t.start for t in source.take("a", 10)] == [0, 1, 2]
     assert [t.start for t in source.take("late", 2)] == [3, 4]
@@ -132,18 +134,6 @@ def test_orders_differ_between_passes_and_seeds_and_so_do_their_checksums():
 
 def test_the_order_is_the_same_on_every_machine():
     assert sample_order(8, True, 1, 2).tolist() == [7, 0, 5, 4, 6, 2, 3, 1]
-
-
-def test_a_workers_first_lease_is_not_measured():
-    seconds = TaskSeconds()
-    seconds.measured("a", 30.0, 1)
-    assert seconds.of("a") is None
-    seconds.measured("a", 1.0, 10)
-    assert seconds.of("a") == pytest.approx(0.1)
-    seconds.measured("a", 0.2, 1)
-    assert seconds.of("a") == pytest.approx(0.7 * 0.1 + 0.3 * 0.2)
-    seconds.forget("a")
-    assert seconds.of("a") is None
 
 
 @pytest.mark.parametrize(

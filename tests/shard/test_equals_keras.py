@@ -169,3 +169,16 @@ def test_an_opaque_optimizer_runs_on_one_shard():
     reference.manifest = lambda: manifest
     check_steps(reference, Cluster(reference, rule="ddc", warm=True))
     assert LAYOUT.size == 26
+
+
+@pytest.mark.parametrize("rule", ["plain", "ddc"])
+@pytest.mark.parametrize("name", ["sgd", "momentum", "nesterov"])
+def test_a_push_of_another_weight_moves_as_the_learning_rate_times_it_would(rule, name):
+    reference = Reference(OPTIMIZERS[name]())
+    cluster = Cluster(reference, rule=rule)
+    cluster.pull()
+    for gradient, rate in zip(gradients(4), (0.25, 1.0, 1.6, 0.5), strict=True):
+        reference.optimizer.learning_rate = 0.1 * rate
+        reference.apply(gradient)
+        cluster.push(gradient, rate=rate)
+        same(cluster.weights, reference.weights)

@@ -30,9 +30,9 @@ def resident_bytes():
     return psutil.Process(os.getpid()).memory_info().rss
 
 
-def store_of(layout, rule="ddc"):
+def store_of(layout, rule="ddc", overlap=0):
     reference = Reference(keras.optimizers.SGD(0.01, momentum=0.9), layout=layout, weights=np.zeros(layout.size, "f4"))
-    return Cluster(reference, rule=rule).stores[0]
+    return Cluster(reference, rule=rule, overlap=overlap).stores[0]
 
 
 def run(store, steps, start=0, workers=3):
@@ -48,7 +48,7 @@ def run(store, steps, start=0, workers=3):
 
 
 def test_ten_thousand_steps_leave_nothing_behind():
-    store = store_of(SMALL)
+    store = store_of(SMALL, overlap=1)
     run(store, 1_000)
     objects, resident = len(gc.get_objects()), resident_bytes()
     run(store, 10_000, start=1_000)
@@ -57,18 +57,18 @@ def test_ten_thousand_steps_leave_nothing_behind():
     assert store.version == 11_000
 
 
-def vectors_of_ten_workers(rule):
+def vectors_of_ten_workers(rule, overlap):
     """Run in a process of its own: XLA keeps a pool of memory that other tests have filled."""
-    store = store_of(LARGE, rule)
+    store = store_of(LARGE, rule, overlap)
     run(store, 6, workers=2)
     two = resident_bytes()
-    run(store, 24, start=12, workers=12)  # ten more workers, twice around
+    run(store, 36, start=12, workers=12)  # ten more workers, three times around
     return (resident_bytes() - two) / (4 * LARGE.size)
 
 
-@pytest.mark.parametrize(("rule", "vectors"), [("ddc", 1), ("dc-a", 2)])
-def test_a_worker_costs_its_backup_and_the_rules_state(rule, vectors):
-    program = f"import test_memory; print(test_memory.vectors_of_ten_workers({rule!r}))"
+@pytest.mark.parametrize(("rule", "overlap", "vectors"), [("ddc", 1, 2), ("dc-a", 0, 2)])
+def test_a_worker_costs_its_backups_and_the_rules_state(rule, overlap, vectors):
+    program = f"import test_memory; print(test_memory.vectors_of_ten_workers({rule!r}, {overlap}))"
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     done = subprocess.run(
         [sys.executable, "-c", program],

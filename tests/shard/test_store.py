@@ -7,8 +7,10 @@ import keras
 import numpy as np
 import pytest
 
+from nfdt.codecs import make_codec
 from nfdt.core.errors import ProtocolError, ShapeMismatch
-from nfdt.shard.push import Gradient
+from nfdt.shard.backups import Backup, Backups
+from nfdt.shard.push import Gradient, Wish
 from nfdt.shard.statistics import staleness_bin
 from tests.shard_cluster import LAYOUT, Cluster, Reference, gradients, start_weights
 
@@ -279,3 +281,35 @@ def test_three_shards_fed_in_the_same_order_equal_one_shard(rule):
         replies = [np.concatenate([r.weights for r in c.push(g, name)]) for c in (one, three)]
         close(*replies)
     close(one.weights, three.weights)
+
+
+@pytest.mark.parametrize("later", [0, 1], ids=["at once", "after a later push"])
+def test_a_push_that_comes_again_is_answered_with_the_bits_it_was_answered_with_first(later):
+    store = cluster(overlap=2).stores[0]
+    coarse = make_codec("int4", top_k=0.01)
+    base = store.pull("w", sequence=1)
+    g = gradients(3)
+    first = store.push("w", Gradient(2, g[0], computed_on=1), wish=Wish(coarse, 1))
+    assert first.difference is not None
+    took = np.empty(LAYOUT.size, np.float32)
+    coarse.decode(first.difference.payload, took)
+    took += base.weights
+    if later:
+        store.push("w", Gradient(3, g[1], computed_on=1), wish=Wish(coarse, 2))
+    for _ in range(2):  # on whatever stream
+        again = store.push("w", Gradient(2, g[0], computed_on=1), wish=Wish(coarse, 1))
+        assert (again.applied, again.difference) == (False, None)
+        assert np.array_equal(again.weights, took)
+        assert np.array_equal(np.asarray(store._workers["w"].backups.get(2).weights), took)
+
+
+def test_an_answer_is_replaced_while_a_later_one_is_there():
+    held = Backups(3)
+    for sequence in (1, 2, 3):
+        held.add(sequence, Backup(f"whole {sequence}", sequence))
+    held.add(2, Backup("reduced", 2))
+    assert held.get(2).weights == "reduced"
+    assert held.used("w", 2).weights == "reduced"
+    assert held.get(1) is None
+    held.add(1, Backup("late", 1))
+    assert held.get(1) is None

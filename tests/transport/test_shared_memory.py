@@ -108,9 +108,9 @@ def test_a_worker_on_the_same_machine_shares_memory_by_itself(shard, directory):
 
 
 def test_both_areas_suit_tensors(directory):
-    segment = shared_memory.Offer(AREA).segment
-    assert [a.ctypes.data % 64 for a in (segment.gradient, segment.weights)] == [0, 0]
-    assert [a.nbytes for a in (segment.gradient, segment.weights)] == [AREA, AREA]
+    segment = shared_memory.Offer(AREA, pairs=2).segment
+    assert [a.ctypes.data % 64 for a in (*segment.gradients, *segment.replies)] == [0] * 4
+    assert [a.nbytes for a in (*segment.gradients, *segment.replies)] == [AREA] * 4
 
 
 def test_weights_outlive_their_client(shard):

@@ -38,7 +38,7 @@ from nfdt.core.wire.shards_pb2 import (
     StateChunk,
 )
 from nfdt.shard.servicer import start_shard
-from nfdt.transport.link import METHOD
+from nfdt.transport.call import METHOD
 from nfdt.transport.stream import StreamClient
 from tests.shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_weights
 
@@ -47,13 +47,13 @@ RATE = 0.1
 LARGE = ParameterLayout.of([("a", (700, 1000)), ("b", (500_000,)), ("c", (7,))])
 
 
-def serve(layout=LAYOUT, shards=1, optimizer=None, rule="plain", weights=None):
+def serve(layout=LAYOUT, shards=1, optimizer=None, rule="plain", weights=None, overlap=0):
     weights = start_weights(layout) if weights is None else weights
     reference = Reference(optimizer or keras.optimizers.SGD(RATE), layout=layout, weights=weights)
     state = State(weights, reference.state)
+    algorithm = rule_spec(rule, overlap=overlap)
     return [
-        start_shard(reference.manifest(), state, rule_spec(rule), i, shards, workers=2, token=TOKEN)
-        for i in range(shards)
+        start_shard(reference.manifest(), state, algorithm, i, shards, workers=2, token=TOKEN) for i in range(shards)
     ]
 
 
@@ -168,6 +168,40 @@ def test_a_push_whose_answer_is_lost_is_sent_again_and_applied_once(shard, relay
     assert relay.streams == 2
     assert client.push(g, samples=1).applied
     assert shard.store.statistics()["duplicates"] == 1
+    client.close()
+
+
+@pytest.mark.parametrize("share_memory", [False, True])
+@pytest.mark.parametrize("lost", [2, 3, 4])
+def test_pushes_that_overlap_are_sent_again_in_order_and_applied_once(share_memory, lost):
+    running = serve(overlap=2)[0]
+    relay = Relay(running.address)
+    relay.lose_answers_to = {lost}
+    client = StreamClient([relay.address], LAYOUT, "w", TOKEN, timeout_s=20, overlap=2, share_memory=share_memory)
+    try:
+        first, g = client.pull(), gradients(6)
+        pending = [client.begin_push(x, samples=1, computed_on=first.sequence) for x in g[:3]]
+        answers = [p.result() for p in pending]
+        weights = [a.weights.copy() for a in answers]
+        np.testing.assert_allclose(weights, start_weights() - RATE * np.cumsum(g[:3], 0), rtol=1e-4, atol=1e-5)
+        assert [a.staleness for a in answers] == [0, 1, 2]
+        assert [client.push(x, samples=1).staleness for x in g[3:]] == [0, 0, 0]
+        assert relay.streams == 2
+        assert running.store.version == 6
+    finally:
+        client.close()
+        relay.stop()
+        running.stop(0)
+
+
+def test_all_pushes_on_their_way_are_told_when_the_shard_is_gone(relay):
+    client = StreamClient([relay.address], LAYOUT, "w", TOKEN, timeout_s=20, overlap=1)
+    client.pull()
+    relay.stop()
+    pending = [client.begin_push(g, samples=1) for g in gradients(2)]
+    for push in (*pending, *pending):
+        with pytest.raises(ServerUnreachable, match=relay.address):
+            push.result()
     client.close()
 
 

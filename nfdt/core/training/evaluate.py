@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
-
 from nfdt.core.arrays import ParameterLayout
 from nfdt.core.training.flat_weights import WeightSetter
-from nfdt.core.training.gradient_step import as_tensors, in_graph, scalar_logs
+from nfdt.core.training.gradient_step import direct_call, scalar_logs
 
 
 class EvaluateStep:
@@ -22,7 +20,7 @@ class EvaluateStep:
     def __init__(self, model: Any, layout: ParameterLayout) -> None:
         self._model = model
         self._weights = WeightSetter(model, layout)
-        self._run: Any = in_graph(self._traced, model)
+        self._run = direct_call(self._traced, model)
 
     def __call__(self, weights: Any, batch: Any) -> dict[str, Any]:
         """Evaluate one batch.
@@ -34,7 +32,7 @@ class EvaluateStep:
         Returns:
             What ``test_step`` returned: name -> 0-d float32 tensor.
         """
-        return dict(self._run(tf.convert_to_tensor(weights), as_tensors(batch)))
+        return dict(self._run(weights, self._run.prepare(batch)))
 
     def _traced(self, weights: Any, batch: Any) -> dict[str, Any]:
         self._weights(weights)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from nfdt.core.arrays import ParameterLayout
 from nfdt.core.errors import CaptureError
+from nfdt.core.training.direct_call import DirectCall, Prepared
 from nfdt.core.training.flat_weights import WeightSetter
 from nfdt.core.training.loss_scale import LossScale
 from nfdt.core.training.recording_optimizer import RecordingOptimizer
@@ -49,19 +50,23 @@ class GradientStep:
         self._weights = WeightSetter(model, layout)
         self._optimizer = replace_optimizer(model, layout, loss_scale or own_loss_scale(model.optimizer))
         self._version = int(self._optimizer.iterations)
-        self._run: Any = in_graph(self._traced, model)
+        self._run = direct_call(self._traced, model)
 
     @property
     def traces(self) -> int:
         """How often the step has been traced; 0 for an eager model."""
-        return 0 if self._model.run_eagerly else int(self._run.experimental_get_tracing_count())
+        return self._run.traces
+
+    def prepare(self, batch: Any) -> Prepared:
+        """Copy a nest of arrays to where the step needs it, ahead of the call."""
+        return self._run.prepare(batch)
 
     def __call__(self, weights: Any, batch: Any, *, version: int | None = None) -> StepResult:
         """Compute the gradient of one batch.
 
         Args:
             weights: Flat weights, shape ``(P,)``, float32; copied.
-            batch: What ``train_step`` takes: a nest of arrays.
+            batch: What ``train_step`` takes: a nest of arrays, or one that was prepared.
             version: Updates applied so far, which ``optimizer.iterations`` shows; None counts on.
 
         Raises:
@@ -69,9 +74,8 @@ class GradientStep:
             Exception: whatever the user's code raises.
         """
         self._version = self._version + 1 if version is None else version + 1
-        gradient, logs, finite = self._run(
-            tf.convert_to_tensor(weights), as_tensors(batch), np.asarray(self._version - 1, np.int64)
-        )
+        batch = batch if isinstance(batch, Prepared) else self.prepare(batch)
+        gradient, logs, finite = self._run(weights, batch, tf.constant(self._version - 1, tf.int64))
         return StepResult(gradient, logs, bool(finite))
 
     def _traced(self, weights: Any, batch: Any, version: Any) -> tuple[Any, dict[str, Any], Any]:
@@ -90,9 +94,9 @@ def in_graph(function: Any, model: Any) -> Any:
     return tf.function(undecorated, reduce_retracing=True, jit_compile=model.jit_compile)
 
 
-def as_tensors(batch: Any) -> Any:
-    """The nest with tensors at its leaves."""
-    return tf.nest.map_structure(lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), batch)
+def direct_call(function: Any, model: Any) -> DirectCall:
+    """``function`` of weights and batch as Keras would run it for this model, called often."""
+    return DirectCall(function, None if model.run_eagerly else functools.partial(in_graph, model=model))
 
 
 def own_loss_scale(optimizer: Any) -> dict[str, Any] | None:

@@ -66,13 +66,19 @@ class Frame(google.protobuf.message.Message):
     SEGMENT_FIELD_NUMBER: builtins.int
     BOOT_ID_FIELD_NUMBER: builtins.int
     SHARED_FIELD_NUMBER: builtins.int
+    CODEC_FIELD_NUMBER: builtins.int
+    REPLY_CODEC_FIELD_NUMBER: builtins.int
+    BASE_FIELD_NUMBER: builtins.int
+    RATE_FIELD_NUMBER: builtins.int
+    COMPUTED_ON_FIELD_NUMBER: builtins.int
+    SERVED_US_FIELD_NUMBER: builtins.int
     kind: Global___FrameKind.ValueType
     sequence: builtins.int
     """per worker, rising from 1"""
     worker: builtins.str
     """first frame of a stream only"""
     version: builtins.int
-    """push: weights the gradient was computed on; reply: version of the weights sent"""
+    """pull: the least that will do; reply: version of the weights sent"""
     samples: builtins.int
     """push: samples behind the gradient"""
     round: builtins.int
@@ -93,13 +99,25 @@ class Frame(google.protobuf.message.Message):
     error: builtins.str
     """kind ERROR: what is wrong"""
     payload: builtins.bytes
-    """last field, at most 2 MiB, little-endian float32"""
+    """last field, at most 2 MiB: little-endian float32, or what codec makes of it"""
     segment: builtins.str
-    """offer: name of a file in /dev/shm that holds total_bytes of gradient, then of weights"""
+    """offer: name of a file in /dev/shm: overlap + 1 times total_bytes of gradient, then of weights"""
     boot_id: builtins.str
     """offer: the machine on which that file lies"""
     shared: builtins.bool
     """push or reply: total_bytes lie in the segment, not in payloads"""
+    codec: builtins.str
+    """push: of the gradient ("": float32); reply: of the difference to the answer base"""
+    reply_codec: builtins.str
+    """push or pull: codec in which a difference is welcome ("": send all weights)"""
+    base: builtins.int
+    """reply: sequence of an earlier answer on this stream, with codec"""
+    rate: builtins.float
+    """push: factor of the learning rate for this gradient; 0: 1"""
+    computed_on: builtins.int
+    """push: sequence of the answer that held the weights used; 0 = the newest sent"""
+    served_us: builtins.int
+    """reply: microseconds between the request's last byte and this answer's first"""
     def __init__(
         self,
         *,
@@ -121,8 +139,14 @@ class Frame(google.protobuf.message.Message):
         segment: builtins.str = ...,
         boot_id: builtins.str = ...,
         shared: builtins.bool = ...,
+        codec: builtins.str = ...,
+        reply_codec: builtins.str = ...,
+        base: builtins.int = ...,
+        rate: builtins.float = ...,
+        computed_on: builtins.int = ...,
+        served_us: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["applied", b"applied", "boot_id", b"boot_id", "error", b"error", "kind", b"kind", "offset", b"offset", "part", b"part", "parts", b"parts", "payload", b"payload", "round", b"round", "samples", b"samples", "segment", b"segment", "sequence", b"sequence", "shared", b"shared", "staleness", b"staleness", "total_bytes", b"total_bytes", "version", b"version", "want_weights", b"want_weights", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["applied", b"applied", "base", b"base", "boot_id", b"boot_id", "codec", b"codec", "computed_on", b"computed_on", "error", b"error", "kind", b"kind", "offset", b"offset", "part", b"part", "parts", b"parts", "payload", b"payload", "rate", b"rate", "reply_codec", b"reply_codec", "round", b"round", "samples", b"samples", "segment", b"segment", "sequence", b"sequence", "served_us", b"served_us", "shared", b"shared", "staleness", b"staleness", "total_bytes", b"total_bytes", "version", b"version", "want_weights", b"want_weights", "worker", b"worker"]) -> None: ...
 
 Global___Frame: typing_extensions.TypeAlias = Frame
 

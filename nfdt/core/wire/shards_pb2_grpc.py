@@ -62,7 +62,8 @@ class ShardServicer(object):
     def Exchange(self, request_iterator, context):
         """One stream per worker. Messages are Frame, built and parsed by nfdt/core/wire/frames.py so that the
         payload is never copied in Python. A push or pull is one or more frames with the same sequence
-        number; the answer has the same sequence number.
+        number; the answer has the same sequence number. Answers come in the order of the requests, of which
+        overlap + 1 may be unanswered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

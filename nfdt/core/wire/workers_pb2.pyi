@@ -333,6 +333,7 @@ class NextRequest(google.protobuf.message.Message):
     EVALUATED_FIELD_NUMBER: builtins.int
     SUMMARY_JSON_FIELD_NUMBER: builtins.int
     WAIT_S_FIELD_NUMBER: builtins.int
+    IN_FLIGHT_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     worker: builtins.str
     epoch: builtins.int
@@ -358,6 +359,10 @@ class NextRequest(google.protobuf.message.Message):
     def evaluated(self) -> Global___Evaluated:
         """the answer to an Evaluate instruction"""
 
+    @property
+    def in_flight(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """tasks begun and not finished: their pushes are on their way"""
+
     def __init__(
         self,
         *,
@@ -371,9 +376,10 @@ class NextRequest(google.protobuf.message.Message):
         evaluated: Global___Evaluated | None = ...,
         summary_json: builtins.str = ...,
         wait_s: builtins.float = ...,
+        in_flight: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["epoch_state", b"epoch_state", "evaluated", b"evaluated"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "epoch_state", b"epoch_state", "evaluated", b"evaluated", "finished", b"finished", "job_id", b"job_id", "logs", b"logs", "statistics_json", b"statistics_json", "summary_json", b"summary_json", "wait_s", b"wait_s", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "epoch_state", b"epoch_state", "evaluated", b"evaluated", "finished", b"finished", "in_flight", b"in_flight", "job_id", b"job_id", "logs", b"logs", "statistics_json", b"statistics_json", "summary_json", b"summary_json", "wait_s", b"wait_s", "worker", b"worker"]) -> None: ...
 
 Global___NextRequest: typing_extensions.TypeAlias = NextRequest
 
@@ -383,15 +389,23 @@ class Finished(google.protobuf.message.Message):
 
     TASK_FIELD_NUMBER: builtins.int
     SAMPLES_FIELD_NUMBER: builtins.int
+    COMPUTE_S_FIELD_NUMBER: builtins.int
+    EXCHANGE_S_FIELD_NUMBER: builtins.int
     task: builtins.int
     samples: builtins.int
+    compute_s: builtins.float
+    """computing the gradient"""
+    exchange_s: builtins.float
+    """the rest of the task's wall time: communication that nothing hid, reading rows"""
     def __init__(
         self,
         *,
         task: builtins.int = ...,
         samples: builtins.int = ...,
+        compute_s: builtins.float = ...,
+        exchange_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["samples", b"samples", "task", b"task"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["compute_s", b"compute_s", "exchange_s", b"exchange_s", "samples", b"samples", "task", b"task"]) -> None: ...
 
 Global___Finished: typing_extensions.TypeAlias = Finished
 
@@ -532,11 +546,17 @@ Global___Task: typing_extensions.TypeAlias = Task
 
 @typing.final
 class Work(google.protobuf.message.Message):
+    """After budget_s (0: none) begin no further task: report, and the tasks not begun go back."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: builtins.int
     TASKS_FIELD_NUMBER: builtins.int
+    BUDGET_S_FIELD_NUMBER: builtins.int
+    OVERLAP_FIELD_NUMBER: builtins.int
     epoch: builtins.int
+    budget_s: builtins.float
+    overlap: builtins.int
     @property
     def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Task]: ...
     def __init__(
@@ -544,8 +564,10 @@ class Work(google.protobuf.message.Message):
         *,
         epoch: builtins.int = ...,
         tasks: collections.abc.Iterable[Global___Task] | None = ...,
+        budget_s: builtins.float = ...,
+        overlap: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "tasks", b"tasks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["budget_s", b"budget_s", "epoch", b"epoch", "overlap", b"overlap", "tasks", b"tasks"]) -> None: ...
 
 Global___Work: typing_extensions.TypeAlias = Work
 
@@ -568,19 +590,60 @@ class BeginEpoch(google.protobuf.message.Message):
     EPOCH_FIELD_NUMBER: builtins.int
     UNTRAINED_FIELD_NUMBER: builtins.int
     ORDER_CRC_FIELD_NUMBER: builtins.int
+    SHARE_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     untrained: builtins.bytes
     order_crc: builtins.int
+    @property
+    def share(self) -> Global___GroupShare:
+        """to the leader of a group"""
+
     def __init__(
         self,
         *,
         epoch: builtins.int = ...,
         untrained: builtins.bytes = ...,
         order_crc: builtins.int = ...,
+        share: Global___GroupShare | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "order_crc", b"order_crc", "untrained", b"untrained"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["share", b"share"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "order_crc", b"order_crc", "share", b"share", "untrained", b"untrained"]) -> None: ...
 
 Global___BeginEpoch: typing_extensions.TypeAlias = BeginEpoch
+
+@typing.final
+class GroupShare(google.protobuf.message.Message):
+    """What a group does in this epoch; see nfdt/schedulers/group_shares.py."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: builtins.int
+    RATE_FIELD_NUMBER: builtins.int
+    LOCAL_STEPS_FIELD_NUMBER: builtins.int
+    LEARNING_RATE_FIELD_NUMBER: builtins.int
+    rate: builtins.float
+    """factor of the learning rate for what it pushes"""
+    local_steps: builtins.int
+    """between two pushes of differences"""
+    learning_rate: builtins.float
+    """of the members' own optimizer from now on"""
+    @property
+    def rows(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """of a step, per member"""
+
+    def __init__(
+        self,
+        *,
+        rows: collections.abc.Iterable[builtins.int] | None = ...,
+        rate: builtins.float = ...,
+        local_steps: builtins.int = ...,
+        learning_rate: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_learning_rate", b"_learning_rate", "learning_rate", b"learning_rate"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_learning_rate", b"_learning_rate", "learning_rate", b"learning_rate", "local_steps", b"local_steps", "rate", b"rate", "rows", b"rows"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_learning_rate", b"_learning_rate"]) -> typing.Literal["learning_rate"] | None: ...
+
+Global___GroupShare: typing_extensions.TypeAlias = GroupShare
 
 @typing.final
 class CollectState(google.protobuf.message.Message):

@@ -1,0 +1,149 @@
+"""Which codec one worker's pushes and replies get: measurements in, decisions out.
+
+For a pair of codecs ``(b, c)``, one for each direction, the time of an iteration is predicted and weighed with what the
+codecs lose, as a step on a gradient of relative squared error omega is worth ``1 / (1 + omega)`` exact ones::
+
+    cost(b, c) = T(b, c) * (1 + omega_b) * (1 + omega_c)
+    T(b, c)    = T_compute + T_exchange            max(T_compute, T_exchange) where they overlap
+    T_exchange = latency + bytes(b) * send + bytes(c) * receive + codec seconds of b and c
+
+The cheapest pair is chosen among codecs that lose at most the error budget; the pair in use is left for one that costs
+at least 5 % less. On a fast link the identity wins: encoding takes time too, and a byte is given the least time that
+the measurements allow. To tell latency from bandwidth, some pushes and replies are written in another codec; with error
+feedback that costs nothing in the long run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from nfdt.codecs.base import Codec
+from nfdt.codecs.link_estimate import Link, LinkEstimate
+
+HYSTERESIS = 0.05
+REMEMBERED = 9
+PROBE_EVERY = 25  # pushes; every second one while a link is learnt
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a codec costs on vectors of one worker.
+
+    Attributes:
+        error: Relative squared error, omega.
+        seconds: To encode and decode one vector of the model's size.
+    """
+
+    error: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The codecs from now on, and what was known when they were chosen."""
+
+    push: str
+    reply: str
+    seconds: float
+    seconds_before: float
+    compute_s: float
+    link: Link
+
+
+class AdaptiveWidth:
+    """The choice for one worker; begins with the first, widest codec in both directions.
+
+    Attributes:
+        push: Codec of the next push.
+        reply: Codec of the next answer.
+
+    Args:
+        codecs: To choose from, the widest first; the first one loses nothing. The last but one is for probes.
+        size: Elements of the model.
+        error_budget: Greatest omega of a codec that may be chosen.
+        pipelined: The worker computes while it exchanges.
+    """
+
+    def __init__(self, codecs: Sequence[Codec], size: int, *, error_budget: float, pipelined: bool) -> None:
+        self._bytes = {codec.name: codec.encoded_bytes(size) for codec in codecs}
+        self._budget, self._pipelined = error_budget, pipelined
+        self._link = LinkEstimate(4 * size)
+        self._compute: deque[float] = deque(maxlen=REMEMBERED)
+        widest = codecs[0].name
+        self._push_losses: dict[str, Loss] = {widest: Loss(0.0, 0.0)}
+        self._reply_losses: dict[str, Loss] = {widest: Loss(0.0, 0.0)}
+        self._widest, self._probe = widest, codecs[-2].name
+        self._chosen = (widest, widest)
+        self._pushes = self._probes = 0
+        self.push, self.reply = self._chosen
+
+    def begin(self) -> Decision | None:
+        """A push comes next: choose its codecs; what was decided, if that is something new."""
+        decision = self._decide()
+        self.push, self.reply = self._chosen
+        self._pushes += 1
+        if self._pushes % (PROBE_EVERY if self._link.known else 2) == 0:
+            self._probes += 1
+            if self._probes % 3 != 1:
+                self.push = self._other(self.push)
+            if self._probes % 3 != 2:
+                self.reply = self._other(self.reply)
+        return decision
+
+    def computed(self, seconds: float) -> None:
+        """A gradient took so long; the median of the last nine counts."""
+        self._compute.append(seconds)
+
+    def exchanged(self, sent_bytes: int, received_bytes: int, seconds: float) -> None:
+        """An exchange took so long, without the time that the shards took to serve it."""
+        self._link.exchanged(sent_bytes, received_bytes, seconds)
+
+    def lost_in_pushes(self, losses: Mapping[str, Loss]) -> None:
+        """What each of these codecs loses of a gradient."""
+        self._push_losses.update(losses)
+
+    def lost_in_replies(self, losses: Mapping[str, Loss]) -> None:
+        """What each of these codecs loses of a difference of weights.
+
+        The difference is known as the codec in use left it, which codecs as wide can write without any loss: only
+        what is said of narrower ones is taken.
+        """
+        in_use = self._bytes[self.reply]
+        unknown = {n: loss for n, loss in losses.items() if self._bytes[n] < in_use or n not in self._reply_losses}
+        self._reply_losses.update(unknown)
+
+    def _other(self, name: str) -> str:
+        """A codec of quite another size."""
+        return self._probe if self._bytes[name] > self._bytes[self._probe] else self._widest
+
+    def _decide(self) -> Decision | None:
+        """Other codecs from now on; None to stay with those in use."""
+        if not self._link.known or not self._compute:
+            return None
+        link, compute_s = self._link.link(), statistics.median(self._compute)
+        pairs = itertools.product(self._affordable(self._push_losses), self._affordable(self._reply_losses))
+        costs = {pair: self._cost(link, compute_s, *pair) for pair in pairs}
+        now = self._chosen
+        best = min(costs, key=lambda pair: costs[pair])
+        if best == now or costs[best] > (1 - HYSTERESIS) * costs.get(now, math.inf):
+            return None
+        before = self._seconds(link, compute_s, *now)
+        self._chosen = best
+        return Decision(*best, self._seconds(link, compute_s, *best), before, compute_s, link)
+
+    def _affordable(self, losses: Mapping[str, Loss]) -> list[str]:
+        return [name for name in self._bytes if name in losses and losses[name].error <= self._budget]
+
+    def _cost(self, link: Link, compute_s: float, push: str, reply: str) -> float:
+        error = (1 + self._push_losses[push].error) * (1 + self._reply_losses[reply].error)
+        return self._seconds(link, compute_s, push, reply) * error
+
+    def _seconds(self, link: Link, compute_s: float, push: str, reply: str) -> float:
+        coding = self._push_losses[push].seconds + self._reply_losses[reply].seconds
+        exchange = link.seconds(self._bytes[push], self._bytes[reply]) + coding
+        return max(compute_s, exchange) if self._pipelined else compute_s + exchange

@@ -1,0 +1,81 @@
+"""What a codec is: a float32 vector as fewer bytes, and back.
+
+Every codec but the identity loses something, and every one is a *contraction*: ``|x - decode(encode(x))| <= |x|``,
+strictly less unless ``x`` is zero. That, not unbiasedness, is what error feedback needs to lose nothing in the long
+run; rounding is therefore to the nearest level, which halves the error of stochastic rounding and needs no random
+numbers. See :mod:`nfdt.codecs.error_feedback`.
+
+Encoding and decoding are deterministic and use single IEEE operations only: both ends of a link compute the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from nfdt.core.errors import ShapeMismatch
+
+Vector = npt.NDArray[np.float32]
+Payload = npt.NDArray[np.uint8]
+
+FLOAT32 = np.dtype("<f4")
+
+
+class Codec(Protocol):
+    """Encodes flat vectors; stateless, so one object serves any number of threads."""
+
+    @property
+    def name(self) -> str:
+        """As in the option ``codec`` and in a frame's header."""
+        ...
+
+    def encoded_bytes(self, size: int) -> int:
+        """Bytes that :meth:`encode` makes of ``size`` elements."""
+        ...
+
+    def check(self, received_bytes: int, size: int) -> None:
+        """Whether so many bytes can be ``size`` elements; to be called before memory is taken for them.
+
+        Raises:
+            ShapeMismatch: they cannot.
+        """
+        ...
+
+    def encode(self, vector: Vector) -> Payload:
+        """``vector``, shape ``(n,)`` float32, as bytes, shape ``(encoded_bytes(n),)`` uint8.
+
+        Elements that are not finite never become finite ones: what is decoded has such an element as well.
+        """
+        ...
+
+    def decode(self, payload: Payload, out: Vector) -> None:
+        """Write what ``payload`` stands for into ``out``, shape ``(n,)`` float32.
+
+        Args:
+            payload: Bytes from another process, of a length that :meth:`check` allows for ``n`` elements. Where they
+                lie in memory that the sender can still write to, a change gives other numbers, never more.
+            out: Overwritten; its content is undefined after an error.
+
+        Raises:
+            ProtocolError: the bytes stand for nothing.
+        """
+        ...
+
+
+def check_exact(name: str, received_bytes: int, expected_bytes: int, size: int) -> None:
+    """Raise ShapeMismatch unless the bytes are as many as expected."""
+    if received_bytes != expected_bytes:
+        raise ShapeMismatch(
+            f"Payload in codec {name}: expected {expected_bytes} bytes ({size} elements). Received: {received_bytes} "
+            "bytes. The sender has another model; restart it."
+        )
+
+
+def relative_error(vector: Vector, decoded: Vector) -> float:
+    """``|decoded - vector|^2 / |vector|^2``, the omega of a codec on this vector; 0 for nothing, NaN if not finite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        norm = float(np.dot(vector, vector))
+        lost = decoded - vector
+        return float(np.dot(lost, lost)) / norm if norm else 0.0

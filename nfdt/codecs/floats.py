@@ -1,0 +1,82 @@
+"""Floating-point codecs: the vector as it is, and the upper half of every float32 (bfloat16)."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from nfdt.codecs.base import FLOAT32, Payload, Vector, check_exact
+
+Bits = npt.NDArray[np.uint32]
+
+BLOCK = 2**16  # elements handled at once, so that intermediate results stay in cache
+
+_SIGN = np.uint32(0x8000_0000)
+_INFINITY = np.uint32(0x7F80_0000)
+_LARGEST = np.uint32(0x7F7F_0000)  # of bfloat16
+_QUIET_NAN = np.uint32(0x7FC0_0000)
+
+
+class Identity:
+    """Float32, little-endian: nothing is lost; encoding is a view of the vector."""
+
+    name = "identity"
+
+    def encoded_bytes(self, size: int) -> int:
+        """4 per element."""
+        return 4 * size
+
+    def check(self, received_bytes: int, size: int) -> None:
+        """See ``Codec``."""
+        check_exact(self.name, received_bytes, self.encoded_bytes(size), size)
+
+    def encode(self, vector: Vector) -> Payload:
+        """A view of the vector's own memory."""
+        return np.ascontiguousarray(vector, FLOAT32).view(np.uint8)
+
+    def decode(self, payload: Payload, out: Vector) -> None:
+        """See ``Codec``."""
+        out[:] = payload.view(FLOAT32)
+
+
+class BFloat16:
+    """Sign, exponent and 7 bits of the fraction: the range of float32 at half its size.
+
+    Rounds to the nearest, ties to even; the error of an element is at most ``2**-8`` of it. What would round to
+    infinity becomes the largest finite number.
+    """
+
+    name = "bf16"
+
+    def encoded_bytes(self, size: int) -> int:
+        """2 per element."""
+        return 2 * size
+
+    def check(self, received_bytes: int, size: int) -> None:
+        """See ``Codec``."""
+        check_exact(self.name, received_bytes, self.encoded_bytes(size), size)
+
+    def encode(self, vector: Vector) -> Payload:
+        """See ``Codec``."""
+        payload = np.empty(self.encoded_bytes(vector.size), np.uint8)
+        halves = payload.view("<u2")
+        bits = np.ascontiguousarray(vector, FLOAT32).view("<u4")
+        for start in range(0, vector.size, BLOCK):
+            part = slice(start, start + BLOCK)
+            halves[part] = _upper_halves(bits[part])
+        return payload
+
+    def decode(self, payload: Payload, out: Vector) -> None:
+        """See ``Codec``."""
+        halves, bits = payload.view("<u2"), out.view("<u4")
+        for start in range(0, out.size, BLOCK):
+            part = slice(start, start + BLOCK)
+            np.left_shift(halves[part].astype(np.uint32), np.uint32(16), out=bits[part])
+
+
+def _upper_halves(bits: Bits) -> Bits:
+    magnitude = bits & ~_SIGN
+    odd = (magnitude >> np.uint32(16)) & np.uint32(1)
+    rounded = np.where(magnitude < _INFINITY, np.minimum(magnitude + (np.uint32(0x7FFF) + odd), _LARGEST), magnitude)
+    np.copyto(rounded, _QUIET_NAN, where=magnitude > _INFINITY)
+    return (rounded | (bits & _SIGN)) >> np.uint32(16)

@@ -1,0 +1,77 @@
+"""Only the greatest elements, the others wait in the error feedback until they have grown."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from nfdt.codecs.base import FLOAT32, Payload, Vector
+from nfdt.core.errors import ProtocolError, ShapeMismatch
+
+MAX_SIZE = 2**32
+_PAIR_BYTES = 8
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The ``fraction`` of the elements with the greatest magnitude, at least one; the rest is decoded as zero.
+
+    Layout: their places, rising, uint32, then their values, float32. The squared error is at most
+    ``1 - fraction`` of the vector's squared norm. An element that is not finite counts as the greatest.
+
+    Attributes:
+        fraction: Above 0, at most 1. Decoding does not depend on it.
+    """
+
+    fraction: float
+    name = "top-k"
+
+    def kept(self, size: int) -> int:
+        """How many of ``size`` elements are sent."""
+        return min(size, max(1, math.ceil(self.fraction * size)))
+
+    def encoded_bytes(self, size: int) -> int:
+        """8 per element that is sent."""
+        return _PAIR_BYTES * self.kept(size)
+
+    def check(self, received_bytes: int, size: int) -> None:
+        """See ``Codec``."""
+        if received_bytes % _PAIR_BYTES or received_bytes > _PAIR_BYTES * size:
+            raise ShapeMismatch(
+                f"Payload in codec {self.name}: expected 8 bytes for each of at most {size} elements. "
+                f"Received: {received_bytes} bytes. The sender has another model; restart it."
+            )
+
+    def encode(self, vector: Vector) -> Payload:
+        """See ``Codec``.
+
+        Raises:
+            ShapeMismatch: a place does not fit into 32 bits.
+        """
+        if vector.size >= MAX_SIZE:
+            raise ShapeMismatch(
+                f"Codec {self.name}: expected fewer than {MAX_SIZE} elements in a shard. Received: {vector.size}. "
+                "Use more shards."
+            )
+        count = self.kept(vector.size)
+        payload = np.empty(_PAIR_BYTES * count, np.uint8)
+        if count:
+            places = np.argpartition(np.abs(vector), vector.size - count)[vector.size - count :]
+            places.sort()
+            payload[: 4 * count].view("<u4")[:] = places
+            payload[4 * count :].view(FLOAT32)[:] = vector[places]
+        return payload
+
+    def decode(self, payload: Payload, out: Vector) -> None:
+        """See ``Codec``."""
+        count = payload.size // _PAIR_BYTES
+        places = payload[: 4 * count].view("<u4").astype(np.int64)  # a copy: checked and used are the same
+        if count and (places[-1] >= out.size or not (places[1:] > places[:-1]).all()):
+            raise ProtocolError(
+                f"Payload in codec {self.name}: expected rising places below {out.size}. Received: {count} places up "
+                f"to {places.max()}."
+            )
+        out[:] = 0
+        out[places] = payload[4 * count :].view(FLOAT32)

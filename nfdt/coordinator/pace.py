@@ -1,0 +1,190 @@
+"""How fast the workers of a job are, and what follows from it: batch sizes, shares, leases. Time is passed in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from nfdt.consistency import ConsistencyPolicy
+from nfdt.coordinator.autopilot import LEAST_STEPS, Autopilot, follows_a_plan, told
+from nfdt.coordinator.instructions import TaskTime
+from nfdt.coordinator.membership import Member
+from nfdt.coordinator.progress import Throttle
+from nfdt.core.spec import JobSpec
+from nfdt.schedulers import BatchSizes, Bounds, LeaseBook, Runner, Speeds, lease_size, steps_to_share
+from nfdt.schedulers.group_shares import StatedSizes
+
+TELL_EVERY_S = 1.0
+SURE_STEPS = 10  # of each worker, before an epoch is divided for good
+STALE_STEPS = 20  # after so many of its own step times a speed is measured again, whatever it was
+NEWS = 0.1  # a speed that moved less than this share is not told again
+
+
+Sizes = BatchSizes | StatedSizes
+
+
+def batch_sizes(spec: JobSpec) -> BatchSizes | None:
+    """The dynamic batch sizes of a job; None where every batch has the size that ``fit`` gives."""
+    algorithm = spec.algorithm
+    if algorithm.batch != "dbs" or spec.train.kind != "arrays":
+        return None
+    bounds = Bounds(algorithm.batch_min, algorithm.batch_max, algorithm.batch_multiple)
+    return BatchSizes(spec.fit.batch_size, bounds)
+
+
+def told_of_streams(spec: JobSpec) -> str | None:
+    """What a job that is fed batch by batch cannot have of what was asked for; None where that is nothing."""
+    algorithm = spec.algorithm
+    if spec.train.kind == "arrays":
+        return None
+    if algorithm.batch == "dbs":
+        return "batch='dbs': the client feeds the batches one by one; they keep the size they come in."
+    if algorithm.tasks in ("proportional", "finish-together"):
+        return f"tasks={algorithm.tasks!r}: the client feeds the batches one by one; they are handed out as they come."
+    return None
+
+
+class Pace:
+    """The measured speeds of one job's workers, and the decisions that rest on them.
+
+    Args:
+        spec: The job.
+        policy: Who may proceed.
+        sizes: Batch sizes that are stated; None: as the job's batch policy says.
+
+    Attributes:
+        sizes: Dynamic batch sizes, if the job has them.
+        overlap: Pushes that may be unanswered while a worker computes.
+    """
+
+    def __init__(self, spec: JobSpec, policy: ConsistencyPolicy, sizes: StatedSizes | None = None) -> None:
+        self.sizes: Sizes | None = sizes or batch_sizes(spec)
+        self._spec, self._policy = spec, policy
+        self._speeds = Speeds()
+        self._autopilot = Autopilot(spec.fit.batch_size, spec.algorithm.overlap) if follows_a_plan(spec) else None
+        self.overlap = self._autopilot.row.overlap if self._autopilot else spec.algorithm.overlap
+        self._throttle = Throttle(TELL_EVERY_S)
+        self._described: dict[str, dict[str, Any]] = {}
+        self._told: dict[str, dict[str, Any]] = {}
+
+    def joined(self, worker: str) -> None:
+        """The worker takes part from now on."""
+        if self.sizes:
+            self.sizes.joined(worker)
+
+    def left(self, worker: str) -> None:
+        """The worker is gone."""
+        self._speeds.forget(worker)
+        if self.sizes:
+            self.sizes.left(worker)
+
+    def stepped(self, worker: str, samples: int, time: TaskTime) -> None:
+        """A step of the worker took so long."""
+        self._speeds.measured(worker, samples, time.compute_s + time.exchange_s, time.exchange_s)
+        if self.sizes:
+            self.sizes.stepped(worker, self._speeds)
+
+    def size_of(self, worker: str) -> int:
+        """Samples of the worker's next step."""
+        return self.sizes.of(worker) if self.sizes else self._spec.fit.batch_size
+
+    def shares(self, workers: Sequence[str]) -> dict[str, float] | None:
+        """What part of an epoch each worker shall do by the task policy; None: nobody in particular, or not yet."""
+        if self._policy.name == "bsp" or self._spec.train.kind != "arrays":
+            return None
+        match self._spec.algorithm.tasks:
+            case "static":
+                return dict.fromkeys(workers, 1.0)
+            case "proportional":
+                if any(self._speeds.steps(worker) < SURE_STEPS for worker in workers):
+                    return None
+                lines = {worker: self._speeds.of(worker) for worker in workers}
+                return {w: line.samples_per_s(self.size_of(w)) for w, line in lines.items() if line}
+            case _:
+                return None
+
+    def lease(self, member: Member, members: Sequence[Member], book: LeaseBook, now: float) -> int:
+        """How many tasks the worker shall get now; 0: it waits, because others will be done with the rest sooner."""
+        if self._spec.train.kind == "stream" or self._policy.lease_limit is not None:
+            size = self._policy.lease_limit or 1
+        else:
+            step_s = self._speeds.step_s(member.name, self.size_of(member.name))
+            size = lease_size(book.remaining, len(members), step_s)
+        if self._shares_the_end:
+            size = min(size, self._steps_left_for(member, members, book, now))
+        return size
+
+    @property
+    def _shares_the_end(self) -> bool:
+        known = self._spec.train.kind == "arrays" and self._policy.name != "bsp"
+        return known and self._spec.algorithm.tasks == "finish-together"
+
+    def _steps_left_for(self, member: Member, members: Sequence[Member], book: LeaseBook, now: float) -> int:
+        """The worker's steps if what is left of the epoch is shared so that all end together."""
+        runners = {m.name: runner for m in members if (runner := self._runner(m, m is member, book, now))}
+        if member.name not in runners:
+            return 1
+        steps = steps_to_share(book.remaining * self._spec.fit.batch_size, list(runners.values()))
+        mine = dict(zip(runners, steps, strict=True))[member.name]
+        stale_s = STALE_STEPS * runners[member.name].step_s
+        return mine or int(
+            now - member.leased_at > stale_s
+        )  # who never gets anything cannot show that it is quick again
+
+    def _runner(self, member: Member, asks: bool, book: LeaseBook, now: float) -> Runner | None:
+        line = self._speeds.now(member.name)
+        if line is None:
+            return None
+        held = book.held(member.name, begun=member.in_flight)
+        if held:
+            left_s = member.leased_at + sum(line.seconds(task.samples) for task in held) - now
+            free_in_s = abs(left_s)  # who is late may be so for as long again
+        else:
+            free_in_s = 0.0 if asks else max(0.0, now - member.seen_at)  # who is silent may be so for as long again
+        size = self.size_of(member.name)
+        return Runner(free_in_s, line.seconds(size), size)
+
+    @property
+    def described(self) -> dict[str, dict[str, Any]]:
+        """What :meth:`describe` said last of each worker, of those that are gone too."""
+        return dict(self._described)
+
+    def describe(self, workers: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """What is known of the speed of each of these workers."""
+        for worker in workers:
+            size, line = self.size_of(worker), self._speeds.of(worker)
+            if line:
+                self._described[worker] = {
+                    "samples_per_s": round(line.samples_per_s(size), 3),
+                    "step_s": round(line.seconds(size), 6),
+                    "step_exchange_s": round(self._speeds.exchange_s(worker), 6),
+                    "batch_size": size,
+                }
+        return {worker: self._described[worker] for worker in workers if worker in self._described}
+
+    def news(self, workers: Sequence[str], now: float) -> dict[str, dict[str, Any]] | None:
+        """What is worth telling the world about speeds now; None when there is nothing new."""
+        if not self._throttle.due(now):
+            return None
+        described = self.describe(workers)
+        if not any(self._is_news(worker, row) for worker, row in described.items()):
+            return None
+        self._told = described
+        return described
+
+    def plan(self, workers: Sequence[str]) -> dict[str, Any] | None:
+        """A new decision of a job that chooses its row while it trains, as the data of an event."""
+        if self._autopilot is None or any(self._speeds.steps(worker) < LEAST_STEPS for worker in workers):
+            return None
+        steps = {w: (line, self._speeds.exchange_s(w)) for w in workers if (line := self._speeds.of(w))}
+        choice = self._autopilot.look(steps) if steps else None
+        if choice is None:
+            return None
+        self.overlap = choice.row.overlap
+        return told(choice)
+
+    def _is_news(self, worker: str, row: dict[str, Any]) -> bool:
+        told = self._told.get(worker)
+        if told is None or told["batch_size"] != row["batch_size"]:
+            return True
+        return bool(abs(row["samples_per_s"] - told["samples_per_s"]) > NEWS * told["samples_per_s"])

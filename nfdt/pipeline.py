@@ -1,0 +1,80 @@
+"""What a worker computes its gradients on, and its pushes on their way.
+
+With ``overlap`` k, gradient n is computed while up to k pushes before it are unanswered, on the weights of the newest
+answer there is::
+
+    k = 0   compute 1 | exchange 1 | compute 2 | exchange 2 | ...
+    k = 1   compute 1 | compute 2  | compute 3 | ...
+                      | exchange 1 | exchange 2 | ...
+
+The push just sent is never the one whose answer is computed on next: with k = 1 a gradient misses exactly one update
+of its own worker, with more as many as the exchange takes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Generic, TypeVar, Unpack
+
+from nfdt.transport.base import ParameterClient, PendingPush, Pulled, Pushed, PushOptions, Vector
+
+Tag = TypeVar("Tag")
+
+
+class Pipeline(Generic[Tag]):
+    """Sends gradients and keeps the newest weights. Not thread-safe.
+
+    Args:
+        client: The way to the shards, made for the same ``overlap``.
+        overlap: How many pushes may be unanswered while a gradient is computed.
+
+    Attributes:
+        overlap: The same; may change, up to what the client is made for.
+    """
+
+    def __init__(self, client: ParameterClient, overlap: int) -> None:
+        self._client = client
+        self.overlap = overlap
+        self._held: Pulled | None = None
+        self._sent: deque[tuple[Tag, PendingPush]] = deque()
+
+    @property
+    def in_flight(self) -> list[Tag]:
+        """The tags of the pushes whose answers have not been taken, oldest first."""
+        return [tag for tag, _ in self._sent]
+
+    def weights(self, *, exact: bool = False) -> Pulled:
+        """What to compute on: of the newest answer, or pulled where there is none; good until the next :meth:`send`.
+
+        ``exact``: what is pulled is what the shards have, whatever the job's codec.
+        """
+        if self._held is None:
+            self._held = self._client.pull(exact=exact)
+        return self._held
+
+    def send(self, tag: Tag, gradient: Vector, **options: Unpack[PushOptions]) -> None:
+        """Push a gradient that was computed on :meth:`weights`; ``tag`` comes back with the answer."""
+        if self._held is not None:
+            options["computed_on"] = self._held.sequence
+        self._sent.append((tag, self._client.begin_push(gradient, **options)))
+
+    def settle(self) -> list[tuple[Tag, Pushed]]:
+        """Wait until no more than ``overlap`` pushes are unanswered; the answers that are there, oldest first."""
+        answers = []
+        while len(self._sent) > self.overlap or (len(self._sent) > 1 and self._sent[0][1].arrived):
+            answers.append(self._take())
+        return answers
+
+    def drain(self) -> list[tuple[Tag, Pushed]]:
+        """Wait for all answers."""
+        return [self._take() for _ in range(len(self._sent))]
+
+    def forget(self) -> None:
+        """Hold nothing any more: the next weights are pulled. All answers must have been taken."""
+        self._held = None
+
+    def _take(self) -> tuple[Tag, Pushed]:
+        tag, pending = self._sent.popleft()
+        pushed = pending.result()
+        self._held = None if pushed.weights is None else Pulled(pushed.weights, pushed.versions, pushed.sequence)
+        return tag, pushed

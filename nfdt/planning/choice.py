@@ -1,0 +1,62 @@
+"""Pick the row of most progress per second, say why, and stay with it unless another is clearly better."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nfdt.planning.cost_model import Cluster, Prediction, Row, candidate_rows, predict
+
+BETTER = 1.1  # another row must promise so much more before a running job changes
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A row, what it promises, and why it was chosen."""
+
+    row: Row
+    prediction: Prediction
+    reason: str
+
+
+def choose(
+    cluster: Cluster, groups: Sequence[Sequence[int]] = (), *, current: Row | None = None, overlap: int = 1
+) -> Choice:
+    """The best row for measured workers.
+
+    Args:
+        cluster: The workers.
+        groups: How they fall into groups of similar speed; used where the cluster can form groups.
+        current: What runs now: kept unless another row promises ``BETTER`` times its progress.
+        overlap: The most there may be.
+    """
+    rows = candidate_rows(cluster, groups, overlap=overlap)
+    if current is not None and current not in rows:
+        rows.insert(0, current)
+    predictions = {row: predict(row, cluster) for row in rows}
+    best = max(rows, key=lambda row: predictions[row].progress_per_s)
+    if current is not None and predictions[best].progress_per_s < BETTER * predictions[current].progress_per_s:
+        best = current
+    return Choice(best, predictions[best], _sentence(cluster, best, predictions[best]))
+
+
+def _sentence(cluster: Cluster, row: Row, chosen: Prediction) -> str:
+    steps = [w.step.seconds(cluster.local_batch) for w in cluster.workers]
+    barrier = predict(Row("bsp", "fixed"), cluster)
+    return (
+        f"{_named(row)}: {len(steps)} workers take {_range_ms(steps)} per batch of {cluster.local_batch} and "
+        f"{_range_ms([w.exchange_s for w in cluster.workers])} to exchange; expected {chosen.samples_per_s:,.0f} "
+        f"samples/s, {chosen.samples_per_s / barrier.samples_per_s:.1f} times a barrier's, "
+        f"at a mean staleness of {chosen.staleness:.1f}."
+    )
+
+
+def _named(row: Row) -> str:
+    if row.groups:
+        return f"groups of {', '.join(str(len(members)) for members in row.groups)}"
+    return f"free workers with dynamic batches, overlap {row.overlap}"
+
+
+def _range_ms(seconds: Sequence[float]) -> str:
+    low, high = min(seconds) * 1000, max(seconds) * 1000
+    return f"{low:.3g} ms" if high < 1.05 * low or high == 0 else f"{low:.3g} to {high:.3g} ms"

@@ -1,0 +1,98 @@
+"""Tasks cut when they are asked for, each in the size that its worker should have then (dynamic batch sizes)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from nfdt.schedulers.batch_size import BatchSizes
+from nfdt.schedulers.group_shares import StatedSizes
+from nfdt.schedulers.ranges import Ranges
+from nfdt.schedulers.tasks import Position, Task, TaskPlan
+
+
+class CutTasks:
+    """The rows of a plan's epoch, every one once, in batches whose sizes are not known beforehand.
+
+    A synchronous round holds as many rows as the plan's rounds do, one part per worker; an asynchronous batch holds
+    what its worker takes now, fewer only where the rows (or the worker's share of them) end.
+
+    Args:
+        plan: Which rows, and how many form a round.
+        sizes: What each worker takes; it may change at any time.
+
+    Attributes:
+        ranks: Which part of the round handed out last is meant for which worker.
+    """
+
+    def __init__(self, plan: TaskPlan, sizes: BatchSizes | StatedSizes) -> None:
+        self._plan, self._sizes = plan, sizes
+        self._pass_index, rows = plan.rows
+        self._rows = Ranges(rows)
+        self._next = plan.begin.task
+        self._round = plan.begin.round
+        self.ranks: dict[str, int] = {}
+
+    @staticmethod
+    def end(plan: TaskPlan) -> Position:
+        """Where the next epoch begins; as many task numbers are passed over as there could be tasks."""
+        _, rows = plan.rows
+        return replace(plan.end, task=plan.begin.task + len(rows))
+
+    def divide(self, weights: Mapping[str, float]) -> None:
+        """Contiguous shares of the rows."""
+        self._rows.divide(weights)
+
+    def take(self, worker: str, limit: int) -> list[Task]:
+        """Up to ``limit`` batches of this worker's share, else of the pool."""
+        tasks: list[Task] = []
+        while len(tasks) < limit and (rows := self._rows.take(worker, self._sizes.of(worker))):
+            tasks.append(self._task(rows))
+        return tasks
+
+    def take_round(self) -> list[Task]:
+        """The next round, divided among the workers that there are."""
+        rows = self._rows.take("", self._plan.round_rows)
+        if not rows:
+            return []
+        parts = self._sizes.split(len(rows))
+        self.ranks.clear()
+        self.ranks.update((worker, part) for part, (worker, _) in enumerate(parts) if worker)
+        tasks, start = [], 0
+        for part, (_, count) in enumerate(parts):
+            task = self._task(rows[start : start + count])
+            tasks.append(replace(task, round=self._round, part=part, parts=len(parts)))
+            start += count
+        self._round += 1
+        return tasks
+
+    def release(self, worker: str) -> None:
+        """The worker's share falls into the pool."""
+        self._rows.release(worker)
+
+    def drop(self) -> None:
+        """Forget the pool and all shares."""
+        self._rows.drop()
+
+    def available(self, worker: str) -> bool:
+        """Whether the worker's share or the pool has rows."""
+        return self._rows.has(worker)
+
+    def exhausted(self, worker: str) -> bool:
+        """Whether the worker's share and the pool are empty."""
+        return not self.available(worker)
+
+    @property
+    def remaining(self) -> int:
+        """Rounds (asynchronous: batches of b0) that the rows not handed out would form."""
+        return -(-len(self._rows) // self._plan.round_rows)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every row is handed out."""
+        return not len(self._rows)
+
+    def _task(self, rows: range) -> Task:
+        task = Task(self._next, rows.start, rows.stop, self._pass_index, samples=len(rows))
+        self._next += 1
+        return task

@@ -1,0 +1,143 @@
+"""What each group gets: rows per member, a learning-rate factor, local steps.
+
+Every definition here is ours; see docs/algorithms/group-sync.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nfdt.schedulers.grouping import Groups
+from nfdt.schedulers.proportions import equal_time_split, proportional_split
+from nfdt.schedulers.throughput import Speeds, StepTime
+
+ROUNDING = 1e-9  # what division may take from a whole number
+
+
+@dataclass(frozen=True)
+class GroupShare:
+    """One group's part in the job.
+
+    Attributes:
+        members: Its workers.
+        rows: Of one step, per member, in their order; their sum is the group's local batch.
+        step_s: Predicted seconds of a step: its slowest member's.
+        staleness: Predicted updates of the other groups during one step.
+        rate: What the learning rate is multiplied by for this group's updates.
+        local_steps: Steps between two exchanges.
+    """
+
+    members: tuple[int, ...]
+    rows: tuple[int, ...]
+    step_s: float
+    staleness: float
+    rate: float
+    local_steps: int = 1
+
+    @property
+    def batch(self) -> int:
+        """Rows of the group's step."""
+        return sum(self.rows)
+
+
+class StatedSizes:
+    """Batch sizes of groups, which somebody states; takes the place of :class:`nfdt.schedulers.BatchSizes`.
+
+    Args:
+        reference: Of a worker that nobody has said anything of.
+    """
+
+    def __init__(self, reference: int) -> None:
+        self.reference = reference
+        self._sizes: dict[str, int] = {}
+        self._present: set[str] = set()
+
+    def state(self, sizes: Mapping[str, int]) -> None:
+        """These are the sizes from now on."""
+        self._sizes = dict(sizes)
+
+    def of(self, worker: str) -> int:
+        """Samples per step of this worker."""
+        return self._sizes.get(worker, self.reference)
+
+    def joined(self, worker: str) -> None:
+        """The worker takes part from now on."""
+        self._present.add(worker)
+
+    def left(self, worker: str) -> None:
+        """The worker is gone; the sizes of the others stay."""
+        self._present.discard(worker)
+
+    def stepped(self, worker: str, speeds: Speeds) -> bool:
+        """Sizes do not follow speeds by themselves."""
+        return False
+
+    def split(self, total: int) -> list[tuple[str, int]]:
+        """A round of ``total`` samples: (worker, samples) by the sizes, nobody with none."""
+        workers = sorted(self._present)
+        shares = proportional_split(total, [float(self.of(worker)) for worker in workers])
+        return [(worker, count) for worker, count in zip(workers, shares, strict=True) if count]
+
+
+def share_out(
+    groups: Groups,
+    times: Mapping[int, StepTime],
+    local_batch: int,
+    *,
+    proportional: bool,
+    least: int = 1,
+    most: int | None = None,
+    local_steps: int = 1,
+    delta: bool = False,
+) -> tuple[GroupShare, ...]:
+    """Rows, rates and local steps of every group.
+
+    With M members in all and B = M * ``local_batch`` rows to share out::
+
+        B_g   = B * r_g / sum r              r_g rows per second of the group; fixed: |g| * local_batch
+        b_i   = (T_g - alpha_i) / beta_i     equal finish, T_g = (B_g + sum alpha_i / beta_i) / sum 1 / beta_i
+        tau_g = T_g * sum_{h != g} 1 / T_h   psi_g = min(1, G / (1 + tau_g))
+        rate  = psi_g * G * B_g / B          their mean is 1 where every psi is
+        delta: rate = psi_g * B_g H_g / sum(B H), H_g = max(1, floor(H * v_g / max v)), v_g = 1 / T_g
+
+    Args:
+        groups: Who trains with whom.
+        times: Of every member.
+        local_batch: The reference batch of one worker.
+        proportional: Whether rows follow speed, or everybody gets ``local_batch``.
+        least: Fewest rows of one member, where they follow speed.
+        most: Most rows of one member; None for no bound.
+        local_steps: H of the fastest group; with ``delta`` only.
+        delta: Whether groups push differences of weights: their rates then add up to 1.
+    """
+    total = local_batch * sum(map(len, groups))
+    rows = [[local_batch] * len(group) for group in groups]
+    if proportional:
+        rows = _rows(groups, times, local_batch, least, most)
+    seconds = [
+        max(times[member].seconds(count) for member, count in zip(group, counts, strict=True))
+        for group, counts in zip(groups, rows, strict=True)
+    ]
+    steps = [max(1, math.floor(local_steps * min(seconds) / own + ROUNDING)) if delta else 1 for own in seconds]
+    staleness = [own * sum(1 / s for s in seconds) - 1 for own in seconds]
+    work = [sum(counts) * count for counts, count in zip(rows, steps, strict=True)]
+    scale = 1 / sum(work) if delta else len(groups) / total
+    return tuple(
+        GroupShare(group, tuple(counts), own, tau, min(1.0, len(groups) / (1 + tau)) * scale * done, count)
+        for group, counts, own, tau, done, count in zip(groups, rows, seconds, staleness, work, steps, strict=True)
+    )
+
+
+def _rows(
+    groups: Groups, times: Mapping[int, StepTime], local_batch: int, least: int, most: int | None
+) -> list[list[int]]:
+    members = [member for group in groups for member in group]
+    rates = [times[member].samples_per_s(local_batch) for member in members]
+    split = proportional_split(local_batch * len(members), rates, least=least, most=most)
+    own = dict(zip(members, split, strict=True))
+    return [
+        equal_time_split(sum(own[m] for m in group), [times[m] for m in group], least=least, most=most)
+        for group in groups
+    ]

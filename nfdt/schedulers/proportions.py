@@ -1,0 +1,125 @@
+"""How a number of samples is divided among workers: by speed, so that all of them take the same time, in whole samples.
+
+Worker i does n samples in ``alpha_i + beta_i * n`` seconds. Everybody ends at T if it takes ``n_i(T) = (T - alpha_i) /
+beta_i``, kept between ``least`` and ``most``; T is where the n_i sum up to the total (water-filling). With alpha = 0
+the shares are proportional to the speeds 1 / beta_i.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from nfdt.schedulers.throughput import StepTime
+
+
+def largest_remainder(total: int, shares: Sequence[float]) -> list[int]:
+    """Whole numbers that sum up to ``total``, each less than 1 from its share of ``total``.
+
+    Args:
+        total: What is divided, >= 0.
+        shares: Each one's share, >= 0, on any scale; not all 0 unless ``total`` is.
+
+    Returns:
+        One number per share. Equal remainders: the first one gets more.
+
+    Raises:
+        ValueError: nobody to give anything to.
+    """
+    whole = math.fsum(shares)
+    if total and not whole > 0:
+        raise ValueError(f"Shares of {total}: expected at least one above 0. Received: {list(shares)}.")
+    exact = [total * share / whole if whole else 0.0 for share in shares]
+    counts = [math.floor(x) for x in exact]
+    rest = sorted(range(len(exact)), key=lambda i: counts[i] - exact[i])
+    for i in rest[: total - sum(counts)]:
+        counts[i] += 1
+    return counts
+
+
+def water_fill(
+    total: float, times: Sequence[StepTime], *, least: float = 0.0, most: float = math.inf
+) -> tuple[float, list[float]]:
+    """When all of them are done, and how many samples each one does until then.
+
+    Args:
+        total: Samples to be done, between ``least`` and ``most`` times the number of workers.
+        times: What each worker takes; alpha holds whatever passes before its first sample.
+        least: Fewest samples of one worker.
+        most: Most samples of one worker.
+
+    Returns:
+        T in seconds and the samples of each worker; one whose alpha is beyond T does ``least``.
+
+    Raises:
+        ValueError: the total lies outside the bounds, or there are no workers.
+    """
+    count = len(times)
+    if not count or not count * least <= total <= count * most:
+        raise ValueError(f"Total: expected {count} workers times {least:g} to {most:g} samples. Received: {total:g}.")
+    changes = [(time.seconds(least), 1 / time.beta_s) for time in times]
+    if most < math.inf:
+        changes += [(time.seconds(most), -1 / time.beta_s) for time in times]
+    changes.sort()
+    level, pace, done = changes[0][0], 0.0, count * least
+    for at, change in changes:
+        if done + pace * (at - level) >= total and pace > 0:
+            break
+        done += pace * (at - level)
+        level, pace = at, pace + change
+    if pace > 0:
+        level += max(0.0, total - done) / pace
+    return level, [min(most, max(least, (level - time.alpha_s) / time.beta_s)) for time in times]
+
+
+def equal_time_split(
+    total: int, times: Sequence[StepTime], *, least: int = 0, most: int | None = None, smallest: int = 0
+) -> list[int]:
+    """Whole samples for each worker so that all end together, within the time of one sample each.
+
+    Args:
+        total: Samples to be done.
+        times: What each worker takes.
+        least: Fewest samples of one worker; everybody gets them.
+        most: Most samples of one worker; None for no bound.
+        smallest: A worker that would get fewer is left out and gets none (``least`` must be 0).
+
+    Raises:
+        ValueError: the total lies outside the bounds, or there are no workers.
+    """
+    chosen = list(range(len(times)))
+    bound = math.inf if most is None else most
+    while True:
+        _, shares = water_fill(total, [times[i] for i in chosen], least=least, most=bound)
+        kept = [i for i, share in zip(chosen, shares, strict=True) if share >= smallest]
+        if len(kept) in (0, len(chosen)) or len(kept) * bound < total:
+            break
+        chosen = kept
+    counts = [0] * len(times)
+    for i, count in zip(chosen, _whole(total, shares), strict=True):
+        counts[i] = count
+    return counts
+
+
+def proportional_split(total: int, rates: Sequence[float], *, least: int = 0, most: int | None = None) -> list[int]:
+    """Whole samples for each worker in proportion to its speed, between ``least`` and ``most``.
+
+    Args:
+        total: Samples to be divided.
+        rates: Samples per second of each worker, > 0, on any scale.
+        least: Fewest samples of one worker.
+        most: Most samples of one worker; None for no bound.
+
+    Raises:
+        ValueError: the total lies outside the bounds, or there are no workers.
+    """
+    return equal_time_split(total, [StepTime(0.0, 1 / rate) for rate in rates], least=least, most=most)
+
+
+def _whole(total: int, shares: Sequence[float]) -> list[int]:
+    """The shares, which sum up to the total but for rounding, as whole numbers that do; none leaves its bounds."""
+    counts = [math.floor(share + 1e-9) for share in shares]
+    rest = sorted(range(len(counts)), key=lambda i: counts[i] - shares[i])
+    for i in rest[: total - sum(counts)]:
+        counts[i] += 1
+    return counts

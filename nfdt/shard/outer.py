@@ -1,0 +1,44 @@
+"""The outer optimizer: what a shard applies where workers push differences of weights instead of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nfdt.core.algorithm import AlgorithmSpec
+from nfdt.core.arrays import ParameterLayout
+
+
+def pushes_differences(algorithm: AlgorithmSpec) -> bool:
+    """Whether what arrives are differences ``pulled - own``, made by the user's optimizer elsewhere."""
+    return algorithm.topology == "groups" and algorithm.outer == "delta"
+
+
+def outer_program(manifest: Mapping[str, Any], algorithm: AlgorithmSpec) -> dict[str, Any]:
+    """The program with Nesterov SGD in the place of the user's optimizer; a difference is its gradient.
+
+    Its variables are the shard's own affair: they are no part of the job's state. Weight decay is the user's
+    optimizer's, and has already moved the difference.
+
+    References:
+        Douillard et al., "DiLoCo", arXiv:2311.08105: the outer optimizer and its numbers.
+    """
+    slots = ParameterLayout.from_json(manifest["layout"]).slots
+    rate, momentum = algorithm.outer_lr, algorithm.outer_momentum
+    options = {"learning_rate": rate, "momentum": momentum, "nesterov": momentum > 0, "name": "outer"}
+    described: list[dict[str, Any]] = [{"shape": [], "dtype": "int64", "variable": -1}]  # iterations
+    described.append({"shape": [], "dtype": "float32", "variable": -1})  # learning rate
+    if momentum:
+        described += [{"shape": list(s.shape), "dtype": "float32", "variable": i} for i, s in enumerate(slots)]
+    return {
+        **manifest,
+        "optimizer": {"module": "keras.optimizers", "class_name": "SGD", "config": options, "registered_name": None},
+        "optimizer_variables": described,
+        "elementwise": True,
+        "loss_scale": None,
+    }
+
+
+def outer_algorithm(algorithm: AlgorithmSpec) -> AlgorithmSpec:
+    """The algorithm without a compensation by curvature, of which differences say nothing; delays count as ever."""
+    return algorithm.model_copy(update={"dc_lambda": 0.0})

@@ -1,0 +1,65 @@
+"""A link that is slower than the real one, for trying things on one machine."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nfdt.core.emulation import Emulation
+
+
+@dataclass
+class _Lane:
+    """One direction: messages go one after the other."""
+
+    free_at: float = 0.0
+
+
+class EmulatedLink:
+    """Makes messages wait as long as they would take on such a link, whatever really carries them.
+
+    Each direction has the whole bandwidth. All shards of a worker lie behind one link: their messages queue up.
+    Thread-safe.
+
+    Args:
+        bandwidth_mbit: Million bits per second; None for any number of them at once.
+        latency_ms: Of one direction.
+        stopped: Ends every wait.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        bandwidth_mbit: float | None,
+        latency_ms: float,
+        stopped: threading.Event,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._latency_s = latency_ms / 1000
+        self._s_per_byte = 8e-6 / bandwidth_mbit if bandwidth_mbit else 0.0
+        self._stopped = stopped
+        self._lock = threading.Lock()
+        self._up, self._down = _Lane(), _Lane()
+
+    def send(self, payload_bytes: int, since: float) -> None:
+        """Wait until a message that was ready at ``since`` (monotonic clock) is at the shard, or the job is over."""
+        self._carry(self._up, payload_bytes, since)
+
+    def receive(self, payload_bytes: int, since: float) -> None:
+        """Wait until a shard's answer is here; as :meth:`send`."""
+        self._carry(self._down, payload_bytes, since)
+
+    def _carry(self, lane: _Lane, payload_bytes: int, since: float) -> None:
+        with self._lock:
+            lane.free_at = max(lane.free_at, since) + payload_bytes * self._s_per_byte
+            due = lane.free_at + self._latency_s
+        self._stopped.wait(max(0.0, due - self._clock()))
+
+
+def make_link(emulate: Emulation, worker: int, stopped: threading.Event) -> EmulatedLink | None:
+    """The link of worker number ``worker``; None where it is the real one."""
+    bandwidth, latency = emulate.link_of(worker)
+    return EmulatedLink(bandwidth, latency, stopped) if bandwidth or latency else None

@@ -1,0 +1,83 @@
+"""The pushes of one client that are not answered yet: answers are taken in the order of the pushes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from nfdt.core.errors import UsageError
+from nfdt.transport.base import Pushed
+
+
+class Pending:
+    """A :class:`~nfdt.transport.base.PendingPush`.
+
+    Attributes:
+        sequence: Of the push.
+        outcome: The answer, or what came instead of one; None before.
+    """
+
+    def __init__(self, sequence: int, pushes: InFlight) -> None:
+        self.sequence = sequence
+        self.outcome: Pushed | Exception | None = None
+        self._pushes = pushes
+
+    @property
+    def arrived(self) -> bool:
+        """See ``PendingPush``."""
+        return self.outcome is not None or self._pushes.arrived(self)
+
+    def result(self) -> Pushed:
+        """See ``PendingPush``."""
+        while self.outcome is None:
+            self._pushes.take()
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+class InFlight:
+    """Keeps pushes and answers together, and counts.
+
+    Args:
+        overlap: How many pushes may be unanswered while another one is sent.
+        take: Waits for the answer to the push of this sequence.
+        arrived: Whether the answers to so many pushes, from the oldest on, are there.
+    """
+
+    def __init__(self, overlap: int, take: Callable[[int], Pushed], arrived: Callable[[int], bool]) -> None:
+        self._overlap = overlap
+        self._take = take
+        self._arrived = arrived
+        self._waiting: deque[Pending] = deque()
+
+    def check_push(self) -> None:
+        """Raise UsageError if no push may be sent now."""
+        if len(self._waiting) > self._overlap:
+            raise UsageError(
+                f"Push: expected at most {self._overlap} unanswered ones before it, the overlap this client is made "
+                f"for. Received: {len(self._waiting)}. Take the result of the oldest first."
+            )
+
+    def check_pull(self) -> None:
+        """Raise UsageError if weights cannot be pulled now."""
+        if self._waiting:
+            raise UsageError(f"Pull: expected no unanswered push. Received: {len(self._waiting)}. Take their results.")
+
+    def add(self, sequence: int) -> Pending:
+        """A push has been sent."""
+        pending = Pending(sequence, self)
+        self._waiting.append(pending)
+        return pending
+
+    def arrived(self, pending: Pending) -> bool:
+        """Whether the answer to this push, and to those before it, is there."""
+        return self._arrived(self._waiting.index(pending) + 1)
+
+    def take(self) -> None:
+        """Wait for the answer to the oldest push."""
+        oldest = self._waiting.popleft()
+        try:
+            oldest.outcome = self._take(oldest.sequence)
+        except Exception as error:  # told to whoever asks for the result
+            oldest.outcome = error

@@ -1,0 +1,147 @@
+"""The adaptive choice on links that are known: synthetic measurements in, decisions out."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from nfdt.codecs import WIDTHS
+from nfdt.codecs.adaptive import HYSTERESIS, AdaptiveWidth, Loss
+from nfdt.codecs.link_estimate import LinkEstimate
+
+SIZE = 10**6
+LOSSES = {"bf16": Loss(3e-6, 0.002), "int8": Loss(6e-5, 0.002), "int4": Loss(0.02, 0.002)}
+BYTES = {codec.name: codec.encoded_bytes(SIZE) for codec in WIDTHS}
+
+
+class Cluster:
+    """One worker on a link of this speed (Mbit/s, upwards and downwards), its times disturbed by noise."""
+
+    def __init__(self, *, up, down=None, compute_s=0.1, latency_s=0.001, noise=0.2, seed=0, **options):
+        self.width = AdaptiveWidth(WIDTHS, SIZE, **{"error_budget": 0.05, "pipelined": False, **options})
+        self.up, self.down = up, down or up
+        self.compute_s, self.latency_s, self.noise = compute_s, latency_s, noise
+        self.random = np.random.default_rng(seed)
+        self.width.lost_in_pushes(LOSSES)
+        self.width.lost_in_replies(LOSSES)
+        self.decisions = []
+
+    def run(self, pushes):
+        for _ in range(pushes):
+            decision = self.width.begin()
+            if decision:
+                self.decisions.append((decision.push, decision.reply))
+            sent, received = BYTES[self.width.push], BYTES[self.width.reply]
+            seconds = self.latency_s + 8e-6 * (sent / self.up + received / self.down)
+            self.width.computed(self.compute_s * (1 + self.noise * self.random.random()))
+            self.width.exchanged(sent, received, seconds * (1 + self.noise * self.random.exponential()))
+        return self
+
+    @property
+    def last(self):
+        return self.decisions[-1] if self.decisions else ("identity", "identity")
+
+    def cost(self, push, reply):
+        losses = {"identity": Loss(0, 0), **LOSSES}
+        exchange = self.latency_s + 8e-6 * (BYTES[push] / self.up + BYTES[reply] / self.down)
+        exchange += losses[push].seconds + losses[reply].seconds
+        return (self.compute_s + exchange) * (1 + losses[push].error) * (1 + losses[reply].error)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_a_slow_link_gets_few_bits_and_a_fast_one_all_of_them(noise):
+    assert Cluster(up=50, noise=noise).run(100).last == ("int4", "int4")
+    assert Cluster(up=1e6, noise=noise).run(100).decisions == []
+
+
+@pytest.mark.parametrize(("up", "compute_s"), list(itertools.product([20, 200, 2000, 20000], [0.01, 0.1, 1.0])))
+def test_the_choice_costs_little_more_than_the_best(up, compute_s):
+    cluster = Cluster(up=up, compute_s=compute_s, noise=0.1).run(150)
+    best = min(cluster.cost(*pair) for pair in itertools.product(BYTES, BYTES))
+    assert cluster.cost(*cluster.last) <= best / (1 - HYSTERESIS) * 1.03
+
+
+def test_the_two_directions_are_chosen_apart():
+    push, reply = Cluster(up=50, down=1e5).run(150).last
+    assert push == "int4"
+    assert BYTES[reply] > BYTES[push]
+
+
+def test_latency_is_not_taken_for_bandwidth():
+    assert Cluster(up=1e5, latency_s=0.5).run(150).decisions == []
+
+
+def test_a_link_that_changes_is_followed_within_a_few_pushes():
+    cluster = Cluster(up=1e5).run(80)
+    assert cluster.decisions == []
+    cluster.up = cluster.down = 20
+    assert cluster.run(25).last == ("int4", "int4")
+    cluster.up = cluster.down = 1e5
+    assert cluster.run(25).last == ("identity", "identity")
+
+
+def test_what_computation_hides_costs_nothing():
+    assert Cluster(up=100, compute_s=2.0, pipelined=True).run(100).decisions == []
+    assert Cluster(up=100, compute_s=0.1, pipelined=True).run(100).last == ("int4", "int4")
+
+
+def test_no_codec_loses_more_than_the_budget():
+    assert Cluster(up=20, error_budget=0.01).run(100).last == ("int8", "int8")
+    assert Cluster(up=20, error_budget=1e-9).run(100).decisions == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_decisions_do_not_flap(seed):
+    # Between two widths: either costs about the same.
+    assert len(Cluster(up=700, noise=0.3, seed=seed).run(400).decisions) <= 3
+
+
+def test_one_slow_exchange_changes_nothing():
+    cluster = Cluster(up=1e5, noise=0).run(60)
+    for _ in range(2):
+        cluster.width.exchanged(BYTES["identity"], BYTES["identity"], 5.0)
+    assert cluster.run(60).decisions == []
+
+
+def test_what_an_answer_cannot_show_is_not_believed():
+    cluster = Cluster(up=20).run(60)
+    assert cluster.last == ("int4", "int4")
+    cluster.width.lost_in_replies({"int8": Loss(0.9, 0.0)})  # what int4 has left shows nothing of int8
+    assert cluster.run(20).decisions == [("int4", "int4")]
+
+
+def test_nothing_is_decided_before_anything_is_known():
+    width = AdaptiveWidth(WIDTHS, SIZE, error_budget=0.05, pipelined=False)
+    assert [width.begin() for _ in range(50)] == [None] * 50
+    for _ in range(50):
+        width.exchanged(BYTES["identity"], BYTES["identity"], 1.0)
+    assert width.begin() is None
+
+
+def test_an_empty_model_has_nothing_to_choose():
+    width = AdaptiveWidth(WIDTHS, 0, error_budget=0.05, pipelined=False)
+    for _ in range(50):
+        width.computed(0.1)
+        width.exchanged(0, 0, 0.01)
+        assert width.begin() is None
+
+
+def test_latency_and_both_bandwidths_are_found():
+    estimate, random = LinkEstimate(4 * SIZE), np.random.default_rng(0)
+    for _ in range(60):
+        sent, received = random.integers(0, 4 * SIZE, 2)
+        estimate.exchanged(sent, received, 0.02 + sent * 4e-8 + received * 1e-8)
+    link = estimate.link()
+    assert (link.latency_s, link.send_s_per_byte, link.receive_s_per_byte) == pytest.approx(
+        (0.02, 4e-8, 1e-8), rel=0.05
+    )
+
+
+def test_exchanges_of_one_size_promise_no_gain():
+    estimate, random = LinkEstimate(4 * SIZE), np.random.default_rng(0)
+    for _ in range(60):
+        estimate.exchanged(4 * SIZE, 4 * SIZE, 0.02 * (1 + 0.2 * random.random()))
+    link = estimate.link()
+    assert (link.send_s_per_byte, link.receive_s_per_byte) == (0.0, 0.0)

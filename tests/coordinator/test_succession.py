@@ -1,0 +1,178 @@
+"""Another rank takes over: calls to the shard wait for it, and the coordinator tells it what it told the last one."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+
+from nfdt.coordinator.crew import Seat
+from nfdt.coordinator.succession import RingShard, Succession
+from nfdt.core.errors import JobFailed, ServerUnreachable
+
+DEADLINE_S = 30.0
+
+
+class Shard:
+    """A control whose process may be gone."""
+
+    def __init__(self, name: str, alive: bool = True) -> None:
+        self.name, self.alive, self.asked, self.closed = name, alive, threading.Event(), False
+
+    def read(self):
+        self.asked.set()
+        if not self.alive:
+            raise ServerUnreachable(f"{self.name} is gone")
+        return self.name
+
+    def set_learning_rate(self, value):
+        self.told = [*getattr(self, "told", []), value]
+
+    write = set_learning_rate
+
+    def flush(self):
+        pass
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def in_background(call):
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(call()), daemon=True)
+    thread.start()
+    return thread, answers
+
+
+def test_a_call_is_made_again_to_the_next_rank():
+    first = Shard("first", alive=False)
+    shard = RingShard(first, DEADLINE_S)
+    thread, answers = in_background(shard.read)
+    assert first.asked.wait(DEADLINE_S)
+    shard.replace(Shard("second", alive=False))
+    shard.replace(Shard("third"))
+    thread.join(DEADLINE_S)
+    assert answers == ["third"]
+    shard.close()
+    assert first.closed
+
+
+def test_what_the_last_rank_may_not_have_passed_on_is_told_again():
+    shard = RingShard(Shard("first"), DEADLINE_S)
+    shard.write("old")
+    shard.flush()
+    shard.set_learning_rate(0.5)
+    shard.write("new")
+    for fresh, told in ((True, [0.5, "new"]), (False, [0.5])):
+        following = Shard("next")
+        shard.replace(following)
+        shard.repeat(fresh=fresh)
+        assert following.told == told
+
+
+def test_a_call_ends_when_nobody_takes_over_in_time_or_the_job_does():
+    with pytest.raises(ServerUnreachable, match="No rank of the ring answers"):
+        RingShard(Shard("first", alive=False), 0.05).read()
+    shard = RingShard(Shard("first", alive=False), DEADLINE_S)
+    shard.close()
+    with pytest.raises(ServerUnreachable):
+        shard.read()
+
+
+@dataclass
+class Ring:
+    failure: str | None = None
+    log: str = "the log"
+
+    def why(self):
+        return JobFailed(self.failure) if self.failure else None
+
+    def report(self):
+        return None
+
+
+@dataclass
+class Crew:
+    """A shard and a worker whose slot is gone; ``next_one`` says when another one attends."""
+
+    next_one: threading.Event
+    told: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.shards = [Seat(None, "shard-0", 0, vacant=True)]
+        self.worker = Seat(None, "worker-0", 0, vacant=True)
+
+    def living(self):
+        return [self.worker]
+
+    def succeed(self, shard, worker):
+        if not self.next_one.is_set():
+            return False
+        shard.vacant = worker.vacant = False
+        return True
+
+    def start_shard(self, seat):
+        self.told.append("shard")
+        seat.address = "127.0.0.1:1"
+
+    def start_worker(self, seat, here):
+        self.told.append("worker")
+
+
+class Pool:
+    def wait(self, timeout_s):
+        threading.Event().wait(0.001)
+
+
+class Coordinator:
+    def __init__(self) -> None:
+        self.resumed_by = threading.Event()
+        self.fresh = True
+
+    def resumed(self, worker, details):
+        self.resumed_by.set()
+
+
+@pytest.fixture
+def vacancy(monkeypatch):
+    monkeypatch.setattr(Seat, "details", {})
+    ring, crew, coordinator = Ring(), Crew(threading.Event()), Coordinator()
+    failures: list[BaseException] = []
+    changed, told = threading.Condition(), threading.Event()
+
+    def fail(error: BaseException) -> None:
+        failures.append(error)
+        told.set()
+
+    def begin(deadline_s: float) -> Succession:
+        made = Succession(
+            ring, crew, Pool(), changed, lambda: Shard("next"), deadline_s, first=Shard("first", alive=False)
+        )
+        with changed:
+            made.begin(coordinator, fail)
+            made.begin(coordinator, fail)  # the second of its slots is reported
+        return made
+
+    return ring, crew, coordinator, (failures, told), begin
+
+
+def test_the_next_rank_is_seated_asked_to_serve_and_then_to_work(vacancy):
+    _, crew, coordinator, failures, begin = vacancy
+    succession = begin(DEADLINE_S)
+    crew.next_one.set()
+    assert succession.shard.read() == "next"
+    assert coordinator.resumed_by.wait(DEADLINE_S)
+    assert crew.told == ["shard", "worker"]
+    assert failures[0] == []
+
+
+@pytest.mark.parametrize(("failure", "said"), [(None, "another one within 0 s"), ("it ended", "it ended")])
+def test_a_ring_without_another_rank_fails_the_job_with_the_reason(vacancy, failure, said):
+    ring, _, _, (failures, told), begin = vacancy
+    ring.failure = failure
+    succession = begin(0.0)
+    assert told.wait(DEADLINE_S)
+    assert said in str(failures[0])
+    with pytest.raises(ServerUnreachable):
+        succession.shard.read()

@@ -1,0 +1,36 @@
+"""How long a step of an emulated worker takes."""
+
+import pytest
+
+from nfdt.core.emulation import Emulation
+from nfdt.core.spec import DataSpec, FitSpec, JobSpec, resolve_algorithm
+
+
+def job(train: DataSpec) -> JobSpec:
+    return JobSpec(
+        program="0" * 64, algorithm=resolve_algorithm("asgd"), fit=FitSpec(epochs=1, batch_size=64), train=train
+    )
+
+
+def test_a_step_is_lengthened_to_the_emulated_time_and_never_shortened():
+    emulate = Emulation(step_ms=(20, 5))
+    assert emulate.step_s(0, 0.004, 1.0) == pytest.approx(0.02)
+    assert emulate.step_s(1, 0.008, 1.0) == 0.008
+    assert emulate.step_s(2, 0.004, 1.0) == 0.004
+
+
+def test_slowdown_multiplies_what_the_step_took():
+    emulate = Emulation(slowdown=(1, 4), step_ms=(0, 30))
+    assert emulate.step_s(1, 0.01, 1.0) == pytest.approx(0.04)
+    assert emulate.step_s(1, 0.001, 1.0) == pytest.approx(0.03)
+    assert emulate.step_s(0, 0.01, 1.0) == 0.01
+
+
+@pytest.mark.parametrize(("samples", "seconds"), [(16, 0.02), (64, 0.08), (128, 0.16)])
+def test_the_emulated_time_follows_the_samples_of_the_batch(samples, seconds):
+    share = job(DataSpec(kind="arrays", samples=640)).batch_share(samples)
+    assert Emulation(step_ms=(80,)).step_s(0, 0.001, share) == pytest.approx(seconds)
+
+
+def test_a_batch_that_the_client_feeds_takes_the_whole_time():
+    assert job(DataSpec(kind="stream")).batch_share(16) == 1.0

@@ -1,0 +1,34 @@
+"""Steps in blocks: short ones are averaged, long ones stand alone."""
+
+import json
+
+import pytest
+
+from hfdt.pace import BLOCK_S, RECENT, Pace
+
+
+def told(steps):
+    pace = Pace()
+    for rows, seconds in steps:
+        pace.note(rows, seconds)
+    return json.loads(pace.to_json())
+
+
+def test_short_steps_are_averaged_over_a_block():
+    count, recent = told([(32, BLOCK_S / 4), (32, BLOCK_S / 2), (32, BLOCK_S / 2)])
+    assert count == 1
+    assert recent == [[32, pytest.approx(BLOCK_S * 5 / 12)]]
+
+
+def test_a_long_step_is_a_block():
+    assert told([(32, 1.0), (16, 0.5)]) == [2, [[32, 1.0], [16, 0.5]]]
+
+
+def test_steps_of_other_rows_begin_another_block():
+    assert told([(32, BLOCK_S * 0.9), (16, BLOCK_S * 0.9)]) == [0, []]
+
+
+def test_the_latest_blocks_are_told_and_all_are_counted():
+    count, recent = told([(32, 1.0 + i) for i in range(100)])
+    assert count == 100
+    assert [seconds for _, seconds in recent] == [1.0 + i for i in range(100 - RECENT, 100)]

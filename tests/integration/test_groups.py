@@ -1,0 +1,124 @@
+"""Groups with real worlds: found by speed, free of each other, and each lost alone."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from tests.integration.test_decorator import answer
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: scripts/install-horovod"
+)
+
+DIGITS = """
+import json
+import keras
+import numpy as np
+from sklearn.datasets import load_digits
+import nfdt
+from nfdt.core.errors import JobFailed
+
+x, y = load_digits(return_X_y=True)
+order = np.random.RandomState(0).permutation(len(x))
+x, y = (x / 16).astype("float32")[order], y[order].astype("int64")
+train, test = (x[:1344], y[:1344]), (x[1347:], y[1347:])
+
+def build(rate, momentum):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [keras.Input((64,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(10, "softmax")]
+    )
+    optimizer = keras.optimizers.SGD(rate, momentum=momentum)
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+def accuracy(model):
+    return model.evaluate(*test, verbose=0)[1]
+
+def groups(history):
+    return sorted(row["group"] for row in history.nfdt.values())
+
+def samples(history):
+    return sum(row["samples"] for row in history.nfdt.values())
+"""
+
+
+def test_workers_are_grouped_by_measured_speed_and_train_as_well_as_one_process(run_script):
+    got = answer(
+        run_script(
+            DIGITS
+            + """
+with nfdt.session(algorithm="group-sync", workers=4, emulate={"step_ms": [25, 100, 25, 100]}):
+    model = build(0.1, 0.9)
+    history = model.fit(*train, batch_size=16, epochs=12, verbose=0, validation_data=test)
+alone = build(0.1, 0.9)
+alone.fit(*train, batch_size=16, epochs=12, verbose=0)
+print(json.dumps(dict(
+    groups=groups(history), samples=samples(history), rows=[r["batch_sizes"] for r in history.nfdt.values()],
+    accuracy=accuracy(model), alone=accuracy(alone), val=history.history["val_accuracy"][-1],
+)))
+"""
+        )
+    )
+    assert got["groups"] == [[0, 2], [1, 3]]
+    assert got["samples"] == 12 * 1344
+    assert got["accuracy"] == pytest.approx(got["val"], abs=1e-6)
+    assert got["accuracy"] > got["alone"] - 0.01
+    usual = [max(sizes, key=sizes.get) for sizes in got["rows"]]
+    assert max(map(int, usual)) > 2 * min(map(int, usual))
+
+
+def test_a_rank_that_is_killed_takes_its_group_and_no_other(run_script):
+    done = run_script(
+        DIGITS
+        + """
+options = dict(algorithm="group-sync", workers=3, groups="0,1;2", batch="fixed")
+with nfdt.session(**options, emulate={"step_ms": [10, 10, 10], "fail": "1@8,2@60"}):
+    model = build(0.05, 0.9)
+    history = model.fit(*train, batch_size=32, epochs=1, verbose=0)
+    rows = {tuple(row["group"]): row for row in history.nfdt.values()}
+    try:
+        build(0.05, 0.9).fit(*train, batch_size=32, epochs=50, verbose=0)
+        reason = ""
+    except JobFailed as error:
+        reason = str(error)
+print(json.dumps(dict(lost=rows[0, 1]["steps"], samples=samples(history), accuracy=accuracy(model), reason=reason)))
+"""
+    )
+    got = answer(done)
+    assert got["lost"] <= 7
+    assert got["samples"] == 1344
+    assert got["accuracy"] > 0.5
+    assert "All groups are gone" in got["reason"]
+    assert "signal 9" in got["reason"]
+
+
+def test_groups_may_push_what_some_steps_of_their_own_optimizer_have_changed(run_script):
+    got = answer(
+        run_script(
+            DIGITS
+            + """
+
+class Rate(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 12:
+            self.model.optimizer.learning_rate = 0.02
+
+options = dict(algorithm="group-sync", workers=4, groups="0,1;2,3", outer="delta", local_steps=4)
+with nfdt.session(**options, emulate={"step_ms": [5, 5, 20, 20]}):
+    model = build(0.1, 0.0)
+    history = model.fit(*train, batch_size=16, epochs=15, verbose=0, callbacks=[Rate()])
+alone = build(0.1, 0.0)
+alone.fit(*train, batch_size=16, epochs=15, verbose=0)
+print(json.dumps(dict(
+    samples=samples(history), pushes=[sum(r["staleness"].values()) for r in history.nfdt.values()],
+    steps=[r["steps"] for r in history.nfdt.values()], accuracy=accuracy(model), alone=accuracy(alone),
+)))
+"""
+        )
+    )
+    assert got["samples"] == 15 * 1344
+    assert all(pushes < 0.5 * steps for pushes, steps in zip(got["pushes"], got["steps"], strict=True))
+    assert got["accuracy"] > got["alone"] - 0.01

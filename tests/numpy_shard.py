@@ -1,0 +1,59 @@
+"""The published formulas of three rules in plain NumPy, written without the code they check."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+class NumpyShard:
+    """One shard: told on which weights a gradient was computed and how many updates it missed.
+
+    ``rule`` is ``plain`` (SGD, with Keras' momentum), ``dc`` (constant strength 0.04) or ``ddc`` (SGD, algorithms 5.1).
+    """
+
+    def __init__(self, rule, weights, momentum=0.0):
+        self.w = weights
+        self.momentum = momentum
+        self.move = getattr(self, f"_{rule}")
+        self.velocity = self.reserve = self.squares = self.steps = np.zeros_like(weights)
+        self.mean_delay, self.updates = 0.0, 0
+
+    def push(self, gradient, held, tau, rate):
+        """Apply; the weights of the answer."""
+        reply = self.move(gradient, self.w - held, tau, rate)
+        self.updates += 1
+        return reply
+
+    def _plain(self, g, d, tau, rate):
+        self.velocity = self.momentum * self.velocity - rate * g
+        self.w = self.w + self.velocity
+        return self.w
+
+    def _dc(self, g, d, tau, rate):
+        return self._plain(g + 0.04 * g * g * d, d, tau, rate)
+
+    def _ddc(self, g, d, tau, rate):
+        mu, beta = self.momentum, 0.9 if self.updates < 50 else 0.99
+        self.mean_delay = beta * self.mean_delay + (1 - beta) * tau if self.updates else tau
+        self.squares = 0.95 * self.squares + 0.05 * g * g
+        c = np.clip(30 / np.sqrt(self.squares + 1e-7) * g * g * d, -abs(g), abs(g))
+        gc = (g + c) / (1 + 0.5 * abs(d) / (np.sqrt(self.steps) + 1e-10))
+        m = mu ** (1 / (1 + self.mean_delay))
+        step = (1 - m) * self.reserve + rate * gc
+        self.reserve = m * self.reserve + rate * mu / (1 - mu) * gc
+        self.w = self.w - step
+        self.steps = 0.99 * self.steps + 0.01 * step * step
+        return self.w - (1 - m**tau) * self.reserve
+
+
+def ahead(rule, weights, gradients, overlap, momentum, rate):
+    """One worker that computes each gradient ``overlap`` answers behind: (staleness, all answers, weights at last)."""
+    shard = NumpyShard(rule, np.float64(weights), momentum)
+    answers = [(np.float64(weights), 0)]
+    staleness = []
+    for step, g in enumerate(gradients):
+        held, version = answers[max(0, step - overlap)]
+        staleness.append(step - version)
+        g = g(held) if callable(g) else np.float64(g)
+        answers.append((shard.push(g, held, staleness[-1], rate), step + 1))
+    return staleness, np.array([weights for weights, _ in answers[1:]]), shard.w

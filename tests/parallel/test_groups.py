@@ -1,0 +1,156 @@
+"""A group of all ranks of this world, without servers: rank 0 has the shards in its own process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import keras
+import numpy as np
+import pytest
+
+import hfdt.keras as hvd
+from hfdt.artifacts import RankArtifacts
+from hfdt.groups import GroupJob
+from hfdt.ranks import World
+from nfdt.core.order import order_crc, sample_order
+from nfdt.core.program.pack import pack
+from nfdt.core.program.state import load_state
+from nfdt.core.spec import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
+from nfdt.core.training.data import encode_batch
+from nfdt.core.wire import workers_pb2 as pb
+from nfdt.shard.apply import Engine
+from nfdt.shard.optimizer import build_optimizer
+from nfdt.shard.outer import outer_algorithm, outer_program, pushes_differences
+from nfdt.shard.plan import make_plan
+from nfdt.shard.store import ShardStore
+from nfdt.transport.in_process import InProcessClient
+from nfdt.update_rules import make_rule
+from tests.rank_training import CLASSES, FEATURES, assert_equal_on_all_ranks, dense_model
+
+ROWS = 7  # of rank 0; every further rank has one more
+TASKS = 6
+
+
+def shares() -> list[int]:
+    return [ROWS + rank for rank in range(hvd.size())]
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    count = TASKS * sum(shares())
+    return rng.normal(size=(count, FEATURES)).astype("float32"), rng.integers(0, CLASSES, size=count)
+
+
+def compiled(optimizer) -> keras.Model:
+    keras.utils.set_random_seed(7)
+    model = dense_model()
+    model.compile(optimizer, "sparse_categorical_crossentropy")
+    return model
+
+
+class Group:
+    """The job on this rank."""
+
+    def __init__(self, folder, optimizer, **options):
+        self.folder = folder
+        x, y = data()
+        packed = pack(compiled(optimizer), (x[:4], y[:4]))
+        for content in packed.artifacts.values():
+            self.put(content)
+        names = []
+        for array in (x, y):
+            np.save(folder / "array.npy", array)
+            names.append(self.put((folder / "array.npy").read_bytes()))
+        self.spec = JobSpec(
+            program=self.put(packed.manifest_bytes()),
+            algorithm=resolve_algorithm("group-sync", **options),
+            cluster=ClusterSpec(workers=hvd.size()),
+            fit=FitSpec(epochs=1, batch_size=ROWS, shuffle=False),
+            train=DataSpec(kind="arrays", structure=[0, 1, None], arrays=tuple(names), samples=len(x)),
+        )
+        self.manifest = json.loads(packed.manifest_bytes())
+        world = World()
+        members = range(hvd.size())
+        self.job = GroupJob(self.spec, world, RankArtifacts(folder), members, self.connect if not world.rank else None)
+
+    def put(self, content: bytes) -> str:
+        name = hashlib.sha256(content).hexdigest()
+        (self.folder / name).write_bytes(content)
+        return name
+
+    def connect(self, layout) -> InProcessClient:
+        algorithm, manifest = self.spec.algorithm, self.manifest
+        state = load_state(self.folder / self.manifest["state"])
+        if pushes_differences(algorithm):
+            manifest, algorithm = outer_program(manifest, algorithm), outer_algorithm(algorithm)
+        built = build_optimizer(manifest, make_plan(manifest, 0, 1), state.weights)
+        return InProcessClient([ShardStore(Engine(built, make_rule(algorithm, built.traits)))], layout, "group")
+
+    def train(self, *, fed=False, **share) -> np.ndarray:
+        """All tasks, three to a lease, named or fed; the weights that the group then holds."""
+        crc = order_crc(sample_order(self.spec.train.samples, False, 0, 0))
+        share = pb.GroupShare(rows=shares(), rate=1.0, **share)
+        self.job.do(pb.NextReply(begin_epoch=pb.BeginEpoch(order_crc=crc, share=share)))
+        batch = sum(shares())
+        tasks = [pb.Task(task=i, start=i * batch, stop=(i + 1) * batch, parts=1) for i in range(TASKS)]
+        if fed:
+            tasks = [pb.Task(task=i, stop=batch, parts=1, data=encode_batch(b)) for i, b in enumerate(batches())]
+        for lease in (tasks[:3], tasks[3:]):
+            answer = self.job.do(pb.NextReply(work=pb.Work(tasks=lease)))
+            assert [done.task for done in answer.finished] == [task.task for task in lease]
+        return np.array(self.job.exchange.held())
+
+
+def flat(model: keras.Model) -> np.ndarray:
+    return np.concatenate([np.asarray(v).reshape(-1) for v in model.trainable_variables])
+
+
+def batches():
+    x, y = data()
+    size = sum(shares())
+    return [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
+
+
+@pytest.mark.parametrize(("batch", "fed"), [("fixed", True), ("dbs", False)])
+def test_one_group_equals_one_process_with_its_batch(tmp_path, batch, fed):
+    together = Group(tmp_path, keras.optimizers.SGD(0.1, momentum=0.9), batch=batch).train(fed=fed)
+    assert_equal_on_all_ranks(together)
+    alone = compiled(keras.optimizers.SGD(0.1, momentum=0.9))
+    for x, y in batches():
+        alone.train_on_batch(x, y)
+    np.testing.assert_allclose(together, flat(alone), atol=1e-5, rtol=1e-5)
+
+
+def test_differences_of_local_steps_go_through_the_outer_optimizer(tmp_path):
+    group = Group(tmp_path, keras.optimizers.SGD(0.1), outer="delta", outer_lr=0.5, outer_momentum=0.8)
+    together = group.train(local_steps=2, learning_rate=0.2)
+    assert_equal_on_all_ranks(together)
+    alone = compiled(keras.optimizers.SGD(0.2))
+    outer = keras.optimizers.SGD(0.5, momentum=0.8, nesterov=True)
+    weights = keras.Variable(flat(alone))
+    outer.build([weights])
+    done = batches()
+    for round_ in (done[0:2], done[2:3], done[3:5], done[5:6]):  # a lease ends a round
+        for x, y in round_:
+            alone.train_on_batch(x, y)
+        outer.apply([weights.numpy() - flat(alone)], [weights])
+        at = 0
+        for variable in alone.trainable_variables:
+            size = int(np.prod(variable.shape))
+            variable.assign(weights.numpy()[at : at + size].reshape(variable.shape))
+            at += size
+    np.testing.assert_allclose(together, weights.numpy(), atol=1e-5, rtol=1e-5)
+
+
+def test_measuring_moves_nothing_and_tells_every_member_s_steps(tmp_path):
+    group = Group(tmp_path, keras.optimizers.SGD(0.1))
+    before = np.array(group.job.exchange.held())
+    group.job.measure()
+    group.job.exchange.forget()
+    np.testing.assert_array_equal(group.job.exchange.held(), before)
+    assert set(group.job.speeds) == {str(rank) for rank in range(hvd.size())}
+    for steps, recent in group.job.speeds.values():
+        assert steps == len(recent) == 18
+        assert {rows for rows, _ in recent} == {ROWS, ROWS // 4}
+        assert all(seconds > 0 for _, seconds in recent)

@@ -1,0 +1,135 @@
+"""Groups of workers: optimal, steady, and worth their change."""
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nfdt.schedulers.grouping import LOOKS, Steadiness, choose, cluster, divide, pays, predicted_cost
+
+SECONDS = st.lists(st.floats(0.01, 10, allow_nan=False), min_size=1, max_size=8)
+BENCH = [1, 1, 1, 1, 2, 2, 5, 5]
+
+
+def partitions(items):
+    """All ways to cut a list into sets."""
+    if not items:
+        yield []
+        return
+    head, *rest = items
+    for partition in partitions(rest):
+        yield [[head], *partition]
+        for i, group in enumerate(partition):
+            yield [*partition[:i], [head, *group], *partition[i + 1 :]]
+
+
+def intervals(seconds, groups):
+    """All ways to cut the sorted workers into so many intervals."""
+    order = sorted(range(len(seconds)), key=seconds.__getitem__)
+    for borders in itertools.combinations(range(1, len(order)), groups - 1):
+        cuts = [0, *borders, len(order)]
+        yield [order[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+
+
+def spread_cost(groups, seconds):
+    return sum(len(g) * math.log(max(seconds[i] for i in g) / min(seconds[i] for i in g)) for g in groups)
+
+
+def fits(group, seconds, spread):
+    return max(seconds[i] for i in group) <= (1 + spread) * min(seconds[i] for i in group)
+
+
+def everybody(groups):
+    return sorted(itertools.chain.from_iterable(groups))
+
+
+@given(seconds=st.lists(st.floats(0.01, 10), min_size=1, max_size=7), spread=st.floats(0, 2))
+def test_no_partition_into_sets_of_that_spread_has_fewer_groups(seconds, spread):
+    found = cluster(seconds, spread)
+    assert everybody(found) == list(range(len(seconds)))
+    assert all(fits(group, seconds, spread) for group in found)
+    fewest = min(len(p) for p in partitions(list(range(len(seconds)))) if all(fits(g, seconds, spread) for g in p))
+    assert len(found) == fewest
+
+
+@given(seconds=SECONDS, data=st.data())
+def test_no_cut_into_as_many_intervals_is_tighter(seconds, data):
+    count = data.draw(st.integers(1, len(seconds)))
+    found = divide(seconds, count)
+    assert everybody(found) == list(range(len(seconds)))
+    assert len(found) == count
+    assert all(found)
+    best = min(spread_cost(cut, seconds) for cut in intervals(seconds, count))
+    assert spread_cost(found, seconds) == pytest.approx(best, abs=1e-9)
+
+
+@given(seconds=SECONDS)
+def test_the_chosen_groups_cost_least_among_the_tightest_of_each_number(seconds):
+    found = choose(seconds)
+    most = len(cluster(seconds))
+    costs = [predicted_cost(divide(seconds, count), seconds) for count in range(1, most + 1)]
+    assert predicted_cost(found, seconds) == min(costs)
+
+
+@given(seconds=SECONDS, factor=st.floats(0.1, 10))
+def test_only_relative_speeds_count(seconds, factor):
+    assert cluster([1, 1, 4, 4]) == cluster([factor * s for s in (1, 1, 4, 4)])
+    costs = [predicted_cost(choose([factor * s for s in seconds]), seconds), predicted_cost(choose(seconds), seconds)]
+    assert costs[0] == pytest.approx(costs[1])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "groups"),
+    [
+        ([1, 1, 1, 1], ((0, 1, 2, 3),)),
+        ([1, 1, 4, 4], ((0, 1), (2, 3))),
+        ([4, 1, 4, 1], ((1, 3), (0, 2))),
+        (BENCH, ((0, 1, 2, 3), (4, 5), (6, 7))),
+        ([1, 1.1], ((0, 1),)),
+        ([1, 1.4], ((0,), (1,))),
+    ],
+)
+def test_the_number_of_groups_that_one_expects_is_chosen(seconds, groups):
+    assert choose(seconds) == groups
+    assert cluster(seconds) == groups
+
+
+def test_two_machines_of_the_greatest_spread_are_as_good_together_as_apart():
+    together, apart = predicted_cost(((0, 1),), [1, 1.25]), predicted_cost(((0,), (1,)), [1, 1.25])
+    assert together == pytest.approx(apart)
+
+
+def test_no_spread_means_everybody_alone_and_a_great_one_a_single_ring():
+    assert cluster([1, 2, 3], 0) == ((0,), (1,), (2,))
+    assert cluster([1, 2, 3], math.inf) == ((0, 1, 2),)
+
+
+def looks(*rounds):
+    steadiness = Steadiness(((0, 1), (2, 3)), [1.0, 1.1, 4.0, 4.0])
+    return [steadiness.look(dict(enumerate(seconds))) for seconds in rounds]
+
+
+def test_a_worker_that_leaves_its_band_is_noticed_after_some_looks_in_a_row():
+    slow = (1, 4, 4, 4)
+    assert looks(*[slow] * (LOOKS + 1)) == [False] * (LOOKS - 1) + [True] * 2
+    assert looks(slow, (1, 1.1, 4, 4), slow) == [False] * 3
+
+
+@given(jitter=st.lists(st.floats(0.95, 1.05), min_size=4, max_size=4), load=st.floats(0.1, 10))
+def test_jitter_within_the_band_and_load_on_all_change_nothing(jitter, load):
+    seconds = [load * j * s for j, s in zip(jitter, (1.05, 1.05, 4.0, 4.0), strict=True)]
+    assert not any(looks(seconds, seconds, seconds))
+
+
+def test_workers_that_are_gone_are_left_out():
+    steadiness = Steadiness(((0, 1), (2, 3)), [1.0, 1.0, 4.0, 4.0])
+    assert not any(steadiness.look({2: 8.0, 3: 8.0}) for _ in range(LOOKS + 1))
+
+
+def test_a_change_has_to_save_more_time_than_it_costs():
+    now, then, seconds = ((0, 1, 2, 3),), ((0, 1), (2, 3)), [1, 1, 4, 4]
+    assert pays(now, then, seconds, remaining_s=100, cost_s=50)
+    assert not pays(now, then, seconds, remaining_s=10, cost_s=50)
+    assert not pays(now, now, seconds, remaining_s=1e9, cost_s=0)

@@ -1,0 +1,104 @@
+"""Speeds from steps: robust to outliers and warm-up, quick to follow."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nfdt.schedulers import Speeds, StepTime, Throughput
+
+TIMES = st.builds(StepTime, st.floats(0, 0.5), st.floats(1e-5, 0.1))
+
+
+def seen(pairs):
+    throughput = Throughput()
+    for samples, seconds in pairs:
+        throughput.add(samples, seconds)
+    return throughput
+
+
+def test_nothing_is_said_before_three_steps_after_the_warm_up():
+    assert seen([(32, 1.0)] * 5).step_time is None
+    assert seen([(32, 9.0)] * 3 + [(32, 1.0)] * 3).step_time.seconds(32) == pytest.approx(1.0)
+
+
+@given(TIMES, st.integers(1, 512))
+def test_with_one_batch_size_the_time_is_proportional_to_the_samples(true, samples):
+    estimate = seen([(samples, true.seconds(samples))] * 8)
+    assert estimate.step_time.seconds(samples) == pytest.approx(true.seconds(samples))
+    assert estimate.step_time.alpha_s == 0
+    assert not estimate.identified
+
+
+@given(TIMES, st.integers(16, 512))
+def test_two_batch_sizes_tell_alpha_from_beta(true, samples):
+    sizes = [samples, samples + max(2, samples // 8)] * 8
+    estimate = seen([(b, true.seconds(b)) for b in sizes])
+    assert estimate.identified
+    assert estimate.step_time.alpha_s == pytest.approx(true.alpha_s, rel=1e-3, abs=1e-6)
+    assert estimate.step_time.beta_s == pytest.approx(true.beta_s, rel=1e-3)
+
+
+def test_a_quarter_of_outliers_changes_little():
+    generator = random.Random(3)
+    true = StepTime(0.02, 0.001)
+    pairs = [(b, true.seconds(b) * generator.uniform(0.98, 1.02)) for b in (24, 40) * 12]
+    for index in range(5, len(pairs), 5):
+        pairs[index] = (pairs[index][0], 3.0)
+    estimate = seen(pairs)
+    assert estimate.step_time.seconds(32) == pytest.approx(true.seconds(32), rel=0.03)
+    assert estimate.step_time.seconds(64) == pytest.approx(true.seconds(64), rel=0.15)
+
+
+def test_two_small_batches_at_the_end_of_passes_do_not_decide_the_line():
+    estimate = seen([(32, 0.1)] * 12 + [(3, 0.5), (32, 0.1), (3, 0.5)])
+    assert not estimate.identified
+    assert estimate.step_time.seconds(32) == pytest.approx(0.1)
+
+
+def test_noise_that_hides_the_slope_leaves_the_shape_alone():
+    generator = random.Random(1)
+    estimate = seen([(b, 0.1 * generator.uniform(0.6, 1.6)) for b in (30, 33) * 12])
+    assert not estimate.identified
+
+
+@pytest.mark.parametrize("factor", [0.25, 0.7, 1.3, 4.0])
+def test_a_change_of_speed_is_known_after_five_steps(factor):
+    true = StepTime(0.02, 0.001)
+    pairs = [(b, true.seconds(b)) for b in (24, 40) * 10]
+    after = [(b, true.scaled(factor).seconds(b)) for b in (24, 40, 24, 40, 24)]
+    estimate = seen(pairs + after).step_time
+    assert estimate.seconds(32) == pytest.approx(factor * true.seconds(32))
+    assert estimate.alpha_s == pytest.approx(factor * true.alpha_s, rel=1e-3)
+
+
+def test_four_slow_steps_are_outliers_still():
+    assert seen([(32, 0.1)] * 16 + [(32, 0.4)] * 4).step_time.seconds(32) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("seconds", [0.5, 0.01])
+def test_a_last_step_of_over_twice_or_under_half_the_time_may_be_the_new_truth(seconds):
+    throughput = seen([(32, 0.1)] * 8 + [(32, seconds)])
+    assert throughput.step_time.seconds(32) == pytest.approx(0.1)
+    assert throughput.now.seconds(32) == pytest.approx(seconds)
+    throughput.add(32, 0.15)
+    assert throughput.now.seconds(32) == pytest.approx(0.1)
+
+
+def test_slow_drift_is_followed_within_the_window():
+    pairs = [(32, 0.1 * 1.01**step) for step in range(100)]
+    assert seen(pairs).step_time.seconds(32) == pytest.approx(pairs[-1][1], rel=0.09)
+
+
+def test_speeds_keep_workers_apart_and_forget():
+    speeds = Speeds()
+    for _ in range(6):
+        speeds.measured("a", 10, 1.0)
+        speeds.measured("b", 10, 4.0)
+    assert speeds.step_s("a", 20) == pytest.approx(2.0)
+    assert speeds.of("b").samples_per_s(10) == pytest.approx(2.5)
+    assert (speeds.steps("a"), speeds.identified("a")) == (6, False)
+    speeds.forget("a")
+    assert speeds.of("a") is None
+    assert speeds.step_s("a", 20) is None

@@ -1,0 +1,58 @@
+"""Shards of a job whose workers push differences of weights."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+from nfdt.coordinator.shard_control import connect_shards
+from nfdt.core.program.state import State
+from nfdt.core.spec import resolve_algorithm
+from nfdt.shard.servicer import start_shard
+from nfdt.transport.stream import StreamClient
+from tests.shard_cluster import LAYOUT, Reference, gradients, start_weights
+
+TOKEN = "t" * 32
+
+
+@pytest.fixture
+def serve():
+    running = []
+
+    def start(**options):
+        reference = Reference(keras.optimizers.Adam(0.01))
+        algorithm = resolve_algorithm("group-sync", outer="delta", **options)
+        state = State(reference.weights, reference.state)
+        made = [start_shard(reference.manifest(), state, algorithm, i, 2, workers=2, token=TOKEN) for i in range(2)]
+        running.extend(made)
+        return reference.manifest(), [shard.address for shard in made]
+
+    yield start
+    [shard.stop(0) for shard in running]
+
+
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
+def test_differences_are_gradients_of_an_outer_nesterov_optimizer(serve, momentum):
+    _, addresses = serve(outer_momentum=momentum)
+    outer = Reference(keras.optimizers.SGD(0.7, momentum=momentum, nesterov=momentum > 0))
+    client = StreamClient(addresses, LAYOUT, "a", TOKEN, timeout_s=20)
+    assert np.array_equal(client.pull().weights, start_weights())
+    for difference, rate in zip(gradients(3), (0.5, 1.0, 0.25), strict=True):
+        outer.apply(rate * difference)
+        answer = client.push(difference, samples=64, rate=rate)
+        np.testing.assert_allclose(answer.weights, outer.weights, rtol=2e-5, atol=2e-6)
+    client.close()
+
+
+def test_the_outer_optimizer_s_state_is_no_part_of_the_job_s(serve):
+    manifest, addresses = serve()
+    shards = connect_shards(addresses, manifest, TOKEN)
+    try:
+        state = shards.read()
+        assert state.optimizer == {}
+        adam = {i: np.ones(e["shape"], e["dtype"]) for i, e in enumerate(manifest["optimizer_variables"])}
+        shards.write(State(2 * state.weights, adam))
+        assert np.array_equal(shards.read().weights, 2 * state.weights)
+    finally:
+        shards.close()

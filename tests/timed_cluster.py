@@ -1,0 +1,83 @@
+"""A simulated cluster whose workers' steps take their time, on a clock that jumps from one report to the next."""
+
+from collections import defaultdict
+
+from nfdt.coordinator import TaskTime, Wait, Work
+from tests.simulated_cluster import SimulatedCluster
+
+
+class TimedCluster(SimulatedCluster):
+    """Everybody works until the job has ended.
+
+    ``step_s(worker index, samples, now)`` says how long a gradient takes, ``exchange_s`` its push and reply, which are
+    hidden as far as the step's overlap allows. ``ends[epoch][worker]`` is when a worker had done
+    its last step of the epoch, ``steps`` lists (worker, began_at, samples, seconds).
+    """
+
+    def __init__(self, spec, step_s, exchange_s=0.0):
+        super().__init__(spec)
+        self.step_s, self.exchange_s = step_s, exchange_s
+        self.busy = {}
+        self.ends = defaultdict(dict)
+        self.steps = []
+        self.times = {}
+        self.join(spec.cluster.workers)
+        self.coordinator.proceed(spec.fit.initial_epoch)
+
+    def run(self, most=100_000):
+        for _ in range(most):
+            while self._everybody_asks():
+                pass
+            if self.over:
+                return self
+            assert self.busy, f"The job hangs in {self.coordinator.phase}, for {self.coordinator.waiting_for()}."
+            name = min(self.busy, key=lambda name: self.busy[name][0])
+            self.clock.advance(max(0.0, self.busy[name][0] - self.clock.now()))
+            self._report(name)
+        raise AssertionError("The job does not end.")
+
+    def _everybody_asks(self):
+        """Whoever is free asks; whether anybody was told something new."""
+        news = False
+        for name, worker in self.workers.items():
+            if name in self.busy:
+                continue
+            told = worker.ask()
+            self.settle()
+            if isinstance(told, Work):
+                self.busy[name] = self._work(worker, told)
+                news = True
+            elif isinstance(told, Wait):
+                news = news or bool(worker.in_flight)  # it asks again with what was in flight
+            elif not self.over:
+                worker.do()
+                news = True
+        news = news or bool(self.unflushed or self.proceeds)
+        self.flush()
+        self.proceed()
+        return news and not self.over
+
+    def _work(self, worker, told):
+        """When the worker will be done with what it was told, and with how much of it."""
+        began = at = self.clock.now()
+        done = []
+        for task in told.tasks:
+            if done and at - began >= told.budget_s:
+                break
+            seconds = self.step_s(worker.index, task.samples, at)
+            waits = max(0.0, self.exchange_s - seconds) if told.overlap else self.exchange_s
+            self.steps.append((worker.name, at, task.samples, seconds + waits))
+            self.times[task.task] = TaskTime(seconds, waits)
+            done.append(task)
+            at += seconds + waits
+        return at, told.epoch, done
+
+    def _report(self, name):
+        at, epoch, done = self.busy.pop(name)
+        worker = self.workers[name]
+        worker.told = Work(epoch, tuple(done), overlap=worker.told.overlap)
+        worker.do()
+        self.ends[epoch][name] = at
+
+    def time_of(self, worker, task):
+        return self.times[task.task]

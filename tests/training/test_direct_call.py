@@ -1,0 +1,55 @@
+"""A traced function called directly does what it does when called as ever."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from nfdt.core.training.direct_call import DirectCall, leaves_of
+
+WEIGHTS = np.arange(3, dtype=np.float32)
+
+
+def total(weights, batch, factor):
+    leaves = [tf.reduce_sum(tf.cast(leaf, tf.float32)) for leaf in leaves_of(batch)]
+    weighed = [place * leaf for place, leaf in enumerate(leaves, 1)]
+    return (tf.reduce_sum(weights) + tf.add_n(weighed)) * tf.cast(factor, tf.float32)
+
+
+def rows(count, dtype=np.float32):
+    return np.ones((count, 2), dtype)
+
+
+def graph(function):
+    return tf.function(function, reduce_retracing=True)
+
+
+@pytest.mark.parametrize("wrap", [None, graph])
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [rows(4), rows(4), rows(3), rows(4), rows(5)],
+        [(rows(4), rows(4)), [rows(4), rows(4)], {"x": rows(4), "y": rows(4)}, {"y": rows(4), "z": rows(4)}],
+        [(rows(4), None), (rows(4), rows(4)), (rows(4), None)],
+        [rows(4), rows(4, np.int64), rows(4, np.float64)],
+        [rows(4), tf.ones((4, 2)), [[1.0, 2.0], [3.0]], rows(4)],
+        [{"b": rows(4), "a": 2 * rows(3)}, {"a": rows(3), "b": rows(4)}],
+    ],
+    ids=["shapes", "structures", "none", "types", "tensors", "order"],
+)
+def test_every_batch_finds_its_own_graph(wrap, batches):
+    call = DirectCall(total, wrap)
+    for factor, batch in enumerate(batches * 2):
+        wanted = total(WEIGHTS, batch, factor)
+        assert float(call(WEIGHTS, call.prepare(batch), tf.constant(factor, tf.int64))) == float(wanted)
+
+
+def test_a_graph_is_traced_once_for_its_shapes():
+    call = DirectCall(total, graph)
+    for _ in range(3):
+        call(WEIGHTS, call.prepare(rows(4)), tf.constant(1, tf.int64))
+    assert call.traces == 1
+    for count in (3, 5, 7, 4, 3):
+        call(WEIGHTS, call.prepare(rows(count)), tf.constant(1, tf.int64))
+    assert call.traces == 2
