@@ -1,85 +1,161 @@
-"""Samples per second of an allreduce job on 2 ranks against a Horovod loop written by hand."""
+"""Samples per second of an unmodified script on 2 ranks, against loops written by hand for Horovod and against MWMS."""
 
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
-import keras
-
-import hfdt
+from benchmarks.epochs import Measured, Work, measured, now
 from benchmarks.images import training_images
-from benchmarks.overhead import BATCH, CASES, QUICK, SEED, Work
-from benchmarks.report import Report, Row, arguments
+from benchmarks.keras2 import packages, python_of_keras2
+from benchmarks.models import SEED
+from benchmarks.processes import ROOT, PeerFailed, run_together, tensorflow_cluster
+from benchmarks.report import Report, arguments
 from nfdt.launch.ring import surroundings
 from nfdt.launch.ring_command import RingShape, ring_command
 
 RANKS = 2
+BATCH = 128
 LAUNCHERS = ("mpirun", "horovodrun")
-LIMIT_S = 600
+# Whole global batches: loops written by hand leave a tail out.
+WORK = {"mlp": Work(59_904, 4, 3), "cnn": Work(10_240, 3, 3), "10M": Work(10_240, 3, 3)}
+QUICK = {"mlp": Work(12_800, 3, 1)}
+BY_HAND = {"plain": "by hand", "xla": "by hand, XLA"}
+MIRRORED = "tf_keras, MWMS"
+QUICK_S, MIRRORED_S = 58.0, 12.0  # a quick run leaves MWMS out where the rest took longer than it should
 
 
-def by_hand(case: str, work: Work, launcher: str, data_dir: Path | None) -> float:
-    """Samples per second of the loop of benchmarks/horovod_loop.py."""
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "seconds.json"
-        program = [sys.executable, "-m", "benchmarks.horovod_loop", case, "--result", str(result)]
-        program += ["--samples", str(work.samples), "--epochs", str(work.epochs + 1)]
-        program += ["--data-dir", str(data_dir)] if data_dir else []
+class Peers:
+    """Runs one case with each peer, on the same file of images.
+
+    Args:
+        folder: Where that file and the results are.
+        case: The model.
+        work: How much is trained.
+        keras2: Python of the environment with tf_keras.
+    """
+
+    def __init__(self, folder: Path, case: str, work: Work, keras2: Path | None) -> None:
+        self._case, self._work, self._keras2 = case, work, keras2
+        self._data, self._result = folder / f"{case}.npz", folder / "begins.json"
+
+    def by_hand(self, launcher: str) -> dict[str, Measured]:
+        """The loops of benchmarks/horovod_loop.py; both are trained by one launch."""
+        program = [sys.executable, "-m", "benchmarks.horovod_loop", *self._arguments()]
         command = ring_command(RingShape(RANKS, launcher), program, surroundings())
-        subprocess.run(command, check=True, timeout=LIMIT_S, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        seconds = json.loads(result.read_text())
-    counted = seconds[1:-1]
-    return work.samples * len(counted) / sum(counted)
+        found = self._run([command], [{}])
+        return {BY_HAND[name]: each for name, each in found.items()}
+
+    def hfdt(self, launcher: str) -> dict[str, Measured]:
+        """``hfdt run`` with an ordinary script."""
+        hfdt = [Path(sys.executable).with_name("hfdt"), "run", "-np", RANKS, "--launcher", launcher]
+        command = [*map(str, hfdt), str(ROOT / "benchmarks" / "keras_script.py"), *self._arguments()]
+        return {"hfdt": self._run([command], [{}])[""]}
+
+    def mirrored(self) -> dict[str, Measured]:
+        """tf_keras with MultiWorkerMirroredStrategy; nothing without its environment."""
+        if self._keras2 is None:
+            return {}
+        command = [str(self._keras2), "-m", "benchmarks.mirrored_loop", *self._arguments()]
+        return {MIRRORED: self._run([command] * RANKS, tensorflow_cluster(worker=RANKS))[""]}
+
+    def _arguments(self) -> list[str]:
+        epochs = str(self._work.epochs + 1)
+        return [self._case, "--data", str(self._data), "--batch", str(BATCH), "--epochs", epochs, *self._to()]
+
+    def _to(self) -> list[str]:
+        return ["--result", str(self._result)]
+
+    def _run(self, commands: Sequence[Sequence[str]], environments: Sequence[Mapping[str, str]]) -> dict[str, Measured]:
+        began = now()
+        run_together(commands, environments)
+        begins = json.loads(self._result.read_text())
+        by_name = begins if isinstance(begins, dict) else {"": begins}
+        return {name: measured(moments, self._work.samples, began) for name, moments in by_name.items()}
 
 
-def by_hfdt(case: str, work: Work, launcher: str, data_dir: Path | None) -> float:
-    """Samples per second of the script, captured; the first epoch, which traces, and the last are not counted."""
-    images, labels, _ = training_images(work.samples, data_dir)
-    begins: list[float] = []
-
-    def schedule(epoch: int, learning_rate: float) -> float:
-        begins.append(time.perf_counter())
-        return learning_rate
-
-    watch = keras.callbacks.LearningRateScheduler(schedule)
-    with hfdt.session(workers=RANKS, launcher=launcher):
-        CASES[case][0]().fit(images, labels, batch_size=BATCH, epochs=work.epochs + 1, verbose=0, callbacks=[watch])
-    return work.samples * (work.epochs - 1) / (begins[-1] - begins[1])
-
-
-def run(report: Report, data_dir: Path | None, *, quick: bool) -> None:
-    """Measure every case under every launcher: by hand and with hfdt by turns."""
-    for launcher in LAUNCHERS:
-        ratios = []
-        for case, (_, work) in CASES.items():
-            chosen = QUICK[case] if quick else work
-            hand, ours = [], []
+def run(
+    report: Report, data_dir: Path | None, work: Mapping[str, Work], keras2: Path | None, budget_s: float = float("inf")
+) -> None:
+    """Measure every case, all peers by turns; MWMS only while there is time."""
+    deadline = now() + budget_s
+    with tempfile.TemporaryDirectory() as folder:
+        for case, chosen in work.items():
+            training_images(chosen.samples, data_dir).save(Path(folder) / f"{case}.npz")
+            peers = Peers(Path(folder), case, chosen, keras2)
             for _ in range(chosen.runs):
-                hand.append(by_hand(case, chosen, launcher, data_dir))
-                ours.append(by_hfdt(case, chosen, launcher, data_dir))
-            report.rows.append(Row(f"{case} {launcher}", "by hand", "samples/s", hand))
-            report.rows.append(Row(f"{case} {launcher}", "hfdt", "samples/s", ours))
-            ratio = statistics.median(o / h for o, h in zip(ours, hand, strict=True))
-            report.ratios[f"hfdt/handwritten@{launcher}@{case}"] = ratio
-            ratios.append(ratio)
-        report.ratios[f"hfdt/handwritten@{launcher}"] = statistics.median(ratios)
+                _run_once(report, peers, case, deadline)
+    _add_ratios(report, list(work))
+
+
+def _run_once(report: Report, peers: Peers, case: str, deadline: float) -> None:
+    for launcher in LAUNCHERS:
+        for found in (peers.by_hand(launcher), peers.hfdt(launcher)):
+            for peer, each in found.items():
+                _add(report, f"{case} {launcher}", peer, each)
+    if now() + MIRRORED_S > deadline:
+        report.notes.append(f"{MIRRORED}: no time is left in this quick run")
+        return
+    try:
+        found = peers.mirrored()
+    except PeerFailed as error:
+        print(f"bench: {MIRRORED} failed: {error}", file=sys.stderr)
+        report.notes.append(f"{MIRRORED} on {case} failed: {str(error).splitlines()[-1]}")
+        return
+    for peer, each in found.items():
+        _add(report, case, peer, each)
+
+
+def _add(report: Report, case: str, peer: str, each: Measured) -> None:
+    report.add(case, peer, "samples/s", each.samples_per_s)
+    # The loop with XLA is trained second, in ranks that are up already.
+    if peer != BY_HAND["xla"]:
+        report.add(case, peer, "s of start-up", each.startup_s)
+
+
+def _add_ratios(report: Report, cases: Sequence[str]) -> None:
+    """Run by run: against the faster of the two loops by hand, and, over all launchers, against MWMS."""
+    against_mirrored = []
+    for launcher in LAUNCHERS:
+        medians = []
+        for case in cases:
+            name = f"{case} {launcher}"
+            ours = _speeds(report, name, "hfdt")
+            hands = [
+                max(pair) for pair in zip(*(_speeds(report, name, peer) for peer in BY_HAND.values()), strict=True)
+            ]
+            medians.append(_median_ratio(ours, hands))
+            report.ratios[f"hfdt/handwritten@{launcher}@{case}"] = medians[-1]
+            if mirrored := _speeds(report, case, MIRRORED):
+                against_mirrored.append(_median_ratio(ours, mirrored))
+                report.ratios[f"hfdt/mwms@{launcher}@{case}"] = against_mirrored[-1]
+        report.ratios[f"hfdt/handwritten@{launcher}"] = statistics.median(medians)
+    if against_mirrored:
+        report.ratios["hfdt/mwms"] = statistics.median(against_mirrored)
+
+
+def _speeds(report: Report, case: str, peer: str) -> list[float]:
+    return report.runs(case, peer, "samples/s")
+
+
+def _median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    return statistics.median(o / t for o, t in zip(ours, theirs, strict=False))
 
 
 def main() -> None:
-    parser = arguments(__doc__ or "")
-    parser.add_argument("--data-dir", type=Path, help="folder with fashion-mnist/*.gz")
-    options = parser.parse_args()
-    report = Report("hfdt", [SEED])
-    run(report, options.data_dir, quick=options.quick)
+    options = arguments(__doc__ or "").parse_args()
+    report = Report("hfdt", [SEED], also=packages())
+    keras2 = python_of_keras2(install=not options.quick)
+    if keras2 is None:
+        report.notes.append(f"{MIRRORED}: left out; its environment is made by the first run without --quick")
+    if options.quick:
+        run(report, options.data_dir, QUICK, keras2, QUICK_S)
+    else:
+        run(report, options.data_dir, WORK, keras2)
     report.finish(options.json)
 
 

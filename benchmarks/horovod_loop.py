@@ -1,12 +1,13 @@
-"""A training loop as one writes it by hand for Horovod: one rank of it, started by mpirun or horovodrun."""
+"""Training loops as one writes them by hand for Horovod: one rank of them, started by mpirun or horovodrun."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -14,58 +15,83 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from benchmarks.images import training_images
-from benchmarks.overhead import BATCH, CASES, SEED
+from benchmarks.batches import shuffled_batches
+from benchmarks.epochs import now
+from benchmarks.images import load_images
+from benchmarks.models import CASES, build
 
 
-def train(case: str, samples: int, epochs: int, data_dir: Path | None) -> list[float]:
-    """Seconds of each epoch on this rank."""
-    images, labels, _ = training_images(samples, data_dir)
-    rank, size = hvd.rank(), hvd.size()
-    own = tf.data.Dataset.from_tensor_slices((images[rank::size], labels[rank::size]))
-    batches = own.shuffle(len(images) // size, seed=SEED).batch(BATCH, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
-    model = CASES[case][0]()
+def make_step(model: Any, metrics: dict[str, Any], *, compiled: bool) -> Callable[[Any, Any], None]:
+    """One step: gradient, allreduce, optimizer.
+
+    Args:
+        model: Its optimizer is built.
+        metrics: ``loss`` and ``accuracy``.
+        compiled: Whether XLA compiles what is before and behind the allreduce, which it cannot compile itself.
+    """
+    variables = model.trainable_variables
     loss_of = keras.losses.SparseCategoricalCrossentropy()
-    loss, accuracy = keras.metrics.Mean(), keras.metrics.SparseCategoricalAccuracy()
-    model.optimizer.build(model.trainable_variables)
-    hvd.broadcast_variables([v.value for v in model.variables], root_rank=0)
 
-    @tf.function
-    def step(x, y):
+    @tf.function(jit_compile=compiled)
+    def gradients(x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
             predicted = model(x, training=True)
-            value = loss_of(y, predicted)
-        gradients = tape.gradient(value, [v.value for v in model.trainable_variables])
-        model.optimizer.apply(hvd.grouped_allreduce(gradients, op=hvd.Average), model.trainable_variables)
-        loss.update_state(value)
-        accuracy.update_state(y, predicted)
+            loss = loss_of(y, predicted)
+        metrics["loss"].update_state(loss)
+        metrics["accuracy"].update_state(y, predicted)
+        return tape.gradient(loss, [v.value for v in variables])
 
-    seconds = []
+    @tf.function(jit_compile=compiled)
+    def apply(reduced: Any) -> None:
+        model.optimizer.apply(reduced, variables)
+
+    @tf.function
+    def step(x: Any, y: Any) -> None:
+        apply(hvd.grouped_allreduce(gradients(x, y), op=hvd.Average))
+
+    return step
+
+
+def train(case: str, data: Path, batch: int, epochs: int, *, compiled: bool) -> list[float]:
+    """When each epoch began."""
+    images, labels = load_images(data)
+    rank, size = hvd.rank(), hvd.size()
+    batches = shuffled_batches(images[rank::size], labels[rank::size], batch)
+    model = build(case, keras)
+    metrics = {"loss": keras.metrics.Mean(), "accuracy": keras.metrics.SparseCategoricalAccuracy()}
+    model.optimizer.build(model.trainable_variables)
+    hvd.broadcast_variables([v.value for v in model.variables], root_rank=0)
+    step = make_step(model, metrics, compiled=compiled)
+    begins = []
     for _ in range(epochs):
-        began = time.perf_counter()
+        begins.append(now())
         for x, y in batches:
             step(x, y)
-        float(loss.result()), float(accuracy.result())
-        seconds.append(time.perf_counter() - began)
-    return seconds
+        logs = hvd.grouped_allreduce([metric.result() for metric in metrics.values()], op=hvd.Average)
+        assert all(float(value) >= 0 for value in logs)
+        for metric in metrics.values():
+            metric.reset_state()
+    return begins
 
 
 def run_rank() -> None:
-    """Entry point of ``python -m benchmarks.horovod_loop``."""
+    """Entry point of ``python -m benchmarks.horovod_loop``: trains without XLA, then with it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("case", choices=CASES)
-    parser.add_argument("--samples", type=int, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--epochs", type=int, required=True)
-    parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--result", type=Path, required=True)
     options = parser.parse_args()
     hvd.init()
     threads = max(1, len(os.sched_getaffinity(0)) // hvd.local_size())
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(max(2, threads))
-    seconds = train(options.case, options.samples, options.epochs, options.data_dir)
+    work = (options.case, options.data, options.batch, options.epochs)
+    begins = {name: train(*work, compiled=name == "xla") for name in ("plain", "xla")}
     if hvd.rank() == 0:
-        options.result.write_text(json.dumps(seconds))
+        options.result.write_text(json.dumps(begins))
+    hvd.shutdown()
 
 
 if __name__ == "__main__":

@@ -3,12 +3,58 @@
 from __future__ import annotations
 
 import gzip
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 HEADER_BYTES = {"images": 16, "labels": 8}
+KERAS_CACHE = Path.home() / ".keras" / "datasets"
+TEST_DIGITS = 360
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images (n, 28, 28, 1) in [0, 1], float32, their labels, int32, and the name of the data."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    name: str
+
+    def take(self, samples: int) -> Images:
+        """The first ``samples``; smaller data are repeated."""
+        rows = np.arange(samples) % len(self.images)
+        return Images(self.images[rows], self.labels[rows], self.name)
+
+    def save(self, path: Path) -> None:
+        """Write an ``.npz`` that :func:`load_images` reads."""
+        np.savez(path, images=self.images, labels=self.labels)
+
+
+def load_images(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels of :meth:`Images.save`."""
+    with np.load(path) as arrays:
+        return arrays["images"], arrays["labels"]
+
+
+def read_images(data_dir: Path | None, part: str = "train") -> Images:
+    """Fashion-MNIST of ``data_dir``, else what ``keras.datasets`` has downloaded before, else the digits.
+
+    Args:
+        data_dir: Folder that holds ``fashion-mnist/*.gz``.
+        part: ``train`` or ``test``.
+    """
+    folder = (data_dir or KERAS_CACHE) / "fashion-mnist"
+    if data_dir is not None or (folder / "train-images-idx3-ubyte.gz").exists():
+        images, labels, name = *_read_idx(folder, {"test": "t10k"}.get(part, part)), "fashion-mnist"
+    else:
+        images, labels, name = *_enlarged_digits(part), "digits"
+    return Images((images[..., None] / 255.0).astype("float32"), labels.astype("int32"), name)
+
+
+def training_images(samples: int, data_dir: Path | None) -> Images:
+    """``samples`` training images."""
+    return read_images(data_dir).take(samples)
 
 
 def _read_idx(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
@@ -20,24 +66,10 @@ def _read_idx(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
     return read("images", "images-idx3").reshape(len(labels), 28, 28), labels
 
 
-def _enlarged_digits() -> tuple[np.ndarray, np.ndarray]:
+def _enlarged_digits(part: str) -> tuple[np.ndarray, np.ndarray]:
+    from sklearn.datasets import load_digits
+
     digits = load_digits()
-    images = np.kron(digits.images * (255 / 16), np.ones((1, 3, 3)))
-    return np.pad(images, ((0, 0), (2, 2), (2, 2))), digits.target
-
-
-def training_images(samples: int, data_dir: Path | None) -> tuple[np.ndarray, np.ndarray, str]:
-    """``samples`` images (28, 28, 1) in [0, 1], float32, their labels, and the name of the data.
-
-    Args:
-        samples: How many; smaller data are repeated.
-        data_dir: Folder that holds ``fashion-mnist/*.gz``; without it the digits are used.
-    """
-    if data_dir is not None:
-        images, labels = _read_idx(data_dir / "fashion-mnist", "train")
-        name = "fashion-mnist"
-    else:
-        images, labels = _enlarged_digits()
-        name = "digits"
-    rows = np.arange(samples) % len(images)
-    return (images[rows, ..., None] / 255.0).astype("float32"), labels[rows].astype("int32"), name
+    rows = slice(TEST_DIGITS, None) if part == "train" else slice(TEST_DIGITS)
+    images = np.kron(digits.images[rows] * (255 / 16), np.ones((1, 3, 3)))
+    return np.pad(images, ((0, 0), (2, 2), (2, 2))), digits.target[rows]

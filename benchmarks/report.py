@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import statistics
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,22 +36,42 @@ class Row:
 
 @dataclass
 class Report:
-    """Everything a benchmark says."""
+    """Everything a benchmark says.
+
+    Attributes:
+        also: Versions of what a peer has for itself, as ``name==version``.
+        notes: What else one has to know, such as rows that were left out.
+    """
 
     bench: str
     seeds: list[int]
+    also: Sequence[str] = ()
+    notes: list[str] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     ratios: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, case: str, peer: str, unit: str, value: float) -> None:
+        """One more run of a row."""
+        for row in self.rows:
+            if (row.case, row.peer, row.unit) == (case, peer, unit):
+                row.runs.append(value)
+                return
+        self.rows.append(Row(case, peer, unit, [value]))
+
+    def runs(self, case: str, peer: str, unit: str) -> list[float]:
+        """Every run of a row; empty where there is none."""
+        return next((r.runs for r in self.rows if (r.case, r.peer, r.unit) == (case, peer, unit)), [])
 
     def to_json(self) -> dict[str, Any]:
         """The format of docs/benchmarks.md."""
         return {
             "bench": self.bench,
-            "versions": versions(),
+            "versions": {**versions(), **({"peers": ", ".join(self.also)} if self.also else {})},
             "machine": machine(),
             "seeds": self.seeds,
-            "rows": [{**asdict(row), "value": row.value} for row in self.rows],
-            "ratios": self.ratios,
+            "rows": [_finite({**asdict(row), "value": row.value}) for row in self.rows],
+            "ratios": _finite(self.ratios),
+            **({"notes": self.notes} if self.notes else {}),
         }
 
     def finish(self, json_file: Path | None) -> None:
@@ -59,14 +81,27 @@ class Report:
         for name, ratio in self.ratios.items():
             print(f"{name}: {ratio:.3f}" if isinstance(ratio, float) else f"{name}: {ratio}")
         print(", ".join(f"{name} {value}" for name, value in {**machine(), **versions()}.items()))
+        for note in self.notes:
+            print(note)
+        if self.also:
+            print(f"peers: {', '.join(self.also)}")
         if json_file:
             json_file.write_text(json.dumps(self.to_json(), indent=2) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """With None for infinity, which JSON does not know: what was never reached."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def versions() -> dict[str, str]:
     """Of everything that decides how fast it is."""
     found = {"python": platform.python_version()}
-    for name in ("nfdt", "keras", "tensorflow", "tensorflow-cpu", "numpy", "grpcio", "protobuf"):
+    for name in ("nfdt", "keras", "tensorflow", "tensorflow-cpu", "horovod", "numpy", "grpcio", "protobuf"):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -89,4 +124,5 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
     parser.add_argument("--quick", action="store_true", help="less work, within a minute")
+    parser.add_argument("--data-dir", type=Path, help="folder with fashion-mnist/*.gz")
     return parser

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import subprocess
+import sys
 from pathlib import Path
 
+import keras
 import pytest
 
-from benchmarks import accuracy, overhead
+from benchmarks import accuracy, hetero, hfdt, overhead, scale, wire
+from benchmarks.emulated import Training
+from benchmarks.epochs import Work, measured
+from benchmarks.hetero_jobs import batches_per_update
+from benchmarks.images import training_images
+from benchmarks.keras2 import python_of_keras2
+from benchmarks.laps import Goal, LapClock, seconds_to, throughput
+from benchmarks.models import build
+from benchmarks.processes import PeerFailed, run_together, tensorflow_cluster
 from benchmarks.report import Report, Row
+from nfdt.core.presets import PRESETS
+from nfdt.core.spec import resolve_algorithm
 
 ROOT = Path(__file__).parents[1]
 
@@ -20,11 +33,13 @@ def written(report: Report, folder: Path) -> dict:
     return json.loads((folder / "report.json").read_text())
 
 
-def test_overhead_compares_one_worker_with_plain_fit(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(overhead, "CASES", {"mlp": overhead.CASES["mlp"]})
-    monkeypatch.setattr(overhead, "QUICK", {"mlp": overhead.Work(samples=512, epochs=2, runs=1)})
-    report = Report("overhead", [overhead.SEED])
-    overhead.run(report, None, quick=True)
+def peers_of(got: dict) -> set[str]:
+    return {row["peer"] for row in got["rows"]}
+
+
+def test_overhead_compares_one_worker_with_plain_fit(tmp_path, capsys):
+    report = Report("overhead", [0])
+    overhead.run(report, None, {"mlp": Work(samples=512, epochs=2, runs=1)})
     got = written(report, tmp_path)
     assert set(got) == {"bench", "versions", "machine", "seeds", "rows", "ratios"}
     assert set(got["ratios"]) == {"nfdt/plain@mlp", "startup_s"}
@@ -38,33 +53,172 @@ def test_accuracy_compares_the_algorithms_on_the_same_seeds(monkeypatch, tmp_pat
     report = Report("accuracy", [0])
     accuracy.run(report, epochs=2, rates=(0.1,), step_ms=1.0)
     got = written(report, tmp_path)
-    assert {row["peer"] for row in got["rows"]} == {"plain fit", "ddc-asgd"}
+    assert peers_of(got) == {"plain fit", "ddc-asgd"}
     assert "accuracy@lr 0.1@ddc-asgd" in got["ratios"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
-def test_hfdt_compares_a_ring_with_a_loop_written_by_hand(monkeypatch, tmp_path):
-    from benchmarks import hfdt
-
-    monkeypatch.setattr(hfdt, "CASES", {"mlp": hfdt.CASES["mlp"]})
-    monkeypatch.setattr(hfdt, "QUICK", {"mlp": hfdt.Work(samples=1024, epochs=2, runs=1)})
+def test_hfdt_compares_a_script_with_loops_written_by_hand(monkeypatch, tmp_path):
     monkeypatch.setattr(hfdt, "LAUNCHERS", ("mpirun",))
-    report = Report("hfdt", [hfdt.SEED])
-    hfdt.run(report, None, quick=True)
+    report = Report("hfdt", [0])
+    hfdt.run(report, None, {"mlp": Work(samples=1024, epochs=2, runs=1)}, None)
     got = written(report, tmp_path)
     assert set(got["ratios"]) == {"hfdt/handwritten@mpirun", "hfdt/handwritten@mpirun@mlp"}
-    assert {row["peer"] for row in got["rows"]} == {"by hand", "hfdt"}
+    assert peers_of(got) == {"by hand", "by hand, XLA", "hfdt"}
+
+
+KERAS2 = python_of_keras2(install=False)
+needs_keras2 = pytest.mark.skipif(KERAS2 is None, reason="no environment with tf_keras: scripts/bench hfdt makes it")
+
+
+@needs_keras2
+def test_two_workers_of_tf_keras_train_the_same_data(tmp_path):
+    work = Work(samples=1024, epochs=2, runs=1)
+    training_images(work.samples, None).save(tmp_path / "mlp.npz")
+    found = hfdt.Peers(tmp_path, "mlp", work, KERAS2).mirrored()
+    assert found[hfdt.MIRRORED].samples_per_s > 0
+
+
+def test_the_ratio_is_taken_against_the_faster_loop_of_each_run():
+    report = Report("hfdt", [0])
+    for launcher in hfdt.LAUNCHERS:
+        for peer, speeds in {"by hand": [10, 40], "by hand, XLA": [20, 20], "hfdt": [10, 20]}.items():
+            for speed in speeds:
+                report.add(f"mlp {launcher}", peer, "samples/s", speed)
+    report.add("mlp", hfdt.MIRRORED, "samples/s", 5)
+    hfdt._add_ratios(report, ["mlp"])
+    assert report.ratios["hfdt/handwritten@mpirun"] == 0.5
+    assert report.ratios["hfdt/mwms"] == 2.0
+
+
+def test_the_first_epoch_counts_as_start_up_and_the_last_one_not_at_all():
+    got = measured([10.0, 15.0, 17.0, 19.0], samples=100, began=8.0)
+    assert got.samples_per_s == 50.0
+    assert got.startup_s == 5.0
+
+
+TINY = hetero.Plan({"1,1,4,4": (0.1, 0.4)}, (), samples=128, goal=Goal(0.01, 2, 2, 60.0))
+
+
+def test_hetero_trains_presets_on_emulated_workers(tmp_path):
+    report = Report("hetero", [0])
+    hetero.run(report, dataclasses.replace(TINY, peers=("asgd", "bsp", hetero.PSS)), None, None)
+    got = written(report, tmp_path)
+    assert peers_of(got) == {"asgd", "bsp"}
+    assert {"throughput/limit@asgd", "throughput/limit@bsp"} == set(got["ratios"])
+    assert any(hetero.PSS in note for note in got["notes"]), "what is left out is named"
+
+
+@needs_keras2
+@pytest.mark.parametrize("peer", [hetero.PSS, hetero.MWMS])
+def test_hetero_trains_strategies_of_tf_keras_on_emulated_workers(tmp_path, peer):
+    report = Report("hetero", [0])
+    hetero.run(report, dataclasses.replace(TINY, peers=(peer,)), None, KERAS2)
+    assert 0.0 < written(report, tmp_path)["ratios"][f"throughput/limit@{peer}"] <= 1.0
+
+
+def test_hetero_leaves_no_preset_out():
+    assert set(hetero.all_peers()) == {*PRESETS, hetero.PSS, hetero.MWMS}
+
+
+def test_a_short_run_names_the_rows_it_has_no_time_for(tmp_path):
+    report = Report("hetero", [0])
+    bench = hetero.Bench(report, dataclasses.replace(TINY, budget_s=1.0), tmp_path, None)
+    bench._run(None, "1,1,4,4", "asgd", None)
+    assert report.rows == []
+    assert "asgd" in report.notes[0]
+
+
+def test_sooner_says_who_never_reached_the_target(tmp_path):
+    report = Report("hetero", [0])
+    for peer, seconds in {"allreduce": 60.0, "asgd": 20.0, "bsp": float("inf")}.items():
+        report.add("1,1,4,4", peer, "of the limit", 0.5)
+        report.add("1,1,4,4", peer, "s to 0.8", seconds)
+    hetero.add_ratios(report, ["1,1,4,4"], 0.8)
+    assert report.ratios["sooner-than-allreduce@asgd"] == 3.0
+    assert report.ratios["sooner-than-allreduce@bsp"] == 0.0
+    assert written(report, tmp_path)["rows"][-1]["value"] is None
+
+
+def test_the_target_is_reached_between_two_epochs():
+    laps = [(9.0, 0.5), (2.0, 0.7), (4.0, 0.9)]
+    assert throughput(laps, samples=300) == 100.0
+    assert seconds_to(0.8, laps) == pytest.approx(3.0 + 2.0 + 2.0)  # the first epoch counts as the others' median
+    assert seconds_to(0.95, laps) is None
+
+
+def test_a_training_ends_at_its_target_or_at_its_last_epoch():
+    accuracies = iter([0.9, 0.9, 0.1, 0.2, 0.3])
+    clock = LapClock(Goal(0.8, least_epochs=2, most_epochs=3, limit_s=60.0), lambda: next(accuracies))
+    clock.begin()
+    assert [clock.end(), clock.end()] == [False, True]
+    slow = LapClock(Goal(0.8, least_epochs=2, most_epochs=3, limit_s=60.0), lambda: next(accuracies))
+    slow.begin()
+    assert [slow.end(), slow.end(), slow.end()] == [False, False, True]
+
+
+@pytest.mark.parametrize(("preset", "batches"), [("bsp", 4), ("allreduce", 4), ("asgd", 1), ("n-softsync", 4)])
+def test_who_merges_batches_into_an_update_gets_as_many_times_the_rate(preset, batches):
+    assert batches_per_update(resolve_algorithm(preset), workers=4) == batches
+
+
+def test_a_training_is_the_same_after_it_was_written_down(tmp_path):
+    training = Training(tmp_path / "a.npz", tmp_path / "b.npz", 128, (0.1, 0.4), Goal(0.5, 1, 2, 3.0))
+    training.save(tmp_path / "training.json")
+    assert Training.load(tmp_path / "training.json") == training
+    assert training.limit == pytest.approx(32 / 0.1 + 32 / 0.4)
+
+
+def test_a_peer_that_fails_is_told_with_what_it_wrote():
+    with pytest.raises(PeerFailed, match=r"exit code 3(?s:.*)out of order"):
+        run_together([[sys.executable, "-c", "print('out of order'); raise SystemExit(3)"]])
+
+
+def test_a_peer_that_hangs_is_ended():
+    with pytest.raises(PeerFailed, match="did not end within 0 s"):
+        run_together([[sys.executable, "-c", "import time; time.sleep(600)"]], limit_s=0.2)
+
+
+def test_processes_that_serve_are_ended_with_those_they_serve():
+    serves = [sys.executable, "-c", "import time; time.sleep(600)"]
+    run_together([[sys.executable, "-c", ""], serves], [{}, {}], needed=1, limit_s=60)
+
+
+def test_every_process_of_a_tensorflow_cluster_has_its_own_port():
+    tasks = [json.loads(each["TF_CONFIG"]) for each in tensorflow_cluster(chief=1, worker=2)]
+    assert [(task["task"]["type"], task["task"]["index"]) for task in tasks] == [
+        ("chief", 0),
+        ("worker", 0),
+        ("worker", 1),
+    ]
+    assert len({address for own in tasks[0]["cluster"].values() for address in own}) == 3
+
+
+def test_wire_compares_transports_with_tensorflow_s_parameter_server(monkeypatch, tmp_path):
+    peers = ("nfdt tcp", "nfdt shared memory", "tensorflow ps", "raw tcp", "memcpy")
+    monkeypatch.setattr(wire, "PEERS", {name: wire.PEERS[name] for name in peers})
+    report = Report("wire", [wire.SEED])
+    wire.run(report, {"tiny": 1000}, seconds=0.01, runs=1)
+    got = written(report, tmp_path)
+    assert set(got["ratios"]) == {"tcp/tensorflow@tiny", "shm/tensorflow@tiny"}
+    assert {row["peer"] for row in got["rows"]} == set(peers)
+
+
+def test_scale_adds_workers_and_shards(tmp_path):
+    report = Report("scale", [scale.SEED])
+    scale.run(report, {"tiny": 1000}, seconds=0.01, runs=1, workers=(1, 2), shards=(1,))
+    got = written(report, tmp_path)
+    assert set(got["ratios"]) == {"workers2/workers1@tiny", "shards1/shards1@tiny", "leases_per_s"}
+    assert got["ratios"]["leases_per_s"] > 0
 
 
 def test_a_row_s_value_is_the_median_of_its_runs():
     assert Row("case", "peer", "s", [3.0, 1.0, 2.0]).value == 2.0
 
 
-def test_the_models_have_the_sizes_they_are_named_for():
-    sizes = {case: build().count_params() for case, (build, _) in overhead.CASES.items()}
-    assert sizes["mlp"] == pytest.approx(0.1e6, rel=0.05)
-    assert sizes["cnn"] == pytest.approx(1e6, rel=0.05)
-    assert sizes["10M"] == pytest.approx(10e6, rel=0.05)
+@pytest.mark.parametrize(("case", "size"), [("mlp", 0.1e6), ("cnn", 1e6), ("10M", 10e6)])
+def test_the_models_have_the_sizes_they_are_named_for(case, size):
+    assert build(case, keras).count_params() == pytest.approx(size, rel=0.05)
 
 
 def test_bench_without_a_name_lists_the_benchmarks():
@@ -72,3 +226,4 @@ def test_bench_without_a_name_lists_the_benchmarks():
     assert done.returncode == 2
     assert "overhead: " in done.stderr
     assert "accuracy: " in done.stderr
+    assert "hetero: " in done.stderr

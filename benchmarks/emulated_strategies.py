@@ -1,0 +1,195 @@
+"""tf_keras on emulated workers: MultiWorkerMirroredStrategy and ParameterServerStrategy, as a process of each role.
+
+A step computes its gradient and sleeps until it has taken as long as its worker is slow; then the gradient is reduced
+or sent. In ParameterServerStrategy the weights are read inside of that time: that is in its favour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import tensorflow as tf
+import tf_keras
+from tensorflow.python.data.experimental.ops.testing import sleep
+
+from benchmarks.batches import shuffled_batches
+from benchmarks.emulated import Training
+from benchmarks.images import load_images
+from benchmarks.laps import Lap, LapClock
+from benchmarks.models import build
+
+STEP_FILE = "step_s"
+
+
+def gradients_of(model: Any, loss_of: Any, x: Any, y: Any) -> list[Any]:
+    """Of one batch's mean loss."""
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(loss_of(y, model(x, training=True)))
+    return tape.gradient(loss, model.trainable_variables)
+
+
+def clock_of(training: Training, model: Any, learning_rate: float) -> LapClock:
+    """Tests a copy of the model that no strategy knows."""
+    copy = build("small", tf_keras, learning_rate)
+    images, labels = load_images(training.test_data)
+
+    def test() -> float:
+        copy.set_weights([variable.numpy() for variable in model.trainable_variables])
+        return float(copy.evaluate(images, labels, batch_size=500, verbose=0)[1])
+
+    return LapClock(training.goal, test)
+
+
+def mirror(training: Training, worker: int) -> list[Lap]:
+    """Train with MultiWorkerMirroredStrategy; collective. The first worker tests, and says when it is over."""
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    learning_rate = training.learning_rate * training.workers  # one update for the batches of all workers
+    with strategy.scope():
+        model = build("small", tf_keras, learning_rate)
+        loss_of = tf_keras.losses.SparseCategoricalCrossentropy(reduction="none")
+    clock = clock_of(training, model, learning_rate)
+    began = [0.0]
+
+    def hold(gradient: Any) -> Any:
+        time.sleep(max(0.0, training.step_s[worker] - (time.perf_counter() - began[0])))
+        return gradient
+
+    def replica_step(x: Any, y: Any) -> None:
+        gradients = gradients_of(model, loss_of, x, y)
+        with tf.control_dependencies(gradients):
+            first = tf.py_function(hold, [gradients[0]], gradients[0].dtype)
+            first.set_shape(gradients[0].shape)
+        with tf.control_dependencies([first]):
+            held = [first, *(tf.identity(gradient) for gradient in gradients[1:])]
+        # The strategy adds gradients up.
+        shares = [gradient / training.workers for gradient in held]
+        model.optimizer.apply_gradients(zip(shares, model.trainable_variables, strict=True))
+
+    @tf.function
+    def step(x: Any, y: Any) -> None:
+        strategy.run(replica_step, args=(x, y))
+
+    images, labels = load_images(training.data)
+    own = slice(worker, None, training.workers)
+    batches = iter(shuffled_batches(images[own], labels[own], training.batch).repeat())
+    anybody = _any_of_all(strategy)
+    ended = False
+    while not ended:
+        clock.begin()
+        for _ in range(training.samples // (training.batch * training.workers)):
+            x, y = next(batches)
+            began[0] = time.perf_counter()
+            step(x, y)
+        ended = anybody(worker == 0 and clock.end())
+    return clock.laps
+
+
+def _any_of_all(strategy: Any) -> Any:
+    """A function that says whether any worker says so; collective."""
+
+    @tf.function
+    def add_up(mine: Any) -> Any:
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(tf.identity, args=(mine,)), axis=None)
+
+    return lambda mine: float(add_up(tf.constant(float(mine)))) > 0
+
+
+def serve(training: Training, resolver: Any, folder: Path) -> None:
+    """Be a worker or a parameter server until ended; a worker's step reads how slow it is in its own directory."""
+    if resolver.task_type == "worker":
+        own = folder / f"worker-{resolver.task_id}"
+        own.mkdir()
+        (own / STEP_FILE).write_text(str(training.step_s[resolver.task_id]))
+        os.chdir(own)
+    config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=2)
+    server = tf.distribute.Server(
+        resolver.cluster_spec(),
+        job_name=resolver.task_type,
+        task_index=resolver.task_id,
+        protocol="grpc",
+        config=config,
+        start=True,
+    )
+    server.join()
+
+
+def coordinate(training: Training, resolver: Any) -> list[Lap]:
+    """Train with ParameterServerStrategy: one update for each batch, by whoever asks for work next."""
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        model = build("small", tf_keras, training.learning_rate)
+        model.optimizer.build(model.trainable_variables)
+    loss_of = tf_keras.losses.SparseCategoricalCrossentropy(reduction="none")
+    clock = clock_of(training, model, training.learning_rate)
+    images, labels = load_images(training.data)
+    batches = coordinator.create_per_worker_dataset(lambda: shuffled_batches(images, labels, training.batch).repeat())
+
+    def replica_step(x: Any, y: Any) -> None:
+        began = tf.timestamp()
+        with tf.control_dependencies([began]):
+            gradients = gradients_of(model, loss_of, tf.identity(x), y)
+        with tf.control_dependencies(gradients):
+            slept = _sleep_until(began + _own_step_s())
+        with tf.control_dependencies([slept]):
+            held = [tf.identity(gradient) for gradient in gradients]
+        model.optimizer.apply_gradients(zip(held, model.trainable_variables, strict=True))
+
+    @tf.function
+    def step(iterator: Any) -> None:
+        strategy.run(replica_step, args=next(iterator))
+
+    iterator, ended = iter(batches), False
+    while not ended:
+        clock.begin()
+        for _ in range(training.samples // training.batch):
+            coordinator.schedule(step, args=(iterator,))
+        coordinator.join()
+        ended = clock.end()
+    return clock.laps
+
+
+def _own_step_s() -> Any:
+    """What the worker's directory says; its steps are graphs, without Python."""
+    return tf.strings.to_number(tf.io.read_file(STEP_FILE), tf.float64)
+
+
+def _sleep_until(moment: Any) -> Any:
+    rest_us = tf.cast(tf.maximum(moment - tf.timestamp(), 0.0) * 1e6, tf.int64)
+    # It sleeps before each element, also before it finds that there is none: take() does not ask for that.
+    naps = tf.data.Dataset.range(1).apply(sleep(rest_us)).take(1)
+    return naps.reduce(tf.constant(0, tf.int64), lambda _, element: element)
+
+
+def run_role() -> None:
+    """Entry point of ``python -m benchmarks.emulated_strategies``; TF_CONFIG says which role."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("training", type=Path)
+    parser.add_argument("result", type=Path)
+    options = parser.parse_args()
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    training = Training.load(options.training)
+    config = json.loads(os.environ["TF_CONFIG"])
+    task = config["task"]
+    if "ps" not in config["cluster"]:
+        laps = mirror(training, task["index"])
+    else:
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        if task["type"] in ("worker", "ps"):
+            serve(training, resolver, options.training.parent)
+            return
+        laps = coordinate(training, resolver)
+    if task["index"] == 0:
+        options.result.write_text(json.dumps(laps))
+
+
+if __name__ == "__main__":
+    run_role()

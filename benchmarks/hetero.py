@@ -1,0 +1,199 @@
+"""Unequal workers, emulated: time to a target accuracy, and throughput against the sum of the workers' own speeds."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+from benchmarks.emulated import Training
+from benchmarks.epochs import now
+from benchmarks.hetero_jobs import Cluster
+from benchmarks.images import read_images
+from benchmarks.keras2 import packages, python_of_keras2
+from benchmarks.laps import Goal, Lap, seconds_to, throughput
+from benchmarks.models import SEED
+from benchmarks.processes import PeerFailed, run_together, tensorflow_cluster
+from benchmarks.report import Report, arguments
+from nfdt.core.errors import NfdtError
+from nfdt.core.presets import PRESETS
+
+BASE_S = 0.05  # the fastest worker's step: so long that two cores compute what eight workers have to
+CLUSTERS = {"1,1,4,4": (1, 1, 4, 4), "1..8": (1, 2, 3, 4, 5, 6, 7, 8)}
+MAIN = "1,1,4,4"  # what ratios without a cluster's name are about
+TARGETS = {"fashion-mnist": 0.84, "digits": 0.95}
+TEST_SAMPLES = 2000
+PSS, MWMS = "tf_keras PSS", "tf_keras MWMS"
+# In this order, so that a short run has the rows that matter most; presets that are not named come last.
+FIRST = ("allreduce", "auto", "h-ps", "asgd", "dbs-sgd", PSS, "group-sync", "ddc-asgd", "bsp", MWMS)
+# Start-up and two short epochs, on an idle machine; what does not fit into a quick run's minute is left out, and named.
+QUICK_S = {"flat": 5.0, "ring": 12.0, "groups": 25.0, PSS: 18.0, MWMS: 16.0}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is trained, and by whom.
+
+    Attributes:
+        clusters: Name to how many times longer than ``BASE_S`` each worker's step is.
+        peers: Presets, ``PSS`` and ``MWMS``.
+        samples: Of one epoch.
+        goal: A target of 0 stands for the one of the data.
+        budget_s: Rows that would not end in time are left out.
+    """
+
+    clusters: Mapping[str, Sequence[float]]
+    peers: Sequence[str]
+    samples: int
+    goal: Goal
+    runs: int = 1
+    budget_s: float = float("inf")
+
+
+def all_peers() -> list[str]:
+    """Every preset that exists, and the two of tf_keras."""
+    first = [name for name in FIRST if name in PRESETS or name in (PSS, MWMS)]
+    return [*first, *(name for name in PRESETS if name not in first)]
+
+
+FULL_GOAL = Goal(0.0, least_epochs=4, most_epochs=9, limit_s=240.0)
+QUICK = Plan({MAIN: CLUSTERS[MAIN]}, (), 1280, Goal(0.3, least_epochs=2, most_epochs=2, limit_s=20.0), budget_s=58.0)
+FULL = Plan(CLUSTERS, (), 12_800, FULL_GOAL)
+
+
+class Bench:
+    """One run of the plan.
+
+    Args:
+        report: Where rows go.
+        plan: What to do.
+        folder: For files; the images are there.
+        keras2: Python of the environment with tf_keras, if there is one.
+    """
+
+    def __init__(self, report: Report, plan: Plan, folder: Path, keras2: Path | None) -> None:
+        self._report, self._plan, self._folder, self._keras2 = report, plan, folder, keras2
+        self._began = now()
+
+    def run(self) -> None:
+        """Every peer on every cluster, by turns."""
+        for name, speeds in self._plan.clusters.items():
+            training = Training(
+                data=self._folder / "train.npz",
+                test_data=self._folder / "test.npz",
+                samples=self._plan.samples,
+                step_s=tuple(BASE_S * times for times in speeds),
+                goal=self._plan.goal,
+            )
+            with Cluster(training.workers) as cluster:
+                for peer in list(self._plan.peers) * self._plan.runs:
+                    self._run(cluster, name, peer, training)
+
+    def _run(self, cluster: Cluster, name: str, peer: str, training: Training) -> None:
+        if not self._in_time(peer):
+            self._leave_out(name, peer, "no time is left in this quick run")
+            return
+        try:
+            laps = self._train(cluster, peer, training)
+        except (PeerFailed, NfdtError) as error:
+            self._leave_out(name, peer, f"it failed: {error}")
+            return
+        if not laps:
+            self._leave_out(name, peer, "there is no environment with tf_keras; a run without --quick makes it")
+            return
+        speed = throughput(laps, training.samples)
+        self._report.add(name, peer, "samples/s", speed)
+        self._report.add(name, peer, "of the limit", speed / training.limit)
+        self._report.add(name, peer, "accuracy", laps[-1][1])
+        seconds = seconds_to(training.goal.target, laps)
+        # Infinity: the target was not reached; a ratio of it says so, too.
+        self._report.add(name, peer, f"s to {training.goal.target}", float("inf") if seconds is None else seconds)
+
+    def _train(self, cluster: Cluster, peer: str, training: Training) -> list[Lap]:
+        if peer not in (PSS, MWMS):
+            return cluster.train(peer, training)
+        return train_with_strategy(peer, training, self._folder, self._keras2) if self._keras2 else []
+
+    def _in_time(self, peer: str) -> bool:
+        cost = QUICK_S.get(peer) or QUICK_S.get(str(PRESETS[peer]["topology"]), max(QUICK_S.values()))
+        return now() - self._began + cost <= self._plan.budget_s
+
+    def _leave_out(self, cluster: str, peer: str, why: str) -> None:
+        print(f"bench: {peer} on {cluster} is left out: {why}", file=sys.stderr)
+        self._report.notes.append(f"{peer} on {cluster}: {why.splitlines()[-1]}")
+
+
+def train_with_strategy(peer: str, training: Training, folder: Path, keras2: Path) -> list[Lap]:
+    """PSS or MWMS, each role a process of its own.
+
+    Raises:
+        PeerFailed: they did.
+    """
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        described, result = Path(own) / "training.json", Path(own) / "laps.json"
+        training.save(described)
+        command = [str(keras2), "-m", "benchmarks.emulated_strategies", str(described), str(result)]
+        roles = {"chief": 1, "worker": training.workers, "ps": 1} if peer == PSS else {"worker": training.workers}
+        environments = tensorflow_cluster(**roles)
+        needed = 1 if peer == PSS else training.workers  # the others serve until they are ended
+        run_together([command] * len(environments), environments, needed=needed)
+        return [(seconds, accuracy) for seconds, accuracy in json.loads(result.read_text())]
+
+
+def add_ratios(report: Report, clusters: Sequence[str], target: float) -> None:
+    """Run by run, medians; keys without a cluster's name are those of ``MAIN``."""
+    for cluster in clusters:
+        at = "" if cluster == MAIN else f"@{cluster}"
+        for peer in dict.fromkeys(row.peer for row in report.rows if row.case == cluster):
+            report.ratios[f"throughput/limit@{peer}{at}"] = statistics.median(
+                report.runs(cluster, peer, "of the limit")
+            )
+            for other, label in (("allreduce", "allreduce"), (PSS, "pss"), (MWMS, "mwms")):
+                own, theirs = (report.runs(cluster, each, f"s to {target}") for each in (peer, other))
+                pairs = list(zip(own, theirs, strict=False))
+                if peer != other and pairs:
+                    report.ratios[f"sooner-than-{label}@{peer}{at}"] = statistics.median(_sooner(*p) for p in pairs)
+
+
+def _sooner(own: float, theirs: float) -> float:
+    """How many times sooner; 0 where the target was never reached, infinity where only the other never reached it."""
+    return 0.0 if own == float("inf") else theirs / own
+
+
+def run(report: Report, plan: Plan, data_dir: Path | None, keras2: Path | None) -> None:
+    """Carry a plan out."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = read_images(data_dir)
+        data.take(plan.samples).save(Path(folder) / "train.npz")
+        read_images(data_dir, "test").take(TEST_SAMPLES).save(Path(folder) / "test.npz")
+        target = plan.goal.target or TARGETS[data.name]
+        report.notes.append(f"data: {data.name}; target: {target} of the test images right")
+        Bench(report, replace(plan, goal=replace(plan.goal, target=target)), Path(folder), keras2).run()
+    add_ratios(report, list(plan.clusters), target)
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--peers", help="only these, as in allreduce,h-ps")
+    parser.add_argument("--clusters", choices=CLUSTERS, action="append", help="only this one")
+    parser.add_argument("--runs", type=int, help="of every row; default 1")
+    options = parser.parse_args()
+    plan = QUICK if options.quick else FULL
+    peers = options.peers.split(",") if options.peers else all_peers()
+    plan = replace(plan, peers=peers, runs=options.runs or plan.runs)
+    if options.clusters:
+        plan = replace(plan, clusters={name: CLUSTERS[name] for name in options.clusters})
+    report = Report("hetero", [SEED], also=packages())
+    run(report, plan, options.data_dir, python_of_keras2(install=not options.quick))
+    report.finish(options.json)
+
+
+if __name__ == "__main__":
+    main()

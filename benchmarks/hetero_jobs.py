@@ -1,0 +1,92 @@
+"""Jobs of ours on emulated workers, one preset each; flat ones share a server whose workers are up already."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from nfdt_client.embedded import EmbeddedServer
+
+import nfdt
+from benchmarks.emulated import Training
+from benchmarks.images import load_images
+from benchmarks.laps import Lap, LapClock
+from benchmarks.models import build
+from nfdt.core.algorithm import AlgorithmSpec
+from nfdt.core.spec import resolve_algorithm
+
+GROUP_BATCHES = 2.0
+
+
+def batches_per_update(algorithm: AlgorithmSpec, workers: int) -> float:
+    """How many local batches go into one update: what the learning rate is multiplied by, for every peer alike.
+
+    Goyal et al., arXiv:1706.02677: who merges k batches into an update gets k times the rate of one batch.
+    """
+    if algorithm.consistency == "bsp" and algorithm.topology in ("flat", "ring"):
+        return workers
+    if algorithm.consistency == "softsync":
+        return max(1, workers // algorithm.softsync_n)
+    return GROUP_BATCHES if algorithm.topology == "groups" else 1.0
+
+
+class _Laps(keras.callbacks.Callback):
+    """Times epochs, tests after each, and stops the training when its goal is met."""
+
+    def __init__(self, clock: LapClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """The workers begin."""
+        self._clock.begin()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """The workers wait while this tests."""
+        self.model.stop_training = self._clock.end()
+
+
+class Cluster:
+    """Workers of this machine for any number of jobs; leave it to end them."""
+
+    def __init__(self, workers: int) -> None:
+        self._server = EmbeddedServer(workers, 1)
+
+    def __enter__(self) -> Cluster:
+        self._server.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.stop()
+
+    def train(self, preset: str, training: Training) -> list[Lap]:
+        """Train with a preset; rings and groups start ranks of their own."""
+        algorithm = resolve_algorithm(preset)
+        learning_rate = training.learning_rate * batches_per_update(algorithm, training.workers)
+        model = build("small", keras, learning_rate)
+        images, labels = load_images(training.data)
+        test_images, test_labels = load_images(training.test_data)
+
+        def test() -> float:
+            return float(model.evaluate(test_images, test_labels, batch_size=500, verbose=0)[1])
+
+        clock = LapClock(training.goal, test)
+        options = self._options(preset, algorithm, training)
+        rows, epochs = slice(training.samples), training.goal.most_epochs
+        with nfdt.session(options=options):
+            model.fit(
+                images[rows],
+                labels[rows],
+                batch_size=training.batch,
+                epochs=epochs,
+                verbose=0,
+                callbacks=[_Laps(clock)],
+            )
+        return clock.laps
+
+    def _options(self, preset: str, algorithm: AlgorithmSpec, training: Training) -> dict[str, Any]:
+        step_ms = tuple(1000 * seconds for seconds in training.step_s)
+        options = {"workers": training.workers, "algorithm": preset, "emulate.step_ms": step_ms}
+        if algorithm.topology != "flat":
+            return options
+        return {**options, "server": self._server.address(), "token": self._server.token}

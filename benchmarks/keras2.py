@@ -1,0 +1,61 @@
+"""The environment of peers that need Keras 2: tf_keras on the TensorFlow that is installed here."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+INSTALL_S = 900
+
+
+def _tensorflow() -> str:
+    """The version of TensorFlow here."""
+    for name in ("tensorflow-cpu", "tensorflow"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    raise RuntimeError("TensorFlow is not installed: ./scripts/setup")
+
+
+def packages() -> list[str]:
+    """What the environment holds, pinned."""
+    version = _tensorflow()
+    return [f"tensorflow-cpu=={version}", f"tf_keras=={'.'.join(version.split('.')[:2])}.*"]
+
+
+def _folder() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "nfdt" / "venvs" / f"tf_keras-{_tensorflow()}-{sys.implementation.cache_tag}"
+
+
+def python_of_keras2(*, install: bool) -> Path | None:
+    """The environment's Python; None where there is none, or it cannot be made.
+
+    Args:
+        install: Make it where there is none: some 300 MB from the package index, once.
+    """
+    folder = _folder()
+    python, complete = folder / "bin" / "python", folder / "complete"
+    if complete.exists() or not install:
+        return python if complete.exists() else None
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not complete.exists():
+            print(f"bench: installing {' '.join(packages())} into {folder}", file=sys.stderr)
+            shutil.rmtree(folder, ignore_errors=True)
+            try:
+                subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=INSTALL_S)
+                install_them = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *packages()]
+                subprocess.run(install_them, check=True, timeout=INSTALL_S)
+            except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+                print(f"bench: no peers of Keras 2: {error}", file=sys.stderr)
+                return None
+            complete.touch()
+    return python
