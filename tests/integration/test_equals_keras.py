@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -65,15 +66,27 @@ def test_bsp_with_4_workers_equals_one_process_with_the_4_fold_batch(digits, nam
         np.testing.assert_allclose(outcome.optimizer[index], np.asarray(variable), rtol=2e-3, atol=2e-5)
 
 
+@pytest.fixture(scope="module")
+def plain_fit(digits):
+    """What Keras alone does with an optimizer: the model and its history, trained once for all algorithms."""
+
+    @lru_cache
+    def fit(name):
+        model = clone(dense, OPTIMIZERS[name]())
+        history = model.fit(digits[0][:500], digits[1][:500], batch_size=20, epochs=2, shuffle=False, verbose=0)
+        return model, history.history
+
+    return fit
+
+
 @pytest.mark.parametrize("algorithm", ASYNCHRONOUS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_one_worker_equals_plain_fit(digits, name, algorithm):
+def test_one_worker_equals_plain_fit(digits, plain_fit, name, algorithm):
     x, y = digits[0][:500], digits[1][:500]
-    local = clone(dense, OPTIMIZERS[name]())
+    local, history = plain_fit(name)
     outcome = train(clone(dense, OPTIMIZERS[name]()), x, y, algorithm=algorithm, workers=1, batch_size=20, epochs=2)
-    history = local.fit(x, y, batch_size=20, epochs=2, shuffle=False, verbose=0)
     np.testing.assert_allclose(outcome.weights, flat(local), rtol=2e-3, atol=2e-5)
-    assert_same_epochs(outcome, history.history, rtol=1e-3)
+    assert_same_epochs(outcome, history, rtol=1e-3)
     for index, variable in enumerate(local.optimizer.variables):
         np.testing.assert_allclose(outcome.optimizer[index], np.asarray(variable), rtol=1e-2, atol=2e-5)
 
@@ -102,9 +115,10 @@ def test_the_learning_rate_schedule_counts_applied_updates(digits):
 
 @pytest.mark.parametrize("algorithm", ["bsp", *ASYNCHRONOUS])
 def test_four_workers_train_every_sample_once_and_learn(digits, algorithm):
+    """Without momentum: uncompensated delay times momentum 0.9 is unstable at these rates (docs/algorithms/ddc-asgd.md)."""
     x, y = digits
     outcome = train(
-        clone(dense, OPTIMIZERS["momentum"]()),
+        clone(dense, OPTIMIZERS["sgd"]()),
         x,
         y,
         algorithm=algorithm,
