@@ -115,7 +115,7 @@ def test_the_learning_rate_schedule_counts_applied_updates(digits):
 
 @pytest.mark.parametrize("algorithm", ["bsp", *ASYNCHRONOUS])
 def test_four_workers_train_every_sample_once_and_learn(digits, algorithm):
-    """Without momentum: uncompensated delay times momentum 0.9 is unstable at these rates (docs/algorithms/ddc-asgd.md)."""
+    """Without momentum: at this rate it makes rules that do not compensate delay unstable; see the card of ddc-asgd."""
     x, y = digits
     outcome = train(
         clone(dense, OPTIMIZERS["sgd"]()),
