@@ -60,7 +60,7 @@ class GroupJob(RingJob):
         super().__init__(spec, world, artifacts, number=self._members[world.rank])
 
     def _make_step(self, manifest: Mapping[str, Any], state: State) -> GradientOuter | DeltaOuter:
-        layout = ParameterLayout.from_json(manifest["layout"])
+        layout = ParameterLayout.of_program(manifest)
         client = self._connect(layout) if self._connect else None
         self._show = WeightSetter(self._model, layout)
         start, shards = first_update(self._model), self.spec.cluster.shards

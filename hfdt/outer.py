@@ -173,7 +173,7 @@ class GradientOuter:
     """
 
     def __init__(self, model: Any, manifest: Mapping[str, Any], state: State, world: World, exchange: Exchange) -> None:
-        self.layout = ParameterLayout.from_json(manifest["layout"])
+        self.layout = ParameterLayout.of_program(manifest)
         self._start = np.asarray(state.weights, np.float32)
         self._compute = GradientStep(model, self.layout, loss_scale=manifest["loss_scale"])
         self._exchange = exchange

@@ -138,7 +138,7 @@ class Slot:
         spec = parse_job(assignment.spec_json)
         reader = self._reader(assignment.job_id, assignment.artifact_dir)
         manifest = json.loads(reader.read(spec.program))
-        layout = ParameterLayout.from_json(manifest["layout"])
+        layout = ParameterLayout.of_program(manifest)
         addresses = list(assignment.shards)
         local = all(is_loopback(split_address(address)[0]) for address in addresses)
         client = StreamClient(

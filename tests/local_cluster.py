@@ -126,7 +126,7 @@ class _Job:
             validation=self._data(validation) if validation else None,
             attended=False,
         )
-        self.layout = ParameterLayout.from_json(self.manifest["layout"])
+        self.layout = ParameterLayout.of_program(self.manifest)
         state = load_state(self.artifacts[self.manifest["state"]])
         self.state, self.running, self.clients = state, [], []
         policy = make_policy(self.spec.algorithm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -68,11 +69,14 @@ class Reference:
             described.append(
                 {"shape": list(variable.shape), "dtype": str(variable.dtype), "variable": owner[0] if owner else -1}
             )
+        elementwise = type(self.optimizer).__name__ in ELEMENTWISE
+        limited = self.optimizer.clipnorm or self.optimizer.global_clipnorm or any(v.constraint for v in self.variables)
         return {
             "layout": self.layout.to_json(),
             "optimizer": keras.saving.serialize_keras_object(self.optimizer),
             "optimizer_variables": described,
-            "elementwise": type(self.optimizer).__name__ in ELEMENTWISE,
+            "elementwise": elementwise,
+            "divisible": elementwise and not (limited or self.exclude),
             "constraints": [
                 c and keras.saving.serialize_keras_object(c) for c in (v.constraint for v in self.variables)
             ],
@@ -93,11 +97,17 @@ def make_engine(manifest, weights, *, rule="plain", index=0, shards=1, state=Non
     return Engine(built, make_rule(rule_spec(rule, **options), built.traits))
 
 
+def joined(parts, shape):
+    """One optimizer variable: in parts, or the same on all shards."""
+    return np.concatenate([part.reshape(-1) for part in parts])[: math.prod(shape)].reshape(shape)
+
+
 class Cluster:
     """All shards of a program, fed in the same order."""
 
     def __init__(self, reference, *, rule="plain", shards=1, merge_count=1, overlap=0, warm=False, **options):
         manifest = reference.manifest()
+        self.reference = reference
         state = reference.state if warm else None
         plans = [make_plan(manifest, i, shards) for i in range(shards)]
         self.layout = reference.layout
@@ -129,6 +139,7 @@ class Cluster:
     @property
     def state(self):
         found = {}
-        for store in reversed(self.stores):
-            found.update(store.read()[1])
-        return found
+        for store in self.stores:
+            for index, value in store.read()[1].items():
+                found.setdefault(index, []).append(value)
+        return {index: joined(parts, self.reference.state[index].shape) for index, parts in found.items()}

@@ -80,7 +80,7 @@ class Scheduler:
     def admit(self, spec: JobSpec, manifest: Mapping[str, Any]) -> None:
         """Refuse a program that no shards could hold."""
         try:
-            ParameterLayout.from_json(manifest["layout"])
+            ParameterLayout.of_program(manifest)
             if is_ring(spec) or is_grouped(spec):
                 self._admit_ring(spec)
             if not is_ring(spec):

@@ -50,8 +50,7 @@ class ShardControl:
         self._addresses = list(addresses)
         self._layout = layout
         self._owners = owners
-        self._variables = layout.cut(len(addresses))
-        self._cuts = [layout.bounds(cut) for cut in self._variables]
+        self._runs = layout.cut(len(addresses))
         self._channels = [open_channel(a, token, ca_file=ca_file, max_message_bytes=DATA_BYTES) for a in addresses]
         self._stubs: list[Any] = [shards_pb2_grpc.ShardStub(channel) for channel in self._channels]
         self._pool = ThreadPoolExecutor(len(self._stubs), thread_name_prefix="shards")
@@ -100,18 +99,34 @@ class ShardControl:
         """
         parts: list[dict[str, Array]] = self._on_all(self._read_one)
         weights = np.concatenate([part["weights"].reshape(-1) for part in parts]).astype(np.float32, copy=False)
-        return State(weights, optimizer=_join_optimizer(parts))
+        return State(weights, optimizer=self._join_optimizer(parts))
 
     def _read_one(self, index: int) -> dict[str, Array]:
-        start, stop = self._cuts[index]
-        limit = max(MIN_STATE_BYTES, MAX_STATE_FACTOR * 4 * (stop - start))
+        size = self._runs[index].size
+        limit = max(MIN_STATE_BYTES, MAX_STATE_FACTOR * 4 * size)
         with translated(f"shard {index} at {self._addresses[index]}"):
             arrays = load_arrays(_gather(self._stubs[index].Read(pb.ReadRequest(), timeout=STATE_TIMEOUT_S), limit))
         weights = arrays.get("weights")
-        if weights is None or weights.size != stop - start:
+        if weights is None or weights.size != size:
             received = "none" if weights is None else str(weights.size)
-            raise ShapeMismatch(f"Shard {index}: expected {stop - start} weights. Received: {received}.")
+            raise ShapeMismatch(f"Shard {index}: expected {size} weights. Received: {received}.")
         return arrays
+
+    def _join_optimizer(self, parts: Sequence[Mapping[str, Array]]) -> dict[int, Array]:
+        """Each optimizer variable from the shards that hold it, or its parts; those of no variable lie on all."""
+        found: dict[int, list[Array]] = {}
+        for part in parts:
+            for name, array in part.items():
+                group, _, index = name.partition("/")
+                if group == "optimizer" and index.isdecimal():
+                    found.setdefault(int(index), []).append(array)
+        return {index: self._joined(index, arrays) for index, arrays in found.items()}
+
+    def _joined(self, index: int, arrays: list[Array]) -> Array:
+        owner = self._owners[index] if self._owners and index < len(self._owners) else -1
+        if owner < 0 or len(arrays) == 1:
+            return arrays[0]
+        return np.concatenate([array.reshape(-1) for array in arrays]).reshape(self._layout.slots[owner].shape)
 
     def write(self, state: State) -> None:
         """Replace the weights of all shards, and the optimizer variables that the state has."""
@@ -120,20 +135,16 @@ class ShardControl:
 
         def call(index: int) -> None:
             with translated(f"shard {index} at {self._addresses[index]}"):
-                data = dump_arrays({"weights": state.weights[slice(*self._cuts[index])], **self._own(state, index)})
+                data = dump_arrays({"weights": state.weights[self._runs[index].elements], **self._own(state, index)})
                 self._stubs[index].Write(_chunks(data), timeout=STATE_TIMEOUT_S)
 
         self._on_all(call)
 
     def _own(self, state: State, index: int) -> dict[str, Array]:
-        """The optimizer variables of a shard: those of its own variables, and those of none."""
-        cut = self._variables[index]
+        """The optimizer variables of a shard: those of its own variables, whole, and those of none."""
+        own = {-1, *(piece.variable for piece in self._runs[index].pieces)}
         owners = self._owners or [-1] * (max(state.optimizer, default=-1) + 1)
-        return {
-            f"optimizer/{i}": array
-            for i, array in state.optimizer.items()
-            if i < len(owners) and (owners[i] < 0 or cut.start <= owners[i] < cut.stop)
-        }
+        return {f"optimizer/{i}": array for i, array in state.optimizer.items() if i < len(owners) and owners[i] in own}
 
 
 def connect_shards(
@@ -142,7 +153,7 @@ def connect_shards(
     """The control of the shards that hold a program."""
     described = manifest.get("optimizer_variables")
     owners = None if described is None else [int(entry["variable"]) for entry in described]
-    return ShardControl(addresses, ParameterLayout.from_json(manifest["layout"]), token, owners=owners, ca_file=ca_file)
+    return ShardControl(addresses, ParameterLayout.of_program(manifest), token, owners=owners, ca_file=ca_file)
 
 
 def _gather(chunks: Iterable[pb.StateChunk], limit: int) -> bytes:
@@ -159,14 +170,3 @@ def _gather(chunks: Iterable[pb.StateChunk], limit: int) -> bytes:
 def _chunks(data: bytes) -> Iterator[pb.StateChunk]:
     for offset in range(0, max(len(data), 1), CHUNK_BYTES):
         yield pb.StateChunk(offset=offset, total_bytes=len(data), data=data[offset : offset + CHUNK_BYTES])
-
-
-def _join_optimizer(parts: Sequence[Mapping[str, Array]]) -> dict[int, Array]:
-    """Each optimizer variable from the shards that hold it: whole variables lie on one shard, scalars on all."""
-    joined: dict[int, Array] = {}
-    for part in parts:
-        for name, array in part.items():
-            group, _, index = name.partition("/")
-            if group == "optimizer" and index.isdecimal():
-                joined.setdefault(int(index), array)
-    return joined

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ Array = npt.NDArray[Any]
 
 MAX_VARIABLES = 100_000
 MAX_RANK = 16
+CUT_TOLERANCE = 0.02
+MAX_SURPLUS = 4096
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,80 @@ class VariableSlot:
 
 
 @dataclass(frozen=True)
+class Piece:
+    """A variable, or the part of one that lies in a run.
+
+    Attributes:
+        variable: Its place among all variables.
+        slot: The whole variable's.
+        start: Where the part begins in the variable, in elements.
+        stop: Where it ends, exclusive.
+    """
+
+    variable: int
+    slot: VariableSlot
+    start: int
+    stop: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is all of the variable."""
+        return self.stop - self.start == self.slot.size
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The variable's; of a part, that of its rows, or of its elements where a row is cut."""
+        if self.whole:
+            return self.slot.shape
+        row = math.prod(self.slot.shape[1:])
+        if self.start % row or self.stop % row:
+            return (self.stop - self.start,)
+        return ((self.stop - self.start) // row, *self.slot.shape[1:])
+
+
+@dataclass(frozen=True)
+class Run:
+    """A contiguous part of a flat vector: from ``start`` to ``stop``, in elements, and what lies there."""
+
+    start: int
+    stop: int
+    pieces: tuple[Piece, ...]
+
+    @classmethod
+    def of(cls, pieces: Sequence[Piece]) -> Run:
+        """The run of contiguous pieces."""
+        if not pieces:
+            return cls(0, 0, ())
+        first, last = pieces[0], pieces[-1]
+        return cls(first.slot.start + first.start, last.slot.start + last.stop, tuple(pieces))
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.stop - self.start
+
+    @property
+    def elements(self) -> slice:
+        """Where it lies in the flat vector."""
+        return slice(self.start, self.stop)
+
+    @property
+    def layout(self) -> ParameterLayout:
+        """Its pieces, laid out from 0."""
+        return ParameterLayout.of([(piece.slot.name, piece.shape) for piece in self.pieces])
+
+
+@dataclass(frozen=True)
 class ParameterLayout:
-    """Trainable variables in model order <-> one flat float32 vector of ``size`` elements."""
+    """Trainable variables in model order <-> one flat float32 vector of ``size`` elements.
+
+    Attributes:
+        slots: The variables' places.
+        divisible: Variables may be cut: what is done to the vector treats every element alike.
+    """
 
     slots: tuple[VariableSlot, ...]
+    divisible: bool = False
 
     @classmethod
     def of(cls, shapes: Mapping[str, Sequence[int]] | Sequence[tuple[str, Sequence[int]]]) -> ParameterLayout:
@@ -90,36 +162,61 @@ class ParameterLayout:
             raise ShapeMismatch(f"Expected a vector of {self.size} elements. Received: shape {flat.shape}.")
         return [flat[s.start : s.stop].reshape(s.shape) for s in self.slots]
 
-    def cut(self, shards: int) -> list[slice]:
-        """Cut the variables into at most ``shards`` contiguous runs of about equal size.
+    def cut(self, shards: int) -> list[Run]:
+        """Cut the flat vector into at most ``shards`` runs of about equal size, in order.
+
+        They end where variables end, as long as that makes none greater than its share by more than twice
+        ``CUT_TOLERANCE`` of it, or by ``MAX_SURPLUS`` elements. Else variables are cut as well, if the layout is
+        ``divisible``: between two rows where that is near enough.
 
         Returns:
-            Slices over ``self.slots`` (whole variables), none empty, in order. Fewer than
-            ``shards`` when there are fewer variables.
+            Runs, none without a variable. Fewer than ``shards`` when there are fewer variables and none is cut.
         """
         if shards < 1:
             raise UsageError(f"shards: expected at least 1. Received: {shards}.")
-        count = min(shards, len(self.slots)) or 1
+        runs = self._whole_runs(min(shards, len(self.slots)) or 1)
+        share = self.size / shards
+        surplus = max(run.size for run in runs) - share
+        if self.divisible and surplus > max(2 * CUT_TOLERANCE * share, MAX_SURPLUS):
+            borders = [self._border_near(share * i, CUT_TOLERANCE * share) for i in range(1, shards)]
+            return [self._run(*ends) for ends in itertools.pairwise([0, *borders, self.size])]
+        return runs
+
+    def _whole_runs(self, count: int) -> list[Run]:
         borders = [0]
         for shard in range(1, count):
             target = self.size * shard / count
             candidates = range(borders[-1] + 1, len(self.slots) - (count - shard) + 1)
             borders.append(min(candidates, key=lambda i: abs(self.slots[i].start - target)))
-        borders.append(len(self.slots))
-        return [slice(a, b) for a, b in itertools.pairwise(borders)]
+        ends = itertools.pairwise([*borders, len(self.slots)])
+        return [Run.of([Piece(i, s, 0, s.size) for i, s in enumerate(self.slots)][a:b]) for a, b in ends]
 
-    def select(self, cut: slice) -> ParameterLayout:
-        """The layout of a run of variables on its own, starting at 0."""
-        return ParameterLayout.of([(s.name, s.shape) for s in self.slots[cut]])
+    def _border_near(self, target: float, tolerance: float) -> int:
+        """Where to cut: between two variables, else between two rows of one, else in a row."""
+        between = min((slot.start for slot in self.slots), key=lambda start: abs(start - target))
+        slot = next(slot for slot in self.slots if slot.start <= target < slot.stop)
+        row = math.prod(slot.shape[1:])
+        rows = slot.start + row * round((target - slot.start) / row)
+        near = [border for border in (between, rows) if abs(border - target) <= tolerance]
+        return near[0] if near else round(target)
 
-    def bounds(self, cut: slice) -> tuple[int, int]:
-        """(start, stop) of a run of variables in the flat vector, in elements."""
-        slots = self.slots[cut]
-        return (slots[0].start, slots[-1].stop) if slots else (0, 0)
+    def _run(self, start: int, stop: int) -> Run:
+        """The run of these elements; a variable without any belongs to where it begins, or to the last one."""
+        pieces = []
+        for index, slot in enumerate(self.slots):
+            begin, end = max(slot.start, start), min(slot.stop, stop)
+            if begin < end or (not slot.size and (start <= slot.start < stop or slot.start == stop == self.size)):
+                pieces.append(Piece(index, slot, begin - slot.start, end - slot.start))
+        return Run.of(pieces)
 
     def to_json(self) -> list[list[Any]]:
         """``[[name, [dim, ...]], ...]``."""
         return [[s.name, list(s.shape)] for s in self.slots]
+
+    @classmethod
+    def of_program(cls, manifest: Mapping[str, Any]) -> ParameterLayout:
+        """The layout of a program's trainable variables, from its manifest."""
+        return replace(cls.from_json(manifest["layout"]), divisible=bool(manifest.get("divisible")))
 
     @classmethod
     def from_json(cls, value: Sequence[Sequence[Any]]) -> ParameterLayout:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ class BuiltOptimizer:
         own = self.optimizer.variables
         for variable, members in zip(own, self.plan.bindings(len(own)), strict=True):
             if all(slot.index in state for slot in members):
-                variable.assign(_joined(variable, [state[slot.index] for slot in members]))
+                variable.assign(_joined(variable, [_held(state[slot.index], slot) for slot in members]))
 
     def read(self) -> dict[int, Array]:
         """The shard's part of the whole optimizer's variables, by index; global ones are given by every shard."""
@@ -58,8 +59,14 @@ class BuiltOptimizer:
         return dict(sorted(found.items()))
 
 
+def _held(whole: Array, slot: Slot) -> Array:
+    """What this shard holds of a variable of the whole optimizer."""
+    flat = np.asarray(whole).reshape(-1)
+    return flat if slot.start is None else flat[slot.start : slot.start + math.prod(slot.shape)]
+
+
 def _joined(variable: Any, parts: list[Array]) -> Array:
-    whole = np.asarray(parts[0]) if len(parts) == 1 else np.concatenate([np.asarray(p).reshape(-1) for p in parts])
+    whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
     if whole.size != int(np.prod(variable.shape)):
         raise ShapeMismatch(
             f"Optimizer variable {variable.path!r}: expected {int(np.prod(variable.shape))} elements. "

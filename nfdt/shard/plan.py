@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nfdt.core.arrays import ParameterLayout
+from nfdt.core.arrays import ParameterLayout, Run
 from nfdt.core.errors import UsageError
 
 GLOBAL = -1
@@ -20,12 +19,14 @@ class Slot:
     Attributes:
         index: Its place in the whole optimizer's variables.
         variable: The variable of *this shard* it belongs to, or ``GLOBAL`` (iterations, learning rate).
-        shape: Its shape.
+        shape: Of what this shard holds of it.
+        start: Where that begins, in elements; None where it is all of it.
     """
 
     index: int
     variable: int
     shape: tuple[int, ...]
+    start: int | None = None
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,7 @@ def count_shards(manifest: Mapping[str, Any], shards: int) -> int:
     Raises:
         UsageError: the optimizer cannot be cut (``global_clipnorm``, variables that cannot be attributed).
     """
-    layout = ParameterLayout.from_json(manifest["layout"])
-    count = len(layout.cut(shards))
+    count = len(ParameterLayout.of_program(manifest).cut(shards))
     reason = None
     if _optimizer_options(manifest).get("global_clipnorm"):
         reason = "global_clipnorm needs the norm over all variables"
@@ -118,29 +118,40 @@ def make_plan(manifest: Mapping[str, Any], index: int, shards: int) -> ShardPlan
     Raises:
         UsageError: the optimizer cannot be cut, or there is no such shard (see :func:`count_shards`).
     """
-    layout = ParameterLayout.from_json(manifest["layout"])
+    layout = ParameterLayout.of_program(manifest)
     count = count_shards(manifest, shards)
     if not 0 <= index < count:
         raise UsageError(
             f"Shard {index}: expected an index below {count}, because the model has {len(layout.slots)} "
             f"variables and shards={shards}."
         )
-    cut = layout.cut(shards)[index]
-    everything = len(layout.slots)
-    constraints = tuple((manifest.get("constraints") or [None] * everything)[cut])
-    decay = tuple((manifest.get("decay") or [True] * everything)[cut])
-    own = layout.select(cut)
-    flat = bool(own.slots) and _is_flat(manifest, constraints, decay)
-    return ShardPlan(own, layout.bounds(cut)[0], flat, constraints, decay, _own_slots(manifest, cut))
+    run = layout.cut(shards)[index]
+    constraints = tuple(_of_pieces(run, manifest.get("constraints"), None))
+    decay = tuple(_of_pieces(run, manifest.get("decay"), True))
+    flat = bool(run.pieces) and _is_flat(manifest, constraints, decay)
+    if not flat and not all(piece.whole for piece in run.pieces):
+        raise UsageError(
+            f"Shard {index}: the program cuts a variable, but its optimizer does not treat elements alike."
+        )
+    return ShardPlan(run.layout, run.start, flat, constraints, decay, _own_slots(manifest, run))
 
 
-def _own_slots(manifest: Mapping[str, Any], cut: slice) -> tuple[Slot, ...] | None:
+def _of_pieces(run: Run, values: Sequence[Any] | None, default: Any) -> list[Any]:
+    return [values[piece.variable] if values else default for piece in run.pieces]
+
+
+def _own_slots(manifest: Mapping[str, Any], run: Run) -> tuple[Slot, ...] | None:
     described = manifest.get("optimizer_variables")
     if described is None:
         return None
-    names = range(cut.start, cut.stop)
-    return tuple(
-        Slot(index, GLOBAL if entry["variable"] == GLOBAL else entry["variable"] - cut.start, tuple(entry["shape"]))
-        for index, entry in zip(itertools.count(), described, strict=False)
-        if entry["variable"] == GLOBAL or entry["variable"] in names
-    )
+    places = {piece.variable: place for place, piece in enumerate(run.pieces)}
+    found = []
+    for index, entry in enumerate(described):
+        shape, variable = tuple(entry["shape"]), entry["variable"]
+        if variable == GLOBAL:
+            found.append(Slot(index, GLOBAL, shape))
+        elif variable in places:
+            piece = run.pieces[places[variable]]
+            part = (shape, None) if piece.whole else (piece.shape, piece.start)
+            found.append(Slot(index, places[variable], *part))
+    return tuple(found)

@@ -156,10 +156,10 @@ def shard_bounds(layout: ParameterLayout, shards: int) -> list[slice]:
     Raises:
         UsageError: the model cannot be cut into that many shards.
     """
-    cuts = layout.cut(shards)
-    if len(cuts) != shards:
-        raise UsageError(f"Shards: expected at most {len(cuts)} for {len(layout.slots)} variables. Received: {shards}.")
-    return [slice(*layout.bounds(cut)) for cut in cuts]
+    runs = layout.cut(shards)
+    if len(runs) != shards:
+        raise UsageError(f"Shards: expected at most {len(runs)} for {len(layout.slots)} variables. Received: {shards}.")
+    return [run.elements for run in runs]
 
 
 def check_gradient(gradient: Vector, bounds: Sequence[slice]) -> None:

@@ -1,3 +1,4 @@
+import keras
 import numpy as np
 import pytest
 
@@ -7,7 +8,9 @@ from nfdt.core.errors import ProtocolError, ServerUnreachable, ShapeMismatch
 from nfdt.core.named_arrays import dump_arrays, load_arrays
 from nfdt.core.program.state import State
 from nfdt.core.wire import shards_pb2, workers_pb2
+from nfdt.shard.servicer import start_shard
 from tests.server.fakes import LAYOUT, WEIGHTS, FakeShard
+from tests.shard_cluster import Reference, gradients, rule_spec
 
 MANIFEST = {"layout": LAYOUT, "optimizer_variables": [{"variable": -1}, {"variable": 0}, {"variable": 1}]}
 
@@ -88,3 +91,25 @@ def test_a_shard_that_is_gone_is_named_and_forgetting_a_worker_there_is_no_error
     control.forget("worker-0")
     with pytest.raises(ServerUnreachable, match="shard 1"):
         control.flush()
+
+
+def test_a_variable_that_is_cut_comes_back_whole_with_its_optimizer_slots():
+    layout = ParameterLayout.of([("table", (300, 64)), ("bias", (10,))])
+    reference = Reference(keras.optimizers.SGD(0.1, momentum=0.9), layout=layout)
+    reference.apply(gradients(1, layout=layout)[0])
+    manifest, state = reference.manifest(), State(reference.weights, reference.state)
+    arguments = (manifest, State(reference.weights), rule_spec("ddc"))
+    running = [start_shard(*arguments, index, 3, workers=1, token="t") for index in range(3)]
+    control = connect_shards([shard.address for shard in running], manifest, "t")
+    try:
+        control.write(state)
+        assert [shard.store.size for shard in running] == [6400, 6400, 6410]
+        found = control.read()
+    finally:
+        control.close()
+        for shard in running:
+            shard.stop()
+    np.testing.assert_array_equal(found.weights, state.weights)
+    assert sorted(found.optimizer) == sorted(state.optimizer)
+    for index, value in state.optimizer.items():
+        np.testing.assert_allclose(found.optimizer[index], value, rtol=1e-6)

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 
+from nfdt.core.arrays import ParameterLayout
 from nfdt.core.errors import UsageError
 from nfdt.shard.plan import make_plan
 from nfdt.update_rules import RULES
@@ -28,6 +29,12 @@ OTHERS = {
     "adafactor": lambda: keras.optimizers.Adafactor(0.01),
     "accumulation": lambda: keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2, clipnorm=0.5),
 }
+WHOLE = {
+    "lamb": lambda: keras.optimizers.Lamb(0.01),
+    "muon": lambda: keras.optimizers.Muon(0.01),
+    "adafactor": lambda: keras.optimizers.Adafactor(0.01),
+    "schedule free": lambda: keras.optimizers.ScheduleFreeAdamW(0.01),
+}
 OPTIONS = {
     "schedule": lambda: keras.optimizers.SGD(Schedule(0.1, 2, 0.5), momentum=0.9),
     "adam schedule": lambda: keras.optimizers.Adam(Schedule(0.1, 2, 0.5)),
@@ -41,13 +48,16 @@ OPTIONS = {
 }
 
 
+LARGE = ParameterLayout.of([("table", (300, 64)), ("kernel", (64, 10)), ("bias", (10,))])
+
+
 def same(found, wanted):
     np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-6)
 
 
 def check_steps(reference, cluster, steps=5):
     same(cluster.pull(), reference.weights)
-    for gradient in gradients(steps):
+    for gradient in gradients(steps, layout=reference.layout):
         reference.apply(gradient)
         replies = cluster.push(gradient)
         same(np.concatenate([r.weights for r in replies]), reference.weights)
@@ -77,8 +87,33 @@ def test_three_shards_equal_the_optimizer_alone(rule, name):
 @pytest.mark.parametrize("name", OTHERS)
 def test_any_optimizer_keeps_its_meaning(rule, name):
     reference = Reference(OTHERS[name]())
-    shards = 2 if name not in ("accumulation", "adafactor") else 1
-    check_steps(reference, Cluster(reference, rule=rule, shards=shards))
+    check_steps(reference, Cluster(reference, rule=rule, shards=2))
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_an_optimizer_that_looks_at_whole_variables_is_cut_between_them(name):
+    reference = Reference(WHOLE[name]())
+    assert not any(make_plan(reference.manifest(), index, 3).flat for index in range(3))
+    check_steps(reference, Cluster(reference, rule="plain", shards=3))
+
+
+@pytest.mark.parametrize(
+    ("rule", "name"), [("plain", "ema"), ("dc-a", "rmsprop"), ("ddc", "momentum"), ("ddc", "adamw")]
+)
+def test_a_large_variable_is_cut_and_trained_the_same(rule, name):
+    reference = Reference({**OPTIMIZERS, **OTHERS, **OPTIONS}[name](), layout=LARGE)
+    reference.apply(gradients(1, seed=7, layout=LARGE)[0])
+    cluster = Cluster(reference, rule=rule, shards=3, warm=True)
+    assert [store.size for store in cluster.stores] == [6592, 6656, 6602]
+    check_steps(reference, cluster, steps=3)
+
+
+def test_no_variable_is_cut_whose_optimizer_looks_at_all_of_it():
+    for made in (WHOLE["lamb"], OPTIONS["clipnorm"]):
+        manifest = Reference(made(), layout=LARGE).manifest()
+        assert [make_plan(manifest, index, 2).layout.size for index in range(2)] == [19200, 650]
+        with pytest.raises(UsageError, match="does not treat elements alike"):
+            make_plan({**manifest, "divisible": True}, 0, 2)
 
 
 @pytest.mark.parametrize("rule", ["dc-a", "ddc"])

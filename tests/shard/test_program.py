@@ -46,7 +46,7 @@ def test_a_packed_model_trains_as_it_does_in_keras(optimizer):
     packed = pack(local, batches[0])
     manifest = json.loads(json.dumps(packed.manifest))
     state = load_state(packed.artifacts[manifest["state"]])
-    layout = ParameterLayout.from_json(manifest["layout"])
+    layout = ParameterLayout.of_program(manifest)
     shards = count_shards(manifest, 2 if manifest["optimizer_variables"] else 1)
     running = [start_shard(manifest, state, rule_spec("ddc"), i, shards, workers=1, token="t") for i in range(shards)]
     client = StreamClient([r.address for r in running], layout, "w", "t", timeout_s=60)

@@ -92,11 +92,13 @@ def describe_optimizer(model: Any) -> dict[str, Any]:
     serialize = serialization_lib.serialize_keras_object
     config = serialize(optimizer)
     owners = _attribute(config, optimizer, trainable)
+    elementwise = _is_elementwise(optimizer, owners, trainable)
     config["config"]["loss_scale_factor"] = None  # workers send gradients unscaled
     return {
         "optimizer": config,
         "optimizer_variables": owners,
-        "elementwise": _is_elementwise(optimizer, owners, trainable),
+        "elementwise": elementwise,
+        "divisible": elementwise and _is_alike(optimizer, trainable),
         "constraints": [serialize(v.constraint) for v in trainable],
         # Private: exclude_from_weight_decay() leaves no trace in the configuration.
         "decay": [bool(optimizer._use_weight_decay(v)) for v in trainable],
@@ -146,3 +148,9 @@ def _is_elementwise(optimizer: Any, owners: list[dict[str, Any]] | None, trainab
         return False
     shapes = [[int(n) for n in v.shape] for v in trainable]
     return all(o["variable"] == GLOBAL or o["shape"] == shapes[o["variable"]] for o in owners)
+
+
+def _is_alike(optimizer: Any, trainable: list[Any]) -> bool:
+    """Whether its options treat every element of every variable alike, so that shards may cut variables."""
+    norms = optimizer.clipnorm or optimizer.global_clipnorm or any(v.constraint for v in trainable)
+    return not norms and (not optimizer.weight_decay or all(map(optimizer._use_weight_decay, trainable)))

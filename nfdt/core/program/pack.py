@@ -17,6 +17,7 @@ untrained                path, shape, dtype, rule and decay of each variable tha
 optimizer                configuration of the (inner) optimizer
 optimizer_variables      shape, dtype and owner of each optimizer variable; null where unknown
 elementwise              whether the optimizer treats every element alike
+divisible                whether its options do so as well: shards may then cut a variable
 constraints, decay       per trainable variable
 input                    the nest, shapes and dtypes of a batch
 state, code              artifacts: safetensors, and the pickled custom objects or null
