@@ -15,15 +15,14 @@ from nfdt.core.arrays import ParameterLayout
 from nfdt.core.errors import UsageError
 from nfdt.shard.optimizer import BuiltOptimizer
 from nfdt.shard.step import FusedStep
-from nfdt.shard.tensors import TensorOps, Vector, as_array, as_tensor
+from nfdt.shard.tensors import TensorOps, Vector, as_array, as_tensor, is_finite
 from nfdt.update_rules.base import State, UpdateRule
 
 
 @dataclass(frozen=True)
 class Stepped:
-    """What a step gave: whether the gradient was finite and applied, the reply, the worker's new state."""
+    """What a step gave: the reply, and the worker's new state."""
 
-    applied: bool
     reply: Vector
     worker: State
 
@@ -81,8 +80,8 @@ class Engine:
         return self.layout.size
 
     def weights(self) -> Vector:
-        """A copy of the weights that later steps do not change."""
-        return tf.raw_ops.DeepCopy(x=self._fused.flat()) if self.size else tf.zeros(0)
+        """The weights as they are; later steps leave them so, as TensorFlow copies a variable that is held on write."""
+        return self._fused.flat() if self.size else tf.zeros(0)
 
     @staticmethod
     def tensor(vector: npt.NDArray[np.float32]) -> Vector:
@@ -103,37 +102,29 @@ class Engine:
         return Pending(tf.zeros(self.size, tf.float32))
 
     def step(self, gradient: Vector, backup: Vector, staleness: int, worker: State, *, rate: float = 1.0) -> Stepped:
-        """Apply one gradient that was computed on ``backup``; nothing changes if it is not finite.
-
-        ``rate`` multiplies the learning rate.
-        """
+        """Apply one finite gradient that was computed on ``backup``; ``rate`` multiplies the learning rate."""
         args = (gradient, backup, _scalar(staleness), _scalar(rate), self._shard, worker)
-        applied, reply, self._shard, worker = self._fused.step(*args)
-        return Stepped(bool(applied), reply, worker)
+        reply, self._shard, worker = self._fused.step(*args)
+        return Stepped(reply if self.rule.looks_ahead else self.weights(), worker)
 
     def hold(
         self, pending: Pending, gradient: Vector, backup: Vector, staleness: int, worker: State, samples: int
-    ) -> Stepped:
-        """Correct one gradient and add it to ``pending``; nothing changes if it is not finite."""
+    ) -> State:
+        """Correct one finite gradient and add it to ``pending``; returns the worker's new state."""
         args = (pending.total, _scalar(samples), gradient, backup, _scalar(staleness), self._shard, worker)
-        finite, pending.total, self._shard, worker = self._fused.correct(*args)
-        if finite:
-            pending.note(samples, staleness)
-        return Stepped(bool(finite), None, worker)
-
-    def is_finite(self, gradient: Vector) -> bool:
-        """Whether every element is a number."""
-        return bool(self._fused.is_finite(gradient))
+        pending.total, self._shard, worker = self._fused.correct(*args)
+        pending.note(samples, staleness)
+        return worker
 
     def add(self, pending: Pending, gradient: Vector, samples: int) -> None:
         """Add one raw gradient of a round, which must be finite, to ``pending``."""
         pending.total = self._fused.add(pending.total, _scalar(samples), gradient)
         pending.note(samples, 0)
 
-    def step_round(self, pending: Pending, worker: State) -> Stepped:
-        """Apply the mean gradient of a round, computed on the weights as they are."""
+    def step_round(self, pending: Pending, worker: State) -> Stepped | None:
+        """Apply the mean gradient of a round, computed on the weights as they are; None if it is not finite."""
         mean = pending.total / _scalar(pending.samples)
-        return self.step(mean, self.weights(), 0, worker)
+        return self.step(mean, self.weights(), 0, worker) if is_finite(as_array(mean)) else None
 
     def step_held(self, pending: Pending, worker: State) -> None:
         """Apply the mean of corrected gradients, at the rate of their mean staleness."""
@@ -143,7 +134,7 @@ class Engine:
 
     def reply(self, staleness: int) -> Vector:
         """What a worker with this staleness receives when its push changed nothing."""
-        return self._fused.reply(_scalar(staleness), self._shard)
+        return self._fused.reply(_scalar(staleness), self._shard) if self.rule.looks_ahead else self.weights()
 
     def set_learning_rate(self, value: float) -> None:
         """Replace the learning rate.

@@ -42,19 +42,17 @@ class Round:
                 f"Received: part {gradient.part} of {gradient.parts}, round {gradient.round}."
             )
 
-    def take(self, gradient: Gradient) -> bool:
-        """Add a part; one that is not finite counts for nothing, and False is returned.
+    def take(self, gradient: Gradient, finite: bool) -> None:
+        """Add a part; one that is not finite counts for nothing.
 
         The vector is borrowed: what must wait for earlier parts is copied.
         """
         in_order = gradient.part == self._next
         vector = self._engine.tensor(gradient.values if in_order else gradient.values.copy())
-        finite = self._engine.is_finite(vector)
         self._early[gradient.part] = (vector if finite else None, gradient.samples)
         while self._next in self._early:
             self._add(self._next)
             self._next += 1
-        return finite
 
     def finish(self) -> None:
         """Add what came early although parts before it are missing."""

@@ -1,4 +1,4 @@
-"""The compiled step of a shard: check, clip, correct, move, reply, fused by XLA into one function.
+"""The compiled step of a shard: clip, correct, move, reply, fused by XLA into one function. Gradients are finite.
 
 Keras keeps the order of its own ``apply``: clip the raw gradient, weight decay with fresh weights, the optimizer's
 step, moving average, constraints, ``iterations + 1``. An update rule takes part in two places: it corrects the clipped
@@ -16,10 +16,6 @@ from nfdt.shard.tensors import Compiled, TensorOps, Vector
 from nfdt.update_rules.base import Push, State, UpdateRule
 
 
-def _choose(finite: Any, new: State, old: State) -> State:
-    return {name: tf.where(finite, value, old[name]) for name, value in new.items()}
-
-
 class FusedStep:
     """The functions that run under XLA; they move the Keras variables and pass the rule's state through.
 
@@ -34,15 +30,11 @@ class FusedStep:
         self._ops = TensorOps()
         self._optimizer = built.optimizer
         self._variables = built.variables
-        owned = [v for slot in self.owned_slots().values() for v in slot]
-        untouched = {id(variable) for variable in owned}
-        self._guarded = [v for v in (*self._variables, *self._optimizer.variables) if id(v) not in untouched]
         self.step = Compiled(self._step)
         self.step_held = Compiled(self._step_held)
         self.correct = Compiled(self._correct)
         self.reply = Compiled(self._reply)
         self.add = Compiled(self._add)
-        self.is_finite = Compiled(self._is_finite)
 
     def owned_slots(self) -> dict[str, list[Any]]:
         """The optimizer's variables that the rule keeps in its own state, by the rule's names."""
@@ -84,16 +76,12 @@ class FusedStep:
         return Push(self._clip(gradient), self.flat(), backup, staleness, self.updates())
 
     def _step(self, gradient: Vector, backup: Vector, staleness: Any, factor: Any, shard: State, worker: State) -> Any:
-        finite = self._is_finite(gradient)
-        before = [tf.convert_to_tensor(v.value) for v in self._guarded]
         rate = self._rate()
         made = self._rule.correct(self._ops, self._push(gradient, backup, staleness), shard, worker)
         moved = self._move(made.gradient, made.learning_rate_scale * factor, made.shard)
-        for variable, old in zip(self._guarded, before, strict=True):
-            variable.assign(tf.where(finite, variable.value, old))
-        moved = _choose(finite, moved, shard)
-        reply = self._rule.reply(self._ops, self.flat(), rate, staleness, moved)
-        return finite, tf.identity(reply), moved, _choose(finite, made.worker, worker)
+        if not self._rule.looks_ahead:
+            return None, moved, made.worker
+        return self._rule.reply(self._ops, self.flat(), rate, staleness, moved), moved, made.worker
 
     def _step_held(self, total: Vector, samples: Any, staleness: Any, shard: State, worker: State) -> State:
         mean, weights = total / samples, self.flat()
@@ -111,18 +99,12 @@ class FusedStep:
         shard: State,
         worker: State,
     ) -> Any:
-        finite = self._is_finite(gradient)
         made = self._rule.correct(self._ops, self._push(gradient, backup, staleness), shard, worker)
-        total = tf.where(finite, total + samples * made.gradient, total)
-        return finite, total, _choose(finite, made.shard, shard), _choose(finite, made.worker, worker)
+        return total + samples * made.gradient, made.shard, made.worker
 
     @staticmethod
     def _add(total: Vector, samples: Any, gradient: Vector) -> Vector:
         return total + samples * gradient
-
-    @staticmethod
-    def _is_finite(gradient: Vector) -> Any:
-        return tf.reduce_all(tf.math.is_finite(gradient))
 
     def _reply(self, staleness: Any, shard: State) -> Vector:
         return tf.identity(self._rule.reply(self._ops, self.flat(), self._rate(), staleness, shard))

@@ -26,6 +26,7 @@ from nfdt.shard.differences import difference_to
 from nfdt.shard.push import Gradient, Reply, Vector, Wish
 from nfdt.shard.rounds import Round
 from nfdt.shard.statistics import ShardStatistics
+from nfdt.shard.tensors import is_finite
 
 PULL_TIMEOUT_S = 60.0
 
@@ -102,10 +103,11 @@ class ShardStore:
                 f"Push from worker {worker}: expected {self.size} float32 elements. Received: shape "
                 f"{gradient.values.shape}, {gradient.values.dtype}. The worker runs another model; restart it."
             )
+        finite = is_finite(gradient.values)  # not under the lock, which the other workers wait for
         with self._changed:
             base = self._base(worker, gradient.sequence, wish)
             push = self._push_part if gradient.parts > 1 else self._push_alone
-            reply = push(worker, gradient, want_weights)
+            reply = push(worker, gradient, finite, want_weights)
             sent = self._sent(worker, gradient.sequence)
         return self._reduced(worker, gradient.sequence, reply, wish, base, sent)
 
@@ -175,35 +177,35 @@ class ShardStore:
 
     # -- under the lock
 
-    def _push_alone(self, name: str, gradient: Gradient, want_weights: bool) -> Reply:
+    def _push_alone(self, name: str, gradient: Gradient, finite: bool, want_weights: bool) -> Reply:
         worker = self._known(name)
         if gradient.sequence <= worker.sequence:
             return self._duplicate(name, gradient.sequence, want_weights)
         backup = worker.backups.used(name, gradient.computed_on)
         worker.sequence = gradient.sequence
         staleness = self._version - backup.version
-        vector = self._engine.tensor(gradient.values)
-        if self._merge_count > 1:
-            applied, reply = self._hold(worker, vector, backup, staleness, gradient.samples), None
-        else:
+        reply = None
+        if finite and self._merge_count > 1:
+            self._hold(worker, gradient, backup, staleness)
+        elif finite:
+            vector = self._engine.tensor(gradient.values)
             made = self._engine.step(vector, backup.weights, staleness, worker.rule, rate=gradient.rate)
-            applied, reply, worker.rule = made.applied, made.reply, made.worker
-            if applied:
-                self._advance()
-        self._statistics.count(name, staleness, applied)
+            reply, worker.rule = made.reply, made.worker
+            self._advance()
+        self._statistics.count(name, staleness, finite)
         if not want_weights:
-            return Reply(self._version, None, staleness, applied)
+            return Reply(self._version, None, staleness, finite)
         if reply is None:
             reply = self._engine.reply(staleness)
-        return self._send(name, gradient.sequence, reply, staleness=staleness, applied=applied)
+        return self._send(name, gradient.sequence, reply, staleness=staleness, applied=finite)
 
-    def _hold(self, worker: WorkerRecord, vector: Any, backup: Backup, staleness: int, samples: int) -> bool:
+    def _hold(self, worker: WorkerRecord, gradient: Gradient, backup: Backup, staleness: int) -> None:
         self._held = self._held or self._engine.new_pending()
-        made = self._engine.hold(self._held, vector, backup.weights, staleness, worker.rule, samples)
-        worker.rule = made.worker
+        vector = self._engine.tensor(gradient.values)
+        args = (vector, backup.weights, staleness, worker.rule, gradient.samples)
+        worker.rule = self._engine.hold(self._held, *args)
         if self._held.count >= self._merge_count:
             self._apply_held()
-        return made.applied
 
     def _apply_held(self) -> None:
         held, self._held = self._held, None
@@ -211,7 +213,7 @@ class ShardStore:
             self._engine.step_held(held, self._engine.new_worker())
             self._advance()
 
-    def _push_part(self, name: str, gradient: Gradient, want_weights: bool) -> Reply:
+    def _push_part(self, name: str, gradient: Gradient, finite: bool, want_weights: bool) -> Reply:
         if gradient.round <= self._closed_round:
             return self._duplicate(name, gradient.sequence, want_weights)
         current = self._round or Round(self._engine, gradient)
@@ -219,13 +221,13 @@ class ShardStore:
         self._round = current
         if current.has(gradient.part):
             return self._duplicate(name, gradient.sequence, want_weights)
-        applied = current.take(gradient)
-        self._statistics.count(name, 0, applied)
+        current.take(gradient, finite)
+        self._statistics.count(name, 0, finite)
         if current.complete:
             self._close_round()
         if not want_weights:
-            return Reply(self._version, None, 0, applied)
-        return self._send(name, gradient.sequence, self._snapshot(), applied=applied)
+            return Reply(self._version, None, 0, finite)
+        return self._send(name, gradient.sequence, self._snapshot(), applied=finite)
 
     def _close_round(self) -> None:
         """Apply the parts that have come as one gradient."""
@@ -238,8 +240,8 @@ class ShardStore:
             if self._round_rule is None:
                 self._round_rule = self._engine.new_worker()
             made = self._engine.step_round(current.pending, self._round_rule)
-            self._round_rule = made.worker
-            if made.applied:
+            if made:
+                self._round_rule = made.worker
                 self._advance()
 
     def _duplicate(self, name: str, sequence: int, want_weights: bool) -> Reply:

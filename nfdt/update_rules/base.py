@@ -94,10 +94,17 @@ class Advance:
 
 
 class UpdateRule(Protocol):
-    """What a delayed gradient becomes. See the module's docstring for the order of the calls."""
+    """What a delayed gradient becomes. See the module's docstring for the order of the calls.
+
+    Attributes:
+        name: Of the rule.
+        owns_optimizer: ``advance`` stands in for the optimizer's step.
+        looks_ahead: ``reply`` gives something else than the weights as they are.
+    """
 
     name: str
     owns_optimizer: bool
+    looks_ahead: bool
 
     def init_shard(self, ops: ArrayOps, weights: Array) -> State:
         """State of one shard at the start; ``weights`` gives shape and dtype."""
@@ -142,6 +149,7 @@ class Identity:
 
     name = "identity"
     owns_optimizer = False
+    looks_ahead = False
 
     def init_shard(self, ops: ArrayOps, weights: Array) -> State:
         """No state."""

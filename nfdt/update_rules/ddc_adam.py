@@ -34,6 +34,7 @@ class DelayedAdam(Identity):
 
     name = "ddc"
     owns_optimizer = True
+    looks_ahead = True
 
     def __init__(self, strengths: Strengths, traits: OptimizerTraits) -> None:
         self.strengths = strengths

@@ -23,6 +23,7 @@ class DelayedSGD(Identity):
 
     name = "ddc"
     owns_optimizer = True
+    looks_ahead = True
 
     def __init__(self, strengths: Strengths, momentum: float, nesterov: bool = False) -> None:
         self.strengths = strengths
