@@ -1,12 +1,15 @@
 """What all tests share."""
 
+import os
 import signal
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# A loaded machine makes any single example slow; the limit on the whole test remains.
-settings.register_profile("nfdt", deadline=None)
-settings.load_profile("nfdt")
+# A loaded machine makes any single example slow; the limit on the whole test remains. Where CI is set, the examples
+# follow from the tests: a run says something of the change that it checks, new examples are looked for elsewhere.
+settings.register_profile("nfdt", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("nfdt"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "nfdt")
 
 
 def pytest_configure():

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nfdt.consistency import ConsistencyPolicy
+from nfdt.coordinator.autopilot import ShardLoad
 from nfdt.coordinator.epoch_run import EpochRun
 from nfdt.coordinator.epochs import EpochPlanner
 from nfdt.coordinator.instructions import (
@@ -41,6 +42,7 @@ from nfdt.coordinator.phases import Training
 from nfdt.core.clock import Clock
 from nfdt.core.errors import ProtocolError
 from nfdt.core.spec import JobSpec
+from nfdt.planning import Choice
 from nfdt.schedulers.group_shares import StatedSizes
 
 
@@ -134,6 +136,17 @@ class Coordinator:
     def expect(self, count: int) -> None:
         """The next epoch begins when so many workers are ready."""
         self._members.expect(count)
+
+    def plan_groups(self, load: ShardLoad, remaining_s: float) -> Choice | None:
+        """Between two epochs: groups that a job that chooses its row shall form of its workers; None: none."""
+        return self._pace.plan_groups(self._ready(), load, remaining_s)
+
+    def renew(self, spec: JobSpec, sizes: StatedSizes | None) -> None:
+        """After :meth:`retire_all`: the job goes on as another row, with as many workers as the specification says."""
+        self._spec = spec
+        self._planner.plan_with(spec)
+        self._pace.renew(spec, sizes)
+        self.expect(spec.cluster.workers)
 
     def resumed(self, worker: str, details: Mapping[str, Any]) -> None:
         """Another process speaks for the worker, and may not know what this one was told: it is told again."""

@@ -62,10 +62,9 @@ class Crew:
     """
 
     def __init__(self, site: Site, job_id: str, spec: JobSpec, session: str, token: str, listener: Listener) -> None:
-        self._site, self._job_id, self._spec = site, job_id, spec
+        self._site, self._job_id, self.spec = site, job_id, spec
         self._session = session or job_id
         self._token, self._listener = token, listener
-        self._spec_json = spec.model_dump_json()
         self._joined = 0
         self.ring = ""  # of an allreduce job, once it has one
         self.shards: list[Seat] = []
@@ -73,7 +72,7 @@ class Crew:
 
     def accepts(self, slot: Slot) -> bool:
         """Whether a worker slot runs the versions that this job's code needs."""
-        return not self._spec.code or version_conflict(self._spec.versions, slot.versions) is None
+        return not self.spec.code or version_conflict(self.spec.versions, slot.versions) is None
 
     def dismiss_strangers(self) -> None:
         """End free slots that this job cannot have, so that nobody counts on them."""
@@ -88,7 +87,7 @@ class Crew:
             self._job_id,
             self._listener,
             session=self._session,
-            code=self._spec.code,
+            code=self.spec.code,
             ring=self.ring,
         )
         for slot in taken:
@@ -97,14 +96,14 @@ class Crew:
 
     def recruit_workers(self, count: int) -> list[Seat]:
         """Take free worker slots for up to ``count`` more workers; a newcomer always gets a new number."""
-        limit = 3 * slots_of(self._spec) + SPARE_JOINS - self._joined
+        limit = 3 * slots_of(self.spec) + SPARE_JOINS - self._joined
         taken = self._site.pool.take(
             "worker",
             min(count, limit),
             self._job_id,
             self._listener,
             session=self._session,
-            code=self._spec.code,
+            code=self.spec.code,
             accepts=self.accepts,
             ring=self.ring,
         )
@@ -150,7 +149,7 @@ class Crew:
         """Tell a slot to be a shard."""
         message = pb.ShardAssignment(
             job_id=self._job_id,
-            spec_json=self._spec_json,
+            spec_json=self.spec.model_dump_json(),
             index=seat.index,
             shards=len(self.shards),
             artifact_dir=self._artifact_dir(seat.slot),
@@ -164,7 +163,7 @@ class Crew:
         seat.started = True
         message = pb.WorkerAssignment(
             job_id=self._job_id,
-            spec_json=self._spec_json,
+            spec_json=self.spec.model_dump_json(),
             worker=seat.name,
             index=seat.index,
             shards=[shard.address for shard in self.shards],
@@ -185,6 +184,11 @@ class Crew:
         """The job is over: every slot becomes free as soon as it has dropped it."""
         for seat in (*self.workers.values(), *self.shards):
             self._site.pool.release(seat.slot, self._job_id)
+
+    def let_go(self, seat: Seat) -> None:
+        """A slot works for the job no more, and is free once it has dropped it."""
+        seat.gone = True
+        self._site.pool.release(seat.slot, self._job_id)
 
     def send_away(self, seat: Seat) -> None:
         """A slot that answers leaves the job in order, and its process ends."""

@@ -40,13 +40,16 @@ class GroupCrew:
         spec: What it is.
         crew: Its slots.
         journal: Where changes are told.
+        planned: The groups to begin with, where they are chosen already; otherwise they are measured first.
 
     Attributes:
         sizes: The groups' batches; None where the client feeds them.
         learning_rate: What the members' own optimizer shall have, where it is theirs.
     """
 
-    def __init__(self, site: Site, job_id: str, spec: JobSpec, crew: Crew, journal: Journal) -> None:
+    def __init__(
+        self, site: Site, job_id: str, spec: JobSpec, crew: Crew, journal: Journal, planned: Groups | None = None
+    ) -> None:
         if site.rings is None:
             raise JobFailed("This server starts no Horovod worlds: it was started without slots of its own.")
         self._rings, self._pool = site.rings, site.pool
@@ -55,7 +58,8 @@ class GroupCrew:
         self._explicit = explicit_groups(spec.algorithm.groups, workers)
         self._worlds: dict[Members, Ring] = {}
         self._seats: dict[Members, Seat] = {}
-        self._first: Groups = self._explicit or (tuple(range(workers)),)
+        self._planned = self._explicit or planned
+        self._first: Groups = self._planned or (tuple(range(workers)),)
         self._speeds = Speeds()
         self._noted: dict[tuple[str, str], int] = {}
         self._steadiness: Steadiness | None = None
@@ -80,10 +84,20 @@ class GroupCrew:
     def form(self, wait_for: WaitFor) -> None:
         """Bring the first worlds up; where groups are to be found, measure their members and form them."""
         self._bring_up(self._first, wait_for)
-        groups = self._choose()
+        groups = self._planned or self._choose()
         if set(groups) != set(self._seats):
             self._change(groups, wait_for)
-        self._settle("measured" if self._explicit is None else "as asked for")
+        self._settle("as asked for" if self._explicit else "planned" if self._planned else "measured")
+
+    def disband(self) -> None:
+        """End all worlds, and let their leaders go."""
+        for seat in self._seats.values():
+            self._crew.send_away(seat)
+        self._rings.end(list(self._worlds.values()))
+
+    def seats(self) -> list[Seat]:
+        """Of the leaders of living groups."""
+        return [self._seats[members] for members in self._living()]
 
     def review(self, wait_for: WaitFor, remaining_s: float, retire: Callable[[], None]) -> list[Seat]:
         """Look at the speeds of the epoch that is over.
@@ -106,7 +120,7 @@ class GroupCrew:
             retire()
             self._change(groups, wait_for)
             self._settle("speeds have changed")
-            return [self._seats[members] for members in self._living()]
+            return self.seats()
         self._share_out(living)
         return []
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from nfdt.consistency import ConsistencyPolicy
-from nfdt.coordinator.autopilot import LEAST_STEPS, Autopilot, follows_a_plan, told
+from nfdt.coordinator.autopilot import LEAST_STEPS, Autopilot, ShardLoad, follows_a_plan, told
 from nfdt.coordinator.instructions import TaskTime
 from nfdt.coordinator.membership import Member
 from nfdt.coordinator.progress import Throttle
 from nfdt.core.spec import JobSpec
-from nfdt.schedulers import BatchSizes, Bounds, LeaseBook, Runner, Speeds, lease_size, steps_to_share
+from nfdt.planning import Choice
+from nfdt.schedulers import BatchSizes, Bounds, LeaseBook, Runner, Speeds, StepTime, lease_size, steps_to_share
 from nfdt.schedulers.group_shares import StatedSizes
 
 TELL_EVERY_S = 1.0
@@ -176,12 +177,27 @@ class Pace:
         """A new decision of a job that chooses its row while it trains, as the data of an event."""
         if self._autopilot is None or any(self._speeds.steps(worker) < LEAST_STEPS for worker in workers):
             return None
-        steps = {w: (line, self._speeds.exchange_s(w)) for w in workers if (line := self._speeds.of(w))}
+        steps = self._steps(workers)
         choice = self._autopilot.look(steps) if steps else None
         if choice is None:
             return None
         self.overlap = choice.row.overlap
         return told(choice)
+
+    def plan_groups(self, workers: Sequence[str], load: ShardLoad, remaining_s: float) -> Choice | None:
+        """Groups that a job that chooses its row shall form now; see :meth:`Autopilot.look_at_groups`."""
+        if self._autopilot is None or self._autopilot.choice is None:
+            return None
+        steps = self._steps(workers)
+        return self._autopilot.look_at_groups(steps, load, remaining_s) if len(steps) == len(workers) else None
+
+    def _steps(self, workers: Sequence[str]) -> dict[str, tuple[StepTime, float]]:
+        return {w: (line, self._speeds.exchange_s(w)) for w in workers if (line := self._speeds.of(w))}
+
+    def renew(self, spec: JobSpec, sizes: StatedSizes | None) -> None:
+        """Between two epochs: the job goes on with other workers, as another row."""
+        self._spec, self.sizes, self.overlap = spec, sizes, spec.algorithm.overlap
+        self._autopilot = None
 
     def _is_news(self, worker: str, row: dict[str, Any]) -> bool:
         told = self._told.get(worker)

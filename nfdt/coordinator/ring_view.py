@@ -25,6 +25,12 @@ def is_grouped(spec: JobSpec) -> bool:
     return spec.algorithm.topology == "groups"
 
 
+def grouped(spec: JobSpec) -> JobSpec:
+    """The job with its workers in groups instead of flat."""
+    algorithm = spec.algorithm.model_copy(update={"topology": "groups", "overlap": 0})
+    return spec.model_copy(update={"algorithm": algorithm})
+
+
 def slots_of(spec: JobSpec) -> int:
     """How many worker slots the job wants of the pool; those of groups come with their worlds."""
     return {"ring": 1, "groups": 0}.get(spec.algorithm.topology, spec.cluster.workers)

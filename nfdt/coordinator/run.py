@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nfdt.coordinator import instructions as ins
+from nfdt.coordinator.autopilot import ShardLoad, told
 from nfdt.coordinator.composer import StateComposer, merger_of
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.crew import Seat
@@ -19,11 +20,13 @@ from nfdt.coordinator.ring_view import policy_of, seen_by_coordinator, slots_of
 from nfdt.coordinator.shard_control import ShardControl, connect_shards
 from nfdt.coordinator.site import Site
 from nfdt.coordinator.succession import SUCCEED_S, Succession
+from nfdt.coordinator.topology import Turn, may_form_groups
 from nfdt.core.errors import JobCancelled, JobFailed, NfdtError
 from nfdt.core.spec import JobSpec
 from nfdt.launch.ring import Ring
 from nfdt.launch.ring_command import RingShape, shown
 from nfdt.metrics import merge_statistics
+from nfdt.planning import Choice
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +49,7 @@ class JobRun(JobDesk):
         super().__init__(site, job_id, spec, session)
         self._alone_since: float | None = None
         self.ring: Ring | None = None
+        self._may_form_groups = may_form_groups(site, spec)
         self.thread = threading.Thread(target=self._live, name=job_id, daemon=True)
 
     def claim_ring(self) -> Ring:
@@ -278,24 +282,41 @@ class JobRun(JobDesk):
                     self.crew.dismiss(self.crew.workers[worker])
             case ins.EpochDone():
                 self._keep_checkpoint(parts)
-                self._review_groups(parts)
+                self._review_topology(parts)
             case ins.Failed(reason):
                 raise JobFailed(reason)
             case ins.TrainingDone():
                 return True
         return False
 
-    def _review_groups(self, parts: Parts) -> None:
-        """Between two epochs groups may be formed anew."""
-        epochs = self.spec.fit.epochs - parts.coordinator.epoch
-        if self.groups is None or parts.coordinator.phase != "hold" or epochs <= 0:
-            return
+    def _review_topology(self, parts: Parts) -> None:
+        """Between two epochs groups may be formed, or formed anew."""
         coordinator = parts.coordinator
-        with self._changed:
-            if seats := self.groups.review(self._wait_for, coordinator.epoch_s * epochs, coordinator.retire_all):
-                coordinator.expect(len(seats))
-                self._seat_workers(parts, seats)
-                self._changed.notify_all()
+        remaining_s = coordinator.epoch_s * (self.spec.fit.epochs - coordinator.epoch)
+        if coordinator.phase != "hold" or remaining_s <= 0:
+            return
+        if self.groups is not None:
+            with self._changed:
+                if seats := self.groups.review(self._wait_for, remaining_s, coordinator.retire_all):
+                    coordinator.expect(len(seats))
+                    self._seat_workers(parts, seats)
+        elif self._may_form_groups:
+            load = ShardLoad.of(parts.shards.statistics())
+            with self._changed:
+                choice = coordinator.plan_groups(load, remaining_s)
+                if choice is not None:
+                    self._form_groups(parts, choice)
+
+    def _form_groups(self, parts: Parts, choice: Choice) -> None:
+        self._may_form_groups = False
+        if self.crew.count_here() < self.spec.cluster.workers:  # some are lost, and their numbers with them
+            return
+        turn = Turn(self._site, self.job_id, self.spec, self.crew, self.journal, choice.row.groups)
+        if turn.begin(self._wait_for, self._ending.check):
+            self.journal.record("plan", told(choice))
+            turn.complete(parts.coordinator)
+            self.spec, self.groups = turn.spec, turn.groups
+            self._seat_workers(parts, turn.groups.seats())
 
     def _keep_checkpoint(self, parts: Parts) -> None:
         """Write the epoch's state down, before the next one may begin."""

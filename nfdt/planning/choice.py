@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nfdt.planning.cost_model import Cluster, Prediction, Row, candidate_rows, predict
+from nfdt.planning.cost_model import Cluster, Groups, Prediction, Row, candidate_rows, predict
 
 BETTER = 1.1  # another row must promise so much more before a running job changes
 
@@ -20,17 +20,17 @@ class Choice:
 
 
 def choose(
-    cluster: Cluster, groups: Sequence[Sequence[int]] = (), *, current: Row | None = None, overlap: int = 1
+    cluster: Cluster, groupings: Sequence[Groups] = (), *, current: Row | None = None, overlap: int = 1
 ) -> Choice:
     """The best row for measured workers.
 
     Args:
         cluster: The workers.
-        groups: How they fall into groups of similar speed; used where the cluster can form groups.
+        groupings: Ways to divide them into groups of similar speed; used where the cluster can form groups.
         current: What runs now: kept unless another row promises ``BETTER`` times its progress.
         overlap: The most there may be.
     """
-    rows = candidate_rows(cluster, groups, overlap=overlap)
+    rows = candidate_rows(cluster, groupings, overlap=overlap)
     if current is not None and current not in rows:
         rows.insert(0, current)
     predictions = {row: predict(row, cluster) for row in rows}
@@ -53,7 +53,7 @@ def _sentence(cluster: Cluster, row: Row, chosen: Prediction) -> str:
 
 def _named(row: Row) -> str:
     if row.groups:
-        return f"groups of {', '.join(str(len(members)) for members in row.groups)}"
+        return f"groups {' | '.join(','.join(map(str, members)) for members in row.groups)}"
     return f"free workers with dynamic batches, overlap {row.overlap}"
 
 

@@ -15,6 +15,7 @@ from nfdt.schedulers import StepTime, water_fill
 
 Consistency = Literal["bsp", "free"]
 Batch = Literal["fixed", "dbs"]
+Groups = tuple[tuple[int, ...], ...]
 
 STALENESS_SCALE = 16.0  # so much delay doubles the samples that an update rule with compensation needs
 
@@ -25,7 +26,7 @@ class WorkerCost:
 
     Attributes:
         step: Of the gradient alone.
-        exchange_s: Seconds of a push with its reply.
+        exchange_s: Seconds of a push with its reply, without waiting for the pushes of others.
     """
 
     name: str
@@ -61,7 +62,7 @@ class Row:
     consistency: Consistency
     batch: Batch
     overlap: int = 0
-    groups: tuple[tuple[int, ...], ...] = ()
+    groups: Groups = ()
 
     @property
     def topology(self) -> str:
@@ -77,7 +78,7 @@ class Prediction:
         samples_per_s: Of all workers together.
         staleness: Mean updates that a gradient misses.
         most_staleness: Of the slowest worker.
-        batches_per_update: Reference batches that one update averages.
+        batches_per_update: Reference batches that an update averages, as a sample sees it.
     """
 
     samples_per_s: float
@@ -119,17 +120,16 @@ def predict(row: Row, cluster: Cluster) -> Prediction:
     rates = [1 / p.period_s for p in pushers]
     # Pushes that arrive faster than the shard applies them wait: everybody is slowed down alike.
     slowed = max(1.0, sum(rates) * cluster.shard_step_s)
-    pushes_per_s = sum(rates) / slowed
     samples_per_s = sum(p.samples * rate for p, rate in zip(pushers, rates, strict=True)) / slowed
     # A gradient is computed on an answer one step older for each push that may overlap: others go on meanwhile.
     steps = 1 + row.overlap
     mean = steps * len(pushers) - 1
     most = steps * (sum(rates) - min(rates)) / min(rates) + row.overlap
-    merged = samples_per_s / pushes_per_s / cluster.local_batch
-    return Prediction(samples_per_s, float(mean), max(float(mean), most), merged)
+    merged = sum(p.samples**2 * rate for p, rate in zip(pushers, rates, strict=True)) / slowed / samples_per_s
+    return Prediction(samples_per_s, float(mean), max(float(mean), most), merged / cluster.local_batch)
 
 
-def candidate_rows(cluster: Cluster, groups: Sequence[Sequence[int]] = (), *, overlap: int = 1) -> list[Row]:
+def candidate_rows(cluster: Cluster, groupings: Sequence[Groups] = (), *, overlap: int = 1) -> list[Row]:
     """The rows to choose from, simplest first.
 
     Batches always follow speed: among equal workers that changes nothing. A barrier over all workers is not among them:
@@ -138,12 +138,12 @@ def candidate_rows(cluster: Cluster, groups: Sequence[Sequence[int]] = (), *, ov
 
     Args:
         cluster: The workers.
-        groups: How they fall into groups of similar speed; used where the cluster can form groups.
+        groupings: Ways to divide them into groups of similar speed; used where the cluster can form groups.
         overlap: The most there may be.
     """
     rows = [Row("free", "dbs", depth) for depth in range(min(overlap, 1) + 1)]
-    if cluster.allreduce_s is not None and 1 <= len(groups) < len(cluster.workers):
-        rows.append(Row("free", "dbs", 0, tuple(tuple(members) for members in groups)))
+    if cluster.allreduce_s is not None:
+        rows += [Row("free", "dbs", 0, groups) for groups in groupings]
     return rows
 
 

@@ -51,6 +51,12 @@ def divide(seconds: Seconds, groups: int) -> Groups:
     return _cut(_by_speed(seconds), _borders(seconds, groups)[groups - 1])
 
 
+def evenly(seconds: Seconds, groups: int) -> Groups:
+    """Intervals of the sorted workers with the same number of them, give or take one; see :func:`divide`."""
+    order = _by_speed(seconds)
+    return _cut(order, [len(order) * group // groups for group in range(groups + 1)])
+
+
 def choose(seconds: Seconds, spread: float = SPREAD) -> Groups:
     """The grouping with the least :func:`predicted_cost` among the tightest ones of each number of groups.
 

@@ -33,6 +33,13 @@ class ShardStatistics:
     """Counts per worker; a worker that left keeps its counts."""
 
     workers: dict[str, PushCounts] = field(default_factory=dict)
+    busy_s: float = 0.0
+    wait_s: float = 0.0
+
+    def took(self, wait_s: float, busy_s: float) -> None:
+        """A push waited so long for others, and then kept the shard busy so long."""
+        self.wait_s += wait_s
+        self.busy_s += busy_s
 
     def count(self, worker: str, staleness: int, applied: bool) -> None:
         """A push arrived; not applied means it was not finite."""
@@ -50,4 +57,4 @@ class ShardStatistics:
         """Totals, and ``workers`` with the same counts each."""
         counts = {name: found.to_json() for name, found in self.workers.items()}
         totals = {key: sum(c[key] for c in counts.values()) for key in ("pushes", "duplicates", "dropped")}
-        return {**totals, "workers": counts}
+        return {**totals, "busy_s": self.busy_s, "wait_s": self.wait_s, "workers": counts}

@@ -13,6 +13,7 @@ Weights go out as they are, or as a difference to what the worker holds; see :mo
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -104,11 +105,14 @@ class ShardStore:
                 f"{gradient.values.shape}, {gradient.values.dtype}. The worker runs another model; restart it."
             )
         finite = is_finite(gradient.values)  # not under the lock, which the other workers wait for
+        asked_at = time.perf_counter()
         with self._changed:
+            began_at = time.perf_counter()
             base = self._base(worker, gradient.sequence, wish)
             push = self._push_part if gradient.parts > 1 else self._push_alone
             reply = push(worker, gradient, finite, want_weights)
             sent = self._sent(worker, gradient.sequence)
+            self._statistics.took(began_at - asked_at, time.perf_counter() - began_at)
         return self._reduced(worker, gradient.sequence, reply, wish, base, sent)
 
     def flush(self) -> int:

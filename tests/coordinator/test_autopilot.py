@@ -3,8 +3,10 @@
 import pytest
 
 from nfdt.coordinator import Emit
-from nfdt.coordinator.autopilot import Autopilot
+from nfdt.coordinator.autopilot import Autopilot, ShardLoad
+from nfdt.coordinator.ring_view import grouped, seen_by_coordinator
 from nfdt.schedulers import StepTime
+from nfdt.schedulers.group_shares import StatedSizes
 from tests.simulated_cluster import job
 from tests.timed_cluster import TimedCluster
 
@@ -59,3 +61,64 @@ def test_a_decision_is_kept_while_what_it_hides_cannot_be_seen_and_changed_when_
     assert autopilot.look(steps([20, 20], 20, hidden=1.0)) is None
     assert autopilot.look(steps([21, 19], 20, hidden=0.9)) is None
     assert autopilot.look(steps([2000, 2000], 20, hidden=1.0)).row.overlap == 0
+
+
+FULL = ShardLoad(busy_s=0.01, wait_s=0.15)
+
+
+def planned(*, load=FULL, remaining_s=100.0, workers=16):
+    autopilot = Autopilot(BATCH, overlap=1)
+    measured = steps([10] * workers, 170)
+    assert autopilot.look(measured).row.topology == "flat"
+    return autopilot.look_at_groups(measured, load, remaining_s)
+
+
+def test_a_shard_that_is_full_is_relieved_by_groups():
+    choice = planned()
+    assert choice.row.overlap == 0
+    assert sorted(member for group in choice.row.groups for member in group) == list(range(16))
+    assert choice.reason.startswith("groups 0,1,2")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"load": ShardLoad(0.0001, 0.0)}, {"remaining_s": 10.0}, {"workers": 1}],
+    ids=["idle shard", "little left", "one worker"],
+)
+def test_workers_stay_flat_where_groups_do_not_pay(other):
+    assert planned(**other) is None
+
+
+def test_the_load_is_that_of_the_busiest_shard_and_nothing_before_the_first_push():
+    counted = [{"pushes": 10, "busy_s": 0.1, "wait_s": 0.0}, {"pushes": 10, "busy_s": 0.4, "wait_s": 0.2}]
+    assert ShardLoad.of(counted) == ShardLoad(0.04, 0.02)
+    assert ShardLoad.of([{"pushes": 0, "busy_s": 0.0, "wait_s": 0.0}]) == ShardLoad(0.0, 0.0)
+
+
+class TurningCluster(TimedCluster):
+    """At the first epoch's end two groups of two take the place of four flat workers."""
+
+    def proceed(self):
+        if self.proceeds == [1] and len(self.workers) == 4:
+            choice = self.coordinator.plan_groups(ShardLoad(0.03, 0.06), remaining_s=1000.0)
+            self.groups = choice.row.groups
+            self.coordinator.retire_all()
+            self.workers.clear()
+            sizes = StatedSizes(BATCH)
+            sizes.state({f"worker-{4 + i}": len(group) * BATCH for i, group in enumerate(self.groups)})
+            self.coordinator.renew(seen_by_coordinator(grouped(self.spec), len(self.groups)), sizes)
+            self.settle()
+            self.join(len(self.groups))
+        super().proceed()
+
+
+def test_a_job_goes_on_with_groups_and_trains_every_sample_once():
+    spec = job("auto", workers=4, samples=BATCH * 200, batch_size=BATCH, epochs=3)
+    cluster = TurningCluster(spec, lambda index, n, now: 0.01 * n / BATCH, 0.09).run()
+    assert len(cluster.workers) == len(cluster.groups) < 4
+    for epoch in range(3):
+        assert set(cluster.trained[epoch].values()) == {1}
+        assert len(cluster.trained[epoch]) == BATCH * 200
+    later = {samples for worker, _, samples, _ in cluster.steps if worker not in {f"worker-{i}" for i in range(4)}}
+    assert max(later) == max(len(group) for group in cluster.groups) * BATCH
+    assert cluster.of("worker_lost") == []

@@ -17,10 +17,11 @@ def cluster(step_ms, exchange_ms=0.0, **more) -> Cluster:
     return Cluster(workers, local_batch=32, **more)
 
 
+PUSHES = 20_000
 speeds = st.lists(st.floats(1.0, 50.0), min_size=1, max_size=8)
 
 
-def played_out(periods: list[float], overlap: int = 0, pushes: int = 20_000) -> tuple[float, float]:
+def played_out(periods: list[float], overlap: int = 0) -> tuple[float, float]:
     """(pushes per second, mean staleness) of workers that push whenever they are done.
 
     With ``overlap`` the answer to the push just sent is not there yet when the next gradient begins.
@@ -28,20 +29,22 @@ def played_out(periods: list[float], overlap: int = 0, pushes: int = 20_000) -> 
     version, now, staleness = 0, 0.0, 0
     queue = [(period, i, (0,) * (1 + overlap)) for i, period in enumerate(periods)]
     heapq.heapify(queue)
-    for _ in range(pushes):
+    for _ in range(PUSHES):
         now, worker, answers = heapq.heappop(queue)
         staleness += version - answers[0]
         version += 1
         heapq.heappush(queue, (now + periods[worker], worker, (*answers[1:], version)))
-    return pushes / now, staleness / pushes
+    return PUSHES / now, staleness / PUSHES
 
 
 @given(speeds, st.integers(0, 1))
 def test_free_workers_reach_the_sum_of_their_speeds_at_the_predicted_staleness(step_ms, overlap):
     prediction = predict(Row("free", "fixed", overlap), cluster(step_ms))
-    rate, staleness = played_out([ms / 1000 for ms in step_ms], overlap)
+    periods = [ms / 1000 for ms in step_ms]
+    rate, staleness = played_out(periods, overlap)
     assert prediction.samples_per_s == pytest.approx(32 * rate, rel=0.01)
-    assert prediction.staleness == pytest.approx(staleness, abs=0.05)
+    begun_or_unfinished = 2 * (1 + overlap) * sum(period * rate for period in periods) / PUSHES
+    assert prediction.staleness == pytest.approx(staleness, abs=0.01 + begun_or_unfinished)
 
 
 @given(speeds, st.floats(0.0, 20.0))
@@ -77,20 +80,20 @@ def test_overlap_hides_the_exchange_and_costs_a_step_of_everybody_in_staleness()
 
 
 @pytest.mark.parametrize(
-    ("machines", "groups", "expected"),
+    ("machines", "groupings", "expected"),
     [
         (cluster([10, 10, 10, 10]), (), Row("free", "dbs")),
         (cluster([10, 10, 40, 40], exchange_ms=0.5), (), Row("free", "dbs")),
         (cluster([10, 10, 40, 40], exchange_ms=20), (), Row("free", "dbs", 1)),
         (  # the shard is full: groups push less often
             cluster([10] * 8 + [40] * 8, shard_step_s=0.01, allreduce_s=0.001),
-            (range(8), range(8, 16)),
+            [(tuple(range(8)), tuple(range(8, 16)))],
             Row("free", "dbs", groups=(tuple(range(8)), tuple(range(8, 16)))),
         ),
     ],
 )
-def test_the_choice_fits_the_machines(machines, groups, expected):
-    assert choose(machines, groups).row == expected
+def test_the_choice_fits_the_machines(machines, groupings, expected):
+    assert choose(machines, groupings).row == expected
 
 
 def test_overlap_is_bounded_by_what_the_job_allows():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nfdt.schedulers.grouping import LOOKS, Steadiness, choose, cluster, divide, pays, predicted_cost
+from nfdt.schedulers.grouping import LOOKS, Steadiness, choose, cluster, divide, evenly, pays, predicted_cost
 
 SECONDS = st.lists(st.floats(0.01, 10, allow_nan=False), min_size=1, max_size=8)
 BENCH = [1, 1, 1, 1, 2, 2, 5, 5]
@@ -133,3 +133,15 @@ def test_a_change_has_to_save_more_time_than_it_costs():
     assert pays(now, then, seconds, remaining_s=100, cost_s=50)
     assert not pays(now, then, seconds, remaining_s=10, cost_s=50)
     assert not pays(now, now, seconds, remaining_s=1e9, cost_s=0)
+
+
+@given(st.lists(st.floats(0.01, 10.0), min_size=1, max_size=12), st.data())
+def test_even_groups_hold_neighbours_and_differ_by_one_worker_at_most(seconds, data):
+    count = data.draw(st.integers(1, len(seconds)))
+    groups = evenly(seconds, count)
+    assert sorted(worker for group in groups for worker in group) == list(range(len(seconds)))
+    sizes = [len(group) for group in groups]
+    assert len(groups) == count
+    assert max(sizes) - min(sizes) <= 1
+    for faster, slower in zip(groups, groups[1:], strict=False):
+        assert max(seconds[worker] for worker in faster) <= min(seconds[worker] for worker in slower)
