@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import secrets
 
 import pytest
 
+from nfdt.coordinator.autopilot import Autopilot
+from nfdt.launch.ring import RingLauncher
+from nfdt.planning import Choice, Prediction, Row
+from nfdt.server import ServerOptions, serve
 from tests.integration.test_decorator import answer
 
 pytestmark = pytest.mark.skipif(
@@ -122,3 +127,53 @@ print(json.dumps(dict(
     assert got["samples"] == 15 * 1344
     assert all(pushes < 0.5 * steps for pushes, steps in zip(got["pushes"], got["steps"], strict=True))
     assert got["accuracy"] > got["alone"] - 0.01
+
+
+@pytest.fixture
+def server_that_plans(tmp_path, monkeypatch):
+    """A server with three slots whose planner finds these groups better than flat workers, at the first look."""
+
+    def plan(self, steps, load, remaining_s):
+        assert load.busy_s > 0
+        row = Row("free", "dbs", 0, ((0, 2), (1,)))
+        return Choice(row, Prediction(1000.0, 1.0, 1.0, 1.5), "groups, because a test says so")
+
+    monkeypatch.setattr(Autopilot, "look_at_groups", plan)
+    options = ServerOptions(tmp_path / "state", (secrets.token_hex(16),), workers=3)
+    server = serve(options)
+    yield {"NFDT_SERVER": server.address, "NFDT_TOKEN": options.tokens[0]}
+    server.stop()
+
+
+AUTO = (
+    DIGITS
+    + """
+with nfdt.session(algorithm="auto", workers=3, emulate={"step_ms": [10, 10, 10]}):
+    model = build(0.1, 0.0)
+    history = model.fit(*train, batch_size=16, epochs=8, verbose=0)
+rows = list(history.nfdt.values())
+print(json.dumps(dict(
+    flat=[row["samples"] for row in rows if "group" not in row],
+    groups=[row["samples"] for row in rows if "group" in row], members=[row.get("group") for row in rows],
+    accuracy=accuracy(model), loss=history.history["loss"],
+)))
+"""
+)
+
+
+def test_auto_turns_to_groups_between_two_epochs_and_loses_nothing(run_script, server_that_plans):
+    got = answer(run_script(AUTO, **server_that_plans))
+    assert got["members"] == [None, None, None, [1], [0, 2]]
+    epochs = [sum(got[part]) / 1344 for part in ("flat", "groups")]
+    assert all(count in range(1, 8) for count in epochs)
+    assert sum(epochs) == len(got["loss"]) == 8
+    assert got["accuracy"] > 0.8
+
+
+def test_auto_stays_flat_where_worlds_do_not_come_up(run_script, server_that_plans, monkeypatch):
+    monkeypatch.setattr(RingLauncher, "_group_options", lambda self, shape: ["--no-such-option"])
+    done = run_script(AUTO, **server_that_plans)
+    got = answer(done)
+    assert sum(got["flat"]) == 8 * 1344
+    assert got["groups"] == []
+    assert "stay flat, because groups did not come up" in done.stderr
