@@ -125,7 +125,7 @@ class Mirror:
             "worker_lost": lambda d: logger.warning("%s is lost: %s", d.get("worker"), d.get("reason")),
             "stalled": lambda d: logger.warning("%s", describe_stall(d)),
             "log": self._on_log,
-            "plan": lambda d: print(f"auto: {d.get('reason')}", file=sys.stderr),
+            "plan": lambda d: print(f"plan: {d.get('reason')}", file=sys.stderr),
         }
         for event in self._job.events():
             if handler := handlers.get(event.kind):

@@ -1,4 +1,4 @@
-"""What an ``auto`` job does next, decided from the measured speeds of its workers."""
+"""What a job that plans does next, decided from the measured speeds of its workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nfdt.core.spec import JobSpec
-from nfdt.planning import Choice, Cluster, Row, WorkerCost, choose, predict
+from nfdt.planning import Batch, Choice, Cluster, Row, WorkerCost, choose, flat_rows, predict
 from nfdt.schedulers import StepTime
 from nfdt.schedulers.grouping import divide, evenly
 
@@ -38,8 +38,9 @@ class ShardLoad:
 
 
 def follows_a_plan(spec: JobSpec) -> bool:
-    """Whether the job's row is chosen while it trains."""
-    return spec.algorithm.name == "auto"
+    """Whether some of the job's row is chosen while it trains: nobody waits for others, so there is a choice."""
+    algorithm = spec.algorithm
+    return algorithm.plan != "nothing" and (algorithm.topology, algorithm.consistency) == ("flat", "free")
 
 
 class Autopilot:
@@ -48,21 +49,24 @@ class Autopilot:
     Args:
         local_batch: Reference batch of one worker, in samples.
         overlap: The most there may be.
+        batch: The job's batch policy.
 
     Attributes:
         row: What the job does now.
         choice: The last decision; None before the first.
     """
 
-    def __init__(self, local_batch: int, overlap: int) -> None:
-        self.row = Row("free", "dbs", 0)
+    def __init__(self, local_batch: int, overlap: int, batch: Batch = "dbs") -> None:
+        self.row = Row("free", batch, 0)
         self.choice: Choice | None = None
-        self._local_batch, self._overlap = local_batch, overlap
+        self._local_batch = local_batch
+        self._flat = flat_rows(batch, overlap)
         self._exchange: dict[str, float] = {}
 
     def look(self, steps: Steps) -> Choice | None:
         """A decision that is new: the first one, or another row of flat workers; None where all stays as it is."""
-        choice = choose(self._cluster(steps), current=self.row if self.choice else None, overlap=self._overlap)
+        current = self.row if self.choice else None
+        choice = choose(self._cluster(steps), self._flat, current=current)
         if self.choice is not None and choice.row == self.row:
             return None
         self.choice, self.row = choice, choice.row
@@ -76,7 +80,9 @@ class Autopilot:
         cluster = self._cluster(steps, load)
         seconds = [worker.step.seconds(self._local_batch) for worker in cluster.workers]
         groupings = [cut(seconds, count) for count in range(1, len(seconds)) for cut in (divide, evenly)]
-        choice = choose(cluster, groupings, current=self.row, overlap=self._overlap)
+        choice = choose(
+            cluster, [*self._flat, *(Row("free", self.row.batch, 0, g) for g in groupings)], current=self.row
+        )
         if not choice.row.groups:
             return None
         saved = 1 - predict(self.row, cluster).progress_per_s / choice.prediction.progress_per_s

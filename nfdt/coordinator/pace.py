@@ -62,7 +62,7 @@ class Pace:
         self.sizes: Sizes | None = sizes or batch_sizes(spec)
         self._spec, self._policy = spec, policy
         self._speeds = Speeds()
-        self._autopilot = Autopilot(spec.fit.batch_size, spec.algorithm.overlap) if follows_a_plan(spec) else None
+        self._autopilot = _autopilot(spec) if follows_a_plan(spec) else None
         self.overlap = self._autopilot.row.overlap if self._autopilot else spec.algorithm.overlap
         self._throttle = Throttle(TELL_EVERY_S)
         self._described: dict[str, dict[str, Any]] = {}
@@ -204,3 +204,7 @@ class Pace:
         if told is None or told["batch_size"] != row["batch_size"]:
             return True
         return bool(abs(row["samples_per_s"] - told["samples_per_s"]) > NEWS * told["samples_per_s"])
+
+
+def _autopilot(spec: JobSpec) -> Autopilot:
+    return Autopilot(spec.fit.batch_size, spec.algorithm.overlap, "dbs" if batch_sizes(spec) else "fixed")

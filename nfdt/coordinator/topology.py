@@ -18,7 +18,7 @@ from nfdt.planning import Groups
 
 def may_form_groups(site: Site, spec: JobSpec) -> bool:
     """Whether a job that chooses its row can turn to groups: worlds start here, and its epochs stay what they were."""
-    if spec.algorithm.name != "auto" or spec.train.kind != "arrays" or spec.fit.steps_per_epoch is not None:
+    if spec.algorithm.plan != "topology" or spec.train.kind != "arrays" or spec.fit.steps_per_epoch is not None:
         return False
     return site.rings is not None and site.launches_workers and importlib.util.find_spec("horovod") is not None
 

@@ -31,6 +31,11 @@ class AlgorithmSpec(BaseModel):
     overlap: int = Field(
         0, ge=0, le=2, description="pushes that may be unanswered while a worker computes its next gradient"
     )
+    plan: Literal["nothing", "overlap", "topology"] = Field(
+        "nothing",
+        description="chosen from measured speeds while the job trains: nothing; overlap (0, or as given); topology "
+        "(that, and groups instead of flat workers)",
+    )
     codec: str = "identity"
     reply_codec: str | None = Field(
         None, description="codec of the weights that workers receive; None: that of the gradients, int8 for top-k"

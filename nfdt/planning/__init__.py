@@ -1,6 +1,6 @@
 """What a choice on the axes will cost on measured workers, and which choice is best: pure, no clock, no thread."""
 
 from nfdt.planning.choice import Choice, choose
-from nfdt.planning.cost_model import Cluster, Groups, Prediction, Row, WorkerCost, candidate_rows, predict
+from nfdt.planning.cost_model import Batch, Cluster, Groups, Prediction, Row, WorkerCost, flat_rows, predict
 
-__all__ = ["Choice", "Cluster", "Groups", "Prediction", "Row", "WorkerCost", "candidate_rows", "choose", "predict"]
+__all__ = ["Batch", "Choice", "Cluster", "Groups", "Prediction", "Row", "WorkerCost", "choose", "flat_rows", "predict"]

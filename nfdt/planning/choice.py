@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nfdt.planning.cost_model import Cluster, Groups, Prediction, Row, candidate_rows, predict
+from nfdt.planning.cost_model import Cluster, Prediction, Row, predict
 
 BETTER = 1.1  # another row must promise so much more before a running job changes
 
@@ -19,20 +19,15 @@ class Choice:
     reason: str
 
 
-def choose(
-    cluster: Cluster, groupings: Sequence[Groups] = (), *, current: Row | None = None, overlap: int = 1
-) -> Choice:
-    """The best row for measured workers.
+def choose(cluster: Cluster, rows: Sequence[Row], *, current: Row | None = None) -> Choice:
+    """The best of some rows for measured workers; of equally good ones the first.
 
     Args:
         cluster: The workers.
-        groupings: Ways to divide them into groups of similar speed; used where the cluster can form groups.
+        rows: At least one.
         current: What runs now: kept unless another row promises ``BETTER`` times its progress.
-        overlap: The most there may be.
     """
-    rows = candidate_rows(cluster, groupings, overlap=overlap)
-    if current is not None and current not in rows:
-        rows.insert(0, current)
+    rows = rows if current is None or current in rows else [current, *rows]
     predictions = {row: predict(row, cluster) for row in rows}
     best = max(rows, key=lambda row: predictions[row].progress_per_s)
     if current is not None and predictions[best].progress_per_s < BETTER * predictions[current].progress_per_s:
@@ -54,7 +49,8 @@ def _sentence(cluster: Cluster, row: Row, chosen: Prediction) -> str:
 def _named(row: Row) -> str:
     if row.groups:
         return f"groups {' | '.join(','.join(map(str, members)) for members in row.groups)}"
-    return f"free workers with dynamic batches, overlap {row.overlap}"
+    batches = "dynamic" if row.batch == "dbs" else "fixed"
+    return f"free workers with {batches} batches, overlap {row.overlap}"
 
 
 def _range_ms(seconds: Sequence[float]) -> str:

@@ -7,7 +7,6 @@ are hidden. The equations are ours; see docs/algorithms/auto.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,13 +41,13 @@ class Cluster:
         workers: At least one.
         local_batch: Samples of one worker's reference batch.
         shard_step_s: Seconds that the busiest shard takes per push; pushes to one shard wait for each other.
-        allreduce_s: Seconds to average a gradient inside a group; None: groups are not to be had.
+        allreduce_s: Seconds to average a gradient inside a group.
     """
 
     workers: tuple[WorkerCost, ...]
     local_batch: int
     shard_step_s: float = 0.0
-    allreduce_s: float | None = None
+    allreduce_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -129,22 +128,17 @@ def predict(row: Row, cluster: Cluster) -> Prediction:
     return Prediction(samples_per_s, float(mean), max(float(mean), most), merged / cluster.local_batch)
 
 
-def candidate_rows(cluster: Cluster, groupings: Sequence[Groups] = (), *, overlap: int = 1) -> list[Row]:
-    """The rows to choose from, simplest first.
+def flat_rows(batch: Batch, overlap: int) -> list[Row]:
+    """The rows of flat workers to choose from, simplest first.
 
-    Batches always follow speed: among equal workers that changes nothing. A barrier over all workers is not among them:
-    at the learning rate of one machine it makes one update where the others make one per worker, which no staleness
-    below some hundred workers outweighs in this model.
+    A barrier over all workers is not among them: at the learning rate of one machine it makes one update where the others
+    make one per worker, which no staleness below some hundred workers outweighs in this model.
 
     Args:
-        cluster: The workers.
-        groupings: Ways to divide them into groups of similar speed; used where the cluster can form groups.
+        batch: As the job asks for it.
         overlap: The most there may be.
     """
-    rows = [Row("free", "dbs", depth) for depth in range(min(overlap, 1) + 1)]
-    if cluster.allreduce_s is not None:
-        rows += [Row("free", "dbs", 0, groups) for groups in groupings]
-    return rows
+    return [Row("free", batch, depth) for depth in range(min(overlap, 1) + 1)]
 
 
 def _workers(row: Row, cluster: Cluster) -> list[_Pusher]:
@@ -163,7 +157,7 @@ def _groups(row: Row, cluster: Cluster) -> list[_Pusher]:
         members = [cluster.workers[i] for i in indices]
         samples = float(cluster.local_batch * len(members))
         time_s, _ = water_fill(samples, [m.step for m in members])
-        inside = (cluster.allreduce_s or 0.0) if len(members) > 1 else 0.0
+        inside = cluster.allreduce_s if len(members) > 1 else 0.0
         pushers.append(_Pusher(samples, time_s + inside + max(m.exchange_s for m in members)))
     return pushers
 

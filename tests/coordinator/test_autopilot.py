@@ -19,8 +19,8 @@ def steps(compute_ms, exchange_ms, hidden=0.0):
     return {f"worker-{i}": (StepTime(0.0, (ms / 1000 + shown) / BATCH), shown) for i, ms in enumerate(compute_ms)}
 
 
-def auto(compute_ms, exchange_ms, **options):
-    spec = job("auto", workers=len(compute_ms), samples=BATCH * 200, batch_size=BATCH, epochs=2, **options)
+def auto(compute_ms, exchange_ms, preset="auto", **options):
+    spec = job(preset, workers=len(compute_ms), samples=BATCH * 200, batch_size=BATCH, epochs=2, **options)
     cluster = TimedCluster(spec, lambda index, n, now: compute_ms[index] / 1000 * n / BATCH, exchange_ms / 1000)
     return cluster.run()
 
@@ -41,6 +41,13 @@ def test_an_exchange_worth_hiding_is_hidden_and_the_reason_says_what_was_measure
 def test_a_short_exchange_is_not_worth_the_staleness():
     (plan,) = plans(auto([10, 10, 40, 40], exchange_ms=0.2))
     assert plan["row"]["overlap"] == 0
+
+
+def test_h_ps_hides_an_exchange_only_where_that_pays():
+    for exchange_ms, overlap in ((20, 1), (0.2, 0)):
+        (plan,) = plans(auto([10, 10, 40, 40], exchange_ms, preset="h-ps"))
+        assert plan["row"] == {"topology": "flat", "batch": "fixed", "overlap": overlap}
+    assert plans(auto([10, 10, 40, 40], exchange_ms=20, preset="h-ps", overrides={"plan": "nothing"})) == []
 
 
 def test_what_the_user_rules_out_is_not_chosen():

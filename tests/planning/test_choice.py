@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nfdt.planning import Cluster, Row, WorkerCost, candidate_rows, choose, predict
+from nfdt.planning import Cluster, Row, WorkerCost, choose, flat_rows, predict
 from nfdt.schedulers import StepTime
 
 
@@ -18,6 +18,8 @@ def cluster(step_ms, exchange_ms=0.0, **more) -> Cluster:
 
 
 PUSHES = 20_000
+DYNAMIC = flat_rows("dbs", 1)
+TWO_OF_EIGHT = Row("free", "dbs", groups=(tuple(range(8)), tuple(range(8, 16))))
 speeds = st.lists(st.floats(1.0, 50.0), min_size=1, max_size=8)
 
 
@@ -80,28 +82,28 @@ def test_overlap_hides_the_exchange_and_costs_a_step_of_everybody_in_staleness()
 
 
 @pytest.mark.parametrize(
-    ("machines", "groupings", "expected"),
+    ("machines", "more", "expected"),
     [
-        (cluster([10, 10, 10, 10]), (), Row("free", "dbs")),
-        (cluster([10, 10, 40, 40], exchange_ms=0.5), (), Row("free", "dbs")),
-        (cluster([10, 10, 40, 40], exchange_ms=20), (), Row("free", "dbs", 1)),
+        (cluster([10, 10, 10, 10]), [], Row("free", "dbs")),
+        (cluster([10, 10, 40, 40], exchange_ms=0.5), [], Row("free", "dbs")),
+        (cluster([10, 10, 40, 40], exchange_ms=20), [], Row("free", "dbs", 1)),
         (  # the shard is full: groups push less often
             cluster([10] * 8 + [40] * 8, shard_step_s=0.01, allreduce_s=0.001),
-            [(tuple(range(8)), tuple(range(8, 16)))],
-            Row("free", "dbs", groups=(tuple(range(8)), tuple(range(8, 16)))),
+            [TWO_OF_EIGHT],
+            TWO_OF_EIGHT,
         ),
     ],
 )
-def test_the_choice_fits_the_machines(machines, groupings, expected):
-    assert choose(machines, groupings).row == expected
+def test_the_choice_fits_the_machines(machines, more, expected):
+    assert choose(machines, [*DYNAMIC, *more]).row == expected
 
 
 def test_overlap_is_bounded_by_what_the_job_allows():
-    assert choose(cluster([10, 10], exchange_ms=20), overlap=0).row.overlap == 0
+    assert choose(cluster([10, 10], exchange_ms=20), flat_rows("dbs", 0)).row.overlap == 0
 
 
 def test_one_worker_trains_like_one_machine():
-    choice = choose(cluster([10]))
+    choice = choose(cluster([10]), DYNAMIC)
     assert choice.row == Row("free", "dbs")
     assert choice.prediction.samples_factor == 1
 
@@ -109,17 +111,17 @@ def test_one_worker_trains_like_one_machine():
 @given(speeds, st.floats(0.0, 60.0), st.floats(0.0, 0.02))
 def test_the_choice_is_the_best_candidate_and_a_running_row_is_kept_unless_clearly_worse(step_ms, exchange, shard_s):
     machines = cluster(step_ms, exchange, shard_step_s=shard_s)
-    rows = candidate_rows(machines)
-    best = choose(machines)
+    rows = DYNAMIC
+    best = choose(machines, rows)
     assert best.prediction.progress_per_s == max(predict(row, machines).progress_per_s for row in rows)
     for current in rows:
-        kept = choose(machines, current=current)
+        kept = choose(machines, rows, current=current)
         if kept.row != current:
             assert kept.prediction.progress_per_s >= 1.1 * predict(current, machines).progress_per_s
 
 
 def test_the_reason_names_what_was_measured_and_what_is_expected():
-    reason = choose(cluster([10, 10, 40, 40], exchange_ms=0.5)).reason
+    reason = choose(cluster([10, 10, 40, 40], exchange_ms=0.5), DYNAMIC).reason
     assert reason == (
         "free workers with dynamic batches, overlap 0: 4 workers take 10 to 40 ms per batch of 32 and 0.5 ms to "
         "exchange; expected 7,758 samples/s, 2.5 times a barrier's, at a mean staleness of 3.0."
