@@ -80,9 +80,8 @@ class Autopilot:
         cluster = self._cluster(steps, load)
         seconds = [worker.step.seconds(self._local_batch) for worker in cluster.workers]
         groupings = [cut(seconds, count) for count in range(1, len(seconds)) for cut in (divide, evenly)]
-        choice = choose(
-            cluster, [*self._flat, *(Row("free", self.row.batch, 0, g) for g in groupings)], current=self.row
-        )
+        rows = [Row("free", self.row.batch, 0, groups) for groups in groupings]
+        choice = choose(cluster, [*self._flat, *rows], current=self.row)
         if not choice.row.groups:
             return None
         saved = 1 - predict(self.row, cluster).progress_per_s / choice.prediction.progress_per_s

@@ -18,7 +18,7 @@ Kind = Literal[
     "groups",  # {"groups": [{"members", "rows", "step_s", "staleness", "rate", "local_steps"}], "reason": str}
     "progress",  # {"epoch": int, "steps": int (finished in this epoch), "samples": int, "logs": {name: float}}
     "speed",  # {"workers": {name: {"samples_per_s", "step_s", "step_exchange_s": float, "batch_size": int}}}
-    "plan",  # {"row": {"topology", "batch", "overlap"}, "samples_per_s": float, "reason": str}: what auto chose
+    "plan",  # {"row": {"topology", "batch", "overlap"}, "samples_per_s": float, "reason": str}: what speeds chose
     "codec",  # {"worker": str, "push": str, "reply": str, "at_push": int, "predicted_ms", "before_ms", ...: float}
     "epoch_end",  # {"epoch", "logs": {...}, "val_logs": {...}|None, "seconds": float, "steps": int, "samples": int}
     "stalled",  # {"waiting_for": [worker or rank], "since_s": float, "tensors": [str] (that ranks have not submitted)}

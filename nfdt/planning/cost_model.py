@@ -131,8 +131,8 @@ def predict(row: Row, cluster: Cluster) -> Prediction:
 def flat_rows(batch: Batch, overlap: int) -> list[Row]:
     """The rows of flat workers to choose from, simplest first.
 
-    A barrier over all workers is not among them: at the learning rate of one machine it makes one update where the others
-    make one per worker, which no staleness below some hundred workers outweighs in this model.
+    A barrier over all workers is not among them: at the learning rate of one machine it makes one update where the
+    others make one per worker, which no staleness below some hundred workers outweighs in this model.
 
     Args:
         batch: As the job asks for it.
