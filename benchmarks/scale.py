@@ -26,6 +26,7 @@ SHARDS = (1, 2, 4)
 SIZES = {"0.25M": 250_000, "2.5M": 2_500_000}
 VARIABLES = 8  # a model is cut between its variables
 ALGORITHM = "ddc-asgd"
+SOME_WORKERS = 4  # what a shard keeps for all workers together is there with so many
 
 
 def push(pipe: Connection, addresses: list[str], layout: ParameterLayout, name: str) -> None:
@@ -58,8 +59,8 @@ def pushes_per_s(pipes: list[Connection], seconds: float) -> float:
     return sum(pipe.recv() for pipe in pipes)
 
 
-def resident(pipes: list[Connection]) -> int:
-    """Bytes of all shards."""
+def private_bytes(pipes: list[Connection]) -> int:
+    """Of all shards, without what they share with workers."""
     for pipe in pipes:
         pipe.send("memory")
     return sum(pipe.recv() for pipe in pipes)
@@ -77,13 +78,14 @@ def more_workers(report: Report, case: str, size: int, workers: tuple[int, ...],
             names = [f"worker-{i}" for i in range(len(pipes), count)]
             pipes += [stack.enter_context(served(push, addresses, layout, name))[1] for name in names]
             rates[count] = [pushes_per_s(pipes, seconds) for _ in range(runs)]
-            memory[count] = resident(shards)
+            memory[count] = private_bytes(shards)
     report.rows += [Row(case, f"{count} workers", "pushes/s", values) for count, values in rates.items()]
     first, last = workers[0], workers[-1]
     report.ratios[f"workers{last}/workers{first}@{case}"] = statistics.median(rates[last]) / statistics.median(
         rates[first]
     )
-    each = (memory[last] - memory[first]) / (last - first) / size
+    some = next((count for count in workers[:-1] if count >= SOME_WORKERS), first)
+    each = (memory[last] - memory[some]) / (last - some) / size
     report.rows.append(Row(case, "a worker more", "bytes per parameter", [each]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import socket
@@ -42,7 +43,7 @@ def layout_of(size: int, variables: int = 1) -> ParameterLayout:
 def serve_shard(
     pipe: Connection, layout: ParameterLayout, algorithm: str, index: int = 0, shards: int = 1, workers: int = 1
 ) -> None:
-    """A shard in this process; sends its memory in bytes for every message, until the process is ended."""
+    """A shard in this process; sends the bytes that it alone holds for every message, until the process is ended."""
     import keras
 
     from nfdt.core.program.state import State
@@ -64,7 +65,8 @@ def serve_shard(
     pipe.send(start_shard(manifest, state, row, index, shards, workers=workers, token=TOKEN).address)
     while True:
         pipe.recv()
-        pipe.send(psutil.Process().memory_info().rss)
+        ctypes.CDLL(None).malloc_trim(0)  # what the allocator keeps for later is not in use
+        pipe.send(psutil.Process().memory_full_info().uss)
 
 
 def serve_tensorflow(pipe: Connection) -> None:

@@ -105,7 +105,9 @@ def joined(parts, shape):
 class Cluster:
     """All shards of a program, fed in the same order."""
 
-    def __init__(self, reference, *, rule="plain", shards=1, merge_count=1, overlap=0, warm=False, **options):
+    def __init__(
+        self, reference, *, rule="plain", shards=1, merge_count=1, overlap=0, records="exact", warm=False, **options
+    ):
         manifest = reference.manifest()
         self.reference = reference
         state = reference.state if warm else None
@@ -116,7 +118,7 @@ class Cluster:
             make_engine(manifest, reference.weights, rule=rule, index=i, shards=shards, state=state, **options)
             for i in range(shards)
         ]
-        self.stores = [ShardStore(engine, merge_count=merge_count, overlap=overlap) for engine in made]
+        self.stores = [ShardStore(engine, merge_count=merge_count, overlap=overlap, records=records) for engine in made]
         self.sequence = {}
 
     def pull(self, worker="w"):

@@ -74,6 +74,11 @@ class AlgorithmSpec(BaseModel):
     outer_lr: float = Field(0.7, gt=0, description="outer='delta': learning rate for what is pushed")
     outer_momentum: float = Field(0.9, ge=0, lt=1, description="outer='delta': Nesterov momentum of what is pushed")
 
+    @property
+    def encodes_replies(self) -> bool:
+        """Whether workers may be sent differences of weights in a codec."""
+        return (self.reply_codec or self.codec) != "identity"
+
     @field_validator("overlap")
     @classmethod
     def _nothing_overlaps_a_barrier(cls, value: int, info: Any) -> int:

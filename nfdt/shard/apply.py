@@ -15,15 +15,28 @@ from nfdt.core.arrays import ParameterLayout
 from nfdt.core.errors import UsageError
 from nfdt.shard.optimizer import BuiltOptimizer
 from nfdt.shard.step import FusedStep
-from nfdt.shard.tensors import TensorOps, Vector, as_array, as_tensor, is_finite
+from nfdt.shard.tensors import Half, TensorOps, Vector, as_array, as_tensor, is_finite, whole
 from nfdt.update_rules.base import State, UpdateRule
 
 
 @dataclass(frozen=True)
-class Stepped:
-    """What a step gave: the reply, and the worker's new state."""
+class Sent:
+    """Weights for a worker, and the same as a difference to an anchor where one was given."""
 
-    reply: Vector
+    weights: Vector
+    half: Half | None = None
+
+    @property
+    def compact(self) -> Vector | Half:
+        """The smaller form."""
+        return self.half or self.weights
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What a step gave: what to send, and the worker's new state."""
+
+    sent: Sent
     worker: State
 
 
@@ -49,6 +62,11 @@ def _scalar(value: float) -> Any:
 
 def _state(state: Mapping[str, Any]) -> State:
     return {name: tf.convert_to_tensor(value, tf.float32) for name, value in state.items()}
+
+
+def _given(vector: Any) -> Any:
+    """A nest with or without a vector."""
+    return () if vector is None else (vector,)
 
 
 @dataclass
@@ -89,9 +107,13 @@ class Engine:
         return as_tensor(vector)
 
     @staticmethod
-    def array(vector: Vector) -> npt.NDArray[np.float32]:
-        """A read-only view of a reply."""
-        return as_array(vector)
+    def array(vector: Vector | Half) -> npt.NDArray[np.float32]:
+        """A read-only view of a reply, or what a half stands for."""
+        return as_array(whole(vector))
+
+    def no_difference(self) -> Any:
+        """The difference of an anchor to itself."""
+        return tf.zeros(self.size, tf.bfloat16)
 
     def new_worker(self) -> State:
         """The rule's state for a worker that has not pushed yet."""
@@ -101,17 +123,28 @@ class Engine:
         """Nothing is waiting."""
         return Pending(tf.zeros(self.size, tf.float32))
 
-    def step(self, gradient: Vector, backup: Vector, staleness: int, worker: State, *, rate: float = 1.0) -> Stepped:
-        """Apply one finite gradient that was computed on ``backup``; ``rate`` multiplies the learning rate."""
-        args = (gradient, backup, _scalar(staleness), _scalar(rate), self._shard, worker)
-        reply, self._shard, worker = self._fused.step(*args)
-        return Stepped(reply if self.rule.looks_ahead else self.weights(), worker)
+    def step(
+        self, gradient: Vector, backup: Any, staleness: int, worker: State, *, rate: float = 1.0, anchor: Any = None
+    ) -> Stepped:
+        """Apply one finite gradient.
+
+        Args:
+            gradient: Shape ``(size,)`` float32.
+            backup: What it was computed on, a vector or a half; None for a rule that does not ask.
+            staleness: Updates it missed.
+            worker: The rule's state for its worker.
+            rate: Multiplies the learning rate.
+            anchor: What the reply shall be a difference to; None or a vector at every call.
+        """
+        args = (gradient, _given(backup), _scalar(staleness), _scalar(rate), self._shard, worker, _given(anchor))
+        answer, self._shard, worker = self._fused.step(*args)
+        return Stepped(self._sent(answer, anchor), worker)
 
     def hold(
-        self, pending: Pending, gradient: Vector, backup: Vector, staleness: int, worker: State, samples: int
+        self, pending: Pending, gradient: Vector, backup: Any, staleness: int, worker: State, samples: int
     ) -> State:
         """Correct one finite gradient and add it to ``pending``; returns the worker's new state."""
-        args = (pending.total, _scalar(samples), gradient, backup, _scalar(staleness), self._shard, worker)
+        args = (pending.total, _scalar(samples), gradient, _given(backup), _scalar(staleness), self._shard, worker)
         pending.total, self._shard, worker = self._fused.correct(*args)
         pending.note(samples, staleness)
         return worker
@@ -121,10 +154,18 @@ class Engine:
         pending.total = self._fused.add(pending.total, _scalar(samples), gradient)
         pending.note(samples, 0)
 
-    def step_round(self, pending: Pending, worker: State) -> Stepped | None:
-        """Apply the mean gradient of a round, computed on the weights as they are; None if it is not finite."""
+    def step_round(self, pending: Pending, worker: State) -> State | None:
+        """Apply the mean gradient of a round, computed on the weights as they are; None if it is not finite.
+
+        Returns the rule's new state for all workers.
+        """
         mean = pending.total / _scalar(pending.samples)
-        return self.step(mean, self.weights(), 0, worker) if is_finite(as_array(mean)) else None
+        if not is_finite(as_array(mean)):
+            return None
+        now = self.weights() if self.rule.uses_backup else None
+        args = (mean, _given(now), _scalar(0.0), _scalar(1.0), self._shard, worker, ())
+        _, self._shard, worker = self._fused.step_round(*args)
+        return worker
 
     def step_held(self, pending: Pending, worker: State) -> None:
         """Apply the mean of corrected gradients, at the rate of their mean staleness."""
@@ -132,9 +173,16 @@ class Engine:
         args = (pending.total, _scalar(pending.samples), staleness, self._shard, worker)
         self._shard = self._fused.step_held(*args)
 
-    def reply(self, staleness: int) -> Vector:
-        """What a worker with this staleness receives when its push changed nothing."""
-        return self._fused.reply(_scalar(staleness), self._shard) if self.rule.looks_ahead else self.weights()
+    def reply(self, staleness: int, *, anchor: Any = None) -> Sent:
+        """What a worker with this staleness receives when its push changed nothing; ``anchor`` as in :meth:`step`."""
+        if anchor is None and not self.rule.looks_ahead:
+            return Sent(self.weights())
+        return self._sent(self._fused.reply(_scalar(staleness), self._shard, _given(anchor)), anchor)
+
+    def _sent(self, answer: Any, anchor: Any) -> Sent:
+        if anchor is not None:
+            return Sent(answer[0], Half(anchor, answer[1]))
+        return Sent(answer[0] if answer else self.weights())
 
     def set_learning_rate(self, value: float) -> None:
         """Replace the learning rate.

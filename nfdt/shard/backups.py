@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,10 @@ from nfdt.core.errors import ProtocolError
 
 @dataclass(frozen=True)
 class Backup:
-    """Weights as a worker got them, the shard's version then, and the staleness of the push they answered."""
+    """The record of the weights a worker got, the shard's version then, and the staleness of the push they answered.
+
+    ``weights`` are a vector, a :class:`~nfdt.shard.tensors.Half`, or None; see :mod:`nfdt.shard.records`.
+    """
 
     weights: Any
     version: int
@@ -80,3 +84,14 @@ class WorkerRecord:
     rule: dict[str, Any]
     sequence: int = 0
     whole: bool = False
+
+
+def known(workers: Mapping[str, WorkerRecord], name: str) -> WorkerRecord:
+    """The record of a worker that has pulled.
+
+    Raises:
+        ProtocolError: it has not.
+    """
+    if name not in workers:
+        raise ProtocolError(f"Push from worker {name}: expected a pull before the first push. Received: none.")
+    return workers[name]

@@ -57,7 +57,10 @@ class Exchange:
                 yield encode_frame(Frame(kind=ERROR, sequence=header.sequence, error=text))
                 return
             self._chain.answered(header.sequence, reply)
-            yield from self._frames(header.sequence, reply)
+            frames = self._frames(header.sequence, reply)
+            del reply  # as large as the model, and the next request may be long in coming
+            yield from frames
+            del frames
 
     def _introduce(self, header: Frame) -> None:
         name = header.worker or self._worker

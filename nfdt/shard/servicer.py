@@ -26,6 +26,7 @@ from nfdt.shard.exchange import Exchange
 from nfdt.shard.optimizer import build_optimizer
 from nfdt.shard.outer import outer_algorithm, outer_program, pushes_differences
 from nfdt.shard.plan import ShardPlan, make_plan
+from nfdt.shard.records import kind_for
 from nfdt.shard.store import ShardStore
 from nfdt.shard.tensors import BufferPool
 from nfdt.update_rules import make_rule
@@ -195,9 +196,10 @@ def start_shard(
     built = build_optimizer(manifest, plan, own_weights(state, plan, size), custom_objects)
     if not differences:
         built.load(state.optimizer)
-    engine = Engine(built, make_rule(algorithm, built.traits))
+    rule = make_rule(algorithm, built.traits)
     merge_count = make_policy(algorithm).merge_count(workers)
-    store = ShardStore(engine, merge_count=merge_count, overlap=algorithm.overlap)
+    records = kind_for(rule, algorithm, workers)
+    store = ShardStore(Engine(built, rule), merge_count=merge_count, overlap=algorithm.overlap, records=records)
     server, address = make_server(
         f"{host}:0",
         authenticate=lambda method, received: same_token(token, received),

@@ -12,12 +12,15 @@ from typing import Any
 import tensorflow as tf
 
 from nfdt.shard.optimizer import BuiltOptimizer, replaced
-from nfdt.shard.tensors import Compiled, TensorOps, Vector
+from nfdt.shard.tensors import Compiled, TensorOps, Vector, halved, whole
 from nfdt.update_rules.base import Push, State, UpdateRule
 
 
 class FusedStep:
     """The functions that run under XLA; they move the Keras variables and pass the rule's state through.
+
+    ``backup`` and ``anchor`` are tuples of one, or empty: a rule that does not use the backup may be given none, and
+    without an anchor a reply is what the rule makes of the weights.
 
     Args:
         built: The user's optimizer on this shard's variables.
@@ -31,6 +34,7 @@ class FusedStep:
         self._optimizer = built.optimizer
         self._variables = built.variables
         self.step = Compiled(self._step)
+        self.step_round = Compiled(self._step)
         self.step_held = Compiled(self._step_held)
         self.correct = Compiled(self._correct)
         self.reply = Compiled(self._reply)
@@ -72,16 +76,17 @@ class FusedStep:
             return gradient
         return self.joined(self._optimizer._clip_gradients(self._split(gradient)))
 
-    def _push(self, gradient: Vector, backup: Vector, staleness: Any) -> Push:
-        return Push(self._clip(gradient), self.flat(), backup, staleness, self.updates())
+    def _push(self, gradient: Vector, backup: Any, staleness: Any) -> Push:
+        held = whole(backup[0]) if backup else gradient
+        return Push(self._clip(gradient), self.flat(), held, staleness, self.updates())
 
-    def _step(self, gradient: Vector, backup: Vector, staleness: Any, factor: Any, shard: State, worker: State) -> Any:
+    def _step(
+        self, gradient: Vector, backup: Any, staleness: Any, factor: Any, shard: State, worker: State, anchor: Any
+    ) -> Any:
         rate = self._rate()
         made = self._rule.correct(self._ops, self._push(gradient, backup, staleness), shard, worker)
         moved = self._move(made.gradient, made.learning_rate_scale * factor, made.shard)
-        if not self._rule.looks_ahead:
-            return None, moved, made.worker
-        return self._rule.reply(self._ops, self.flat(), rate, staleness, moved), moved, made.worker
+        return self._answer(rate, staleness, moved, anchor), moved, made.worker
 
     def _step_held(self, total: Vector, samples: Any, staleness: Any, shard: State, worker: State) -> State:
         mean, weights = total / samples, self.flat()
@@ -94,7 +99,7 @@ class FusedStep:
         total: Vector,
         samples: Any,
         gradient: Vector,
-        backup: Vector,
+        backup: Any,
         staleness: Any,
         shard: State,
         worker: State,
@@ -106,8 +111,15 @@ class FusedStep:
     def _add(total: Vector, samples: Any, gradient: Vector) -> Vector:
         return total + samples * gradient
 
-    def _reply(self, staleness: Any, shard: State) -> Vector:
-        return tf.identity(self._rule.reply(self._ops, self.flat(), self._rate(), staleness, shard))
+    def _reply(self, staleness: Any, shard: State, anchor: Any) -> Any:
+        return self._answer(self._rate(), staleness, shard, anchor)
+
+    def _answer(self, rate: Any, staleness: Any, shard: State, anchor: Any) -> Any:
+        """What goes out and its difference to the anchor; without these, where it is the weights as they are."""
+        if not anchor and not self._rule.looks_ahead:
+            return ()
+        reply = self._rule.reply(self._ops, self.flat(), rate, staleness, shard)
+        return halved(reply, anchor[0]) if anchor else (tf.identity(reply),)
 
     def _move(self, gradient: Vector, scale: Any, shard: State) -> State:
         """Move the variables by one Keras ``apply``; returns the rule's new state."""

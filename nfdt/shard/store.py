@@ -21,10 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nfdt.core.errors import ProtocolError, ShapeMismatch
-from nfdt.shard.apply import Engine, Pending
-from nfdt.shard.backups import Backup, Backups, WorkerRecord
+from nfdt.shard.apply import Engine, Pending, Sent
+from nfdt.shard.backups import Backup, Backups, WorkerRecord, known
 from nfdt.shard.differences import difference_to
 from nfdt.shard.push import Gradient, Reply, Vector, Wish
+from nfdt.shard.records import Kind, Recorder
 from nfdt.shard.rounds import Round
 from nfdt.shard.statistics import ShardStatistics
 from nfdt.shard.tensors import is_finite
@@ -39,12 +40,14 @@ class ShardStore:
         engine: Weights, optimizer and rule; used under the store's lock only.
         merge_count: How many arriving gradients make one update (softsync); 1 applies each.
         overlap: How many pushes of a worker may be unanswered while it sends another one.
+        records: What is kept of the weights that workers hold.
     """
 
-    def __init__(self, engine: Engine, *, merge_count: int = 1, overlap: int = 0) -> None:
+    def __init__(self, engine: Engine, *, merge_count: int = 1, overlap: int = 0, records: Kind = "exact") -> None:
         self.overlap = overlap
         self._engine = engine
         self._merge_count = merge_count
+        self._recorder = Recorder(records, engine)
         self._changed = threading.Condition()
         self._workers: dict[str, WorkerRecord] = {}
         self._statistics = ShardStatistics()
@@ -88,7 +91,7 @@ class ShardStore:
                     f"Received: version {self._version}; a push is missing."
                 )
             base = self._base(worker, sequence, wish)
-            reply = self._again(worker, sequence) or self._send(worker, sequence, self._snapshot())
+            reply = self._again(worker, sequence) or self._send(worker, sequence, Sent(self._snapshot()))
             sent = self._sent(worker, sequence)
         return self._reduced(worker, sequence, reply, wish, base, sent)
 
@@ -155,6 +158,7 @@ class ShardStore:
             self._engine.write(weights, optimizer)
             for worker in self._workers.values():
                 worker.whole = True  # a difference to weights this far away would be a coarse one
+            self._recorder.renew()
             self._advance()
             return self._version
 
@@ -182,25 +186,24 @@ class ShardStore:
     # -- under the lock
 
     def _push_alone(self, name: str, gradient: Gradient, finite: bool, want_weights: bool) -> Reply:
-        worker = self._known(name)
+        worker = known(self._workers, name)
         if gradient.sequence <= worker.sequence:
             return self._duplicate(name, gradient.sequence, want_weights)
         backup = worker.backups.used(name, gradient.computed_on)
         worker.sequence = gradient.sequence
         staleness = self._version - backup.version
-        reply = None
+        anchor, reply = self._recorder.anchor(self._snapshot, len(self._workers)), None
         if finite and self._merge_count > 1:
             self._hold(worker, gradient, backup, staleness)
         elif finite:
-            vector = self._engine.tensor(gradient.values)
-            made = self._engine.step(vector, backup.weights, staleness, worker.rule, rate=gradient.rate)
-            reply, worker.rule = made.reply, made.worker
+            args = (self._engine.tensor(gradient.values), backup.weights, staleness, worker.rule)
+            made = self._engine.step(*args, rate=gradient.rate, anchor=anchor)
+            reply, worker.rule = made.sent, made.worker
             self._advance()
         self._statistics.count(name, staleness, finite)
         if not want_weights:
             return Reply(self._version, None, staleness, finite)
-        if reply is None:
-            reply = self._engine.reply(staleness)
+        reply = reply or self._engine.reply(staleness, anchor=anchor)
         return self._send(name, gradient.sequence, reply, staleness=staleness, applied=finite)
 
     def _hold(self, worker: WorkerRecord, gradient: Gradient, backup: Backup, staleness: int) -> None:
@@ -231,7 +234,7 @@ class ShardStore:
             self._close_round()
         if not want_weights:
             return Reply(self._version, None, 0, finite)
-        return self._send(name, gradient.sequence, self._snapshot(), applied=finite)
+        return self._send(name, gradient.sequence, Sent(self._snapshot()), applied=finite)
 
     def _close_round(self) -> None:
         """Apply the parts that have come as one gradient."""
@@ -244,8 +247,8 @@ class ShardStore:
             if self._round_rule is None:
                 self._round_rule = self._engine.new_worker()
             made = self._engine.step_round(current.pending, self._round_rule)
-            if made:
-                self._round_rule = made.worker
+            if made is not None:
+                self._round_rule = made
                 self._advance()
 
     def _duplicate(self, name: str, sequence: int, want_weights: bool) -> Reply:
@@ -253,19 +256,19 @@ class ShardStore:
         self._statistics.count_duplicate(name)
         if not want_weights:
             return Reply(self._version, None, 0, False)
-        return self._again(name, sequence, applied=False) or self._send(name, sequence, self._snapshot(), applied=False)
+        again = self._again(name, sequence, applied=False)
+        return again or self._send(name, sequence, Sent(self._snapshot()), applied=False)
 
     def _again(self, name: str, sequence: int, *, applied: bool = True) -> Reply | None:
         """The answer that this request got before, if it is still known."""
         sent = self._sent(name, sequence)
-        if sent is None:
+        if sent is None or sent.weights is None:
             return None
         self._workers[name].backups.add(sequence, replace(sent))  # not to be replaced by a difference any more
         return Reply(sent.version, self._engine.array(sent.weights), sent.staleness, applied)
 
     def _sent(self, name: str, sequence: int) -> Backup | None:
-        worker = self._workers.get(name)
-        return worker.backups.get(sequence) if worker else None
+        return self._workers[name].backups.get(sequence) if name in self._workers else None
 
     def _base(self, name: str, sequence: int, wish: Wish | None) -> Backup | None:
         """What the worker holds, where the answer to this request may be a difference to it.
@@ -273,14 +276,10 @@ class ShardStore:
         A request that comes again, on whatever stream, is answered with all of the weights it got first: a new
         difference would not make exactly these, and which of the two the worker takes is not known here.
         """
-        if wish is None or name not in self._workers or self._workers[name].whole or self._sent(name, sequence):
+        if wish is None or name not in self._workers or self._recorder.kind != "exact":
             return None
-        return self._sent(name, wish.base)
-
-    def _known(self, name: str) -> WorkerRecord:
-        if name not in self._workers:
-            raise ProtocolError(f"Push from worker {name}: expected a pull before the first push. Received: none.")
-        return self._workers[name]
+        again = self._workers[name].whole or self._sent(name, sequence)
+        return None if again else self._sent(name, wish.base)
 
     def _snapshot(self) -> Any:
         """The weights of this version, one copy for all workers that ask for them."""
@@ -293,11 +292,11 @@ class ShardStore:
         self._shared = None
         self._changed.notify_all()
 
-    def _send(self, name: str, sequence: int, weights: Any, *, staleness: int = 0, applied: bool = True) -> Reply:
+    def _send(self, name: str, sequence: int, sent: Sent, *, staleness: int = 0, applied: bool = True) -> Reply:
         """Note what the worker may hold from now on, and make the answer."""
         worker = self._workers.get(name)
         if worker is None:
             worker = self._workers[name] = WorkerRecord(Backups(self.overlap + 1), self._engine.new_worker())
         worker.whole = False
-        worker.backups.add(sequence, Backup(weights, self._version, staleness))
-        return Reply(self._version, self._engine.array(weights), staleness, applied)
+        worker.backups.add(sequence, Backup(self._recorder.of(sent.compact), self._version, staleness))
+        return Reply(self._version, self._engine.array(sent.weights), staleness, applied)

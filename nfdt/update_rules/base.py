@@ -105,6 +105,8 @@ class UpdateRule(Protocol):
     name: str
     owns_optimizer: bool
     looks_ahead: bool
+    uses_backup: bool
+    """Whether :meth:`correct` looks at ``push.backup``; else a shard need not keep it, and gives anything."""
 
     def init_shard(self, ops: ArrayOps, weights: Array) -> State:
         """State of one shard at the start; ``weights`` gives shape and dtype."""
@@ -150,6 +152,7 @@ class Identity:
     name = "identity"
     owns_optimizer = False
     looks_ahead = False
+    uses_backup = False
 
     def init_shard(self, ops: ArrayOps, weights: Array) -> State:
         """No state."""

@@ -30,6 +30,7 @@ class DelayCompensated(Identity):
     """
 
     name = "dc"
+    uses_backup = True
 
     def __init__(self, dc_lambda: float) -> None:
         self.dc_lambda = dc_lambda
@@ -44,6 +45,7 @@ class AdaptiveDelayCompensated(Identity):
     """DC-ASGD-a: the strength is ``dc_lambda / sqrt(MS + 1e-7)``, elementwise; one MS per worker."""
 
     name = "dc-a"
+    uses_backup = True
 
     def __init__(self, dc_lambda: float, decay: float) -> None:
         self.dc_lambda = dc_lambda

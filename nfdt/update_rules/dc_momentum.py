@@ -17,6 +17,7 @@ class DelayCompensatedMomentum(Identity):
     """
 
     name = "dc-k"
+    uses_backup = True
 
     def __init__(self, dc_lambda: float, decay: float) -> None:
         self.dc_lambda = dc_lambda

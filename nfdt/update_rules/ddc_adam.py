@@ -35,6 +35,7 @@ class DelayedAdam(Identity):
     name = "ddc"
     owns_optimizer = True
     looks_ahead = True
+    uses_backup = True
 
     def __init__(self, strengths: Strengths, traits: OptimizerTraits) -> None:
         self.strengths = strengths

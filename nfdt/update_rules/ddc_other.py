@@ -10,6 +10,7 @@ class DelayedTransform(Identity):
     """The user's optimizer sees the compensated, trusted gradient only; algorithms 5.2, last paragraph."""
 
     name = "ddc"
+    uses_backup = True
 
     def __init__(self, strengths: Strengths) -> None:
         self.strengths = strengths

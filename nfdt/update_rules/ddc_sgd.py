@@ -24,6 +24,7 @@ class DelayedSGD(Identity):
     name = "ddc"
     owns_optimizer = True
     looks_ahead = True
+    uses_backup = True
 
     def __init__(self, strengths: Strengths, momentum: float, nesterov: bool = False) -> None:
         self.strengths = strengths

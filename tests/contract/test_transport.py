@@ -18,7 +18,7 @@ TOKEN = "token"
 
 
 class InProcess:
-    def __init__(self, reference, shards, rule, overlap):
+    def __init__(self, reference, shards, rule, overlap, codec="identity"):
         self.overlap = overlap
         self.stores = Cluster(reference, shards=shards, rule=rule, overlap=overlap).stores
 
@@ -32,10 +32,10 @@ class InProcess:
 class Stream:
     share_memory = False
 
-    def __init__(self, reference, shards, rule, overlap):
+    def __init__(self, reference, shards, rule, overlap, codec="identity"):
         self.overlap = overlap
         state = State(reference.weights, reference.state)
-        arguments = (reference.manifest(), state, rule_spec(rule, overlap=overlap))
+        arguments = (reference.manifest(), state, rule_spec(rule, overlap=overlap, codec=codec))
         self.running = [start_shard(*arguments, i, shards, workers=2, token=TOKEN) for i in range(shards)]
         self.stores = [running.store for running in self.running]
 

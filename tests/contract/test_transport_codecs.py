@@ -26,7 +26,8 @@ def connect(request):
 
     def client(worker="a", codec="int8", rule="plain", momentum=0.0, overlap=0):
         if not made:
-            made.append(request.param(Reference(keras.optimizers.SGD(RATE, momentum=momentum)), 2, rule, overlap))
+            reference = Reference(keras.optimizers.SGD(RATE, momentum=momentum))
+            made.append(request.param(reference, 2, rule, overlap, codec))
             client.stores = made[0].stores
         algorithm = rule_spec(rule, codec=codec, top_k=0.2)
         clients.append(made[0].client(worker, choice=make_choice(algorithm, LAYOUT.size)))

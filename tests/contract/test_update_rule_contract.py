@@ -53,6 +53,18 @@ def test_no_delay_equals_the_optimizer_alone(rule, optimizer):
 
 
 @pytest.mark.parametrize(("rule", "optimizer"), CASES)
+def test_a_rule_says_whether_it_looks_at_the_backup(rule, optimizer):
+    shards = [shard_of(rule, optimizer) for _ in range(2)]
+    shards[1]._backups[0] = shards[1]._backups[0] + 1.0
+    for shard in shards:
+        shard.push(0, gradient_of(1), 0.1)  # makes the mean of squared steps
+        shard._backups[0] = shard._backups[0] + (shard is shards[1])
+        shard.push(0, gradient_of(2), 0.1)
+    differs = not np.array_equal(shards[0].weights, shards[1].weights)
+    assert differs == shards[0].rule.uses_backup
+
+
+@pytest.mark.parametrize(("rule", "optimizer"), CASES)
 @given(script=SCRIPTS)
 def test_the_dtype_and_shapes_of_weights_and_state_never_change(rule, optimizer, script):
     shard = shard_of(rule, optimizer, np.float32)

@@ -20,7 +20,7 @@ def choice(codec, size=LAYOUT.size):
 
 @pytest.fixture
 def shard():
-    running = serve(overlap=2)[0]
+    running = serve(overlap=2, codec="int4")[0]
     yield running
     running.stop(0)
 
@@ -59,7 +59,7 @@ def test_lost_answers_leave_both_ends_with_the_same_weights(shard, relay, share_
 @pytest.mark.parametrize("codec", ["bf16", "int8"])
 def test_many_chunks_arrive_and_only_what_is_encoded_is_counted(share_memory, codec):
     weights = np.linspace(-1, 1, LARGE.size, dtype=np.float32)
-    running = serve(LARGE, shards=2, weights=weights)
+    running = serve(LARGE, shards=2, weights=weights, codec=codec)
     options = {"timeout_s": 60, "share_memory": share_memory, "choice": choice(codec, LARGE.size)}
     client = StreamClient([r.address for r in running], LARGE, "w", TOKEN, **options)
     try:

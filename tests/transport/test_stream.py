@@ -47,11 +47,11 @@ RATE = 0.1
 LARGE = ParameterLayout.of([("a", (700, 1000)), ("b", (500_000,)), ("c", (7,))])
 
 
-def serve(layout=LAYOUT, shards=1, optimizer=None, rule="plain", weights=None, overlap=0):
+def serve(layout=LAYOUT, shards=1, optimizer=None, rule="plain", weights=None, overlap=0, codec="identity"):
     weights = start_weights(layout) if weights is None else weights
     reference = Reference(optimizer or keras.optimizers.SGD(RATE), layout=layout, weights=weights)
     state = State(weights, reference.state)
-    algorithm = rule_spec(rule, overlap=overlap)
+    algorithm = rule_spec(rule, overlap=overlap, codec=codec)
     return [
         start_shard(reference.manifest(), state, algorithm, i, shards, workers=2, token=TOKEN) for i in range(shards)
     ]
