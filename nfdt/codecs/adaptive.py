@@ -4,13 +4,15 @@ For a pair of codecs ``(b, c)``, one for each direction, the time of an iteratio
 codecs lose, as a step on a gradient of relative squared error omega is worth ``1 / (1 + omega)`` exact ones::
 
     cost(b, c) = T(b, c) * (1 + omega_b) * (1 + omega_c)
-    T(b, c)    = T_compute + T_exchange            max(T_compute, T_exchange) where they overlap
-    T_exchange = latency + bytes(b) * send + bytes(c) * receive + codec seconds of b and c
+    T(b, c)    = T_worker + T_exchange             max(T_worker, T_exchange) where they overlap
+    T_worker   = compute + encode(b) + decode(b) + decode(c)
+    T_exchange = latency + bytes(b) * send + decode(b) + bytes(c) * receive + encode(c) + decode(c)
 
-The cheapest pair is chosen among codecs that lose at most the error budget; the pair in use is left for one that costs
-at least 5 % less. On a fast link the identity wins: encoding takes time too, and a byte is given the least time that
-the measurements allow. To tell latency from bandwidth, some pushes and replies are written in another codec; with error
-feedback that costs nothing in the long run.
+because whoever encodes also decodes, to know what is left for later. The cheapest pair is chosen among codecs that lose
+at most the error budget; the pair in use is left for one that costs at least 5 % less, and at once when it takes longer
+than the identity. On a fast link the identity wins: coding takes longer than it saves, and a byte is given the least
+time that the measurements allow. To tell latency from bandwidth, some pushes and replies are written in another codec;
+with error feedback that costs nothing in the long run.
 """
 
 from __future__ import annotations
@@ -36,11 +38,16 @@ class Loss:
 
     Attributes:
         error: Relative squared error, omega.
-        seconds: To encode and decode one vector of the model's size.
+        encode_s: Seconds to encode one vector of the model's size.
+        decode_s: To decode one.
     """
 
     error: float
-    seconds: float
+    encode_s: float
+    decode_s: float
+
+
+EXACT = Loss(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -75,10 +82,10 @@ class AdaptiveWidth:
         self._link = LinkEstimate(4 * size)
         self._compute: deque[float] = deque(maxlen=REMEMBERED)
         widest = codecs[0].name
-        self._push_losses: dict[str, Loss] = {widest: Loss(0.0, 0.0)}
-        self._reply_losses: dict[str, Loss] = {widest: Loss(0.0, 0.0)}
+        self._push_losses: dict[str, Loss] = {widest: EXACT}
+        self._reply_losses: dict[str, Loss] = {widest: EXACT}
         self._widest, self._probe = widest, codecs[-2].name
-        self._chosen = (widest, widest)
+        self._chosen = self._exact = (widest, widest)
         self._pushes = self._probes = 0
         self.push, self.reply = self._chosen
 
@@ -130,9 +137,10 @@ class AdaptiveWidth:
         costs = {pair: self._cost(link, compute_s, *pair) for pair in pairs}
         now = self._chosen
         best = min(costs, key=lambda pair: costs[pair])
-        if best == now or costs[best] > (1 - HYSTERESIS) * costs.get(now, math.inf):
-            return None
         before = self._seconds(link, compute_s, *now)
+        pays = now == self._exact or before <= self._seconds(link, compute_s, *self._exact)
+        if best == now or (pays and costs[best] > (1 - HYSTERESIS) * costs.get(now, math.inf)):
+            return None
         self._chosen = best
         return Decision(*best, self._seconds(link, compute_s, *best), before, compute_s, link)
 
@@ -144,6 +152,7 @@ class AdaptiveWidth:
         return self._seconds(link, compute_s, push, reply) * error
 
     def _seconds(self, link: Link, compute_s: float, push: str, reply: str) -> float:
-        coding = self._push_losses[push].seconds + self._reply_losses[reply].seconds
-        exchange = link.seconds(self._bytes[push], self._bytes[reply]) + coding
-        return max(compute_s, exchange) if self._pipelined else compute_s + exchange
+        up, down = self._push_losses[push], self._reply_losses[reply]
+        worker = compute_s + up.encode_s + up.decode_s + down.decode_s
+        exchange = link.seconds(self._bytes[push], self._bytes[reply]) + up.decode_s + down.encode_s + down.decode_s
+        return max(worker, exchange) if self._pipelined else worker + exchange

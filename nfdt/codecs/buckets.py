@@ -2,9 +2,14 @@
 
 Layout: the scales of all buckets, float32, then the levels of all elements. A bucket with an element that is not
 finite has the scale NaN, and is decoded as NaN. Buckets count from the start of the vector.
+
+The work is done on blocks of whole buckets, one bucket to a row, in memory that stays in cache.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,27 +17,82 @@ import numpy.typing as npt
 from nfdt.codecs.base import FLOAT32, Payload, Vector, check_exact
 
 BUCKET = 512
-_BLOCK = 128 * BUCKET  # elements handled at once, so that intermediate results stay in cache
+_ROWS = 64  # buckets handled at once
 _SMALLEST = np.finfo(np.float32).tiny
 _LARGEST = np.finfo(np.float32).max
 _BELOW_2_15 = np.float32(32752)
+_TO_INTEGER = np.float32(3 * 2**22)
+"""Added to a small number, it leaves the nearest whole number, ties to even, in the lowest bits."""
 
 Floats = npt.NDArray[np.float32]
+Rows = npt.NDArray[np.float32]
+"""Shape ``(buckets, 512)``."""
 
 
 class _Bucketed:
-    """What the size of a vector says of its payload: ``bits`` per element, and 4 bytes per bucket."""
+    """Encoding and decoding block by block; ``bits`` per element, and 4 bytes per bucket."""
 
     name: str
     bits: int
 
     def encoded_bytes(self, size: int) -> int:
         """See ``Codec``."""
-        return _encoded_bytes(size, self.bits)
+        return 4 * _count(size) + -(-size * self.bits // 8)
 
     def check(self, received_bytes: int, size: int) -> None:
         """See ``Codec``."""
         check_exact(self.name, received_bytes, self.encoded_bytes(size), size)
+
+    def encode(self, vector: Vector) -> Payload:
+        """See ``Codec``."""
+        payload = np.empty(self.encoded_bytes(vector.size), np.uint8)
+        scales, levels = _areas(payload, vector.size)
+        scratch = np.empty((2, _ROWS, BUCKET), np.float32)
+        for part, buckets, coded in self._blocks(vector.size):
+            rows = _rows(vector[part], scratch[0])
+            work = scratch[1, : len(rows)]
+            greatest = np.abs(rows, out=work).max(1)
+            finite = np.isfinite(greatest)
+            if not finite.all():
+                rows = np.where(finite[:, None], rows, np.float32(0))
+                greatest[~finite] = 0
+            scales[buckets], inverse = self._scales(greatest)
+            scales[buckets][~finite] = np.nan
+            self._write(np.multiply(rows, inverse[:, None], out=work), levels[coded])
+        return payload
+
+    def decode(self, payload: Payload, out: Vector) -> None:
+        """See ``Codec``."""
+        scales, levels = _areas(payload, out.size)
+        scratch = np.empty((_ROWS, BUCKET), np.float32)
+        for part, buckets, coded in self._blocks(out.size):
+            target = out[part]
+            whole = target.size % BUCKET == 0
+            rows = target.reshape(-1, BUCKET) if whole else scratch[: _count(target.size)]
+            self._read(levels[coded], rows.reshape(-1)[: target.size])
+            with np.errstate(over="ignore", invalid="ignore"):  # scales from another process may be anything
+                np.multiply(rows, scales[buckets][:, None], out=rows)
+            if not whole:
+                target[:] = rows.reshape(-1)[: target.size]
+
+    def _blocks(self, size: int) -> Iterator[tuple[slice, slice, slice]]:
+        """Ranges of elements, of their buckets, and of the bytes of their levels."""
+        for start in range(0, size, _ROWS * BUCKET):
+            stop = min(start + _ROWS * BUCKET, size)
+            coded = slice(start * self.bits // 8, -(-stop * self.bits // 8))
+            yield slice(start, stop), slice(start // BUCKET, _count(stop)), coded
+
+    def _scales(self, greatest: Floats) -> tuple[Floats, Floats]:
+        """From the greatest magnitude of each bucket: its scale, and what its elements are multiplied by."""
+        raise NotImplementedError
+
+    def _write(self, rows: Rows, levels: Payload) -> None:
+        """Elements, scaled, as levels; ``rows`` may be used up, and their last elements may be too many."""
+        raise NotImplementedError
+
+    def _read(self, levels: Payload, values: Floats) -> None:
+        """Levels as numbers that the scale makes elements again."""
+        raise NotImplementedError
 
 
 class Float16(_Bucketed):
@@ -45,28 +105,46 @@ class Float16(_Bucketed):
     name = "fp16"
     bits = 16
 
-    def encode(self, vector: Vector) -> Payload:
-        """See ``Codec``."""
-        payload, scales, levels = _empty(vector.size, self.bits)
-        for part, buckets in _blocks(vector.size):
-            values, greatest = _measured(vector[part])
-            _, exponents = np.frexp(np.where(np.isfinite(greatest), greatest, 0))
-            exponents = np.maximum(exponents - 15, -126)
-            scaled = values * _spread(np.ldexp(np.float32(1), -exponents), values.size)
-            np.clip(scaled, -_BELOW_2_15, _BELOW_2_15, out=scaled)  # 2**15 could be decoded as infinity
-            levels[2 * part.start : 2 * part.stop] = scaled.astype("<f2").view(np.uint8)
-            scales[buckets] = np.where(np.isfinite(greatest), np.ldexp(np.float32(1), exponents), np.nan)
-        return payload
+    def _scales(self, greatest: Floats) -> tuple[Floats, Floats]:
+        exponents = np.maximum(np.frexp(greatest)[1] - 15, -126)
+        return np.ldexp(np.float32(1), exponents), np.ldexp(np.float32(1), -exponents)
 
-    def decode(self, payload: Payload, out: Vector) -> None:
-        """See ``Codec``."""
-        scales, levels = _areas(payload, out.size)
-        halves = levels.view("<f2")
-        for part, buckets in _blocks(out.size):
-            _multiply(halves[part].astype(np.float32), scales[buckets], out[part])
+    def _write(self, rows: Rows, levels: Payload) -> None:
+        np.clip(rows, -_BELOW_2_15, _BELOW_2_15, out=rows)  # 2**15 could be decoded as infinity
+        # With the exponent of a half in its lowest five bits, subnormal halves are subnormal here as well.
+        bits = np.multiply(rows, np.float32(2.0**-112), out=rows).reshape(-1).view(np.uint32)[: levels.size // 2]
+        rounded = np.right_shift(bits, 13)
+        rounded &= 1
+        rounded += 0xFFF
+        rounded += bits
+        rounded >>= 13
+        sign = np.right_shift(rounded, 3, out=bits)
+        sign &= 0x8000
+        rounded &= 0x7FFF
+        rounded |= sign
+        np.copyto(levels.view("<u2"), rounded, casting="unsafe")
+
+    def _read(self, levels: Payload, values: Floats) -> None:
+        bits = values.view(np.int32)
+        np.copyto(bits, levels.view("<i2"))
+        bits <<= 13
+        bits &= -0x7000_2000  # the sign, and the half's exponent in the lowest five bits
+        values *= np.float32(2.0**112)
 
 
-class Int8(_Bucketed):
+class _Levels(_Bucketed):
+    """Whole numbers from ``-most`` to ``most`` times a scale; the error of an element is at most half a step."""
+
+    most: int
+
+    def _scales(self, greatest: Floats) -> tuple[Floats, Floats]:
+        most = np.float32(self.most)
+        scales = np.minimum(greatest / most, np.nextafter(_LARGEST / most, np.float32(0)))
+        scales[scales < _SMALLEST] = 0  # its inverse would overflow: too small to send
+        return scales, np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales > 0)
+
+
+class Int8(_Levels):
     """255 levels: integers from -127 to 127 times a 127th of the bucket's greatest element.
 
     The error of an element is at most half a step: a 254th of the bucket's greatest, and never more than the element.
@@ -74,23 +152,17 @@ class Int8(_Bucketed):
 
     name = "int8"
     bits = 8
+    most = 127
 
-    def encode(self, vector: Vector) -> Payload:
-        """See ``Codec``."""
-        payload, scales, levels = _empty(vector.size, self.bits)
-        for part, buckets in _blocks(vector.size):
-            rounded, scales[buckets] = _rounded(vector[part], 127)
-            levels[part] = rounded.astype(np.int8).view(np.uint8)
-        return payload
+    def _write(self, rows: Rows, levels: Payload) -> None:
+        rows += _TO_INTEGER
+        np.copyto(levels, rows.reshape(-1).view(np.uint32)[: levels.size], casting="unsafe")
 
-    def decode(self, payload: Payload, out: Vector) -> None:
-        """See ``Codec``."""
-        scales, levels = _areas(payload, out.size)
-        for part, buckets in _blocks(out.size):
-            _multiply(levels[part].view(np.int8).astype(np.float32), scales[buckets], out[part])
+    def _read(self, levels: Payload, values: Floats) -> None:
+        np.copyto(values, levels.view(np.int8))
 
 
-class Int4(_Bucketed):
+class Int4(_Levels):
     """15 levels, two elements to a byte, the first one in its lower half: integers from -7 to 7, plus 8.
 
     The error of an element is at most half a step: a 14th of the bucket's greatest, and never more than the element.
@@ -98,41 +170,24 @@ class Int4(_Bucketed):
 
     name = "int4"
     bits = 4
+    most = 7
 
-    def encode(self, vector: Vector) -> Payload:
-        """See ``Codec``."""
-        payload, scales, levels = _empty(vector.size, self.bits)
-        for part, buckets in _blocks(vector.size):
-            rounded, scales[buckets] = _rounded(vector[part], 7)
-            nibbles = np.zeros(rounded.size + rounded.size % 2, np.uint8)
-            nibbles[: rounded.size] = (rounded + 8).astype(np.uint8)
-            levels[part.start // 2 : (part.stop + 1) // 2] = nibbles[0::2] | (nibbles[1::2] << 4)
-        return payload
+    def _write(self, rows: Rows, levels: Payload) -> None:
+        rows += _TO_INTEGER + np.float32(8)
+        nibbles = rows.reshape(-1).view(np.uint32)[: 2 * levels.size].astype(np.uint8)
+        pairs = nibbles.view("<u2")
+        np.copyto(levels, pairs | pairs >> 4, casting="unsafe")
 
-    def decode(self, payload: Payload, out: Vector) -> None:
-        """See ``Codec``."""
-        scales, levels = _areas(payload, out.size)
-        for part, buckets in _blocks(out.size):
-            packed = levels[part.start // 2 : (part.stop + 1) // 2]
-            values = np.empty(2 * packed.size, np.float32)
-            values[0::2] = packed & 15
-            values[1::2] = packed >> 4
-            values = values[: part.stop - part.start]
-            values -= 8
-            _multiply(values, scales[buckets], out[part])
+    def _read(self, levels: Payload, values: Floats) -> None:
+        pairs = levels.astype("<u2")
+        pairs |= pairs << 4
+        pairs &= 0x0F0F
+        np.copyto(values, pairs.view(np.uint8)[: values.size])
+        values -= 8
 
 
 def _count(size: int) -> int:
     return -(-size // BUCKET)
-
-
-def _encoded_bytes(size: int, bits: int) -> int:
-    return 4 * _count(size) + -(-size * bits // 8)
-
-
-def _empty(size: int, bits: int) -> tuple[Payload, Floats, Payload]:
-    payload = np.empty(_encoded_bytes(size, bits), np.uint8)
-    return payload, *_areas(payload, size)
 
 
 def _areas(payload: Payload, size: int) -> tuple[Floats, Payload]:
@@ -141,37 +196,12 @@ def _areas(payload: Payload, size: int) -> tuple[Floats, Payload]:
     return payload[:border].view(FLOAT32), payload[border:]
 
 
-def _blocks(size: int) -> list[tuple[slice, slice]]:
-    """Ranges of elements, and the ranges of their buckets."""
-    parts = [slice(start, min(start + _BLOCK, size)) for start in range(0, size, _BLOCK)]
-    return [(part, slice(part.start // BUCKET, _count(part.stop))) for part in parts]
-
-
-def _spread(per_bucket: Floats, size: int) -> Floats:
-    """Each bucket's value for each of its elements."""
-    return np.repeat(per_bucket, BUCKET)[:size]
-
-
-def _multiply(levels: Floats, scales: Floats, out: Floats) -> None:
-    """Levels times their bucket's scale; scales from another process may be anything."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        np.multiply(levels, _spread(scales, levels.size), out=out)
-
-
-def _measured(values: Floats) -> tuple[Floats, Floats]:
-    """The elements, zero in buckets that are not finite, and the greatest magnitude of every bucket."""
-    greatest = np.maximum.reduceat(np.abs(values), np.arange(0, values.size, BUCKET))
-    finite = np.isfinite(greatest)
-    if not finite.all():
-        values = np.where(_spread(finite, values.size), values, np.float32(0))
-    return values, greatest
-
-
-def _rounded(values: Floats, most: int) -> tuple[Floats, Floats]:
-    """Whole numbers from ``-most`` to ``most``, and the scales that make them values again."""
-    values, greatest = _measured(values)
-    scales = np.minimum(greatest / np.float32(most), np.nextafter(_LARGEST / np.float32(most), np.float32(0)))
-    scales[scales < _SMALLEST] = 0  # its inverse would overflow: too small to send
-    inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales > 0)
-    scales[~np.isfinite(greatest)] = np.nan
-    return np.rint(values * _spread(inverse, values.size)), scales
+def _rows(values: Vector, scratch: Any) -> Rows:
+    """One row per bucket, the last one filled up with zeros in ``scratch``."""
+    if values.size % BUCKET == 0:
+        return values.reshape(-1, BUCKET)
+    rows: Rows = scratch[: _count(values.size)]
+    flat = rows.reshape(-1)
+    flat[: values.size] = values
+    flat[values.size :] = 0
+    return rows

@@ -9,11 +9,12 @@ from nfdt.codecs.base import FLOAT32, Payload, Vector, check_exact
 
 Bits = npt.NDArray[np.uint32]
 
-BLOCK = 2**16  # elements handled at once, so that intermediate results stay in cache
+BLOCK = 2**15  # elements handled at once, so that intermediate results stay in cache
 
 _SIGN = np.uint32(0x8000_0000)
 _INFINITY = np.uint32(0x7F80_0000)
 _LARGEST = np.uint32(0x7F7F_0000)  # of bfloat16
+_ROUNDS_DOWN = np.float32(3e38)  # surely not to infinity
 _QUIET_NAN = np.uint32(0x7FC0_0000)
 
 
@@ -61,9 +62,14 @@ class BFloat16:
         payload = np.empty(self.encoded_bytes(vector.size), np.uint8)
         halves = payload.view("<u2")
         bits = np.ascontiguousarray(vector, FLOAT32).view("<u4")
+        scratch = np.empty(min(BLOCK, vector.size), np.uint32)
         for start in range(0, vector.size, BLOCK):
             part = slice(start, start + BLOCK)
-            halves[part] = _upper_halves(bits[part])
+            block = vector[part]
+            if -_ROUNDS_DOWN < block.min() and block.max() < _ROUNDS_DOWN:  # which no NaN is
+                np.copyto(halves[part], _nearest_halves(bits[part], scratch[: block.size]), casting="unsafe")
+            else:
+                halves[part] = _upper_halves(bits[part])
         return payload
 
     def decode(self, payload: Payload, out: Vector) -> None:
@@ -71,10 +77,22 @@ class BFloat16:
         halves, bits = payload.view("<u2"), out.view("<u4")
         for start in range(0, out.size, BLOCK):
             part = slice(start, start + BLOCK)
-            np.left_shift(halves[part].astype(np.uint32), np.uint32(16), out=bits[part])
+            np.copyto(bits[part], halves[part])
+            bits[part] <<= 16
+
+
+def _nearest_halves(bits: Bits, out: Bits) -> Bits:
+    """Of numbers that are finite in bfloat16 as well."""
+    np.right_shift(bits, 16, out=out)
+    out &= 1
+    out += 0x7FFF
+    out += bits
+    out >>= 16
+    return out
 
 
 def _upper_halves(bits: Bits) -> Bits:
+    """Of any numbers."""
     magnitude = bits & ~_SIGN
     odd = (magnitude >> np.uint32(16)) & np.uint32(1)
     rounded = np.where(magnitude < _INFINITY, np.minimum(magnitude + (np.uint32(0x7FFF) + odd), _LARGEST), magnitude)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from nfdt.codecs.base import FLOAT32, Payload, Vector
 from nfdt.core.errors import ProtocolError, ShapeMismatch
@@ -58,8 +59,7 @@ class TopK:
         count = self.kept(vector.size)
         payload = np.empty(_PAIR_BYTES * count, np.uint8)
         if count:
-            places = np.argpartition(np.abs(vector), vector.size - count)[vector.size - count :]
-            places.sort()
+            places = _greatest(np.abs(vector), count)
             payload[: 4 * count].view("<u4")[:] = places
             payload[4 * count :].view(FLOAT32)[:] = vector[places]
         return payload
@@ -75,3 +75,15 @@ class TopK:
             )
         out[:] = 0
         out[places] = payload[4 * count :].view(FLOAT32)
+
+
+def _greatest(magnitudes: Vector, count: int) -> npt.NDArray[np.intp]:
+    """The places of the ``count`` greatest, rising; of equal ones those that come first. NaN is the greatest."""
+    least = np.partition(magnitudes, magnitudes.size - count)[magnitudes.size - count]
+    if np.isnan(least):
+        return np.flatnonzero(np.isnan(magnitudes))[:count]
+    places = np.flatnonzero(~(magnitudes <= least))
+    if places.size < count:
+        equal = np.flatnonzero(magnitudes == least)[: count - places.size]
+        places = np.sort(np.concatenate([places, equal]))
+    return places

@@ -135,13 +135,16 @@ class AdaptiveChoice:
         sample = _sample(vector)
         if not sample.any() or not np.isfinite(sample).all():
             return {}
-        decoded = sample.copy()
+        decoded, scale = sample.copy(), size / sample.size
         losses = {}
         for codec in WIDTHS[1:]:
             began = self._clock()
-            codec.decode(codec.encode(sample), decoded)
-            seconds = (self._clock() - began) * size / sample.size
-            losses[codec.name] = Loss(relative_error(sample, decoded), seconds)
+            payload = codec.encode(sample)
+            encoded = self._clock()
+            codec.decode(payload, decoded)
+            done = self._clock()
+            error = relative_error(sample, decoded)
+            losses[codec.name] = Loss(error, (encoded - began) * scale, (done - encoded) * scale)
         return losses
 
 

@@ -10,22 +10,31 @@ import pytest
 from nfdt.codecs import WIDTHS
 from nfdt.codecs.adaptive import HYSTERESIS, AdaptiveWidth, Loss
 from nfdt.codecs.link_estimate import LinkEstimate
+from nfdt.transport.choice import AdaptiveChoice
 
 SIZE = 10**6
-LOSSES = {"bf16": Loss(3e-6, 0.002), "int8": Loss(6e-5, 0.002), "int4": Loss(0.02, 0.002)}
+ERRORS = {"bf16": 3e-6, "int8": 6e-5, "int4": 0.02}
+
+
+def losses(coding_s):
+    """Of codecs that take so long to encode and to decode."""
+    return {name: Loss(error, coding_s, coding_s) for name, error in ERRORS.items()}
+
+
 BYTES = {codec.name: codec.encoded_bytes(SIZE) for codec in WIDTHS}
 
 
 class Cluster:
     """One worker on a link of this speed (Mbit/s, upwards and downwards), its times disturbed by noise."""
 
-    def __init__(self, *, up, down=None, compute_s=0.1, latency_s=0.001, noise=0.2, seed=0, **options):
+    def __init__(self, *, up, down=None, compute_s=0.1, latency_s=0.001, noise=0.2, seed=0, coding_s=0.001, **options):
         self.width = AdaptiveWidth(WIDTHS, SIZE, **{"error_budget": 0.05, "pipelined": False, **options})
         self.up, self.down = up, down or up
         self.compute_s, self.latency_s, self.noise = compute_s, latency_s, noise
         self.random = np.random.default_rng(seed)
-        self.width.lost_in_pushes(LOSSES)
-        self.width.lost_in_replies(LOSSES)
+        self.losses = {"identity": Loss(0, 0, 0), **losses(coding_s)}
+        self.width.lost_in_pushes(losses(coding_s))
+        self.width.lost_in_replies(losses(coding_s))
         self.decisions = []
 
     def run(self, pushes):
@@ -43,11 +52,13 @@ class Cluster:
     def last(self):
         return self.decisions[-1] if self.decisions else ("identity", "identity")
 
-    def cost(self, push, reply):
-        losses = {"identity": Loss(0, 0), **LOSSES}
+    def seconds(self, push, reply):
         exchange = self.latency_s + 8e-6 * (BYTES[push] / self.up + BYTES[reply] / self.down)
-        exchange += losses[push].seconds + losses[reply].seconds
-        return (self.compute_s + exchange) * (1 + losses[push].error) * (1 + losses[reply].error)
+        coding = sum(each.encode_s + 2 * each.decode_s for each in (self.losses[push], self.losses[reply]))
+        return self.compute_s + exchange + coding
+
+    def cost(self, push, reply):
+        return self.seconds(push, reply) * (1 + self.losses[push].error) * (1 + self.losses[reply].error)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.5])
@@ -61,6 +72,43 @@ def test_the_choice_costs_little_more_than_the_best(up, compute_s):
     cluster = Cluster(up=up, compute_s=compute_s, noise=0.1).run(150)
     best = min(cluster.cost(*pair) for pair in itertools.product(BYTES, BYTES))
     assert cluster.cost(*cluster.last) <= best / (1 - HYSTERESIS) * 1.03
+
+
+@pytest.mark.parametrize(("up", "coding_s"), list(itertools.product([20, 200, 2000, 20000], [0.001, 0.01, 0.1, 1.0])))
+def test_a_codec_never_takes_longer_than_it_saves(up, coding_s):
+    cluster = Cluster(up=up, coding_s=coding_s, noise=0).run(100)
+    assert cluster.seconds(*cluster.last) <= cluster.seconds("identity", "identity")
+    assert cluster.cost(*cluster.last) <= min(cluster.cost(*pair) for pair in itertools.product(BYTES, BYTES)) * 1.06
+
+
+def test_coding_is_not_hidden_by_the_computation_it_shares_a_thread_with():
+    quick, slow = (Cluster(up=400, compute_s=0.15, coding_s=s, pipelined=True, noise=0) for s in (0.001, 0.03))
+    assert quick.run(100).last != ("identity", "identity")  # 0.16 s on the link against 0.15
+    assert slow.run(100).last == ("identity", "identity")
+
+
+class SlowClock:
+    """Every look at it takes ``seconds``."""
+
+    def __init__(self, seconds):
+        self.now, self.seconds = 0.0, seconds
+
+    def __call__(self):
+        self.now += self.seconds
+        return self.now
+
+
+@pytest.mark.parametrize(("coding_s", "changed"), [(1e-6, True), (1.0, False)])
+def test_how_long_codecs_take_is_measured(coding_s, changed):
+    width = AdaptiveWidth(WIDTHS, SIZE, error_budget=0.05, pipelined=False)
+    choice = AdaptiveChoice(width, clock=SlowClock(coding_s))
+    random, weights = np.random.default_rng(0), np.zeros(SIZE, np.float32)
+    for _ in range(60):
+        choice.pushes(random.normal(size=SIZE).astype(np.float32), 0.1)
+        sent, received = BYTES[choice.push.name], BYTES[choice.reply.name]
+        choice.exchanged(sent, received, 0.001 + 8e-6 * (sent + received) / 100)
+        choice.received(weights, weights + 1)
+    assert bool(choice.decisions()) == changed
 
 
 def test_the_two_directions_are_chosen_apart():
@@ -108,7 +156,7 @@ def test_one_slow_exchange_changes_nothing():
 def test_what_an_answer_cannot_show_is_not_believed():
     cluster = Cluster(up=20).run(60)
     assert cluster.last == ("int4", "int4")
-    cluster.width.lost_in_replies({"int8": Loss(0.9, 0.0)})  # what int4 has left shows nothing of int8
+    cluster.width.lost_in_replies({"int8": Loss(0.9, 0.0, 0.0)})  # what int4 has left shows nothing of int8
     assert cluster.run(20).decisions == [("int4", "int4")]
 
 
