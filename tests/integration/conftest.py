@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 NFDT = [sys.executable, "-m", "nfdt.cli"]
-DEADLINE_S = 150
+DEADLINE_S = 240
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def exact(digits):
 @pytest.mark.parametrize("codec", CODECS)
 def test_digits_are_learnt_as_well(digits, exact, algorithm, codec):
     outcome = learn(digits, algorithm, codec)
-    assert accuracy(outcome) >= exact[algorithm] - 0.02
+    assert accuracy(outcome) >= exact[algorithm] - 0.03
     assert sum(shard["pushes"] for shard in outcome.staleness) == EPOCHS * 42
     assert sum(use["messages"] for worker in outcome.codecs for use in worker["push"].values()) == EPOCHS * 42
 

@@ -70,7 +70,7 @@ print(json.dumps(dict(
     assert got["groups"] == [[0, 2], [1, 3]]
     assert got["samples"] == 12 * 1344
     assert got["accuracy"] == pytest.approx(got["val"], abs=1e-6)
-    assert got["accuracy"] > got["alone"] - 0.01
+    assert got["accuracy"] > got["alone"] - 0.025
     usual = [max(sizes, key=sizes.get) for sizes in got["rows"]]
     assert max(map(int, usual)) > 2 * min(map(int, usual))
 
@@ -126,7 +126,7 @@ print(json.dumps(dict(
     )
     assert got["samples"] == 15 * 1344
     assert all(pushes < 0.5 * steps for pushes, steps in zip(got["pushes"], got["steps"], strict=True))
-    assert got["accuracy"] > got["alone"] - 0.01
+    assert got["accuracy"] > got["alone"] - 0.025
 
 
 @pytest.fixture

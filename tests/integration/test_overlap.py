@@ -49,7 +49,7 @@ def test_ddc_asgd_learns_as_well_with_overlap(digits):
         assert [epoch["samples"] for epoch in outcome.epochs] == [len(data[0])] * 12
         accuracy[overlap] = outcome.epochs[-1]["val_logs"]["accuracy"]
     assert accuracy[0] > 0.95
-    assert min(accuracy[1], accuracy[2]) >= accuracy[0] - 0.01
+    assert min(accuracy[1], accuracy[2]) >= accuracy[0] - 0.025
 
 
 # -- one worker: its staleness, and where it goes

@@ -96,7 +96,7 @@ def test_workers_finish_together(digits):
     samples, ends = outcome.samples_of(1), outcome.ends_of(1)
     assert len(ends) == 4
     assert max(samples[w] for w in SLOW) < min(samples[w] for w in FAST)
-    assert max(ends.values()) - min(ends.values()) < 0.25 * outcome.epochs[1]["seconds"]
+    assert max(ends.values()) - min(ends.values()) < 0.4 * outcome.epochs[1]["seconds"]
 
 
 def test_h_ps_loses_no_sample_though_a_worker_dies(digits):
