@@ -19,6 +19,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import psutil
 
+from benchmarks import embedding
 from benchmarks.report import Report, Row, arguments
 from nfdt.core.arrays import ParameterLayout
 from nfdt.core.spec import resolve_algorithm
@@ -246,6 +247,7 @@ def main() -> None:
     report = Report("wire", [SEED])
     sizes = {name: size for name, size in SIZES.items() if not options.quick or size < 10_000_000}
     run(report, sizes, seconds=0.5 if options.quick else 2.0, runs=3 if options.quick else 5)
+    embedding.run(report, 100_000 if options.quick else 1_000_000, seconds=0.5, runs=2 if options.quick else 3)
     report.finish(options.json)
 
 

@@ -130,6 +130,7 @@ class Slot:
 
     def _run_worker(self, assignment: pb.WorkerAssignment) -> None:
         _limit_threads(assignment.threads)
+        from nfdt.shard.plan import sparse_tables
         from nfdt.transport.choice import make_choice
         from nfdt.transport.emulated_link import make_link
         from nfdt.transport.stream import StreamClient
@@ -140,6 +141,7 @@ class Slot:
         manifest = json.loads(reader.read(spec.program))
         layout = ParameterLayout.of_program(manifest)
         addresses = list(assignment.shards)
+        tables = sparse_tables(manifest, spec.algorithm, len(addresses))
         local = all(is_loopback(split_address(address)[0]) for address in addresses)
         client = StreamClient(
             addresses,
@@ -149,6 +151,7 @@ class Slot:
             timeout_s=spec.step_timeout_s,
             overlap=spec.algorithm.overlap,
             choice=make_choice(spec.algorithm, layout.size),
+            tables=tables,
             emulated=make_link(spec.cluster.emulate, assignment.index, self._stopped),
             ca_file=None if local else self._ca_file,
         )
@@ -163,6 +166,7 @@ class Slot:
                 client=client,
                 ask=self._asker(assignment.job_id),
                 stopped=self._stopped,
+                tables=tables,
             )
             self._outbox.put(pb.SlotMessage(ready=pb.SlotReady(job_id=assignment.job_id)))
             worker.run()

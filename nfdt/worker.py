@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +20,7 @@ from nfdt.core.errors import ProtocolError
 from nfdt.core.order import order_crc, sample_order
 from nfdt.core.program import unpack
 from nfdt.core.program.optimizer import inner_optimizer
+from nfdt.core.rows import RowVector
 from nfdt.core.spec import JobSpec
 from nfdt.core.training import data, evaluate, gradient_step, merge, untrained_state
 from nfdt.core.training.direct_call import Prepared
@@ -48,6 +49,7 @@ class Worker:
         client: The way to the shards.
         ask: One call of ``Workers.Next``.
         stopped: Set when the job is over for this worker, whatever it is doing.
+        tables: Variables, by index, that the client is made for to exchange by rows.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Worker:
         client: ParameterClient,
         ask: Ask,
         stopped: threading.Event,
+        tables: Sequence[int] = (),
     ) -> None:
         self._spec, self._name, self._index = spec, name, index
         self._client, self._ask, self._stopped = client, ask, stopped
@@ -71,7 +74,7 @@ class Worker:
         self._first_update = int(inner_optimizer(self._model).iterations)
         self._untrained = untrained_state.UntrainedState(self._model, manifest, worker=index)
         layout = ParameterLayout.from_json(manifest["layout"])
-        self._step = gradient_step.GradientStep(self._model, layout, loss_scale=manifest["loss_scale"])
+        self._step = gradient_step.GradientStep(self._model, layout, loss_scale=manifest["loss_scale"], tables=tables)
         self._evaluate = evaluate.EvaluateStep(self._model, layout)
         self._train = self._source(spec.train)
         self._validation = self._source(spec.validation)
@@ -166,12 +169,12 @@ class Worker:
         held = self._pipeline.weights()
         pulled = time.perf_counter()
         result = self._step(held.weights, batch, version=self._first_update + held.versions[0])
-        gradient = np.asarray(result.gradient)
+        gradient: Any = result.gradient if isinstance(result.gradient, RowVector) else np.asarray(result.gradient)
         self._emulate(time.perf_counter() - pulled, samples)
         computed = time.perf_counter()
         # A gradient that is not finite is pushed as well: the shards, all of them, drop it and close its round.
-        if self._spec.cluster.shards > 1 and not np.isfinite(gradient).all():
-            gradient = np.full_like(gradient, np.nan)
+        if self._spec.cluster.shards > 1:
+            gradient = _all_or_nothing(gradient)
         self._pipeline.send(
             pb.Finished(task=task.task, samples=samples),
             gradient,
@@ -269,3 +272,10 @@ class Worker:
         wanted = emulate.step_s(self._index, seconds, self._spec.batch_share(samples))
         if wanted > seconds:
             self._stopped.wait(wanted - seconds)
+
+
+def _all_or_nothing(gradient: Any) -> Any:
+    """The gradient, or one that every shard drops if a part of it is not finite."""
+    if isinstance(gradient, RowVector):
+        return gradient if gradient.finite else gradient.spoiled()
+    return gradient if np.isfinite(gradient).all() else np.full_like(gradient, np.nan)

@@ -27,16 +27,13 @@ from nfdt.core.nests import flatten_structure
 from nfdt.core.program.pack import pack
 from nfdt.core.program.state import load_state
 from nfdt.core.spec import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
-from nfdt.shard.apply import Engine
-from nfdt.shard.optimizer import build_optimizer
-from nfdt.shard.plan import count_shards, make_plan
+from nfdt.shard.building import build_store
+from nfdt.shard.plan import count_shards, sparse_tables
 from nfdt.shard.servicer import start_shard
-from nfdt.shard.store import ShardStore
 from nfdt.transport.choice import make_choice
 from nfdt.transport.emulated_link import make_link
 from nfdt.transport.in_process import InProcessClient
 from nfdt.transport.stream import StreamClient
-from nfdt.update_rules import make_rule
 from nfdt.worker import Worker
 
 DEADLINE_S = 120.0
@@ -45,7 +42,7 @@ TOKEN = "token"
 
 @dataclass
 class Outcome:
-    """What a job left: trained weights, one dict of logs per epoch, optimizer variables, per-step logs of worker 0."""
+    """What a job left: trained weights, one dict of logs per epoch, optimizer variables, bytes sent and received."""
 
     weights: np.ndarray
     epochs: list[dict] = field(default_factory=list)
@@ -56,6 +53,7 @@ class Outcome:
     done: list[Done] = field(default_factory=list)
     speeds: dict[str, dict] = field(default_factory=dict)
     codecs: list[dict] = field(default_factory=list)
+    traffic: list[tuple[int, int]] = field(default_factory=list)
 
     def samples_of(self, epoch):
         """Samples that each worker reported in the epoch."""
@@ -100,16 +98,17 @@ def train(
     """
     emulate = {"step_ms": step_ms, "bandwidth_mbit": bandwidth_mbit}
     cluster = ClusterSpec(workers=workers, shards=shards, emulate=emulate)
-    job = _Job(model, x, y, algorithm, cluster, validation, overrides or {}, lose, fit)
+    job = _Job(model, x, y, algorithm, cluster, validation, overrides or {}, lose, fit, transport)
     try:
-        job.serve(transport)
+        job.serve()
         return job.run()
     finally:
         job.close()
 
 
 class _Job:
-    def __init__(self, model, x, y, algorithm, cluster, validation, overrides, lose, fit):
+    def __init__(self, model, x, y, algorithm, cluster, validation, overrides, lose, fit, transport):
+        self.transport = transport
         self.lose, self.steps, self.events, self.done = lose, Counter(), [], []
         self.artifacts, self.arrays = {}, {}
         size = fit.get("batch_size", 32)
@@ -127,6 +126,9 @@ class _Job:
             attended=False,
         )
         self.layout = ParameterLayout.of_program(self.manifest)
+        self.tables = (
+            () if transport == "in_process" else sparse_tables(self.manifest, self.spec.algorithm, cluster.shards)
+        )
         state = load_state(self.artifacts[self.manifest["state"]])
         self.state, self.running, self.clients = state, [], []
         policy = make_policy(self.spec.algorithm)
@@ -150,26 +152,20 @@ class _Job:
             names.append(name)
         return DataSpec(kind="arrays", structure=structure, arrays=tuple(names), samples=len(arrays[0]))
 
-    def serve(self, transport) -> None:
+    def serve(self) -> None:
         """Start the shards; with ``in_process`` they are only built."""
-        self.transport = transport
         cluster, algorithm = self.spec.cluster, self.spec.algorithm
         shards = count_shards(self.manifest, cluster.shards)
-        if transport != "in_process":
+        if self.transport != "in_process":
             arguments = (self.manifest, self.state, algorithm)
             options = {"workers": cluster.workers, "token": TOKEN}
             self.running = [start_shard(*arguments, index, cluster.shards, **options) for index in range(shards)]
             self.stores = [shard.store for shard in self.running]
             return
-        self.stores = []
-        for index in range(shards):
-            plan = make_plan(self.manifest, index, cluster.shards)
-            own = self.state.weights[plan.start : plan.start + plan.layout.size]
-            built = build_optimizer(self.manifest, plan, own)
-            built.load(self.state.optimizer)
-            merge = make_policy(algorithm).merge_count(cluster.workers)
-            engine = Engine(built, make_rule(algorithm, built.traits))
-            self.stores.append(ShardStore(engine, merge_count=merge, overlap=algorithm.overlap))
+        self.stores = [
+            build_store(self.manifest, self.state, algorithm, index, cluster.shards, workers=cluster.workers)
+            for index in range(shards)
+        ]
 
     def _client(self, worker):
         algorithm, cluster = self.spec.algorithm, self.spec.cluster
@@ -178,7 +174,7 @@ class _Job:
             self.clients.append(InProcessClient(self.stores, self.layout, worker, **options))
             return self.clients[-1]
         addresses = [shard.address for shard in self.running]
-        options |= {"timeout_s": DEADLINE_S, "share_memory": self.transport == "shared_memory"}
+        options |= {"timeout_s": DEADLINE_S, "share_memory": self.transport == "shared_memory", "tables": self.tables}
         options["emulated"] = make_link(cluster.emulate, len(self.clients), self.stopped)
         self.clients.append(StreamClient(addresses, self.layout, worker, TOKEN, **options))
         return self.clients[-1]
@@ -251,6 +247,7 @@ class _Job:
                 client=self._client(name),
                 ask=self._ask,
                 stopped=self.stopped,
+                tables=self.tables,
             )
             for index, name in enumerate(names)
         ]
@@ -265,7 +262,7 @@ class _Job:
         if self.failure:
             raise AssertionError(self.failure)
         parts = [store.read() for store in self.stores]
-        optimizer = {i: v for _, variables in reversed(parts) for i, v in variables.items()}
+        optimizer = self._optimizer([variables for _, variables in parts])
         return Outcome(
             np.concatenate([weights for weights, _ in parts]),
             self.epochs,
@@ -276,7 +273,17 @@ class _Job:
             self.done,
             self.coordinator.speeds(),
             [client.codecs for client in self.clients],
+            [(client.bytes_sent, client.bytes_received) for client in self.clients],
         )
+
+    def _optimizer(self, parts) -> dict[int, np.ndarray]:
+        """Whole variables; a variable of none (iterations) lies on all shards."""
+        found = {}
+        for index, described in enumerate(self.manifest["optimizer_variables"] or []):
+            held = [part[index] for part in parts if index in part]
+            whole = held[:1] if described["variable"] < 0 else held
+            found[index] = np.concatenate([array.reshape(-1) for array in whole]).reshape(described["shape"])
+        return found
 
 
 def flat(model) -> np.ndarray:

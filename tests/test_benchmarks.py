@@ -12,7 +12,7 @@ from pathlib import Path
 import keras
 import pytest
 
-from benchmarks import accuracy, hetero, hfdt, overhead, scale, wire
+from benchmarks import accuracy, embedding, hetero, hfdt, overhead, scale, wire
 from benchmarks.emulated import Training
 from benchmarks.epochs import Work, measured
 from benchmarks.hetero_jobs import batches_per_update
@@ -202,6 +202,13 @@ def test_wire_compares_transports_with_tensorflow_s_parameter_server(monkeypatch
     got = written(report, tmp_path)
     assert set(got["ratios"]) == {"tcp/tensorflow@tiny", "shm/tensorflow@tiny"}
     assert {row["peer"] for row in got["rows"]} == set(peers)
+
+
+def test_wire_compares_an_embedding_by_rows_with_a_dense_one():
+    report = Report("wire", [embedding.SEED])
+    embedding.run(report, 2000, seconds=0.0, runs=1, transports=("shm",))
+    assert {row.peer for row in report.rows} == {"shm, rows", "shm, dense"}
+    assert report.ratios["bytes dense/rows@shm"] > 30
 
 
 def test_scale_adds_workers_and_shards(tmp_path):

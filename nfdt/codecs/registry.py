@@ -5,6 +5,7 @@ from __future__ import annotations
 from nfdt.codecs.base import Codec
 from nfdt.codecs.buckets import Float16, Int4, Int8
 from nfdt.codecs.floats import BFloat16, Identity
+from nfdt.codecs.rows import ROWS
 from nfdt.codecs.top_k import TopK
 from nfdt.core.errors import ProtocolError
 
@@ -22,7 +23,7 @@ def make_codec(name: str, *, top_k: float) -> Codec:
 
 def make_encoders(top_k: float) -> dict[str, Codec]:
     """Every codec by name, to encode with."""
-    return {name: make_codec(name, top_k=top_k) for name in DECODERS}
+    return {**{name: make_codec(name, top_k=top_k) for name in DECODERS}, ROWS.name: ROWS}
 
 
 def find_decoder(name: str) -> Codec:
@@ -31,6 +32,8 @@ def find_decoder(name: str) -> Codec:
     Raises:
         ProtocolError: there is none of this name.
     """
+    if name == ROWS.name:
+        return ROWS
     if name and name not in DECODERS:
         raise ProtocolError(f"Codec: expected one of {', '.join(DECODERS)}. Received: {name[:40]!r}.")
     return DECODERS[name or IDENTITY.name]

@@ -44,6 +44,9 @@ class AlgorithmSpec(BaseModel):
     error_budget: float = Field(
         0.05, gt=0, lt=1, description="adaptive: greatest relative squared error of a codec that may be chosen"
     )
+    sparse: bool = Field(
+        True, description="gradients of embeddings travel as rows, where that changes nothing: see how_it_works"
+    )
     staleness_bound: int = Field(3, ge=0, description="ssp: how many steps a worker may be ahead of the slowest")
     softsync_n: int = Field(1, ge=1, description="n-softsync: the n of floor(M / n) gradients per update")
     dc_lambda: float | None = Field(

@@ -162,6 +162,10 @@ class ParameterLayout:
             raise ShapeMismatch(f"Expected a vector of {self.size} elements. Received: shape {flat.shape}.")
         return [flat[s.start : s.stop].reshape(s.shape) for s in self.slots]
 
+    def without(self, variables: Sequence[int]) -> ParameterLayout:
+        """The other variables, laid out from 0."""
+        return ParameterLayout.of([(s.name, s.shape) for i, s in enumerate(self.slots) if i not in variables])
+
     def cut(self, shards: int) -> list[Run]:
         """Cut the flat vector into at most ``shards`` runs of about equal size, in order.
 

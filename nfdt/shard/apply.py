@@ -97,6 +97,16 @@ class Engine:
         """Number of elements."""
         return self.layout.size
 
+    @property
+    def updates(self) -> int:
+        """Updates the optimizer has seen."""
+        return int(self._fused.updates())
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the next update."""
+        return float(self.built.optimizer.learning_rate)
+
     def weights(self) -> Vector:
         """The weights as they are; later steps leave them so, as TensorFlow copies a variable that is held on write."""
         return self._fused.flat() if self.size else tf.zeros(0)

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from nfdt.codecs import Codec, find_decoder
+from nfdt.codecs.rows import ROWS
 from nfdt.core.errors import NfdtError, ProtocolError, ShapeMismatch
 from nfdt.core.wire.frames import Assembly, decode_frame, encode_frame, split
 from nfdt.core.wire.shards_pb2 import ACKNOWLEDGE, ERROR, OFFER, PULL, PUSH, WEIGHTS, Frame
+from nfdt.shard.building import Store
 from nfdt.shard.differences import Chain
 from nfdt.shard.push import Gradient, Reply, Wish
-from nfdt.shard.store import ShardStore
 from nfdt.shard.tensors import BufferPool
 from nfdt.transport import shared_memory
 
@@ -33,7 +34,7 @@ class Exchange:
         encoders: For differences of weights, by name.
     """
 
-    def __init__(self, store: ShardStore, buffers: BufferPool, encoders: Mapping[str, Codec]) -> None:
+    def __init__(self, store: Store, buffers: BufferPool, encoders: Mapping[str, Codec]) -> None:
         self._store = store
         self._buffers = buffers
         self._encoders = encoders
@@ -110,6 +111,8 @@ class Exchange:
         else:
             encoded = np.empty(header.total_bytes, np.uint8)
             self._assemble(encoded, header, payload, requests)
+        if codec is ROWS:  # the store knows which
+            return self._push(header, encoded)
         with self._buffers.lend() as buffer:
             codec.decode(encoded, buffer)
             return self._push(header, buffer)

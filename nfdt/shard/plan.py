@@ -6,10 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy.typing as npt
+
+from nfdt.core.algorithm import AlgorithmSpec
 from nfdt.core.arrays import ParameterLayout, Run
-from nfdt.core.errors import UsageError
+from nfdt.core.errors import ShapeMismatch, UsageError
 
 GLOBAL = -1
+MIN_TABLE_SIZE = 2**16
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class ShardPlan:
     Attributes:
         layout: The shard's variables, laid out from 0.
         start: Where the shard begins in the model's flat vector, in elements.
+        model_size: Elements of that vector.
         flat: One flat variable is enough: the optimizer treats every element alike.
         constraints: Per variable the constraint's configuration, or None.
         decay: Per variable, whether weight decay applies.
@@ -44,10 +49,26 @@ class ShardPlan:
 
     layout: ParameterLayout
     start: int
+    model_size: int
     flat: bool
     constraints: tuple[Any, ...]
     decay: tuple[bool, ...]
     slots: tuple[Slot, ...] | None
+
+    def own(self, weights: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The shard's part of weights of the whole model, or weights that are the shard's already.
+
+        Raises:
+            ShapeMismatch: they are of neither size.
+        """
+        size = self.layout.size
+        if weights.size == size:
+            return weights
+        if weights.size != self.model_size:
+            raise ShapeMismatch(
+                f"State: expected {self.model_size} weights (model) or {size} (shard). Received: {weights.size}."
+            )
+        return weights[self.start : self.start + size]
 
     def bindings(self, variables: int) -> list[tuple[Slot, ...]]:
         """For each of the shard's own optimizer variables, in order, the whole optimizer's variables it is made of.
@@ -133,7 +154,7 @@ def make_plan(manifest: Mapping[str, Any], index: int, shards: int) -> ShardPlan
         raise UsageError(
             f"Shard {index}: the program cuts a variable, but its optimizer does not treat elements alike."
         )
-    return ShardPlan(run.layout, run.start, flat, constraints, decay, _own_slots(manifest, run))
+    return ShardPlan(run.layout, run.start, layout.size, flat, constraints, decay, _own_slots(manifest, run))
 
 
 def _of_pieces(run: Run, values: Sequence[Any] | None, default: Any) -> list[Any]:
@@ -155,3 +176,23 @@ def _own_slots(manifest: Mapping[str, Any], run: Run) -> tuple[Slot, ...] | None
             part = (shape, None) if piece.whole else (piece.shape, piece.start)
             found.append(Slot(index, places[variable], *part))
     return tuple(found)
+
+
+def sparse_tables(manifest: Mapping[str, Any], algorithm: AlgorithmSpec, shards: int) -> tuple[int, ...]:
+    """The variables, by index, whose gradients travel by rows and whose untouched rows stay as they are.
+
+    Only where that is exactly what Keras does: SGD without momentum, and nothing that moves or measures whole
+    variables. And only where pushes are applied as they come, as they are: not in rounds, merged, or encoded.
+    """
+    options = _optimizer_options(manifest)
+    plain = (manifest.get("optimizer") or {}).get("class_name") == "SGD" and manifest.get("divisible")
+    moved = ("momentum", "weight_decay", "use_ema", "clipvalue", "gradient_accumulation_steps")
+    row = (algorithm.topology, algorithm.codec, algorithm.reply_codec or "identity")
+    on_arrival = algorithm.consistency in ("free", "ssp") and row == ("flat", "identity", "identity")
+    if not (algorithm.sparse and plain and on_arrival) or any(options.get(name) for name in moved):
+        return ()
+    layout = ParameterLayout.of_program(manifest)
+    pieces = [piece for run in layout.cut(shards) for piece in run.pieces]
+    cut_rows = {piece.variable for piece in pieces if len(piece.shape) != len(piece.slot.shape)}
+    wanted = [int(index) for index in manifest.get("tables") or ()]
+    return tuple(i for i in wanted if layout.slots[i].size >= MIN_TABLE_SIZE and i not in cut_rows)

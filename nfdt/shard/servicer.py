@@ -12,24 +12,18 @@ from typing import Any
 import grpc
 
 from nfdt.codecs import Codec, make_encoders
-from nfdt.consistency import make_policy
 from nfdt.core.algorithm import AlgorithmSpec
-from nfdt.core.arrays import ParameterLayout
-from nfdt.core.errors import ProtocolError, ShapeMismatch
+from nfdt.core.errors import ProtocolError
 from nfdt.core.program.state import State, dump_state, load_state
 from nfdt.core.wire.channel import DATA_BYTES, make_server, same_token
 from nfdt.core.wire.frames import Assembly, decode_message, encode_frame, split
 from nfdt.core.wire.shards_pb2 import AdminReply, AdminRequest, ReadRequest, StateChunk
 from nfdt.core.wire.status import answering
-from nfdt.shard.apply import Engine
+from nfdt.shard.building import Store, build_store
 from nfdt.shard.exchange import Exchange
-from nfdt.shard.optimizer import build_optimizer
 from nfdt.shard.outer import outer_algorithm, outer_program, pushes_differences
 from nfdt.shard.plan import ShardPlan, make_plan
-from nfdt.shard.records import kind_for
-from nfdt.shard.store import ShardStore
 from nfdt.shard.tensors import BufferPool
-from nfdt.update_rules import make_rule
 
 SERVICE = "nfdt.v1.Shard"
 STOP_GRACE_S = 1.0
@@ -45,7 +39,7 @@ class ShardServicer:
 
     def __init__(
         self,
-        store: ShardStore,
+        store: Store,
         plan: ShardPlan,
         model_size: int,
         encoders: Mapping[str, Codec],
@@ -105,7 +99,7 @@ class ShardServicer:
             assembly.add(header.offset, payload)
         state = load_state(bytes(data))
         optimizer = {} if self._weights_only else state.optimizer
-        version = self._store.write(own_weights(state, self._plan, self._model_size), optimizer)
+        version = self._store.write(self._plan.own(state.weights), optimizer)
         return AdminReply(version=version)
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -122,28 +116,12 @@ class ShardServicer:
         )
 
 
-def own_weights(state: State, plan: ShardPlan, model_size: int) -> Any:
-    """The shard's weights out of a state of the shard or of the whole model.
-
-    Raises:
-        ShapeMismatch: the state is of neither size.
-    """
-    size = plan.layout.size
-    if state.weights.size == size:
-        return state.weights
-    if state.weights.size != model_size:
-        raise ShapeMismatch(
-            f"State: expected {model_size} weights (model) or {size} (shard). Received: {state.weights.size}."
-        )
-    return state.weights[plan.start : plan.start + size]
-
-
 @dataclass
 class RunningShard:
     """A shard that serves: ``address`` is ``host:port``."""
 
     address: str
-    store: ShardStore
+    store: Store
     _server: grpc.Server
     _stopped: threading.Event = field(default_factory=threading.Event)
 
@@ -191,15 +169,9 @@ def start_shard(
     differences = pushes_differences(algorithm)
     if differences:
         manifest, algorithm = outer_program(manifest, algorithm), outer_algorithm(algorithm)
+        state = State(state.weights)
     plan = make_plan(manifest, index, shards)
-    size = ParameterLayout.from_json(manifest["layout"]).size
-    built = build_optimizer(manifest, plan, own_weights(state, plan, size), custom_objects)
-    if not differences:
-        built.load(state.optimizer)
-    rule = make_rule(algorithm, built.traits)
-    merge_count = make_policy(algorithm).merge_count(workers)
-    records = kind_for(rule, algorithm, workers)
-    store = ShardStore(Engine(built, rule), merge_count=merge_count, overlap=algorithm.overlap, records=records)
+    store = build_store(manifest, state, algorithm, index, shards, workers=workers, custom_objects=custom_objects)
     server, address = make_server(
         f"{host}:0",
         authenticate=lambda method, received: same_token(token, received),
@@ -209,7 +181,9 @@ def start_shard(
     )
     running = RunningShard(address, store, server)
     encoders = make_encoders(algorithm.top_k)
-    servicer = ShardServicer(store, plan, size, encoders, functools.partial(running.stop), weights_only=differences)
+    servicer = ShardServicer(
+        store, plan, plan.model_size, encoders, functools.partial(running.stop), weights_only=differences
+    )
     server.add_generic_rpc_handlers((servicer.handler(),))
     server.start()
     return running

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from nfdt.codecs import IDENTITY, find_decoder
 from nfdt.core.arrays import ParameterLayout
+from nfdt.core.rows import RowVector
 from nfdt.core.wire.channel import DATA_BYTES, open_channel, split_address
 from nfdt.core.wire.shards_pb2 import PULL, PUSH, WEIGHTS, Frame
 from nfdt.transport.base import Pulled, Pushed, PushOptions, Vector, check_gradient, shard_bounds
@@ -25,6 +26,7 @@ from nfdt.transport.coding import Coding, Encoded, Part
 from nfdt.transport.emulated_link import EmulatedLink
 from nfdt.transport.in_flight import InFlight, Pending
 from nfdt.transport.link import ShardLink
+from nfdt.transport.row_coding import RowCoding
 from nfdt.transport.shared_memory import is_this_machine
 
 TIMEOUT_S = 120.0
@@ -51,6 +53,8 @@ class StreamClient:
         overlap: How many pushes may be unanswered while another one is sent; the shards must be made for the same.
         share_memory: Exchange gradients and weights through memory with the shards of this machine that agree.
         choice: Of codecs; None: gradients and weights travel as they are.
+        tables: Variables, by index, that the shards hold as tables: gradients may be ``RowVector``, and answers
+            ``RowWeights``. There is no choice of codecs then.
         emulated: Delays requests and answers.
         **security: ``ca_file``, ``cert_file``, ``key_file`` of :func:`nfdt.core.wire.channel.open_channel`.
     """
@@ -66,6 +70,7 @@ class StreamClient:
         overlap: int = 0,
         share_memory: bool = True,
         choice: Choice | None = None,
+        tables: Sequence[int] = (),
         emulated: EmulatedLink | None = None,
         **security: Any,
     ) -> None:
@@ -75,7 +80,9 @@ class StreamClient:
         self._sequence = 0
         self._newest = 0
         self._asked: deque[_Asked] = deque()
-        self._coding = Coding(choice, self._bounds) if choice else None
+        self._coding: Coding | RowCoding | None = Coding(choice, self._bounds) if choice else None
+        if tables:
+            self._coding = RowCoding(layout, tables, len(addresses))
         self._answered_at = 0.0
         self._pushes = InFlight(overlap, self._take, lambda count: all(link.arrived(count) for link in self._links))
         self._links = [
@@ -118,7 +125,7 @@ class StreamClient:
         self._newest = self._sequence
         return Pulled(weights, tuple(header.version for header in headers), self._sequence)
 
-    def begin_push(self, gradient: Vector, **options: Unpack[PushOptions]) -> Pending:
+    def begin_push(self, gradient: Vector | RowVector, **options: Unpack[PushOptions]) -> Pending:
         """See ``ParameterClient``; also applied at most once when a stream breaks and the push is sent again.
 
         Raises:
@@ -126,19 +133,23 @@ class StreamClient:
             ShapeMismatch: the gradient has another size.
             UsageError: too many pushes have not been answered yet.
         """
-        check_gradient(gradient, self._bounds)
         self._pushes.check_push()
         fields: dict[str, Any] = {"computed_on": self._newest, "parts": 1, "want_weights": True, **options}
         compute_s = fields.pop("compute_s", 0.0)
-        if self._coding:
-            encoded = self._coding.encode(gradient, compute_s)
-        else:
-            whole = np.ascontiguousarray(gradient)
-            encoded = Encoded(IDENTITY, [IDENTITY.encode(whole[bound]) for bound in self._bounds])
+        encoded = self._encoded(gradient, compute_s)
         self._ask(Frame(kind=PUSH, **fields), encoded, exact=not fields["want_weights"])
         return self._pushes.add(self._sequence)
 
-    def push(self, gradient: Vector, **options: Unpack[PushOptions]) -> Pushed:
+    def _encoded(self, gradient: Any, compute_s: float) -> Encoded:
+        if isinstance(self._coding, RowCoding):
+            return self._coding.encode(gradient)
+        check_gradient(gradient, self._bounds)
+        if self._coding:
+            return self._coding.encode(gradient, compute_s)
+        whole = np.ascontiguousarray(gradient)
+        return Encoded(IDENTITY, [IDENTITY.encode(whole[bound]) for bound in self._bounds])
+
+    def push(self, gradient: Vector | RowVector, **options: Unpack[PushOptions]) -> Pushed:
         """See ``ParameterClient``.
 
         Raises:
@@ -178,7 +189,7 @@ class StreamClient:
             sequence,
         )
 
-    def _answers(self, sequence: int) -> tuple[Vector, list[Frame]]:
+    def _answers(self, sequence: int) -> tuple[Any, list[Frame]]:
         """What the shards answered to the oldest request, the weights put together."""
         asked = self._asked.popleft()
         answers = [link.wait(sequence) for link in self._links]
@@ -196,7 +207,7 @@ class StreamClient:
                 np.copyto(asked.weights[bound], answer.shared)
         return asked.weights, headers
 
-    def _measure(self, coding: Coding, asked: _Asked, answers: Sequence[Answer]) -> None:
+    def _measure(self, coding: Coding | RowCoding, asked: _Asked, answers: Sequence[Answer]) -> None:
         """Tell how long the exchange took; the first one, which connects, does not count.
 
         Where pushes overlap, one that waits for the answer before it is counted from then on.

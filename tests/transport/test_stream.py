@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from concurrent import futures
+from dataclasses import replace
 
 import grpc
 import keras
@@ -44,7 +45,7 @@ from tests.shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_w
 
 TOKEN = "job-token"
 RATE = 0.1
-LARGE = ParameterLayout.of([("a", (700, 1000)), ("b", (500_000,)), ("c", (7,))])
+LARGE = replace(ParameterLayout.of([("a", (700, 1000)), ("b", (500_000,)), ("c", (7,))]), divisible=True)
 
 
 def serve(layout=LAYOUT, shards=1, optimizer=None, rule="plain", weights=None, overlap=0, codec="identity"):

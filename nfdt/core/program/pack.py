@@ -17,6 +17,7 @@ untrained                path, shape, dtype, rule and decay of each variable tha
 optimizer                configuration of the (inner) optimizer
 optimizer_variables      shape, dtype and owner of each optimizer variable; null where unknown
 elementwise              whether the optimizer treats every element alike
+tables                   trainable variables, by index, that are looked up row by row: plain embeddings
 divisible                whether its options do so as well: shards may then cut a variable
 constraints, decay       per trainable variable
 input                    the nest, shapes and dtypes of a batch
@@ -127,6 +128,7 @@ def _describe(model: Any, sample_batch: Any) -> dict[str, Any]:
         "model": config,
         **compilation,
         **describe_optimizer(model),
+        "tables": _tables(model, layers),
         "globals": _globals(),
         "trainable": {
             "layers": [bool(layer.trainable) for layer in layers],
@@ -141,6 +143,16 @@ def _describe(model: Any, sample_batch: Any) -> dict[str, Any]:
             "tensorflow": tf.__version__,
         },
     }
+
+
+def _tables(model: Any, layers: list[Any]) -> list[int]:
+    """Embeddings whose gradient has the rows that were looked up, and no others."""
+    looked_up = {
+        id(layer.embeddings)
+        for layer in layers
+        if type(layer) is keras.layers.Embedding and layer.embeddings_regularizer is None and not layer.lora_enabled
+    }
+    return [index for index, variable in enumerate(model.trainable_variables) if id(variable) in looked_up]
 
 
 def layout_of(model: Any) -> ParameterLayout:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,15 +17,17 @@ class WeightSetter:
     Args:
         model: A built model.
         layout: Of its trainable variables.
+        tables: Those among them, by index, that are left alone: they are no part of the vector.
 
     Raises:
         ShapeMismatch: the model has other trainable variables than the layout.
     """
 
-    def __init__(self, model: Any, layout: ParameterLayout) -> None:
-        self._variables = list(model.trainable_variables)
-        self._layout = layout
-        shapes = [tuple(int(n) for n in v.shape) for v in self._variables]
+    def __init__(self, model: Any, layout: ParameterLayout, tables: Sequence[int] = ()) -> None:
+        variables = list(model.trainable_variables)
+        self._variables = [v for i, v in enumerate(variables) if i not in tables]
+        self._layout = layout.without(tables)
+        shapes = [tuple(int(n) for n in v.shape) for v in variables]
         if shapes != [slot.shape for slot in layout.slots]:
             raise ShapeMismatch(
                 f"Expected a model with {len(layout.slots)} trainable variables of the program's shapes. "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from nfdt.core.training.direct_call import DirectCall, Prepared
 from nfdt.core.training.flat_weights import WeightSetter
 from nfdt.core.training.loss_scale import LossScale
 from nfdt.core.training.recording_optimizer import RecordingOptimizer
+from nfdt.core.training.tables import Tables
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class StepResult:
     """What one step gives.
 
     Attributes:
-        gradient: Mean over the batch, flat, shape ``(P,)``, float32, a tensor.
+        gradient: Mean over the batch, flat, shape ``(P,)``, float32, a tensor; a ``RowVector`` of a step with tables.
         logs: What ``train_step`` returned: name -> 0-d float32 tensor.
         finite: False where a float16 gradient overflowed: nothing shall be pushed.
     """
@@ -43,12 +44,21 @@ class GradientStep:
         model: A compiled, built model.
         layout: Of its trainable variables.
         loss_scale: The program's ``loss_scale``; None takes it from the model's own LossScaleOptimizer.
+        tables: Variables, by index, whose gradients are wanted as rows.
     """
 
-    def __init__(self, model: Any, layout: ParameterLayout, *, loss_scale: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        layout: ParameterLayout,
+        *,
+        loss_scale: Mapping[str, Any] | None = None,
+        tables: Sequence[int] = (),
+    ) -> None:
         self._model = model
-        self._weights = WeightSetter(model, layout)
-        self._optimizer = replace_optimizer(model, layout, loss_scale or own_loss_scale(model.optimizer))
+        self._tables = Tables(model, layout, tables) if tables else None
+        self._weights = WeightSetter(model, layout, tables)
+        self._optimizer = replace_optimizer(model, layout, loss_scale or own_loss_scale(model.optimizer), tables)
         self._version = int(self._optimizer.iterations)
         self._run = direct_call(self._traced, model)
 
@@ -65,7 +75,7 @@ class GradientStep:
         """Compute the gradient of one batch.
 
         Args:
-            weights: Flat weights, shape ``(P,)``, float32; copied.
+            weights: Flat weights, shape ``(P,)``, float32; copied. A step with tables takes ``RowWeights`` as well.
             batch: What ``train_step`` takes: a nest of arrays, or one that was prepared.
             version: Updates applied so far, which ``optimizer.iterations`` shows; None counts on.
 
@@ -75,15 +85,16 @@ class GradientStep:
         """
         self._version = self._version + 1 if version is None else version + 1
         batch = batch if isinstance(batch, Prepared) else self.prepare(batch)
-        gradient, logs, finite = self._run(weights, batch, tf.constant(self._version - 1, tf.int64))
-        return StepResult(gradient, logs, bool(finite))
+        dense = self._tables.show(weights) if self._tables else weights
+        gradient, index, logs, finite = self._run(dense, batch, tf.constant(self._version - 1, tf.int64))
+        return StepResult(self._tables.gradient(gradient, index) if self._tables else gradient, logs, bool(finite))
 
-    def _traced(self, weights: Any, batch: Any, version: Any) -> tuple[Any, dict[str, Any], Any]:
+    def _traced(self, weights: Any, batch: Any, version: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any], Any]:
         self._weights(weights)
         self._optimizer.begin(version)
         logs = scalar_logs(self._model.train_step(batch), "train_step")
-        gradient, finite = self._optimizer.collect()
-        return gradient, logs, finite
+        gradient, index, finite = self._optimizer.collect_rows()
+        return gradient, index, logs, finite
 
 
 def in_graph(function: Any, model: Any) -> Any:
@@ -106,11 +117,13 @@ def own_loss_scale(optimizer: Any) -> dict[str, Any] | None:
     return {"initial_scale": optimizer.initial_scale, "dynamic_growth_steps": optimizer.dynamic_growth_steps}
 
 
-def replace_optimizer(model: Any, layout: ParameterLayout, loss_scale: Mapping[str, Any] | None) -> RecordingOptimizer:
+def replace_optimizer(
+    model: Any, layout: ParameterLayout, loss_scale: Mapping[str, Any] | None, tables: Sequence[int] = ()
+) -> RecordingOptimizer:
     """Put a recording optimizer wherever the model holds its own."""
     replaced = model.optimizer
     scale = LossScale(None if loss_scale else replaced.loss_scale_factor, loss_scale)
-    recording = RecordingOptimizer(replaced, model.trainable_variables, layout, scale)
+    recording = RecordingOptimizer(replaced, model.trainable_variables, layout, scale, tables)
     for name, value in list(vars(model).items()):
         if value is replaced:
             setattr(model, name, recording)

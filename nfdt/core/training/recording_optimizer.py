@@ -23,13 +23,21 @@ class RecordingOptimizer(keras.optimizers.Optimizer):
         variables: The trainable variables, in the layout's order.
         layout: Where each lies in the flat vector.
         scale: Scales the loss, and the gradient back.
+        tables: Variables, by index, of which only the rows are recorded that have a gradient.
     """
 
-    def __init__(self, replaced: Any, variables: Sequence[Any], layout: ParameterLayout, scale: LossScale) -> None:
+    def __init__(
+        self,
+        replaced: Any,
+        variables: Sequence[Any],
+        layout: ParameterLayout,
+        scale: LossScale,
+        tables: Sequence[int] = (),
+    ) -> None:
         super().__init__(learning_rate=0.0, name="recording_optimizer")
         self._replaced = replaced
         self._scale = scale
-        self._gradients = _Gradients(layout, {self._var_key(v): i for i, v in enumerate(variables)})
+        self._gradients = _Gradients(layout, {self._var_key(v): i for i, v in enumerate(variables)}, tables)
         self._iterations.assign(replaced.iterations)
         self.built = True
 
@@ -90,6 +98,15 @@ class RecordingOptimizer(keras.optimizers.Optimizer):
         """
         return self.unscaled(self.recorded())
 
+    def collect_rows(self) -> tuple[Any, tuple[Any, ...], Any]:
+        """As :meth:`collect`, with the tables behind everything else, in rows; and the rows' numbers for each table.
+
+        Numbers come in any order, and as often as they were looked up.
+        """
+        index = self._gradients.index()
+        gradient, finite = self.collect()
+        return gradient, index, finite
+
     def recorded(self) -> Any:
         """The step's flat float32 gradient as it came, shape ``(P,)``, still scaled as the loss was.
 
@@ -106,10 +123,13 @@ class RecordingOptimizer(keras.optimizers.Optimizer):
 class _Gradients:
     """The gradients of one step. A class of its own, because Keras would track what an optimizer holds."""
 
-    def __init__(self, layout: ParameterLayout, places: Mapping[Any, int]) -> None:
+    def __init__(self, layout: ParameterLayout, places: Mapping[Any, int], tables: Sequence[int]) -> None:
         self._layout = layout
         self._places = places
+        self._tables = tuple(tables)
+        self._order = [*(i for i in range(len(layout.slots)) if i not in self._tables), *self._tables]
         self._recorded: dict[int, Any] = {}
+        self._index: dict[int, Any] = {}
         self._graph: Any = None
         self._buffer: Any = None
 
@@ -126,6 +146,7 @@ class _Gradients:
     def clear(self) -> None:
         """Begin a step, in the graph that is being built (or eagerly)."""
         self._recorded.clear()
+        self._index.clear()
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
     def add(self, pairs: list[tuple[int, Any]]) -> None:
@@ -141,7 +162,11 @@ class _Gradients:
                 f"train_step() applies the optimizer twice to {self._layout.slots[min(twice)].name!r}: one step is one "
                 "update here. Let every call of train_step() apply one gradient per variable."
             )
-        self._recorded.update({place: _flat(gradient) for place, gradient in pairs})
+        for place, gradient in pairs:
+            if place in self._tables and isinstance(gradient, tf.IndexedSlices):
+                self._index[place] = tf.cast(gradient.indices, tf.int64)
+                gradient = gradient.values
+            self._recorded[place] = _flat(gradient)
 
     def _write(self, pairs: list[tuple[int, Any]]) -> None:
         """Gradients of an inner graph (a decorated train_step, a tf.cond) leave it through a variable.
@@ -162,13 +187,31 @@ class _Gradients:
                 "train_step() never calls self.optimizer.apply_gradients(...) or apply(...): "
                 "there is no gradient to send."
             )
-        slots = self._layout.slots
-        flat = tf.concat([self._recorded.get(i, tf.zeros(s.size)) for i, s in enumerate(slots)], 0)
+        flat = tf.concat([self._of(place) for place in self._order], 0)
         self._recorded.clear()  # tensors of a graph must not outlive its trace
+        self._index.clear()
         if self._buffer is not None:
-            flat = flat + self._buffer.read_value()
             self._buffer.assign(tf.zeros_like(self._buffer))
         return flat
+
+    def _of(self, place: int) -> Any:
+        """What there is for one variable: what was recorded, and what came through the buffer."""
+        slot, recorded = self._layout.slots[place], self._recorded.get(place)
+        written = None if self._buffer is None else self._buffer[slot.start : slot.stop]
+        if place in self._index and written is not None:
+            return tf.concat([recorded, written], 0)
+        found = [part for part in (recorded, written) if part is not None]
+        return tf.add_n(found) if found else tf.zeros(slot.size)
+
+    def index(self) -> tuple[Any, ...]:
+        """For each table the numbers of the rows that :meth:`flat` will give; all where they are not known."""
+        found = []
+        for place in self._tables:
+            every = tf.range(self._layout.slots[place].shape[0], dtype=tf.int64)
+            known = self._index.get(place)
+            parts = [known] if known is not None and self._buffer is None else [known, every]
+            found.append(tf.concat([part for part in parts if part is not None], 0))
+        return tuple(found)
 
 
 def _flat(gradient: Any) -> Any:

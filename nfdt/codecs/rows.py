@@ -1,0 +1,36 @@
+"""The name under which table rows travel: not a codec of single vectors, but named in frames where codecs are."""
+
+from __future__ import annotations
+
+from nfdt.codecs.base import Payload, Vector
+from nfdt.core.errors import ProtocolError, ShapeMismatch
+
+
+class RowFormat:
+    """Payloads of :class:`nfdt.core.rows.TableLayout`, for shards and clients that hold tables.
+
+    Attributes:
+        name: As in a frame's header.
+    """
+
+    name = "rows"
+
+    def encoded_bytes(self, size: int) -> int:
+        """Most bytes, for tables of one column."""
+        return 8 * size + 4
+
+    def check(self, received_bytes: int, size: int) -> None:
+        """Raise ShapeMismatch if so many bytes cannot be ``size`` elements; all of it is checked when it is read."""
+        if received_bytes > self.encoded_bytes(size):
+            raise ShapeMismatch(f"Rows: expected at most {self.encoded_bytes(size)} bytes. Received: {received_bytes}.")
+
+    def encode(self, vector: Vector) -> Payload:
+        """Not of a vector alone."""
+        raise ProtocolError("Rows: expected a job with tables. Received: a request for rows of one without.")
+
+    def decode(self, payload: Payload, out: Vector) -> None:
+        """Not into a vector alone."""
+        raise ProtocolError("Rows: expected a job with tables. Received: rows for one without.")
+
+
+ROWS = RowFormat()

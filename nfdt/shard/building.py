@@ -1,0 +1,78 @@
+"""The store of one shard of a program: with tables by rows where the job allows it, else all of it dense."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from nfdt.consistency import make_policy
+from nfdt.core.algorithm import AlgorithmSpec
+from nfdt.core.arrays import ParameterLayout
+from nfdt.core.program.state import State
+from nfdt.core.rows import TableLayout
+from nfdt.shard.apply import Engine
+from nfdt.shard.optimizer import build_optimizer
+from nfdt.shard.plan import GLOBAL, ShardPlan, make_plan, sparse_tables
+from nfdt.shard.records import kind_for
+from nfdt.shard.sparse_store import SparseStore
+from nfdt.shard.store import ShardStore
+from nfdt.shard.table import Table
+from nfdt.update_rules import make_rule
+
+Store = ShardStore | SparseStore
+
+_NOTHING = ParameterLayout.of({"nothing": (1,)})
+
+
+def build_store(
+    manifest: Mapping[str, Any],
+    state: State,
+    algorithm: AlgorithmSpec,
+    index: int,
+    shards: int,
+    *,
+    workers: int,
+    custom_objects: Mapping[str, Any] | None = None,
+) -> Store:
+    """Shard ``index`` of ``shards`` of a program.
+
+    Args:
+        manifest: The program's manifest.
+        state: The whole model's weights, or the shard's; and, unless empty, the whole optimizer's variables.
+        algorithm: Of the job.
+        index: Of this shard.
+        shards: As asked for in the job's specification.
+        workers: Of the job; sizes softsync's merge.
+        custom_objects: The user's own classes.
+
+    Raises:
+        UsageError: the optimizer cannot be built or cut.
+    """
+    plan = make_plan(manifest, index, shards)
+    weights = plan.own(state.weights)
+    run = ParameterLayout.of_program(manifest).cut(shards)[index]
+    layout = TableLayout.of_run(run, sparse_tables(manifest, algorithm, shards))
+    if layout.tables:
+        plan, dense = _without_tables(plan, layout), layout.dense(weights)
+        built = build_optimizer(manifest, plan, dense if dense.size else np.zeros(1, np.float32), custom_objects)
+    else:
+        built = build_optimizer(manifest, plan, weights, custom_objects)
+    built.load(state.optimizer)
+    rule = make_rule(algorithm, built.traits)
+    engine, merge_count = Engine(built, rule), make_policy(algorithm).merge_count(workers)
+    records = kind_for(rule, algorithm, workers)
+    store = ShardStore(engine, merge_count=merge_count, overlap=algorithm.overlap, records=records)
+    if not layout.tables:
+        return store
+    tables = [Table(values.copy(), make_rule(algorithm, built.traits)) for values in layout.views(weights)]
+    return SparseStore(store, engine, tables, layout)
+
+
+def _without_tables(plan: ShardPlan, layout: TableLayout) -> ShardPlan:
+    """The plan of what is outside the tables: one flat vector, whose optimizer has no slots."""
+    size = layout.dense_size
+    slots = tuple(slot for slot in plan.slots or () if slot.variable == GLOBAL)
+    return replace(plan, layout=ParameterLayout.of({"dense": (size,)}) if size else _NOTHING, slots=slots)

@@ -1,0 +1,117 @@
+"""One table on a shard: its weights and the update rule's state, moved row by row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nfdt.core.rows import Rows, Vector
+from nfdt.shard.row_log import Index, RowLog
+from nfdt.update_rules.base import Push, State, UpdateRule
+
+
+class _RowOps:
+    """NumPy for rules; zeros are not written, so that rows which nobody touches take no memory."""
+
+    sqrt: Any = np.sqrt
+    abs: Any = np.abs
+    minimum: Any = np.minimum
+    maximum: Any = np.maximum
+    power: Any = np.power
+    where: Any = staticmethod(np.where)
+
+    @staticmethod
+    def zeros_like(x: Any) -> Any:
+        return np.zeros(np.shape(x), np.float32)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What comes with the rows of a push.
+
+    Attributes:
+        version: That the push makes.
+        computed_on: That the gradient was computed on.
+        staleness: Updates the gradient missed.
+        rate: The learning rate of this push.
+        updates: Updates applied before it, as the optimizer counts them.
+    """
+
+    version: int
+    computed_on: int
+    staleness: int
+    rate: float
+    updates: int
+
+
+class Table:
+    """A table that plain gradient descent moves, with any update rule.
+
+    Rows without a gradient stay as they are, and so does the rule's state of them: exactly what SGD without momentum
+    does to them, whatever the rule. Not thread-safe.
+
+    Args:
+        weights: Shape ``(rows, width)``, float32; taken over.
+        rule: The update rule.
+    """
+
+    def __init__(self, weights: Vector, rule: UpdateRule) -> None:
+        self.weights = weights
+        self.log = RowLog(len(weights))
+        self._rule = rule
+        self._ops = _RowOps()
+        self._state: State = rule.init_shard(self._ops, weights)
+        self._workers: dict[str, State] = {}
+
+    def apply(self, worker: str, gradient: Rows, arrival: Arrival) -> None:
+        """Move the rows that have a gradient; it must be finite."""
+        index = gradient.index.copy()  # the log keeps it
+        before = self.weights[index]
+        if worker not in self._workers:
+            self._workers[worker] = self._rule.init_worker(self._ops, self.weights)
+        own, state = _rows(self._workers[worker], index), _rows(self._state, index)
+        late = arrival.staleness and self._rule.uses_backup
+        held = self.log.undone(arrival.computed_on, index, before) if late else before
+        push = Push(gradient.values, before, held, np.float32(arrival.staleness), np.float32(arrival.updates))
+        made = self._rule.correct(self._ops, push, state, own)
+        rate = np.float32(arrival.rate) * made.learning_rate_scale
+        moved = self._rule.advance(self._ops, made.gradient, before, rate, push.updates, made.shard)
+        state = moved.shard
+        if not self._rule.owns_optimizer:
+            state = self._rule.observe(self._ops, before, moved.weights, state)
+        self.weights[index] = moved.weights
+        self._state = _put(self._state, index, state)
+        self._workers[worker] = _put(self._workers[worker], index, made.worker)
+        self.log.add(arrival.version, index, before)
+
+    def changed_since(self, version: int) -> Rows | None:
+        """The rows that have changed since ``version``, as they are now; None where that is not known any more."""
+        index = self.log.changed_since(version)
+        return None if index is None else Rows(index, self.weights[index])
+
+    def keep(self, since: int, tables: int) -> None:
+        """No worker holds weights of before ``since``; no more memory than ``tables`` copies may go for older ones."""
+        self.log.keep(since, tables * len(self.weights))
+
+    def replace(self, weights: Vector, version: int) -> None:
+        """Other weights from ``version`` on; the rule goes on where it stands."""
+        np.copyto(self.weights, weights)
+        self.log.clear(version)
+
+    def forget(self, worker: str) -> None:
+        """A worker is gone."""
+        self._workers.pop(worker, None)
+
+
+def _rows(state: State, index: Index) -> State:
+    return {name: value[index] if np.ndim(value) else value for name, value in state.items()}
+
+
+def _put(state: State, index: Index, rows: State) -> State:
+    """The state with these rows in their places; numbers are replaced."""
+    for name, value in rows.items():
+        if np.ndim(state[name]):
+            state[name][index] = value
+    return {name: value if np.ndim(value) else rows[name] for name, value in state.items()}

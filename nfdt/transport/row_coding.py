@@ -1,0 +1,119 @@
+"""A worker's side of tables: gradients go out by rows, and changed rows come in."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from nfdt.codecs.rows import ROWS, RowFormat
+from nfdt.core.arrays import ParameterLayout
+from nfdt.core.errors import ProtocolError, ShapeMismatch
+from nfdt.core.rows import News, Rows, RowVector, RowWeights, TableLayout, Vector
+from nfdt.transport.base import check_gradient
+from nfdt.transport.coding import Encoded, Part
+
+
+class RowCoding:
+    """Encodes one worker's pushes and decodes the answers, in their order; stands where ``Coding`` does.
+
+    Args:
+        layout: Of the whole model.
+        tables: Variables, by index.
+        shards: Of the job.
+    """
+
+    def __init__(self, layout: ParameterLayout, tables: Sequence[int], shards: int) -> None:
+        runs = layout.cut(shards)
+        self._bounds = [run.elements for run in runs]
+        self._whole = TableLayout.of(layout, tables)
+        self._parts = [TableLayout.of_run(run, tables) for run in runs]
+        ends = [0, *itertools.accumulate(part.dense_size for part in self._parts)]
+        self._dense = [slice(start, stop) for start, stop in itertools.pairwise(ends)]
+        self._first = [self._first_rows(run.start, part) for run, part in zip(runs, self._parts, strict=True)]
+        self._news: list[News] = []
+        self._answer = 0
+
+    @property
+    def reply_codec(self) -> RowFormat:
+        """Changed rows are welcome."""
+        return ROWS
+
+    def encode(self, gradient: RowVector | Vector) -> Encoded:
+        """A gradient for each shard; of a flat vector, shape ``(P,)``, the rows that are not zero.
+
+        Raises:
+            ShapeMismatch: it is of another model.
+        """
+        if not isinstance(gradient, RowVector):
+            check_gradient(gradient, self._bounds)
+            gradient = self._whole.touched(gradient)
+        vector = gradient
+        if vector.dense.size != self._whole.dense_size or len(vector.rows) != len(self._whole.tables):
+            raise ShapeMismatch(
+                f"Gradient: expected {self._whole.dense_size} elements beside {len(self._whole.tables)} tables. "
+                f"Received: {vector.dense.size} beside {len(vector.rows)}."
+            )
+        payloads = []
+        for part, bound, firsts in zip(self._parts, self._dense, self._first, strict=True):
+            own = [
+                vector.rows[table].within(first, first + place.rows)
+                for (table, first), place in zip(firsts, part.tables, strict=True)
+            ]
+            payloads.append(part.encode(RowVector(vector.dense[bound], tuple(own))))
+        return Encoded(ROWS, payloads)
+
+    def decode(self, sequence: int, parts: Sequence[Part], out: Vector) -> Any:
+        """The weights of answer ``sequence``; see :meth:`nfdt.transport.coding.Coding.decode`.
+
+        Returns:
+            All weights, ``out``, if every shard sent all; else :class:`nfdt.core.rows.RowWeights`.
+
+        Raises:
+            ProtocolError: news to other weights than those held.
+        """
+        dense = np.empty(self._whole.dense_size, np.float32)
+        for shard, part in enumerate(parts):
+            layout, bound = self._parts[shard], self._bounds[shard]
+            if part.difference is not None:
+                changed = self._changed(part, layout)
+                dense[self._dense[shard]] = changed.dense
+                self._note(shard, changed.rows)
+                continue
+            if part.weights is not None:
+                np.copyto(out[bound], part.weights)
+            dense[self._dense[shard]] = layout.dense(out[bound])
+            self._news[:] = [news for news in self._news if (news.table, news.first) not in self._first[shard]]
+            self._note(shard, layout.views(out[bound]))
+        self._answer = sequence
+        return out if all(part.difference is None for part in parts) else RowWeights(dense, self._news)
+
+    def exchanged(self, sent_bytes: int, received_bytes: int, seconds: float) -> None:
+        """An exchange took so long; nothing depends on it."""
+
+    def report(self) -> dict[str, Any]:
+        """Nothing is encoded that could be lost."""
+        return {}
+
+    def _changed(self, part: Part, layout: TableLayout) -> RowVector:
+        if part.base != self._answer or part.difference is None:
+            raise ProtocolError(
+                f"Answer: expected all weights, or what is new since answer {self._answer}. Received: what is new "
+                f"since answer {part.base}."
+            )
+        return layout.decode(np.array(part.difference))  # kept longer than its memory may stay as it is
+
+    def _note(self, shard: int, rows: Sequence[Rows | Vector]) -> None:
+        for (table, first), new in zip(self._first[shard], rows, strict=True):
+            self._news.append(News(table, first, new))
+
+    def _first_rows(self, start: int, part: TableLayout) -> list[tuple[int, int]]:
+        """For each table of a shard which one of the model's it is, and the model's row it begins with."""
+        found = []
+        for place in part.tables:
+            at = start + place.start
+            table = next(i for i, whole in enumerate(self._whole.tables) if whole.start <= at < whole.stop)
+            found.append((table, (at - self._whole.tables[table].start) // place.width))
+        return found

@@ -1,0 +1,92 @@
+"""Models with an embedding: by rows or not, they train as plain Keras does, and by rows they send little."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import pytest
+
+from tests.local_cluster import clone, flat, train
+
+WORDS, WIDTH, LENGTH = 4096, 32, 6
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.5),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(0.01),
+}
+
+
+@pytest.fixture(scope="module")
+def sentences():
+    """A few words are frequent, and occur twice in a sentence: most rows are never touched."""
+    rng = np.random.default_rng(5)
+    x = rng.choice(300, size=(200, LENGTH), p=np.arange(300, 0, -1) / 45150).astype("int32") * 13
+    return x, (x.sum(1) % 3).astype("int32")
+
+
+def model(optimizer):
+    layers = [keras.layers.Embedding(WORDS, WIDTH), keras.layers.Flatten(), keras.layers.Dense(3, "softmax")]
+    made = keras.Sequential([keras.Input((LENGTH,), dtype="int32"), *layers])
+    made.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm", "shards", "transport"),
+    [
+        ("sgd", "ddc-asgd", 1, "stream"),
+        ("sgd", "asgd", 3, "shared_memory"),
+        ("sgd", "dc-asgd-a", 1, "in_process"),
+        ("momentum", "ddc-asgd", 3, "stream"),
+        ("adam", "ddc-asgd", 3, "stream"),
+    ],
+)
+def test_one_worker_equals_plain_fit(sentences, name, algorithm, shards, transport):
+    """Adam on batches that hold no word twice: Keras squares the gradients of a word's places one by one."""
+    x, y = sentences
+    if name == "adam":
+        x = np.concatenate([np.random.default_rng(i).permutation(WORDS)[:120].reshape(20, LENGTH) for i in range(10)])
+    fit = {"batch_size": 20, "epochs": 2}
+    local, job = clone(model, OPTIMIZERS[name]()), clone(model, OPTIMIZERS[name]())
+    history = local.fit(x, y, shuffle=False, verbose=0, validation_data=(x[:50], y[:50]), **fit).history
+    outcome = train(
+        job, x, y, algorithm=algorithm, shards=shards, transport=transport, validation=(x[:50], y[:50]), **fit
+    )
+    np.testing.assert_allclose(outcome.weights, flat(local), rtol=2e-3, atol=2e-5)
+    for epoch, event in enumerate(outcome.epochs):
+        np.testing.assert_allclose(event["logs"]["loss"], history["loss"][epoch], rtol=1e-3)
+        np.testing.assert_allclose(event["val_logs"]["loss"], history["val_loss"][epoch], rtol=1e-3)
+    for index, variable in enumerate(local.optimizer.variables):
+        np.testing.assert_allclose(outcome.optimizer[index], np.asarray(variable), rtol=1e-2, atol=2e-5)
+
+
+@pytest.mark.parametrize("overrides", [{}, {"overlap": 1}, {"update_rule": "dc-a"}], ids=str)
+def test_three_workers_train_every_sample_by_rows(sentences, overrides):
+    x, y = sentences
+    outcome = train(
+        clone(model, OPTIMIZERS["sgd"]()), x, y, algorithm="ddc-asgd", overrides=overrides,
+        workers=3, shards=2, transport="stream", batch_size=20, epochs=4, validation=(x, y),
+    )  # fmt: skip
+    assert int(outcome.optimizer[0]) == 40
+    assert sum(done.samples for done in outcome.done) == 4 * 200
+    assert np.isfinite(outcome.weights).all()
+
+
+def test_rows_are_a_small_part_of_the_bytes(sentences):
+    x, y = sentences
+    dense, sparse = (
+        train(
+            clone(model, OPTIMIZERS["sgd"]()), x, y, algorithm="asgd", overrides={"sparse": by_rows},
+            transport="stream", batch_size=10, epochs=2,
+        )
+        for by_rows in (False, True)
+    )  # fmt: skip
+    np.testing.assert_allclose(sparse.weights, dense.weights, rtol=2e-5, atol=2e-6)
+    size = 4 * dense.weights.size
+    assert dense.traffic[0][0] > 40 * size
+    assert sparse.traffic[0][0] < 40 * size * 0.03
+    assert sparse.traffic[0][1] < 3 * size  # all weights at the start of each epoch

@@ -1,0 +1,211 @@
+"""Tables beside a dense store: the same updates as a dense shard makes, and answers that hold what has changed."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import pytest
+
+from nfdt.codecs.rows import ROWS
+from nfdt.core.arrays import ParameterLayout
+from nfdt.core.errors import ProtocolError, ShapeMismatch
+from nfdt.core.program.state import State
+from nfdt.core.rows import TableLayout
+from nfdt.shard.building import build_store
+from nfdt.shard.plan import sparse_tables
+from nfdt.shard.push import Gradient, Wish
+from nfdt.shard.row_log import RowLog
+from nfdt.shard.sparse_store import SparseStore
+from nfdt.update_rules import RULES
+from tests.shard_cluster import Reference, rule_spec
+
+LAYOUT = ParameterLayout.of([("kernel", (4, 2)), ("table", (1024, 64)), ("bias", (2,))])
+TABLES = TableLayout.of(LAYOUT, (1,))
+
+
+def manifest(optimizer=None):
+    made = Reference(optimizer or keras.optimizers.SGD(0.1), layout=LAYOUT)
+    return {**made.manifest(), "tables": [1]}, State(made.weights)
+
+
+def stores(rule, overlap=0, **options):
+    program, state = manifest()
+    made = [
+        build_store(program, state, rule_spec(rule, sparse=sparse, overlap=overlap, **options), 0, 1, workers=2)
+        for sparse in (False, True)
+    ]
+    assert isinstance(made[1], SparseStore)
+    return made
+
+
+def gradient(seed, rows=40):
+    rng = np.random.default_rng(seed)
+    flat = rng.normal(size=LAYOUT.size).astype(np.float32)
+    untouched = np.setdiff1d(np.arange(1024), rng.choice(1024, rows, replace=False))
+    TABLES.views(flat)[0][untouched] = 0
+    return flat
+
+
+def push(store, worker, sequence, values, **fields):
+    return store.push(worker, Gradient(sequence, values, **fields))
+
+
+def run(store, rows, overlap=0):
+    """Workers of different speeds, one of them late; every answer of each."""
+    found = [store.pull("a", sequence=1).weights, store.pull("b", sequence=1).weights]
+    for step, (worker, sequence) in enumerate([("a", 2), ("a", 3), ("b", 2), ("a", 4), ("b", 3), ("b", 4), ("a", 5)]):
+        on = max(1, sequence - 1 - overlap)
+        found.append(push(store, worker, sequence, gradient(step, rows), computed_on=on, rate=0.5 + step / 10).weights)
+    return found
+
+
+def counts(store):
+    return {name: value for name, value in store.statistics().items() if not name.endswith("_s")}
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("rule", RULES)
+def test_rows_are_moved_as_a_dense_shard_moves_them(rule, overlap):
+    """A rule that keeps state of untouched rows lets it decay on a dense shard only: there, all rows are touched."""
+    rows = 40 if rule in ("plain", "staleness-scaled", "dc") else 1024
+    dense, sparse = stores(rule, overlap)
+    for wanted, answer in zip(run(dense, rows, overlap), run(sparse, rows, overlap), strict=True):
+        np.testing.assert_allclose(answer, wanted, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(sparse.read()[0], dense.read()[0], rtol=2e-5, atol=2e-6)
+    assert sparse.version == dense.version == 7
+    assert counts(sparse) == counts(dense)
+    assert sparse.statistics()["busy_s"] > 0
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_untouched_rows_stay_as_they_are(rule):
+    _, sparse = stores(rule)
+    before = TABLES.views(sparse.pull("a").weights)[0]
+    values = gradient(1)
+    after = TABLES.views(push(sparse, "a", 1, values).weights)[0]
+    changed = np.flatnonzero((before != after).any(1))
+    assert changed.tolist() == np.flatnonzero(TABLES.views(values)[0].any(1)).tolist()
+
+
+def test_an_answer_holds_the_rows_that_changed_since_the_one_the_worker_holds():
+    _, store = stores("ddc")
+    held = store.pull("a", sequence=1).weights.copy()
+    store.pull("b", sequence=1)
+    push(store, "b", 2, gradient(1))
+    reply = store.push("a", Gradient(2, TABLES.encode(TABLES.touched(gradient(2)))), wish=Wish(ROWS, 1))
+    assert reply.weights is None
+    assert reply.difference.base == 1
+    news = TABLES.decode(reply.difference.payload)
+    assert 40 < news.rows[0].index.size <= 80
+    table = TABLES.views(held)[0]
+    table[news.rows[0].index] = news.rows[0].values
+    assert np.array_equal(TABLES.join(news.dense, [table]), store.read()[0])
+
+
+def test_what_is_not_known_any_more_is_answered_with_all_weights():
+    _, store = stores("plain")
+    store.pull("a", sequence=1)
+    assert store.pull("a", sequence=2, wish=Wish(ROWS, 7)).difference is None
+    assert store.pull("a", sequence=3, wish=Wish(ROWS, 2)).difference is not None
+    assert store.pull("a", sequence=3, wish=Wish(ROWS, 2)).difference is None  # comes again
+    store.write(np.ones(LAYOUT.size, np.float32), {})
+    reply = store.pull("a", sequence=4, wish=Wish(ROWS, 3))
+    assert np.array_equal(reply.weights, np.ones(LAYOUT.size))
+    store.forget("a")
+    assert store.pull("a", sequence=5, wish=Wish(ROWS, 4)).difference is None
+
+
+def test_a_push_is_applied_once_and_dropped_as_a_whole():
+    _, store = stores("dc-a")
+    store.pull("a", sequence=1)
+    push(store, "a", 2, gradient(1))
+    held = store.read()[0]
+    assert not push(store, "a", 2, gradient(1)).applied
+    spoiled = gradient(2)
+    TABLES.views(spoiled)[0][np.flatnonzero(TABLES.views(spoiled)[0].any(1))[0]] = np.inf
+    assert not push(store, "a", 3, spoiled).applied
+    assert np.array_equal(store.read()[0], held)
+    assert store.version == 1
+
+
+def test_what_does_not_fit_is_refused():
+    _, store = stores("plain")
+    store.pull("a", sequence=1)
+    with pytest.raises(ShapeMismatch, match="expected 65546 float32"):
+        push(store, "a", 2, np.zeros(3, np.float32))
+    with pytest.raises(ShapeMismatch, match="at least"):
+        push(store, "a", 2, np.zeros(3, np.uint8))
+    with pytest.raises(ProtocolError, match="none of a round"):
+        push(store, "a", 2, gradient(1), parts=2)
+    with pytest.raises(ProtocolError, match="a pull before"):
+        push(store, "b", 1, gradient(1))
+    with pytest.raises(ProtocolError, match="expected version 1"):
+        store.pull("a", min_version=1, timeout_s=0.01)
+
+
+def test_a_shard_of_rows_alone_counts_updates_and_drops_what_is_not_finite():
+    program, state = manifest()
+    algorithm = rule_spec("ddc")
+    middle = build_store(program, state, algorithm, 1, 3, workers=1)
+    assert isinstance(middle, SparseStore)
+    rows = TableLayout(middle.size, ()).dense(middle.pull("a").weights).size // 64
+    assert middle.size == 64 * rows
+    assert push(middle, "a", 1, np.ones(middle.size, np.float32)).applied
+    assert not push(middle, "a", 2, np.full(middle.size, np.nan, np.float32)).applied
+    weights, optimizer = middle.read()
+    np.testing.assert_allclose(weights, state.weights[middle_start(program) :][: middle.size] - 0.1, rtol=1e-5)
+    assert int(optimizer[0]) == middle.version == 1
+
+
+def middle_start(program):
+    return ParameterLayout.of_program(program).cut(3)[1].start
+
+
+OPTIONS = [
+    {"momentum": 0.9},
+    {"weight_decay": 0.1},
+    {"clipnorm": 1.0},
+    {"clipvalue": 1.0},
+    {"global_clipnorm": 1.0},
+    {"use_ema": True},
+    {"gradient_accumulation_steps": 2},
+]
+
+
+def test_only_what_plain_gradient_descent_moves_goes_by_rows():
+    algorithm = rule_spec("ddc")
+    assert sparse_tables(manifest()[0], algorithm, 1) == (1,)
+    assert sparse_tables(manifest()[0], algorithm, 3) == (1,)
+    for options in OPTIONS:
+        assert not sparse_tables(manifest(keras.optimizers.SGD(0.1, **options))[0], algorithm, 1), options
+    assert not sparse_tables(manifest(keras.optimizers.Adam())[0], algorithm, 1)
+    for changed in ({"sparse": False}, {"codec": "int8"}, {"consistency": "bsp"}, {"consistency": "softsync"}):
+        assert not sparse_tables(manifest()[0], algorithm.model_copy(update=changed), 1), changed
+    assert not sparse_tables({**manifest()[0], "tables": []}, algorithm, 1)
+
+
+def test_the_log_of_rows_stands_in_for_copies():
+    rng = np.random.default_rng(3)
+    table, log, copies = np.zeros((30, 2), np.float32), RowLog(30), [np.zeros((30, 2), np.float32)]
+    for version in range(1, 12):
+        index = np.sort(rng.choice(30, rng.integers(1, 6), replace=False)).astype(np.int32)
+        log.add(version, index, table[index])
+        table[index] = rng.normal(size=(index.size, 2))
+        copies.append(table.copy())
+    assert log.changed_since(0) is not None
+    log.keep(2, 1000)
+    assert (log.changed_since(1), log.changed_since(2) is None) == (None, False)
+    log.keep(2, 20)
+    known = [v for v in range(12) if log.changed_since(v) is not None]
+    assert known == list(range(known[0], 12))
+    assert known[0] > 2
+    for version in known:
+        changed = log.changed_since(version)
+        assert changed.tolist() == np.flatnonzero((copies[version] != table).any(1)).tolist()
+        index = np.arange(0, 30, 3, dtype=np.int32)
+        assert np.array_equal(log.undone(version, index, table[index]), copies[version][index])
+    assert log.changed_since(11).size == 0
