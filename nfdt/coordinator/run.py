@@ -4,70 +4,41 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from nfdt.coordinator import instructions as ins
+from nfdt.coordinator.assembly import JobAssembly
 from nfdt.coordinator.autopilot import ShardLoad, told
-from nfdt.coordinator.composer import StateComposer, merger_of
 from nfdt.coordinator.coordinator import Coordinator
-from nfdt.coordinator.crew import Seat
-from nfdt.coordinator.desk import JobDesk, Parts
+from nfdt.coordinator.desk import Parts
 from nfdt.coordinator.ending import Abandoned
 from nfdt.coordinator.outcome import Outcome, explained, outcome_of
-from nfdt.coordinator.progress import StallWatch
-from nfdt.coordinator.ring_view import policy_of, seen_by_coordinator, slots_of
-from nfdt.coordinator.shard_control import ShardControl, connect_shards
+from nfdt.coordinator.ring_view import seen_by_coordinator, slots_of
 from nfdt.coordinator.site import Site
-from nfdt.coordinator.succession import SUCCEED_S, Succession
 from nfdt.coordinator.topology import Turn, may_form_groups
 from nfdt.core.errors import JobCancelled, JobFailed, NfdtError
 from nfdt.core.spec import JobSpec
-from nfdt.launch.ring import Ring
-from nfdt.launch.ring_command import RingShape, shown
 from nfdt.metrics import merge_statistics
 from nfdt.planning import Choice
 
 _log = logging.getLogger(__name__)
 
 TICK_S = 1.0
-LOOK_S = 0.2
-START_S = 180.0  # of shards, and of the worlds of groups
-STALL_AFTER_S = 15.0
 ALONE_S = 20.0
 
 
-class JobRun(JobDesk):
+class JobRun(JobAssembly):
     """See the module.
 
     Attributes:
         thread: Runs the job; started once the job has its slots.
-        ring: The allreduce ring that works for it, if it is such a job.
     """
 
     def __init__(self, site: Site, job_id: str, spec: JobSpec, session: str) -> None:
         super().__init__(site, job_id, spec, session)
         self._alone_since: float | None = None
-        self.ring: Ring | None = None
         self._may_form_groups = may_form_groups(site, spec)
         self.thread = threading.Thread(target=self._live, name=job_id, daemon=True)
-
-    def claim_ring(self) -> Ring:
-        """The job's ring, which comes up in the background.
-
-        Raises:
-            JobFailed: it has ended.
-        """
-        if self.ring is None:
-            rings = self._site.rings
-            assert rings is not None, "the scheduler admitted an allreduce job"
-            self.ring = rings.claim(self.job_id, RingShape.of(self.spec.cluster))
-            self.crew.ring = self.ring.name
-            self.ring.news()  # of another job
-            self.journal.tell("info", f"ring of {self.ring.shape.size} ranks: {shown(self.ring.command)}")
-        if failure := self.ring.failure:
-            raise explained(self.ring, JobFailed(failure))
-        return self.ring
 
     def _live(self) -> None:
         outcome: Outcome | None = None
@@ -121,59 +92,6 @@ class JobRun(JobDesk):
             self._seat_workers(parts, self.crew.living())
         self.journal.begin(Outcome("running"))
         return parts
-
-    def _assemble(self) -> Parts:
-        site = self._site
-        merger = merger_of(self.manifest, site.artifacts)
-        shards = self._connect()
-        if self.ring is not None and self.spec.cluster.elastic:
-            deadline_s = self.spec.cluster.elastic_timeout_s + SUCCEED_S
-            self._succession = Succession(
-                self.ring, self.crew, site.pool, self._changed, self._connect, deadline_s, first=shards
-            )
-            shards = self._succession.shard
-        sizes = self.groups.sizes if self.groups is not None else None
-        coordinator = Coordinator(self._paced_spec(), policy_of(self.spec), site.clock, merger, sizes)
-        return Parts(shards, StateComposer(shards, merger, site.artifacts), coordinator)
-
-    def _connect(self) -> ShardControl:
-        addresses = [seat.address for seat in self.crew.shards]
-        return connect_shards(addresses, self.manifest, self._token, ca_file=self._site.shard_ca_file)
-
-    def _paced_spec(self) -> JobSpec:
-        """The job as its coordinator sees it: every epoch waits for this run, and only who is there is waited for."""
-        count = max(1, len(self.crew.living()))
-        spec = seen_by_coordinator(self.spec, count)
-        cluster = spec.cluster.model_copy(update={"workers": count})
-        return spec.model_copy(update={"attended": True, "cluster": cluster})
-
-    def _await_shards(self) -> None:
-        self._wait_for(lambda: [seat.name for seat in self.crew.shards if not seat.address])
-
-    def _wait_for(self, missing: Callable[[], list[str]]) -> None:
-        """Wait, holding the job's lock between looks, until nobody is missing.
-
-        Raises:
-            JobFailed: it takes too long.
-        """
-        deadline = self._clock.now() + START_S
-        stall = StallWatch(self._clock.now(), STALL_AFTER_S)
-        while waiting := missing():
-            self._ending.check()
-            now = self._clock.now()
-            if now >= deadline:
-                raise JobFailed(f"{', '.join(waiting)} did not come up within {START_S:.0f} s; see its log.")
-            if (since := stall.stalled_s(now)) is not None:
-                self.journal.stalled(waiting, since)
-            self._changed.wait(LOOK_S)
-
-    def _seat_workers(self, parts: Parts, seats: list[Seat]) -> None:
-        here = self.crew.count_here()
-        for seat in seats:
-            parts.coordinator.joined(seat.name, seat.index, seat.details)
-            seat.admitted = True
-            if not seat.started:
-                self.crew.start_worker(seat, here)
 
     def _train(self, parts: Parts) -> None:
         """Carry out effects until training is done."""

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from nfdt.coordinator.need import Need
+from nfdt.coordinator.outbox import STALL_AFTER_S
 from nfdt.coordinator.outcome import outcome_of
 from nfdt.coordinator.progress import StallWatch
 from nfdt.coordinator.ring_view import is_grouped, is_ring, refuse_reach, slots_of
-from nfdt.coordinator.run import STALL_AFTER_S, JobRun
+from nfdt.coordinator.run import JobRun
 from nfdt.coordinator.site import Site
 from nfdt.core.arrays import ParameterLayout
 from nfdt.core.errors import JobFailed, NfdtError, UsageError, VersionMismatch
