@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -90,3 +91,48 @@ def test_rows_are_a_small_part_of_the_bytes(sentences):
     assert dense.traffic[0][0] > 40 * size
     assert sparse.traffic[0][0] < 40 * size * 0.03
     assert sparse.traffic[0][1] < 3 * size  # all weights at the start of each epoch
+
+
+SCRIPT = """
+import json
+import keras
+import nfdt
+import numpy as np
+
+rng = np.random.default_rng(2)
+x, y = rng.integers(0, 500, (400, 4)).astype("int32"), rng.normal(size=(400, 1)).astype("float32")
+
+def build():
+    keras.utils.set_random_seed(3)
+    layers = [keras.layers.Embedding(8192, 16), keras.layers.Flatten(), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((4,), dtype="int32"), *layers])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+def fit(model):
+    return model.fit(x, y, batch_size=20, epochs=2, shuffle=False, verbose=0, validation_data=(x[:40], y[:40]))
+
+@nfdt.distribute(workers=1, shards=2)
+def main():
+    model = build()
+    return model, fit(model)
+
+plain, (model, history) = build(), main()
+fit(plain)
+pairs = zip(model.get_weights(), plain.get_weights(), strict=True)
+[worker] = history.nfdt.values()
+print(json.dumps({
+    "same": all(bool(np.allclose(a, b, rtol=2e-3, atol=2e-5)) for a, b in pairs),
+    "iterations": int(model.optimizer.iterations),
+    "sent": worker["bytes_sent"] / (4 * model.count_params()),
+}))
+"""
+
+
+def test_a_script_trains_its_embedding_by_rows_in_processes(run_script):
+    done = run_script(SCRIPT)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    assert found["same"]
+    assert found["iterations"] == 40
+    assert found["sent"] < 2  # of 40 gradients
