@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import socket
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,6 +24,8 @@ from benchmarks import embedding
 from benchmarks.report import Report, Row, arguments
 from nfdt.core.arrays import ParameterLayout
 from nfdt.core.spec import resolve_algorithm
+from nfdt.transport.choice import make_choice
+from nfdt.transport.emulated_link import EmulatedLink
 from nfdt.transport.stream import StreamClient
 
 SEED = 1
@@ -42,7 +45,13 @@ def layout_of(size: int, variables: int = 1) -> ParameterLayout:
 
 
 def serve_shard(
-    pipe: Connection, layout: ParameterLayout, algorithm: str, index: int = 0, shards: int = 1, workers: int = 1
+    pipe: Connection,
+    layout: ParameterLayout,
+    algorithm: str,
+    index: int = 0,
+    shards: int = 1,
+    workers: int = 1,
+    codec: str = "identity",
 ) -> None:
     """A shard in this process; sends the bytes that it alone holds for every message, until the process is ended."""
     import keras
@@ -62,7 +71,7 @@ def serve_shard(
         "decay": [True] * len(layout.slots),
     }
     state = State(np.zeros(layout.size, np.float32))
-    row = resolve_algorithm(algorithm)
+    row = resolve_algorithm(algorithm, codec=codec)
     pipe.send(start_shard(manifest, state, row, index, shards, workers=workers, token=TOKEN).address)
     while True:
         pipe.recv()
@@ -121,12 +130,22 @@ def served(target: Callable[..., None], *arguments: Any) -> Iterator[tuple[Any, 
 
 
 @contextmanager
-def nfdt_peer(size: int, algorithm: str, *, share_memory: bool) -> Iterator[Pace]:
-    """A worker's push with its reply."""
+def nfdt_peer(
+    size: int, algorithm: str, *, share_memory: bool, codec: str = "identity", mbit: float | None = None
+) -> Iterator[Pace]:
+    """A worker's push with its reply, over an emulated link where ``mbit`` says how fast it is."""
     gradient = np.random.default_rng(SEED).normal(0, 0.01, size).astype(np.float32)
     layout = layout_of(size)
-    with served(serve_shard, layout, algorithm) as (address, _):
-        client = StreamClient([address], layout, "worker-0", TOKEN, share_memory=share_memory)
+    with served(serve_shard, layout, algorithm, 0, 1, 1, codec) as (address, _):
+        client = StreamClient(
+            [address],
+            layout,
+            "worker-0",
+            TOKEN,
+            share_memory=share_memory,
+            choice=make_choice(resolve_algorithm(algorithm, codec=codec), size),
+            emulated=EmulatedLink(mbit, 0.0, threading.Event()) if mbit else None,
+        )
         client.pull()
         try:
             yield partial(per_second, lambda: client.push(gradient, samples=1) and None)
@@ -210,6 +229,12 @@ PEERS: dict[str, Callable[[int], Any]] = {
 }
 
 
+LINKED: dict[str, Callable[[int], Any]] = {
+    "identity": lambda size: nfdt_peer(size, "asgd", share_memory=True, mbit=1000),
+    "int8": lambda size: nfdt_peer(size, "asgd", share_memory=True, mbit=1000, codec="int8"),
+}
+
+
 def per_second(round_trip: RoundTrip, seconds: float) -> float:
     """How often it is done per second, over at least ``seconds`` and three times."""
     count, began = 0, time.perf_counter()
@@ -242,12 +267,21 @@ def run(report: Report, sizes: dict[str, int], *, seconds: float, runs: int) -> 
             report.ratios[f"{key}/tensorflow@{case}"] = statistics.median(ours / theirs for ours, theirs in pairs)
 
 
+def run_linked(report: Report, size: int, *, seconds: float, runs: int) -> None:
+    """What int8 gains on a link of 1 Gbit/s, where no computation hides or dilutes it."""
+    found = measure(size, LINKED, seconds=seconds, runs=runs)
+    report.rows += [Row("1Gbit", f"nfdt, {codec}", "round trips/s", values) for codec, values in found.items()]
+    pairs = zip(found["int8"], found["identity"], strict=True)
+    report.ratios["int8/identity@1Gbit"] = statistics.median(few / all_ for few, all_ in pairs)
+
+
 def main() -> None:
     options = arguments(__doc__ or "").parse_args()
     report = Report("wire", [SEED])
     sizes = {name: size for name, size in SIZES.items() if not options.quick or size < 10_000_000}
     run(report, sizes, seconds=0.5 if options.quick else 2.0, runs=3 if options.quick else 5)
     embedding.run(report, 100_000 if options.quick else 1_000_000, seconds=0.5, runs=2 if options.quick else 3)
+    run_linked(report, SIZES["2.5M"], seconds=0.5 if options.quick else 2.0, runs=3 if options.quick else 5)
     report.finish(options.json)
 
 

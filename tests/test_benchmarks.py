@@ -12,7 +12,7 @@ from pathlib import Path
 import keras
 import pytest
 
-from benchmarks import accuracy, embedding, hetero, hfdt, overhead, scale, wire
+from benchmarks import accuracy, embedding, hetero, hfdt, link, overhead, scale, wire
 from benchmarks.emulated import Training
 from benchmarks.epochs import Work, measured
 from benchmarks.hetero_jobs import batches_per_update
@@ -211,6 +211,23 @@ def test_wire_compares_an_embedding_by_rows_with_a_dense_one():
     assert report.ratios["bytes dense/rows@shm"] > 30
 
 
+def test_wire_says_what_int8_gains_on_a_slow_link(tmp_path):
+    report = Report("wire", [wire.SEED])
+    wire.run_linked(report, 50_000, seconds=0.01, runs=1)
+    assert written(report, tmp_path)["ratios"]["int8/identity@1Gbit"] > 0
+
+
+def test_link_compares_codecs_and_what_is_learnt_with_adaptive(monkeypatch, tmp_path):
+    monkeypatch.setattr(link, "learnt", lambda work, codec, mbit: [90.0 if codec == "identity" else 89.5])
+    work = link.Work(size=1000, compute_s=0.001, learn=5, steps=5, runs=1, seeds=(0,), epochs=1)
+    report = Report("link", [link.SEED])
+    link.run(report, work, {"100Mbit": 100.0}, ["identity", "int8", "adaptive"], {"100Mbit": 100.0})
+    got = written(report, tmp_path)
+    assert got["ratios"]["adaptive/best-fixed@100Mbit"] > 0
+    assert got["ratios"]["points over identity@100Mbit"] == -0.5
+    assert {"identity", "int8", "adaptive", "adaptive, 100Mbit"} == peers_of(got)
+
+
 def test_scale_adds_workers_and_shards(tmp_path):
     report = Report("scale", [scale.SEED])
     scale.run(report, {"tiny": 1000}, seconds=0.01, runs=1, workers=(1, 2), shards=(1,))
@@ -234,3 +251,4 @@ def test_bench_without_a_name_lists_the_benchmarks():
     assert "overhead: " in done.stderr
     assert "accuracy: " in done.stderr
     assert "hetero: " in done.stderr
+    assert "link: " in done.stderr

@@ -9,7 +9,7 @@ codecs lose, as a step on a gradient of relative squared error omega is worth ``
     T_exchange = latency + bytes(b) * send + decode(b) + bytes(c) * receive + encode(c) + decode(c)
 
 because whoever encodes also decodes, to know what is left for later. The cheapest pair is chosen among codecs that lose
-at most the error budget; the pair in use is left for one that costs at least 5 % less, and at once when it takes longer
+at most the error budget; the pair in use is left for one that costs at least 3 % less, and at once when it takes longer
 than the identity. On a fast link the identity wins: coding takes longer than it saves, and a byte is given the least
 time that the measurements allow. To tell latency from bandwidth, some pushes and replies are written in another codec;
 with error feedback that costs nothing in the long run.
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from nfdt.codecs.base import Codec
 from nfdt.codecs.link_estimate import Link, LinkEstimate
 
-HYSTERESIS = 0.05
+HYSTERESIS = 0.03
 REMEMBERED = 9
 PROBE_EVERY = 25  # pushes; every second one while a link is learnt
 
@@ -70,7 +70,7 @@ class AdaptiveWidth:
         reply: Codec of the next answer.
 
     Args:
-        codecs: To choose from, the widest first; the first one loses nothing. The last but one is for probes.
+        codecs: To choose from, the widest first; the first one loses nothing. The last three are for probes.
         size: Elements of the model.
         error_budget: Greatest omega of a codec that may be chosen.
         pipelined: The worker computes while it exchanges.
@@ -84,7 +84,7 @@ class AdaptiveWidth:
         widest = codecs[0].name
         self._push_losses: dict[str, Loss] = {widest: EXACT}
         self._reply_losses: dict[str, Loss] = {widest: EXACT}
-        self._widest, self._probe = widest, codecs[-2].name
+        self._wider, self._probe, self._narrowest = (codec.name for codec in codecs[-3:])
         self._chosen = self._exact = (widest, widest)
         self._pushes = self._probes = 0
         self.push, self.reply = self._chosen
@@ -97,9 +97,9 @@ class AdaptiveWidth:
         if self._pushes % (PROBE_EVERY if self._link.known else 2) == 0:
             self._probes += 1
             if self._probes % 3 != 1:
-                self.push = self._other(self.push)
+                self.push = self._other(self.push, self._push_losses)
             if self._probes % 3 != 2:
-                self.reply = self._other(self.reply)
+                self.reply = self._other(self.reply, self._reply_losses)
         return decision
 
     def computed(self, seconds: float) -> None:
@@ -124,9 +124,11 @@ class AdaptiveWidth:
         unknown = {n: loss for n, loss in losses.items() if self._bytes[n] < in_use or n not in self._reply_losses}
         self._reply_losses.update(unknown)
 
-    def _other(self, name: str) -> str:
-        """A codec of quite another size."""
-        return self._probe if self._bytes[name] > self._bytes[self._probe] else self._widest
+    def _other(self, name: str, losses: Mapping[str, Loss]) -> str:
+        """A codec of another size: a narrower one where there is one, as a wide one would take its time."""
+        if name == self._probe:
+            return self._narrowest if self._narrowest in self._affordable(losses) else self._wider
+        return self._wider if name == self._narrowest and self._probes % 4 == 0 else self._probe
 
     def _decide(self) -> Decision | None:
         """Other codecs from now on; None to stay with those in use."""

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-KEEP = 0.95  # of the weight of earlier exchanges
+KEEP = 0.97  # of the weight of earlier exchanges
 ENOUGH = 12
 _FIRST = 4  # exchanges before anything is expected of the next one
 _ALIKE = 0.001  # weight of the assumption that both directions are alike

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -32,12 +33,14 @@ class Exchange:
         store: The shard's.
         buffers: Where gradients that come over the stream are put together, or decoded.
         encoders: For differences of weights, by name.
+        most_parts: That a round may have.
     """
 
-    def __init__(self, store: Store, buffers: BufferPool, encoders: Mapping[str, Codec]) -> None:
+    def __init__(self, store: Store, buffers: BufferPool, encoders: Mapping[str, Codec], most_parts: int) -> None:
         self._store = store
         self._buffers = buffers
         self._encoders = encoders
+        self._most_parts = most_parts
         self._chain = Chain()
         self._complete_at = 0.0  # when the last byte of the request had come
         self._worker = ""
@@ -138,7 +141,13 @@ class Exchange:
     def _push(self, header: Frame, values: Any) -> Reply:
         numbers = {"round": header.round, "part": header.part, "parts": max(header.parts, 1)}
         numbers["computed_on"] = header.computed_on
-        gradient = Gradient(header.sequence, values, max(header.samples, 1), **numbers, rate=header.rate or 1.0)
+        rate = header.rate or 1.0
+        if not 0.0 < rate < math.inf or header.parts > self._most_parts:
+            raise ProtocolError(
+                f"Push {header.sequence} from {self._worker}: expected a finite factor of the learning rate above 0, "
+                f"and at most {self._most_parts} parts. Received: factor {rate}, {header.parts} parts."
+            )
+        gradient = Gradient(header.sequence, values, max(header.samples, 1), **numbers, rate=rate)
         wish = self._wish(header)
         return self._store.push(self._worker, gradient, want_weights=header.want_weights, wish=wish)
 

@@ -29,12 +29,14 @@ SERVICE = "nfdt.v1.Shard"
 STOP_GRACE_S = 1.0
 SPARE_CALLS = 16
 MAX_STATE_COPIES = 64
+LEAST_PARTS, PARTS_PER_WORKER = 16, 4  # what a round may have: it has one for each worker
 
 
 class ShardServicer:
     """The Shard service over a store; messages with payloads travel as bytes.
 
-    ``weights_only``: the optimizer's variables are no part of the state that is read and written.
+    ``most_parts``: of a round; those that come early are kept, a vector each. ``weights_only``: the optimizer's
+    variables are no part of the state that is read and written.
     """
 
     def __init__(
@@ -45,10 +47,11 @@ class ShardServicer:
         encoders: Mapping[str, Codec],
         shut_down: Callable[[], None],
         *,
+        most_parts: int,
         weights_only: bool = False,
     ) -> None:
         self._store = store
-        self._weights_only = weights_only
+        self._most_parts, self._weights_only = most_parts, weights_only
         self._plan = plan
         self._model_size = model_size
         self._shut_down = shut_down
@@ -58,7 +61,7 @@ class ShardServicer:
     @answering
     def exchange(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Pushes and pulls of one worker; its thread ends with the stream."""
-        yield from Exchange(self._store, self._buffers, self._encoders).answer(requests)
+        yield from Exchange(self._store, self._buffers, self._encoders, self._most_parts).answer(requests)
 
     @answering
     def administer(self, request: AdminRequest, context: grpc.ServicerContext) -> AdminReply:
@@ -181,9 +184,9 @@ def start_shard(
     )
     running = RunningShard(address, store, server)
     encoders = make_encoders(algorithm.top_k)
-    servicer = ShardServicer(
-        store, plan, plan.model_size, encoders, functools.partial(running.stop), weights_only=differences
-    )
+    limits = {"most_parts": max(LEAST_PARTS, PARTS_PER_WORKER * workers)}
+    stop = functools.partial(running.stop)
+    servicer = ShardServicer(store, plan, plan.model_size, encoders, stop, **limits, weights_only=differences)
     server.add_generic_rpc_handlers((servicer.handler(),))
     server.start()
     return running

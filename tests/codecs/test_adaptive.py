@@ -36,6 +36,7 @@ class Cluster:
         self.width.lost_in_pushes(losses(coding_s))
         self.width.lost_in_replies(losses(coding_s))
         self.decisions = []
+        self.spent_s = 0.0  # without noise
 
     def run(self, pushes):
         for _ in range(pushes):
@@ -43,6 +44,7 @@ class Cluster:
             if decision:
                 self.decisions.append((decision.push, decision.reply))
             sent, received = BYTES[self.width.push], BYTES[self.width.reply]
+            self.spent_s += self.seconds(self.width.push, self.width.reply)
             seconds = self.latency_s + 8e-6 * (sent / self.up + received / self.down)
             self.width.computed(self.compute_s * (1 + self.noise * self.random.random()))
             self.width.exchanged(sent, received, seconds * (1 + self.noise * self.random.exponential()))
@@ -111,10 +113,18 @@ def test_how_long_codecs_take_is_measured(coding_s, changed):
     assert bool(choice.decisions()) == changed
 
 
-def test_the_two_directions_are_chosen_apart():
-    push, reply = Cluster(up=50, down=1e5).run(150).last
-    assert push == "int4"
-    assert BYTES[reply] > BYTES[push]
+@pytest.mark.parametrize("seed", range(5))
+def test_the_two_directions_are_chosen_apart(seed):
+    assert Cluster(up=50, down=1e5, coding_s=0.02, seed=seed).run(150).last == ("int4", "identity")
+
+
+@pytest.mark.parametrize(("up", "compute_s"), list(itertools.product([50, 100, 1000], [0.02, 0.1])))
+def test_learning_a_link_and_watching_it_take_little_time(up, compute_s):
+    cluster = Cluster(up=up, compute_s=compute_s, coding_s=0.002, noise=0.05).run(60)
+    began, steps = cluster.spent_s, 200
+    cluster.run(steps)
+    best = min(cluster.seconds(name, name) for name in BYTES)
+    assert cluster.spent_s - began <= 1.05 * steps * best
 
 
 def test_latency_is_not_taken_for_bandwidth():

@@ -91,6 +91,17 @@ def test_one_worker_equals_plain_fit(digits, plain_fit, name, algorithm):
         np.testing.assert_allclose(outcome.optimizer[index], np.asarray(variable), rtol=1e-2, atol=2e-5)
 
 
+@pytest.mark.parametrize("transport", ["stream", "shared_memory"])
+@pytest.mark.parametrize(("algorithm", "workers", "tolerance"), [("bsp", 2, 2e-4), ("ddc-asgd", 1, 2e-3)])
+def test_whatever_carries_the_gradients_keras_is_equalled(digits, transport, algorithm, workers, tolerance):
+    x, y = digits[0][:480], digits[1][:480]
+    local = clone(dense, OPTIMIZERS["momentum"]())
+    local.fit(x, y, batch_size=24, epochs=1, shuffle=False, verbose=0)
+    options = {"workers": workers, "shards": 2, "batch_size": 24 // workers, "epochs": 1, "transport": transport}
+    outcome = train(clone(dense, OPTIMIZERS["momentum"]()), x, y, algorithm=algorithm, **options)
+    np.testing.assert_allclose(outcome.weights, flat(local), rtol=tolerance, atol=2e-5)
+
+
 def test_one_worker_equals_plain_fit_with_dropout_batchnorm_validation_and_clipping(digits):
     x, y = digits[0][:500], digits[1][:500]
     validation = (digits[0][500:700], digits[1][500:700])

@@ -1,0 +1,238 @@
+"""Whatever bytes come on a stream: a clear error, that stream ended, the shard unharmed, and little memory taken."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import dataclass, field
+
+import grpc
+import keras
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nfdt.codecs import DECODERS
+from nfdt.core.errors import NfdtError, ProtocolError, Refused, ShapeMismatch
+from nfdt.core.program.state import State
+from nfdt.core.wire.channel import open_channel
+from nfdt.core.wire.frames import CHUNK_BYTES, decode_frame, encode_frame
+from nfdt.core.wire.shards_pb2 import ERROR, OFFER, PULL, PUSH, WEIGHTS, Frame
+from nfdt.core.wire.status import translate
+from nfdt.shard.servicer import PARTS_PER_WORKER, start_shard
+from nfdt.transport.call import METHOD
+from nfdt.transport.stream import StreamClient
+from tests.shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_weights
+
+TOKEN = "job-token"
+SIZE = 4 * LAYOUT.size
+WORKERS = 5  # so many that records of ddc are halves
+fuzz = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+@dataclass
+class Shard:
+    """A real one, a good worker of it, and its answers to whoever sends it frames."""
+
+    address: str
+    store: object
+    good: StreamClient
+    answers: list[Frame] = field(default_factory=list)
+
+    def send(self, frames) -> NfdtError | None:
+        """What ends the stream; None when it ends well."""
+        self.answers = []
+        with open_channel(self.address, TOKEN) as channel:
+            try:
+                for data in channel.stream_stream(METHOD)(iter(frames), timeout=30):
+                    self.answers.append(decode_frame(data)[0])
+            except grpc.RpcError as error:
+                if error.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.DEADLINE_EXCEEDED):
+                    raise
+                return translate(error, "shard")
+        if self.answers and self.answers[-1].kind == ERROR:
+            return ProtocolError(self.answers[-1].error)
+        return None
+
+    def weights(self):
+        return self.store.read(weights_only=True)[0]
+
+    def check_the_good_worker_goes_on(self):
+        version = self.store.version
+        answer = self.good.push(gradients(1)[0], samples=1)
+        assert (answer.applied, self.store.version) == (True, version + 1)
+        self.store.write(start_weights(), {})
+        assert np.array_equal(self.good.pull().weights, start_weights())
+        self.store.forget("bad")
+
+
+@pytest.fixture(scope="module", params=["plain", "ddc"])
+def shard(request):
+    reference = Reference(keras.optimizers.SGD(0.1, momentum=0.9))
+    state = State(start_weights(), reference.state)
+    algorithm = rule_spec(request.param)
+    running = start_shard(reference.manifest(), state, algorithm, 0, 1, workers=WORKERS, token=TOKEN)
+    good = StreamClient([running.address], LAYOUT, "good", TOKEN, timeout_s=30)
+    good.pull()
+    yield Shard(running.address, running.store, good)
+    good.close()
+    running.stop(0)
+
+
+def pull(**fields):
+    return encode_frame(Frame(**{"kind": PULL, "sequence": 1, "worker": "bad", **fields}))
+
+
+def push(offset=0, payload=b"", **fields):
+    header = {"kind": PUSH, "sequence": 2, "total_bytes": SIZE, "parts": 1, "want_weights": True, "offset": offset}
+    return encode_frame(Frame(**{**header, **fields}), payload)
+
+
+def whole_push(chunk=32):
+    """A good push in several frames."""
+    data = gradients(1, seed=5)[0].tobytes()
+    return [push(at, data[at : at + chunk]) for at in range(0, SIZE, chunk)]
+
+
+@st.composite
+def broken_pushes(draw):
+    """Frames of a push, one of them spoiled in such a way that it cannot be a push any more."""
+    frames = whole_push()
+    at = draw(st.integers(0, len(frames) - 1))
+    match draw(st.integers(0, 8)):
+        case 0:
+            del frames[at]
+        case 1:
+            at = min(at, len(frames) - 2)  # one more behind the last is no part of the push
+            frames.insert(at, frames[at])
+        case 2:
+            other = draw(st.integers(0, len(frames) - 1).filter(lambda other: other != at))
+            frames[at], frames[other] = frames[other], frames[at]
+        case 3:
+            frames[at] = frames[at][: draw(st.integers(0, len(frames[at]) - 1))]
+        case 4:
+            frames[at] += draw(st.binary(min_size=1, max_size=50))
+        case 5:
+            frames[0] = push(0, b"1234", total_bytes=draw(st.integers(0, 2**64 - 1).filter(lambda n: n != SIZE)))
+        case 6:
+            frames[at] = push(draw(st.integers(SIZE + 1, 2**64 - 1)), b"1234")
+        case 7:
+            frames.insert(max(at, 1), draw(st.sampled_from([pull(), push(32, b"1234", sequence=9), b""])))
+        case 8:
+            frames = frames[:at]
+            frames.append(push(32 * at, bytes(SIZE + 4)))
+    return frames
+
+
+@fuzz
+@given(frames=broken_pushes())
+def test_a_broken_push_is_not_applied(shard, frames):
+    before = shard.store.version
+    error = shard.send([pull(), *frames, *whole_push()])
+    assert isinstance(error, ProtocolError | ShapeMismatch), error
+    assert len(str(error)) > 20
+    assert [answer.kind for answer in shard.answers if answer.kind != ERROR] == [WEIGHTS]
+    assert shard.store.version == before
+    assert np.array_equal(shard.weights(), start_weights())
+    shard.check_the_good_worker_goes_on()
+
+
+texts = st.text(max_size=300)
+numbers = st.one_of(st.integers(0, 3), st.integers(0, 2**32 - 1))
+large_numbers = st.one_of(st.integers(0, 3), st.integers(0, 2**64 - 1))
+headers = st.fixed_dictionaries(
+    {},
+    optional={
+        "kind": st.integers(0, 8),
+        "sequence": large_numbers,
+        "worker": st.one_of(st.just("bad"), texts),
+        "samples": numbers,
+        "round": numbers,
+        "part": numbers,
+        "parts": numbers,
+        "want_weights": st.booleans(),
+        "total_bytes": st.one_of(st.just(SIZE), large_numbers),
+        "offset": large_numbers,
+        "segment": texts,
+        "boot_id": texts,
+        "shared": st.booleans(),
+        "codec": st.one_of(st.sampled_from(list(DECODERS)), texts),
+        "reply_codec": st.one_of(st.sampled_from(list(DECODERS)), texts),
+        "base": large_numbers,
+        "rate": st.floats(width=32),
+        "computed_on": large_numbers,
+    },
+)
+
+
+@fuzz
+@given(
+    made_up=st.lists(st.tuples(headers, st.binary(max_size=2 * SIZE)), max_size=4),
+    garbage=st.lists(st.binary(max_size=300), max_size=2),
+    order=st.randoms(use_true_random=False),
+)
+def test_made_up_frames_in_any_order_leave_a_shard_that_works(shard, made_up, garbage, order):
+    frames = [encode_frame(Frame(**{"kind": PUSH, **fields}), payload) for fields, payload in made_up]
+    frames += [*garbage, *whole_push(SIZE), pull(sequence=3)]
+    order.shuffle(frames)
+    error = shard.send([pull(), *frames])
+    assert error is None or isinstance(error, ProtocolError | ShapeMismatch | Refused), repr(error)
+    shard.check_the_good_worker_goes_on()
+
+
+@pytest.mark.parametrize(
+    ("frames", "message"),
+    [
+        (lambda: [push(payload=bytes(SIZE), rate=float("nan"))], "factor of the learning rate"),
+        (lambda: [push(payload=bytes(SIZE), rate=float("inf"))], "factor of the learning rate"),
+        (lambda: [push(payload=bytes(SIZE), rate=-1.0)], "factor of the learning rate"),
+        (lambda: [push(payload=bytes(SIZE), parts=2**32 - 1, part=7)], "parts"),
+        (lambda: [push(payload=bytes(SIZE), computed_on=77)], "on answer 77"),
+        (lambda: [push(payload=bytes(SIZE), worker="somebody")], "one worker's name"),
+        (lambda: [encode_frame(Frame(kind=77))], "push or pull"),
+        (lambda: [encode_frame(Frame(kind=OFFER, total_bytes=2**50, segment="../x")), push()], "chunk"),
+        (lambda: [push(shared=True)], "no segment"),
+    ],
+    ids=["rate nan", "rate inf", "rate below 0", "parts", "answer", "name", "kind", "offer", "shared"],
+)
+def test_numbers_that_make_no_sense_are_refused(shard, frames, message):
+    before = shard.store.version
+    error = shard.send([pull(), *frames()])
+    assert message.lower() in str(error).lower()
+    assert shard.store.version == before
+    assert np.array_equal(shard.weights(), start_weights())
+    shard.check_the_good_worker_goes_on()
+
+
+@pytest.mark.parametrize("codec", ["", *DECODERS])
+@pytest.mark.parametrize("total_bytes", [SIZE + 4, 2**31, 2**40, 2**63])
+def test_a_size_that_is_claimed_takes_no_memory(shard, codec, total_bytes):
+    tracemalloc.start()
+    try:
+        error = shard.send([pull(), push(payload=b"1234", codec=codec, total_bytes=total_bytes)])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert "expected" in str(error)
+    assert peak < 8 * 2**20
+    shard.check_the_good_worker_goes_on()
+
+
+def test_a_frame_larger_than_frames_may_be_ends_its_stream_only(shard):
+    error = shard.send([pull(), Frame(kind=PUSH, payload=bytes(3 * CHUNK_BYTES)).SerializeToString()])
+    assert isinstance(error, ProtocolError | Refused), error
+    shard.check_the_good_worker_goes_on()
+
+
+def test_parts_of_a_round_that_never_ends_are_bounded(shard):
+    data = bytes(SIZE)
+    most = PARTS_PER_WORKER * WORKERS
+    frames = [
+        push(payload=data, sequence=2 + part, round=2**20, part=part, parts=most, want_weights=False)
+        for part in range(1, most)
+    ]
+    assert shard.send([pull(), *frames]) is None
+    more = push(payload=data, sequence=9999, round=2**20 + 1, part=1, parts=most + 1)
+    assert "parts" in str(shard.send([pull(), more]))
+    shard.store.flush()
+    shard.check_the_good_worker_goes_on()
