@@ -182,14 +182,14 @@ def sparse_tables(manifest: Mapping[str, Any], algorithm: AlgorithmSpec, shards:
     """The variables, by index, whose gradients travel by rows and whose untouched rows stay as they are.
 
     Only where that is exactly what Keras does: SGD without momentum, and nothing that moves or measures whole
-    variables. And only where pushes are applied as they come, as they are: not in rounds, merged, or encoded.
+    variables. And only where pushes are applied as they are, as they come or in rounds: not merged, or encoded.
     """
     options = _optimizer_options(manifest)
     plain = (manifest.get("optimizer") or {}).get("class_name") == "SGD" and manifest.get("divisible")
     moved = ("momentum", "weight_decay", "use_ema", "clipvalue", "gradient_accumulation_steps")
     row = (algorithm.topology, algorithm.codec, algorithm.reply_codec or "identity")
-    on_arrival = algorithm.consistency in ("free", "ssp") and row == ("flat", "identity", "identity")
-    if not (algorithm.sparse and plain and on_arrival) or any(options.get(name) for name in moved):
+    as_they_are = algorithm.consistency in ("free", "ssp", "bsp") and row == ("flat", "identity", "identity")
+    if not (algorithm.sparse and plain and as_they_are) or any(options.get(name) for name in moved):
         return ()
     layout = ParameterLayout.of_program(manifest)
     pieces = [piece for run in layout.cut(shards) for piece in run.pieces]

@@ -18,9 +18,10 @@ import numpy.typing as npt
 
 from nfdt.codecs.rows import ROWS
 from nfdt.core.errors import ProtocolError, ShapeMismatch
-from nfdt.core.rows import RowVector, TableLayout
+from nfdt.core.rows import Rows, RowVector, TableLayout
 from nfdt.shard.apply import Engine
 from nfdt.shard.push import Difference, Gradient, Reply, Vector, Wish
+from nfdt.shard.row_round import RowRound
 from nfdt.shard.store import PULL_TIMEOUT_S, ShardStore
 from nfdt.shard.table import Arrival, Table
 
@@ -29,7 +30,8 @@ class SparseStore:
     """Thread-safe store of one shard with tables; see :class:`~nfdt.shard.store.ShardStore` for its methods.
 
     Args:
-        dense: What is outside the tables, for asynchronous pushes; of one element if there is nothing.
+        dense: What is outside the tables, of one element if there is nothing. It applies pushes as they come, or
+            in rounds; it merges no others.
         engine: The dense store's; says the learning rate.
         tables: In the layout's order.
         layout: Of this shard.
@@ -42,6 +44,7 @@ class SparseStore:
         self._tables = list(tables)
         self._layout = layout
         self._changed = threading.Condition()
+        self._round = RowRound()
         self._waited_s = self._busy_s = 0.0
         self._sent: dict[str, dict[int, int]] = {}  # worker -> sequence of a request -> version of its answer
 
@@ -78,32 +81,36 @@ class SparseStore:
 
         Raises:
             ShapeMismatch: it is of another model.
-            ProtocolError: the worker never pulled, or the gradient is a part of a round.
+            ProtocolError: the worker never pulled, or parts of a round contradict each other.
         """
-        vector = self._received(worker, gradient.values)
-        if gradient.parts > 1:
-            raise ProtocolError(f"Push from worker {worker}: expected none of a round, as this shard has tables.")
+        vector, alone = self._received(worker, gradient.values), gradient.parts == 1
         asked_at = time.perf_counter()
         with self._changed:
             began_at = time.perf_counter()
-            before, updates, rate = self.version, self._engine.updates, self._engine.learning_rate * gradient.rate
+            before, updates, rate = self.version, self._engine.updates, self._engine.learning_rate
             reply = self._dense.push(
                 worker, replace(gradient, values=self._dense_part(vector)), want_weights=want_weights
             )
-            if self.version > before:
+            if not alone and reply.applied:
+                self._round.take(gradient, vector)
+            if alone and reply.applied:
                 computed_on = self._computed_on(worker, gradient.computed_on)
-                arrival = Arrival(self.version, computed_on, reply.staleness, rate, updates)
-                for table, rows in zip(self._tables, vector.rows, strict=True):
-                    table.apply(worker, rows, arrival)
-                self._changed.notify_all()
+                arrival = Arrival(self.version, computed_on, reply.staleness, rate * gradient.rate, updates)
+                self._apply(worker, vector.rows, arrival)
+            elif self.version > before:
+                self._close_round(rate, updates)
             reply = self._answer(worker, gradient.sequence, reply, wish) if want_weights else reply
             self._waited_s += began_at - asked_at
             self._busy_s += time.perf_counter() - began_at
             return reply
 
     def flush(self) -> int:
-        """Nothing waits to be merged; returns the version."""
-        return self._dense.flush()
+        """Apply the parts of a round that is not complete; returns the version."""
+        with self._changed:
+            before, updates, rate = self.version, self._engine.updates, self._engine.learning_rate
+            if self._dense.flush() > before:
+                self._close_round(rate, updates)
+            return self.version
 
     def forget(self, worker: str) -> None:
         """Free what is kept for a worker that is gone; its next sequence may start again."""
@@ -160,6 +167,15 @@ class SparseStore:
         return dense if vector.finite else np.full_like(dense, np.nan)
 
     # -- under the lock
+
+    def _close_round(self, rate: float, updates: int) -> None:
+        """Apply the mean of the parts that the dense store has just applied."""
+        self._apply("", self._round.mean(), Arrival(self.version, self.version, 0, rate, updates))
+
+    def _apply(self, worker: str, gradient: Sequence[Rows], arrival: Arrival) -> None:
+        for table, rows in zip(self._tables, gradient, strict=True):
+            table.apply(worker, rows, arrival)
+        self._changed.notify_all()
 
     def _computed_on(self, worker: str, sequence: int) -> int:
         """The version of the answer that the gradient was computed on."""

@@ -65,6 +65,15 @@ def test_one_worker_equals_plain_fit(sentences, name, algorithm, shards, transpo
         np.testing.assert_allclose(outcome.optimizer[index], np.asarray(variable), rtol=1e-2, atol=2e-5)
 
 
+def test_bsp_with_4_workers_equals_one_process_with_the_4_fold_batch(sentences):
+    x, y = sentences[0][:190], sentences[1][:190]
+    local, job = clone(model, OPTIMIZERS["sgd"]()), clone(model, OPTIMIZERS["sgd"]())
+    local.fit(x, y, batch_size=40, epochs=2, shuffle=False, verbose=0)
+    outcome = train(job, x, y, algorithm="bsp", workers=4, shards=2, transport="stream", batch_size=10, epochs=2)
+    np.testing.assert_allclose(outcome.weights, flat(local), rtol=2e-4, atol=2e-5)
+    assert sum(sent for sent, _ in outcome.traffic) < 4 * outcome.weights.size  # of 40 gradients
+
+
 @pytest.mark.parametrize("overrides", [{}, {"overlap": 1}, {"update_rule": "dc-a"}], ids=str)
 def test_three_workers_train_every_sample_by_rows(sentences, overrides):
     x, y = sentences

@@ -1,0 +1,35 @@
+"""The table rows of a synchronous round: parts summed in their own order, whatever the order of arrival."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nfdt.core.rows import Rows, RowVector
+from nfdt.shard.push import Gradient
+
+
+class RowRound:
+    """The parts of the newest round so far; the dense store has checked them, and knows when they are all."""
+
+    def __init__(self) -> None:
+        self._number = -1
+        self._parts: dict[int, tuple[tuple[Rows, ...], int]] = {}
+
+    def take(self, gradient: Gradient, vector: RowVector) -> None:
+        """Keep a copy of a part; the first of a new round takes the place of the old one."""
+        if gradient.round != self._number:
+            self._number, self._parts = gradient.round, {}
+        rows = tuple(Rows(own.index.copy(), own.values.copy()) for own in vector.rows)
+        self._parts[gradient.part] = (rows, gradient.samples)
+
+    def mean(self) -> list[Rows]:
+        """For each table the mean over the samples of all parts."""
+        parts = [self._parts[part] for part in sorted(self._parts)]
+        samples = sum(count for _, count in parts)
+        found = []
+        for own in zip(*(rows for rows, _ in parts), strict=True):
+            index = np.concatenate([rows.index for rows in own])
+            weighted = [rows.values * np.float32(count) for rows, (_, count) in zip(own, parts, strict=True)]
+            total = Rows.summed(index, np.concatenate(weighted))
+            found.append(Rows(total.index, total.values / np.float32(samples)))
+        return found
