@@ -199,7 +199,7 @@ class TableLayout:
             count = int(_cut(payload, at, 4).view(_INT32)[0])
             if not 0 <= count <= table.rows:
                 raise ProtocolError(f"Rows: expected at most {table.rows} of a table. Received: {count}.")
-            index = _cut(payload, at + 4, 4 * count).view(_INT32)
+            index = _cut(payload, at + 4, 4 * count).view(_INT32).copy()  # checked and used are the same
             at += 4 + 4 * count
             values = _cut(payload, at, 4 * count * table.width).view(_FLOAT32).reshape(count, table.width)
             at += values.nbytes

@@ -44,18 +44,16 @@ class ShardStore:
     """
 
     def __init__(self, engine: Engine, *, merge_count: int = 1, overlap: int = 0, records: Kind = "exact") -> None:
-        self.overlap = overlap
+        self.overlap, self._merge_count = overlap, merge_count
         self._engine = engine
-        self._merge_count = merge_count
         self._recorder = Recorder(records, engine)
         self._changed = threading.Condition()
         self._workers: dict[str, WorkerRecord] = {}
         self._statistics = ShardStatistics()
-        self._version = 0
+        self._version, self._closed_round = 0, -1
         self._shared: Any = None
         self._held: Pending | None = None
         self._round: Round | None = None
-        self._closed_round = -1
         self._round_rule: dict[str, Any] | None = None
 
     @property
@@ -260,10 +258,12 @@ class ShardStore:
         return again or self._send(name, sequence, Sent(self._snapshot()), applied=False)
 
     def _again(self, name: str, sequence: int, *, applied: bool = True) -> Reply | None:
-        """The answer that this request got before, if it is still known."""
+        """The answer that this request got before, if it is still known; with newer weights where none are kept."""
         sent = self._sent(name, sequence)
-        if sent is None or sent.weights is None:
+        if sent is None:
             return None
+        if sent.weights is None:
+            return self._send(name, sequence, Sent(self._snapshot()), staleness=sent.staleness, applied=applied)
         self._workers[name].backups.add(sequence, replace(sent))  # not to be replaced by a difference any more
         return Reply(sent.version, self._engine.array(sent.weights), sent.staleness, applied)
 

@@ -175,7 +175,7 @@ def test_a_push_whose_answer_is_lost_is_sent_again_and_applied_once(shard, relay
 @pytest.mark.parametrize("share_memory", [False, True])
 @pytest.mark.parametrize("lost", [2, 3, 4])
 def test_pushes_that_overlap_are_sent_again_in_order_and_applied_once(share_memory, lost):
-    running = serve(overlap=2)[0]
+    running = serve(overlap=2, codec="int8")[0]  # replies could be encoded: it keeps what it sent
     relay = Relay(running.address)
     relay.lose_answers_to = {lost}
     client = StreamClient([relay.address], LAYOUT, "w", TOKEN, timeout_s=20, overlap=2, share_memory=share_memory)
