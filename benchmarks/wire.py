@@ -280,7 +280,10 @@ def main() -> None:
     report = Report("wire", [SEED])
     sizes = {name: size for name, size in SIZES.items() if not options.quick or size < 10_000_000}
     run(report, sizes, seconds=0.5 if options.quick else 2.0, runs=3 if options.quick else 5)
-    embedding.run(report, 100_000 if options.quick else 1_000_000, seconds=0.5, runs=2 if options.quick else 3)
+    if options.quick:
+        embedding.run(report, 100_000, seconds=0.5, runs=2, transports=("shm",))
+    else:
+        embedding.run(report, 1_000_000, seconds=0.5, runs=3)
     run_linked(report, SIZES["2.5M"], seconds=0.5 if options.quick else 2.0, runs=3 if options.quick else 5)
     report.finish(options.json)
 

@@ -24,7 +24,8 @@ class Pulled:
     needs them longer copies them.
 
     Attributes:
-        weights: Of the whole model.
+        weights: Of the whole model. A client made for tables gives :class:`nfdt.core.rows.RowWeights` where it was sent
+            changed rows; never when asked for exact weights.
         versions: Of each shard.
         sequence: Names this answer among those of the client; what ``computed_on`` of a push says.
     """
@@ -132,7 +133,8 @@ class ParameterClient(Protocol):
         """Send a mean gradient, to be applied at most once; :meth:`PendingPush.result` waits for the answer.
 
         Args:
-            gradient: Shape ``(P,)``, float32; borrowed until the answer is there.
+            gradient: Shape ``(P,)``, float32; borrowed until the answer is there. A client made for tables takes a
+                :class:`nfdt.core.rows.RowVector` as well.
             **options: See :class:`PushOptions`.
 
         Raises:

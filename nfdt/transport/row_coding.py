@@ -86,7 +86,7 @@ class RowCoding:
                 np.copyto(out[bound], part.weights)
             dense[self._dense[shard]] = layout.dense(out[bound])
             self._news[:] = [news for news in self._news if (news.table, news.first) not in self._first[shard]]
-            self._note(shard, layout.views(out[bound]))
+            self._note(shard, [view.copy() for view in layout.views(out[bound])])
         self._answer = sequence
         return out if all(part.difference is None for part in parts) else RowWeights(dense, self._news)
 
