@@ -92,7 +92,7 @@ class Coding:
         Args:
             sequence: Of the answer; answers come in order.
             parts: One per shard.
-            out: Shape ``(P,)``; not changed by the client afterwards.
+            out: Shape ``(P,)``; not changed by the client until the next answer is decoded, into another one.
 
         Raises:
             ProtocolError: a difference to other weights than those held.

@@ -75,7 +75,7 @@ class StreamClient:
         **security: Any,
     ) -> None:
         self._bounds = shard_bounds(layout, len(addresses))
-        self._size = layout.size
+        self._buffers = [np.empty(layout.size, np.float32) for _ in range(overlap + (2 if choice else 1))]
         self._worker = worker
         self._sequence = 0
         self._newest = 0
@@ -170,7 +170,7 @@ class StreamClient:
             header.codec = encoded.codec.name
         if self._coding and self._coding.reply_codec and not exact:
             header.reply_codec = self._coding.reply_codec.name
-        weights = np.empty(self._size, np.float32)
+        weights = self._buffers[self._sequence % len(self._buffers)]
         self._asked.append(_Asked(weights, sum(payload.nbytes for payload in encoded.payloads), time.monotonic()))
         for link, payload, bound in zip(self._links, encoded.payloads, self._bounds, strict=True):
             link.ask(Request(header, _bytes(payload), _bytes(weights[bound])))
@@ -192,7 +192,11 @@ class StreamClient:
     def _answers(self, sequence: int) -> tuple[Any, list[Frame]]:
         """What the shards answered to the oldest request, the weights put together."""
         asked = self._asked.popleft()
-        answers = [link.wait(sequence) for link in self._links]
+        try:
+            answers = [link.wait(sequence) for link in self._links]
+        except BaseException:  # a stream that was given up may still write into the old ones
+            self._buffers = [np.empty_like(buffer) for buffer in self._buffers]
+            raise
         headers = [answer.header for answer in answers]
         if self._coding:
             self._measure(self._coding, asked, answers)
