@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from nfdt.core.arrays import ParameterLayout
 from nfdt.core.errors import UsageError
 from nfdt.shard.optimizer import BuiltOptimizer
 from nfdt.shard.step import FusedStep
-from nfdt.shard.tensors import Half, TensorOps, Vector, as_array, as_tensor, is_finite, whole
+from nfdt.shard.tensors import Half, TensorOps, Vector, as_array, as_tensor, is_finite, read, whole
 from nfdt.update_rules.base import State, UpdateRule
 
 
@@ -56,7 +57,9 @@ class Pending:
         self.count += 1
 
 
+@functools.lru_cache(maxsize=1024)
 def _scalar(value: float) -> Any:
+    """A constant; most are small numbers that come again and again, and making one takes as long as a small step."""
     return tf.constant(value, tf.float32)
 
 
@@ -109,7 +112,9 @@ class Engine:
 
     def weights(self) -> Vector:
         """The weights as they are; later steps leave them so, as TensorFlow copies a variable that is held on write."""
-        return self._fused.flat() if self.size else tf.zeros(0)
+        if not self.size:
+            return tf.zeros(0)
+        return read(self.built.variables[0]) if self.built.plan.flat else self._fused.flat()
 
     @staticmethod
     def tensor(vector: npt.NDArray[np.float32]) -> Vector:

@@ -58,6 +58,11 @@ def as_array(vector: Vector) -> npt.NDArray[np.float32]:
     return np.frombuffer(memoryview(vector), np.float32) if vector.shape[0] else np.zeros(0, np.float32)
 
 
+def read(variable: Any) -> Vector:
+    """A Keras variable's value, not copied, and without what TensorFlow does around a small read."""
+    return tf.raw_ops.ReadVariableOp(resource=variable.value.handle, dtype=tf.float32)
+
+
 def is_finite(vector: npt.NDArray[np.float32]) -> bool:
     """Whether every element is a number. NumPy is three times as fast here as what XLA makes of a reduction."""
     return bool(np.isfinite(vector).all())
