@@ -254,8 +254,9 @@ class ShardStore:
         self._statistics.count_duplicate(name)
         if not want_weights:
             return Reply(self._version, None, 0, False)
-        again = self._again(name, sequence, applied=False)
-        return again or self._send(name, sequence, Sent(self._snapshot()), applied=False)
+        again, sent = self._again(name, sequence, applied=False), self._sent(name, sequence)
+        staleness = sent.staleness if sent else 0
+        return again or self._send(name, sequence, Sent(self._snapshot()), staleness=staleness, applied=False)
 
     def _again(self, name: str, sequence: int, *, applied: bool = True) -> Reply | None:
         """The answer that this request got before, if it is still known; with newer weights where none are kept."""
