@@ -82,6 +82,13 @@ class AlgorithmSpec(BaseModel):
         """Whether workers may be sent differences of weights in a codec."""
         return (self.reply_codec or self.codec) != "identity"
 
+    @field_validator("consistency")
+    @classmethod
+    def _groups_merge_already(cls, value: str, info: Any) -> str:
+        if value == "softsync" and info.data.get("topology") == "groups":
+            raise ValueError("expected 'free', 'ssp' or 'bsp' with groups: what a group pushes is merged already")
+        return value
+
     @field_validator("overlap")
     @classmethod
     def _nothing_overlaps_a_barrier(cls, value: int, info: Any) -> int:

@@ -41,6 +41,7 @@ def test_groups_are_started_by_the_server_on_its_machine(options):
         ({"groups": True}, "groups"),
         ({"outer": "delta", "consistency": "ssp"}, "outer"),
         ({"overlap": 1}, "overlap"),
+        ({"consistency": "softsync"}, "consistency"),
         ({"local_steps": 0}, "local_steps"),
     ],
 )
