@@ -78,6 +78,7 @@ class StreamClient:
         self._buffers = [np.empty(layout.size, np.float32) for _ in range(overlap + (2 if choice else 1))]
         self._worker = worker
         self._sequence = 0
+        self._answers_wanted = 0  # by turns in the buffers: a difference is added to what the other one holds
         self._newest = 0
         self._asked: deque[_Asked] = deque()
         self._coding: Coding | RowCoding | None = Coding(choice, self._bounds) if choice else None
@@ -170,7 +171,8 @@ class StreamClient:
             header.codec = encoded.codec.name
         if self._coding and self._coding.reply_codec and not exact:
             header.reply_codec = self._coding.reply_codec.name
-        weights = self._buffers[self._sequence % len(self._buffers)]
+        weights = self._buffers[self._answers_wanted % len(self._buffers)]
+        self._answers_wanted += header.kind == PULL or header.want_weights
         self._asked.append(_Asked(weights, sum(payload.nbytes for payload in encoded.payloads), time.monotonic()))
         for link, payload, bound in zip(self._links, encoded.payloads, self._bounds, strict=True):
             link.ask(Request(header, _bytes(payload), _bytes(weights[bound])))
