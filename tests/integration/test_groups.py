@@ -125,7 +125,9 @@ print(json.dumps(dict(
         )
     )
     assert got["samples"] == 15 * 1344
-    assert all(pushes < 0.5 * steps for pushes, steps in zip(got["pushes"], got["steps"], strict=True))
+    shares = [pushes / steps for pushes, steps in zip(got["pushes"], got["steps"], strict=True)]
+    assert min(shares) < 0.5  # the fastest group takes 4 steps to a push, the other one as many as its speed allows
+    assert max(shares) <= 1
     assert got["accuracy"] > got["alone"] - 0.025
 
 
