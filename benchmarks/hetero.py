@@ -191,7 +191,8 @@ def main() -> None:
     if options.clusters:
         plan = replace(plan, clusters={name: CLUSTERS[name] for name in options.clusters})
     report = Report("hetero", [SEED], also=packages())
-    run(report, plan, options.data_dir, python_of_keras2(install=not options.quick))
+    wanted = not options.quick and bool({PSS, MWMS} & set(peers))
+    run(report, plan, options.data_dir, python_of_keras2(install=wanted))
     report.finish(options.json)
 
 
