@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from collections.abc import Callable
@@ -18,7 +17,8 @@ import tensorflow as tf
 from benchmarks.batches import shuffled_batches
 from benchmarks.epochs import now
 from benchmarks.images import load_images
-from benchmarks.models import CASES, build
+from benchmarks.models import build
+from benchmarks.work import work_options
 
 
 def make_step(model: Any, metrics: dict[str, Any], *, compiled: bool) -> Callable[[Any, Any], None]:
@@ -76,13 +76,7 @@ def train(case: str, data: Path, batch: int, epochs: int, *, compiled: bool) -> 
 
 def run_rank() -> None:
     """Entry point of ``python -m benchmarks.horovod_loop``: trains without XLA, then with it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("case", choices=CASES)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--batch", type=int, required=True)
-    parser.add_argument("--epochs", type=int, required=True)
-    parser.add_argument("--result", type=Path, required=True)
-    options = parser.parse_args()
+    options = work_options(__doc__)
     hvd.init()
     threads = max(1, len(os.sched_getaffinity(0)) // hvd.local_size())
     tf.config.threading.set_intra_op_parallelism_threads(threads)

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-from pathlib import Path
 
 import keras
 
 from benchmarks.epochs import watch_epochs
 from benchmarks.images import load_images
-from benchmarks.models import CASES, build
+from benchmarks.models import build
+from benchmarks.work import work_options
 
-parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("case", choices=CASES)
-parser.add_argument("--data", type=Path, required=True)
-parser.add_argument("--batch", type=int, required=True)
-parser.add_argument("--epochs", type=int, required=True)
-parser.add_argument("--result", type=Path, required=True)
-options = parser.parse_args()
+options = work_options(__doc__)
 
 images, labels = load_images(options.data)
 watch, begins = watch_epochs(keras)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from pathlib import Path
@@ -16,7 +15,8 @@ import tf_keras
 from benchmarks.batches import shuffled_batches
 from benchmarks.epochs import watch_epochs
 from benchmarks.images import load_images
-from benchmarks.models import CASES, build
+from benchmarks.models import build
+from benchmarks.work import work_options
 
 
 def train(case: str, data: Path, batch: int, epochs: int, strategy: Any) -> list[float]:
@@ -39,13 +39,7 @@ def train(case: str, data: Path, batch: int, epochs: int, strategy: Any) -> list
 
 def run_worker() -> None:
     """Entry point of ``python -m benchmarks.mirrored_loop``."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("case", choices=CASES)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--batch", type=int, required=True)
-    parser.add_argument("--epochs", type=int, required=True)
-    parser.add_argument("--result", type=Path, required=True)
-    options = parser.parse_args()
+    options = work_options(__doc__)
     cluster = json.loads(os.environ["TF_CONFIG"])
     threads = max(1, len(os.sched_getaffinity(0)) // len(cluster["cluster"]["worker"]))
     tf.config.threading.set_intra_op_parallelism_threads(threads)
