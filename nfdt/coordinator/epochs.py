@@ -70,7 +70,7 @@ class EpochPlanner:
         return Epoch(book, len(plan), self._order_crc, source.ranks)
 
     def plan_with(self, spec: JobSpec) -> None:
-        """The specification of the epochs that begin from now on; it differs in ``fit`` alone."""
+        """The specification of the epochs that begin from now on; their data and order stay what they were."""
         self._spec = spec
 
     def feed(self) -> FedTasks | None:
