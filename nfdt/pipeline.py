@@ -43,6 +43,11 @@ class Pipeline(Generic[Tag]):
         """The tags of the pushes whose answers have not been taken, oldest first."""
         return [tag for tag, _ in self._sent]
 
+    @property
+    def holds_weights(self) -> bool:
+        """Whether :meth:`weights` has an answer at hand, and pulls nothing."""
+        return self._held is not None
+
     def weights(self, *, exact: bool = False) -> Pulled:
         """What to compute on: of the newest answer, or pulled where there is none; good until the next :meth:`send`.
 

@@ -27,6 +27,14 @@ SERVERS = (
     "nfdt.transport",
     "nfdt.worker",
 )
+SIMULATED = (
+    "nfdt.coordinator",
+    "nfdt.lease_times",
+    "nfdt.pipeline",
+    "nfdt.shard",
+    "nfdt.statistics",
+    "nfdt.transport",
+)
 CORE = "nfdt.core"
 CORE_ROOMS = ("nfdt.core.jobs", "nfdt.core.wire", "nfdt.core.program", "nfdt.core.training")
 
@@ -47,6 +55,8 @@ ARROWS: dict[str, tuple[str, ...]] = {
     **{room: (CORE, room) for room in PURE},
     "nfdt.planning": (CORE, "nfdt.schedulers", "nfdt.planning"),
     **{room: (CORE, *PURE, *SERVERS) for room in SERVERS},
+    # The servers' own code under a virtual clock: docs/decisions/0013.
+    "nfdt.simulate": (CORE, *PURE, *SIMULATED, "nfdt.simulate"),
 }
 
 KERAS_ROOMS = ("nfdt.core.program", "nfdt.core.training", "nfdt.shard", "nfdt.slot", "nfdt_client", "hfdt")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import uuid
+from collections.abc import Mapping
 from contextvars import Token
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from nfdt.core.errors import PolicyRefused, ServerUnreachable, UsageError
 from nfdt.core.spec import ClusterSpec
@@ -46,16 +47,9 @@ class Session:
         self._embedded: EmbeddedServer | None = None
         self._undo = contextlib.ExitStack()
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Self:
         with contextlib.ExitStack() as undo:
-            if self.options.algorithm.topology in ("ring", "groups") and self.options.server is None:
-                ring.require_horovod(self.options.algorithm.name)
-            if self.options.world is not None and self.options.world.rank:
-                ring.follow(self.options.cluster)
-            self._embedded = undo.enter_context(_embedded(self.options)) if self.options.server is None else None
-            undo.callback(self._disconnect)
-            if self._embedded is None:
-                self.connection().describe()  # a wrong address or token is told before the script's own work begins
+            self._open(undo)
             import keras
 
             patch.PATCH.install(keras.Model)
@@ -68,6 +62,17 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._undo.close()
+
+    def _open(self, undo: contextlib.ExitStack) -> None:
+        """Have a server to speak to, until ``undo``."""
+        if self.options.algorithm.topology in ("ring", "groups") and self.options.server is None:
+            ring.require_horovod(self.options.algorithm.name)
+        if self.options.world is not None and self.options.world.rank:
+            ring.follow(self.options.cluster)
+        self._embedded = undo.enter_context(_embedded(self.options)) if self.options.server is None else None
+        undo.callback(self._disconnect)
+        if self._embedded is None:
+            self.connection().describe()  # a wrong address or token is told before the script's own work begins
 
     def connection(self) -> Connection:
         """To the session's server; the embedded one is waited for."""
@@ -109,7 +114,7 @@ class Session:
             return _nothing_to_train(captured, listeners)
         begin_epoch(model, listeners, initial_epoch)
         submission, manifest = self.prepare(captured, batch, initial_epoch, attended=True)
-        job = AttendedJob(self.connection(), self.send(submission))
+        job = self._start(submission, manifest)
         validate = callbacks.local_validation(captured, listeners)
         fit = Fit(
             model,
@@ -123,8 +128,7 @@ class Session:
             validate=validate,
             validation_steps=captured.validation.batches if captured.validation is not None else 0,
         )
-        feeder = Feeder(job, captured.train.epoch) if isinstance(captured.train, Stream) else None
-        workers = Mirror(fit, job, feeder).run()
+        workers = Mirror(fit, job, self._feed(job, captured)).run()
         model.history.nfdt = workers
         self.fits.append(workers)
         return model.history
@@ -140,9 +144,17 @@ class Session:
         from nfdt.core.program.pack import pack
 
         packed = pack(captured.model, batch)
-        check_shards(captured.model, packed.manifest, self.options.cluster)
+        cluster = self._place(packed.code)
+        check_shards(captured.model, packed.manifest, cluster)
+        submission = specify(
+            captured, packed, self.options, cluster=cluster, initial_epoch=initial_epoch, attended=attended
+        )
+        return submission, packed.manifest
+
+    def _place(self, code: bool) -> ClusterSpec:
+        """How many workers and shards the job gets; ``code``: it carries code of the script."""
         server = self.connection().describe()
-        if packed.code and not server.allow_code:
+        if code and not server.allow_code:
             raise PolicyRefused(
                 "The job carries code of the script (custom layers, losses, functions). Expected: a server started "
                 f"with --allow-code, or Keras' own parts only. Received: {self.connection().address}, which takes none."
@@ -151,10 +163,15 @@ class Session:
         flat = self.options.algorithm.topology == "flat"
         if flat and not self.options.workers_given and self.options.server is not None and server.slots:
             cluster = cluster.model_copy(update={"workers": server.slots})
-        submission = specify(
-            captured, packed, self.options, cluster=cluster, initial_epoch=initial_epoch, attended=attended
-        )
-        return submission, packed.manifest
+        return cluster
+
+    def _start(self, submission: Submission, manifest: Mapping[str, Any]) -> AttendedJob:
+        """Hand the job in; ``manifest`` is its program's."""
+        return AttendedJob(self.connection(), self.send(submission))
+
+    def _feed(self, job: AttendedJob, captured: Capture) -> Feeder | None:
+        """What sends the batches of a stream."""
+        return Feeder(job, captured.train.epoch) if isinstance(captured.train, Stream) else None
 
     def send(self, submission: Submission) -> str:
         """Upload what the server lacks and submit; the job's id."""

@@ -13,6 +13,7 @@ from nfdt.cli.jobs import jobs
 from nfdt.cli.mpi import mpi
 from nfdt.cli.run import run
 from nfdt.cli.serve import server, worker
+from nfdt.cli.simulate import simulate
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -25,7 +26,7 @@ def cli() -> None:
     """
 
 
-for _command in (run, server, worker, mpi, jobs, doctor, config):
+for _command in (run, server, worker, mpi, jobs, simulate, doctor, config):
     cli.add_command(_command)
 
 

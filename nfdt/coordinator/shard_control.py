@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
-
 from nfdt.core.arrays import Array, ParameterLayout
 from nfdt.core.errors import NfdtError, ProtocolError, ShapeMismatch
 from nfdt.core.named_arrays import dump_arrays, load_arrays
@@ -18,6 +16,7 @@ from nfdt.core.wire import shards_pb2 as pb
 from nfdt.core.wire import shards_pb2_grpc
 from nfdt.core.wire.channel import CHUNK_BYTES, DATA_BYTES, open_channel
 from nfdt.core.wire.status import translated
+from nfdt.shard.cut import StateCut, owners_of
 
 _log = logging.getLogger(__name__)
 
@@ -48,9 +47,7 @@ class ShardControl:
         ca_file: str | None = None,
     ) -> None:
         self._addresses = list(addresses)
-        self._layout = layout
-        self._owners = owners
-        self._runs = layout.cut(len(addresses))
+        self._cut = StateCut(layout, len(addresses), owners)
         self._channels = [open_channel(a, token, ca_file=ca_file, max_message_bytes=DATA_BYTES) for a in addresses]
         self._stubs: list[Any] = [shards_pb2_grpc.ShardStub(channel) for channel in self._channels]
         self._pool = ThreadPoolExecutor(len(self._stubs), thread_name_prefix="shards")
@@ -98,11 +95,10 @@ class ShardControl:
             NfdtError: a shard does not answer, or answers with something of another size.
         """
         parts: list[dict[str, Array]] = self._on_all(self._read_one)
-        weights = np.concatenate([part["weights"].reshape(-1) for part in parts]).astype(np.float32, copy=False)
-        return State(weights, optimizer=self._join_optimizer(parts))
+        return self._cut.joined([(part["weights"], _optimizer_of(part)) for part in parts])
 
     def _read_one(self, index: int) -> dict[str, Array]:
-        size = self._runs[index].size
+        size = self._cut.size(index)
         limit = max(MIN_STATE_BYTES, MAX_STATE_FACTOR * 4 * size)
         with translated(f"shard {index} at {self._addresses[index]}"):
             arrays = load_arrays(_gather(self._stubs[index].Read(pb.ReadRequest(), timeout=STATE_TIMEOUT_S), limit))
@@ -112,48 +108,30 @@ class ShardControl:
             raise ShapeMismatch(f"Shard {index}: expected {size} weights. Received: {received}.")
         return arrays
 
-    def _join_optimizer(self, parts: Sequence[Mapping[str, Array]]) -> dict[int, Array]:
-        """Each optimizer variable from the shards that hold it, or its parts; those of no variable lie on all."""
-        found: dict[int, list[Array]] = {}
-        for part in parts:
-            for name, array in part.items():
-                group, _, index = name.partition("/")
-                if group == "optimizer" and index.isdecimal():
-                    found.setdefault(int(index), []).append(array)
-        return {index: self._joined(index, arrays) for index, arrays in found.items()}
-
-    def _joined(self, index: int, arrays: list[Array]) -> Array:
-        owner = self._owners[index] if self._owners and index < len(self._owners) else -1
-        if owner < 0 or len(arrays) == 1:
-            return arrays[0]
-        return np.concatenate([array.reshape(-1) for array in arrays]).reshape(self._layout.slots[owner].shape)
-
     def write(self, state: State) -> None:
         """Replace the weights of all shards, and the optimizer variables that the state has."""
-        if state.weights.shape != (self._layout.size,):
-            raise ShapeMismatch(f"State: expected {self._layout.size} weights. Received: {state.weights.size}.")
+        self._cut.check(state)
 
         def call(index: int) -> None:
             with translated(f"shard {index} at {self._addresses[index]}"):
-                data = dump_arrays({"weights": state.weights[self._runs[index].elements], **self._own(state, index)})
+                weights, optimizer = self._cut.own(state, index)
+                data = dump_arrays({"weights": weights, **{f"optimizer/{i}": a for i, a in optimizer.items()}})
                 self._stubs[index].Write(_chunks(data), timeout=STATE_TIMEOUT_S)
 
         self._on_all(call)
 
-    def _own(self, state: State, index: int) -> dict[str, Array]:
-        """The optimizer variables of a shard: those of its own variables, whole, and those of none."""
-        own = {-1, *(piece.variable for piece in self._runs[index].pieces)}
-        owners = self._owners or [-1] * (max(state.optimizer, default=-1) + 1)
-        return {f"optimizer/{i}": array for i, array in state.optimizer.items() if i < len(owners) and owners[i] in own}
+
+def _optimizer_of(part: Mapping[str, Array]) -> dict[int, Array]:
+    named = [(name.partition("/"), array) for name, array in part.items()]
+    return {int(index): a for (group, _, index), a in named if group == "optimizer" and index.isdecimal()}
 
 
 def connect_shards(
     addresses: Sequence[str], manifest: Mapping[str, Any], token: str, *, ca_file: str | None = None
 ) -> ShardControl:
     """The control of the shards that hold a program."""
-    described = manifest.get("optimizer_variables")
-    owners = None if described is None else [int(entry["variable"]) for entry in described]
-    return ShardControl(addresses, ParameterLayout.of_program(manifest), token, owners=owners, ca_file=ca_file)
+    layout = ParameterLayout.of_program(manifest)
+    return ShardControl(addresses, layout, token, owners=owners_of(manifest), ca_file=ca_file)
 
 
 def _gather(chunks: Iterable[pb.StateChunk], limit: int) -> bytes:

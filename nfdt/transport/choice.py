@@ -148,10 +148,14 @@ class AdaptiveChoice:
         return losses
 
 
-def make_choice(spec: AlgorithmSpec, size: int) -> Choice | None:
-    """The choice of one worker of such a job, for a model of ``size`` elements; None if nothing is encoded."""
+def make_choice(spec: AlgorithmSpec, size: int, *, clock: Callable[[], float] = time.perf_counter) -> Choice | None:
+    """The choice of one worker of such a job, for a model of ``size`` elements; None if nothing is encoded.
+
+    ``clock`` is what an adaptive choice measures the time of codecs with.
+    """
     if spec.codec == "adaptive":
-        return AdaptiveChoice(AdaptiveWidth(WIDTHS, size, error_budget=spec.error_budget, pipelined=spec.overlap > 0))
+        width = AdaptiveWidth(WIDTHS, size, error_budget=spec.error_budget, pipelined=spec.overlap > 0)
+        return AdaptiveChoice(width, clock)
     push = make_codec(spec.codec, top_k=spec.top_k)
     reply = make_codec(spec.reply_codec or ("int8" if spec.codec == "top-k" else spec.codec), top_k=spec.top_k)
     return None if push is reply is IDENTITY else FixedChoice(push, reply)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Unpack, cast
 
 import numpy as np
 
+from nfdt.codecs import Codec
 from nfdt.core.arrays import ParameterLayout
 from nfdt.shard.differences import Chain
 from nfdt.shard.push import Gradient, Reply, Wish
@@ -15,6 +17,34 @@ from nfdt.transport.base import Pulled, Pushed, PushOptions, Vector, check_gradi
 from nfdt.transport.choice import Choice
 from nfdt.transport.coding import Coding, Part
 from nfdt.transport.in_flight import InFlight, Pending
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """A push on its way to the shards.
+
+    Attributes:
+        sequence: Of the push.
+        parts: What each shard gets.
+        sizes: Bytes of each part as it is sent.
+        fields: Of :class:`~nfdt.shard.push.Gradient`, besides.
+        want_weights: Whether to answer with weights.
+        reply_codec: In which differences of weights are welcome.
+    """
+
+    sequence: int
+    parts: list[Vector]
+    sizes: list[int]
+    fields: dict[str, Any]
+    want_weights: bool
+    reply_codec: Codec | None
+
+
+def reply_bytes(reply: Reply) -> int:
+    """How long a shard's answer is, in bytes of weights or of a difference."""
+    if reply.difference is not None:
+        return int(reply.difference.payload.nbytes)
+    return 0 if reply.weights is None else int(reply.weights.nbytes)
 
 
 class InProcessClient:
@@ -63,24 +93,15 @@ class InProcessClient:
             fields: dict[str, Any] = {"sequence": self._sequence, "wish": self._wish(chain, exact)}
             replies.append(store.pull(self._worker, min_version=min_version, **fields))
             chain.answered(self._sequence, replies[-1])
+        self.bytes_received += sum(map(reply_bytes, replies))
         weights = cast(Vector, self._weights(self._sequence, replies))
         return Pulled(weights, tuple(r.version for r in replies), self._sequence)
 
     def begin_push(self, gradient: Vector, **options: Unpack[PushOptions]) -> Pending:
         """See ``ParameterClient``."""
-        check_gradient(gradient, self._bounds)
-        self._pushes.check_push()
-        self._sequence += 1
-        fields: dict[str, Any] = {"computed_on": self._newest, **options}
-        want_weights, compute_s = fields.pop("want_weights", True), fields.pop("compute_s", 0.0)
-        replies: list[Reply] = []
-        parts = self._parts(gradient, compute_s)
-        for store, chain, part in zip(self._stores, self._chains, parts, strict=True):
-            push, wish = Gradient(self._sequence, part, **fields), self._wish(chain, not want_weights)
-            replies.append(store.push(self._worker, push, want_weights=want_weights, wish=wish))
-            chain.answered(self._sequence, replies[-1])
-        self._answers[self._sequence] = replies
-        return self._pushes.add(self._sequence)
+        leaving = self._leave(gradient, options)
+        self._deliver(leaving)
+        return self._pushes.add(leaving.sequence)
 
     def push(self, gradient: Vector, **options: Unpack[PushOptions]) -> Pushed:
         """See ``ParameterClient``."""
@@ -88,6 +109,29 @@ class InProcessClient:
 
     def close(self) -> None:
         """Nothing to disconnect."""
+
+    def _leave(self, gradient: Vector, options: PushOptions) -> Leaving:
+        """What goes to the shards: what a worker does before it has to wait."""
+        check_gradient(gradient, self._bounds)
+        self._pushes.check_push()
+        self._sequence += 1
+        fields: dict[str, Any] = {"computed_on": self._newest, **options}
+        want_weights, compute_s = fields.pop("want_weights", True), fields.pop("compute_s", 0.0)
+        sizes, parts = self._parts(gradient, compute_s)
+        reply_codec = self._coding.reply_codec if self._coding and want_weights else None
+        self.bytes_sent += sum(sizes)
+        return Leaving(self._sequence, parts, sizes, fields, want_weights, reply_codec)
+
+    def _deliver(self, leaving: Leaving) -> list[Reply]:
+        """The push is with the shards, which answer."""
+        replies: list[Reply] = []
+        for store, chain, part in zip(self._stores, self._chains, leaving.parts, strict=True):
+            push, wish = Gradient(leaving.sequence, part, **leaving.fields), chain.wish(leaving.reply_codec)
+            replies.append(store.push(self._worker, push, want_weights=leaving.want_weights, wish=wish))
+            chain.answered(leaving.sequence, replies[-1])
+        self._answers[leaving.sequence] = replies
+        self.bytes_received += sum(map(reply_bytes, replies))
+        return replies
 
     def _take(self, sequence: int) -> Pushed:
         replies = self._answers.pop(sequence)
@@ -102,15 +146,16 @@ class InProcessClient:
             sequence,
         )
 
-    def _parts(self, gradient: Vector, compute_s: float) -> list[Vector]:
-        """What each shard is pushed: encoded and decoded again, as behind a network."""
+    def _parts(self, gradient: Vector, compute_s: float) -> tuple[list[int], list[Vector]]:
+        """Of each shard how many bytes it is sent, and what it makes of them: decoded, as behind a network."""
         if self._coding is None:
-            return [gradient[bound] for bound in self._bounds]
+            parts = [gradient[bound] for bound in self._bounds]
+            return [part.nbytes for part in parts], parts
         encoded = self._coding.encode(gradient, compute_s)
         decoded = np.empty_like(gradient)
         for payload, bound in zip(encoded.payloads, self._bounds, strict=True):
             encoded.codec.decode(payload, decoded[bound])
-        return [decoded[bound] for bound in self._bounds]
+        return [payload.nbytes for payload in encoded.payloads], [decoded[bound] for bound in self._bounds]
 
     def _wish(self, chain: Chain, exact: bool) -> Wish | None:
         return chain.wish(self._coding.reply_codec) if self._coding and not exact else None

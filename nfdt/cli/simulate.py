@@ -1,0 +1,158 @@
+"""``nfdt simulate``: the user's script on a cluster that is only described, once per algorithm."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nfdt.cli.options import LOG_LEVELS, log_to_stderr, parse_settings
+from nfdt.cli.quiet import quiet_start
+from nfdt.cli.run import SCRIPT_ARGUMENTS
+from nfdt.cli.script import describe_failure, exit_code_of, run_script
+from nfdt.cli.table import format_bytes, render
+from nfdt.core.errors import UsageError
+from nfdt.simulate.cluster import ClusterDescription, read_cluster
+
+COLUMNS = ("algorithm", "virtual s", "samples/s", "of limit", "staleness", "max", "loss", "metric", "sent", "received")
+
+
+@click.command(context_settings=SCRIPT_ARGUMENTS)
+@click.option(
+    "--cluster", "file", required=True, type=click.Path(path_type=Path), help="What the cluster is like: TOML."
+)
+@click.option("--algorithm", "algorithms", default="ddc-asgd", metavar="A[,B...]", help="Presets to compare.")
+@click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Folder for JSON, CSV and PNG.")
+@click.option("--seed", default=0, help="Of Keras, NumPy and Python before each run of the script.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any other option; repeatable.")
+@click.option("--log-level", type=LOG_LEVELS, default="warning", help="What nfdt itself logs to stderr.")
+@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def simulate(
+    context: click.Context,
+    file: Path,
+    algorithms: str,
+    output: Path | None,
+    seed: int,
+    settings: tuple[str, ...],
+    log_level: str,
+    script: Path,
+    args: tuple[str, ...],
+) -> None:
+    """Run SCRIPT unmodified, once per algorithm, on a cluster that is only described.
+
+    Gradients are real, time is virtual: nothing but this process runs. See docs/simulate.md for the cluster's file.
+    """
+    log_to_stderr(log_level)
+    cluster, names = read_cluster(file), [name.strip() for name in algorithms.split(",") if name.strip()]
+    options = [_resolved(name, parse_settings(settings)) for name in names]
+    results: list[dict[str, Any]] = []
+    for name, resolved in zip(names, options, strict=True):
+        try:
+            results += simulated_fits(script, args, name, resolved, cluster, seed)
+        except BaseException as error:  # as in nfdt run
+            if message := describe_failure(error, script):
+                click.echo(message, err=True)
+            context.exit(exit_code_of(error))
+    if not results:
+        raise UsageError(f"{script}: expected a script that calls model.fit. It ended without.")
+    _print(results)
+    if output is not None:
+        for written in write(results, output):
+            click.echo(f"wrote {written}", err=True)
+
+
+def _resolved(name: str, settings: Mapping[str, str]) -> Any:
+    from nfdt_client.options import resolve
+
+    return resolve({**settings, "algorithm": name})
+
+
+@contextmanager
+def _exit_is_an_end() -> Iterator[None]:
+    """A script that ends itself in order has ended."""
+    try:
+        yield
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+
+
+def simulated_fits(
+    script: Path, args: Sequence[str], algorithm: str, options: Any, cluster: ClusterDescription, seed: int
+) -> list[dict[str, Any]]:
+    """Run the script once; one result per ``fit`` in it."""
+    with quiet_start():
+        import keras
+
+        from nfdt.cli.simulated import SimulatedSession
+        from nfdt.simulate.results import result_of
+
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(seed)
+    click.echo(f"== {algorithm}", err=True)
+    sys.stderr.flush()
+    with SimulatedSession(options, cluster) as session, _exit_is_an_end():
+        run_script(script, args)
+    found = []
+    for number, (job, workers) in enumerate(zip(session.jobs, session.fits, strict=True)):
+        name = algorithm if len(session.jobs) == 1 else f"{algorithm} (fit {number + 1})"
+        found.append({"name": name, "fit": number, **result_of(job, algorithm, cluster, workers)})
+    return found
+
+
+def write(results: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
+    """JSON, CSV and, where matplotlib is installed, PNG; the files' paths."""
+    from nfdt.simulate import plots
+    from nfdt.simulate import results as formats
+
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {
+        "results.json": formats.to_json(results),
+        "curves.csv": formats.curves_csv(results),
+        "staleness.csv": formats.staleness_csv(results),
+        "machines.csv": formats.machines_csv(results),
+    }
+    written = [folder / name for name in texts]
+    for path, text in zip(written, texts.values(), strict=True):
+        path.write_text(text, encoding="utf-8")
+    if plots.can_plot():
+        plots.plot(results, folder / "curves.png")
+        return [*written, folder / "curves.png"]
+    click.echo("No picture: matplotlib is not installed. Install it with: pip install 'nfdt[plots]'", err=True)
+    return written
+
+
+def _print(results: Sequence[Mapping[str, Any]]) -> None:
+    limits = results[0]["limits"]
+    click.echo(render(COLUMNS, [_row(result) for result in results]))
+    click.echo(f"limit: {limits['samples_per_s']:,.0f} samples/s, the sum of the workers' own speeds")
+    bounds = ", ".join(
+        f"{bound['seconds']:.4g} s with {bound['workers']} workers at {noise}"
+        for noise, bound in limits["lower_bound"].items()
+    )
+    click.echo(f"least time of any such method, per L*Delta/eps, by noise s2/eps: {bounds}")
+
+
+def _row(result: Mapping[str, Any]) -> tuple[str, ...]:
+    from nfdt.simulate.plots import metric_of
+
+    last: Mapping[str, float] = next((p["logs"] for p in reversed(result["curve"]) if p["ends_epoch"]), {})
+    metric = metric_of([result])
+    return (
+        result["name"],
+        f"{result['virtual_s']:.2f}",
+        f"{result['samples_per_s']:,.0f}",
+        f"{result['of_limit']:.3f}",
+        f"{result['mean_staleness']:.2f}",
+        str(result["most_staleness"]),
+        f"{last.get('loss', float('nan')):.4f}",
+        f"{metric} {last[metric]:.4f}" if metric else "-",
+        format_bytes(result["bytes_sent"]),
+        format_bytes(result["bytes_received"]),
+    )

@@ -1,0 +1,72 @@
+"""A session whose jobs are simulated in this process: the client as it is, without a server."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+
+from nfdt_client.capture import Capture
+from nfdt_client.feed import Feeder
+from nfdt_client.job import AttendedJob
+from nfdt_client.options import Options
+from nfdt_client.session import Session
+from nfdt_client.specify import Submission
+from nfdt_client.training_data import Stream, rows_of
+
+from nfdt.core.spec import ClusterSpec
+from nfdt.core.training.data import encode_batch
+from nfdt.simulate.cluster import ClusterDescription
+from nfdt.simulate.job import SimulatedJob
+
+
+class VirtualFeeder:
+    """Hands a stream's batches to a simulated job; stands in for :class:`nfdt_client.feed.Feeder`."""
+
+    error: Exception | None = None
+
+    def __init__(self, job: SimulatedJob, epoch: Callable[[], Iterator[Any]]) -> None:
+        self._job, self._epoch = job, epoch
+
+    def begin(self, epoch: int) -> None:
+        """Feed this epoch."""
+        self._job.feed(epoch, ((encode_batch(batch), rows_of(batch)) for batch in self._epoch()))
+
+    def close(self) -> None:
+        """The user's iterator is left where it is."""
+
+
+class SimulatedSession(Session):
+    """While it is entered, ``keras.Model.fit`` trains on a described cluster under a virtual clock.
+
+    Args:
+        options: Of the session; a server is not spoken to.
+        cluster: The machines and links.
+
+    Attributes:
+        jobs: Every job so far, ended.
+    """
+
+    def __init__(self, options: Options, cluster: ClusterDescription) -> None:
+        super().__init__(options)
+        self.jobs: list[SimulatedJob] = []
+        self._described = cluster
+
+    def _open(self, undo: contextlib.ExitStack) -> None:
+        """There is no server."""
+
+    def _place(self, code: bool) -> ClusterSpec:
+        size = {"workers": self._described.count, "shards": self._described.shards.count}
+        return self.options.cluster.model_copy(update=size)
+
+    def _start(self, submission: Submission, manifest: Mapping[str, Any]) -> AttendedJob:
+        def read(name: str) -> bytes:
+            return b"".join(content for _, content in submission.blobs[name].chunks())
+
+        self.jobs.append(SimulatedJob(submission.spec, manifest, read, self._described))
+        return cast(AttendedJob, self.jobs[-1])  # it has all that is asked of one
+
+    def _feed(self, job: AttendedJob, captured: Capture) -> Feeder | None:
+        if not isinstance(captured.train, Stream):
+            return None
+        return cast(Feeder, VirtualFeeder(self.jobs[-1], captured.train.epoch))

@@ -1,0 +1,67 @@
+"""What no algorithm can beat: the sum of the workers' own speeds, and the known lower bound on time."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+def sum_of_speeds(rates: Sequence[float]) -> float:
+    """Samples per second if nobody ever waited: what each worker does alone, added up."""
+    return sum(rates)
+
+
+def seconds_for_gradients(seconds: Sequence[float], count: int) -> float:
+    """The least time in which workers that are always busy complete ``count`` gradients.
+
+    ``min { t : sum_i floor(t / seconds_i) >= count }``: gradients come whole.
+
+    Args:
+        seconds: Of one gradient of each worker, > 0.
+        count: >= 0.
+    """
+    due = [(taken, worker) for worker, taken in enumerate(seconds)]
+    heapq.heapify(due)
+    at = 0.0
+    done = [0] * len(seconds)
+    for _ in range(count):
+        at, worker = due[0]
+        done[worker] += 1
+        heapq.heapreplace(due, ((done[worker] + 1) * seconds[worker], worker))
+    return at
+
+
+@dataclass(frozen=True)
+class LowerBound:
+    """The least time to a stationary point, and with whom.
+
+    Attributes:
+        seconds: In units of ``L * Delta / eps``: smoothness times distance in loss over the wanted squared gradient.
+        workers: So many of the fastest workers are worth using; the others add nothing.
+    """
+
+    seconds: float
+    workers: int
+
+
+def lower_bound(seconds: Sequence[float], noise: float) -> LowerBound:
+    """No method with stochastic gradients and parallel workers of these speeds is faster, up to a constant.
+
+    ``T* = min_m [ (1/m sum_{i<=m} 1/tau_i)^-1 * (1 + noise / m) ]``, with tau ascending, in units of ``L Delta / eps``.
+
+    Args:
+        seconds: Of one gradient of each worker, tau_i > 0.
+        noise: Variance of the gradient over eps, the squared gradient norm that is wanted.
+
+    References:
+        Tyurin and Richtarik, NeurIPS 2023, "Optimal Time Complexities of Parallel Stochastic Optimization Methods Under
+        a Fixed Computation Model"; quoted from memory, checked against values computed by hand only.
+    """
+    speed, best = 0.0, LowerBound(float("inf"), 0)
+    for count, taken in enumerate(sorted(seconds), start=1):
+        speed += 1 / taken
+        bound = (count + noise) / speed
+        if bound < best.seconds:
+            best = LowerBound(bound, count)
+    return best

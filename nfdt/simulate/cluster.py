@@ -1,0 +1,164 @@
+"""What ``cluster.toml`` says: machines, links, shards. Refused with what was expected where it says something else."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from nfdt.core.errors import UsageError
+from nfdt.core.spec import MAX_SHARDS, MAX_WORKERS
+
+Seconds = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Pause(_Table):
+    """The machine computes nothing for a while."""
+
+    at_s: Seconds
+    seconds: Positive
+
+
+class Drift(_Table):
+    """From a moment on every step takes so many times longer than it is written down."""
+
+    at_s: Seconds
+    slowdown: Positive
+
+
+class Link(_Table):
+    """A network link; in each direction one message after the other.
+
+    Attributes:
+        bandwidth_mbit: Millions of bits per second in each direction; None: not limited.
+        latency_ms: In each direction.
+    """
+
+    bandwidth_mbit: Positive | None = None
+    latency_ms: Seconds = 0.0
+
+
+class Workers(Link):
+    """Some equal workers, and the link that each of them has for itself.
+
+    Attributes:
+        count: How many.
+        step_ms: Of a gradient of the script's batch size, on average.
+        overhead_ms: The part of it that does not depend on the batch size.
+        jitter: Sigma of the log-normal factor, of mean 1, that every step's time is multiplied by.
+        drift: Changes of speed, in order.
+        pauses: When it stands still.
+        fails_at_s: When it is lost; None: never.
+        returns_after_s: How long after that another worker takes its place; None: nobody does.
+        link: Name of a link under ``[links]`` that it shares with others.
+    """
+
+    count: int = Field(1, ge=1, le=MAX_WORKERS)
+    step_ms: Positive
+    overhead_ms: Seconds = 0.0
+    jitter: float = Field(0.0, ge=0, le=2)
+    drift: tuple[Drift, ...] = ()
+    pauses: tuple[Pause, ...] = ()
+    fails_at_s: Seconds | None = None
+    returns_after_s: Seconds | None = None
+    link: str | None = None
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Self:
+        if self.overhead_ms >= self.step_ms:
+            raise ValueError(f"overhead_ms: expected less than step_ms={self.step_ms:g}")
+        times = [drift.at_s for drift in self.drift]
+        if times != sorted(times):
+            raise ValueError("drift: expected entries in the order of at_s")
+        if self.returns_after_s is not None and self.fails_at_s is None:
+            raise ValueError("returns_after_s: expected fails_at_s with it")
+        return self
+
+
+class Shards(Link):
+    """The parameter server; ``bandwidth_mbit`` is of each shard's link, which all workers share.
+
+    Attributes:
+        count: How many shards.
+        apply_ms: What a push keeps a shard busy for; pushes to a shard wait for each other.
+    """
+
+    count: int = Field(1, ge=1, le=MAX_SHARDS)
+    apply_ms: Seconds = 0.0
+
+
+class ClusterDescription(_Table):
+    """A whole cluster.
+
+    Attributes:
+        seed: Of the step times.
+        workers: In the order of their numbers.
+        links: Shared ones, by name.
+        shards: The parameter server.
+    """
+
+    seed: int = Field(0, ge=0, lt=2**63)
+    workers: tuple[Workers, ...] = Field(min_length=1)
+    links: dict[str, Link] = Field(default_factory=dict)
+    shards: Shards = Shards()
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        for workers in self.workers:
+            if workers.link is not None and workers.link not in self.links:
+                known = ", ".join(sorted(self.links)) or "none is described"
+                raise ValueError(f"workers: link={workers.link!r}: expected a name under [links]: {known}")
+        if self.count > MAX_WORKERS:
+            raise ValueError(f"workers: expected at most {MAX_WORKERS} in all")
+        return self
+
+    @property
+    def count(self) -> int:
+        """Workers in all."""
+        return sum(workers.count for workers in self.workers)
+
+    def each(self) -> list[Workers]:
+        """What every worker is like, by its number."""
+        return [workers for workers in self.workers for _ in range(workers.count)]
+
+
+def parse_cluster(given: Any, where: str = "cluster") -> ClusterDescription:
+    """A description from the tables of a TOML file.
+
+    Raises:
+        UsageError: an unknown name, a missing or impossible value; the message names the place.
+    """
+    try:
+        return ClusterDescription.model_validate(given)
+    except ValidationError as error:
+        raise UsageError(f"{where}: {'; '.join(_explained(item) for item in error.errors())}") from None
+
+
+def _explained(item: Any) -> str:
+    place = ".".join(str(part) for part in item["loc"])
+    text = item["msg"].removeprefix("Value error, ")
+    received = item.get("input")
+    shown = "" if isinstance(received, dict | list | tuple) else f" Received: {received!r}."
+    return f"{place}: {text}.{shown}" if place else f"{text}.{shown}"
+
+
+def read_cluster(path: Path) -> ClusterDescription:
+    """The description in a TOML file; see docs/simulate.md.
+
+    Raises:
+        UsageError: the file cannot be read, is no TOML, or describes no cluster.
+    """
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: expected TOML. Received: {error}.") from None
+    return parse_cluster(tables, str(path))

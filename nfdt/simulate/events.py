@@ -1,0 +1,125 @@
+"""The virtual clock: a queue of what happens when, and activities that wait without a thread.
+
+Nothing here reads a real clock or draws a random number: the same calls give the same order of events. What is due at
+the same time happens in the order in which it was planned.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Generator
+from typing import Any
+
+Action = Callable[[], None]
+
+
+class VirtualClock:
+    """A :class:`~nfdt.core.clock.Clock` that stands still between two events."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def now(self) -> float:
+        """Virtual seconds since the simulation began."""
+        return self._now
+
+    def set(self, now: float) -> None:
+        """The time of the event that happens now."""
+        self._now = now
+
+
+class Agenda:
+    """What is to happen, in order.
+
+    Attributes:
+        clock: Shows the time of the event that happens now.
+        events: How many have happened.
+    """
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.events = 0
+        self._queue: list[tuple[float, int, Action]] = []
+        self._planned = 0
+
+    def at(self, when: float, action: Action) -> None:
+        """Do this at virtual second ``when``; what is past is done now."""
+        self._planned += 1
+        heapq.heappush(self._queue, (max(when, self.clock.now()), self._planned, action))
+
+    def after(self, seconds: float, action: Action) -> None:
+        """Do this ``seconds`` from now."""
+        self.at(self.clock.now() + seconds, action)
+
+    def step(self) -> bool:
+        """Let the next event happen; False if there is none."""
+        if not self._queue:
+            return False
+        when, _, action = heapq.heappop(self._queue)
+        self.clock.set(when)
+        self.events += 1
+        action()
+        return True
+
+
+class Signal:
+    """Something that will happen once; an activity that yields it goes on then, with the value it was fired with."""
+
+    def __init__(self, agenda: Agenda) -> None:
+        self._agenda = agenda
+        self._waiting: Callable[[Any], None] | None = None
+        self._fired = False
+        self._value: Any = None
+
+    def fire(self, value: Any = None) -> None:
+        """It happens now; a second call does nothing."""
+        if self._fired:
+            return
+        self._fired, self._value = True, value
+        self._release()
+
+    def wait(self, resume: Callable[[Any], None]) -> None:
+        """Call this, with the value, when it happens, or at once if it has."""
+        self._waiting = resume
+        self._release()
+
+    def _release(self) -> None:
+        resume, value = self._waiting, self._value
+        if self._fired and resume is not None:
+            self._agenda.after(0.0, lambda: resume(value))
+
+
+Steps = Generator["float | Signal", Any, Any]
+"""What an activity is written as: it yields virtual seconds to let pass, or a signal to wait for."""
+
+
+class Activity:
+    """Runs a generator along the virtual clock, from now on.
+
+    Args:
+        agenda: Where it waits.
+        steps: What it does.
+    """
+
+    def __init__(self, agenda: Agenda, steps: Steps) -> None:
+        self._agenda = agenda
+        self._steps = steps
+        self._ended = False
+        agenda.after(0.0, lambda: self._resume(None))
+
+    def end(self) -> None:
+        """It does nothing more."""
+        self._ended = True
+
+    def _resume(self, value: Any) -> None:
+        if self._ended:
+            return
+        try:
+            wanted = self._steps.send(value)
+        except StopIteration:
+            self._ended = True
+            return
+        if isinstance(wanted, Signal):
+            wanted.wait(self._resume)
+        else:
+            self._agenda.after(wanted, lambda: self._resume(None))

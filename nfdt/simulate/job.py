@@ -1,0 +1,306 @@
+"""One simulated job: the real coordinator and shards, simulated workers, and what a client may ask of it.
+
+It does what :class:`nfdt.coordinator.run.JobRun` does with threads and processes. Nothing happens by itself: virtual
+time passes while :meth:`SimulatedJob.events` is iterated.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nfdt.coordinator import instructions as ins
+from nfdt.coordinator.coordinator import Coordinator
+from nfdt.coordinator.merging import StateMerger
+from nfdt.core.errors import JobFailed
+from nfdt.core.events import Event
+from nfdt.core.program.state import State, load_state
+from nfdt.core.spec import JobSpec
+from nfdt.simulate.client import VirtualClient, Way
+from nfdt.simulate.cluster import ClusterDescription
+from nfdt.simulate.crews import Crews, simulated
+from nfdt.simulate.events import Activity, Agenda, Signal
+from nfdt.simulate.machines import Machine, Network
+from nfdt.simulate.record import Record
+from nfdt.simulate.shards import LocalShards
+from nfdt.simulate.trainer import Read, Trainer
+from nfdt.simulate.worker import Post, SimulatedWorker
+from nfdt.transport.base import Pushed
+from nfdt.transport.choice import make_choice
+
+RESULT = "result"
+
+Batch = tuple[bytes, int]
+"""Of a stream: the encoded batch and its samples."""
+
+
+class SimulatedJob:
+    """A job on a described cluster; has the methods that a client uses of a real one.
+
+    Args:
+        spec: The job; how many workers and shards there are is the cluster's to say.
+        manifest: Its program.
+        read: Returns an artifact's bytes by its sha256.
+        cluster: The machines and links.
+
+    Attributes:
+        job_id: A name.
+        record: What happened so far.
+        agenda: The virtual clock.
+        trainer: The model that the workers share.
+        shards: The real stores.
+    """
+
+    job_id = "simulated"
+
+    def __init__(self, spec: JobSpec, manifest: Mapping[str, Any], read: Read, cluster: ClusterDescription) -> None:
+        self.agenda, self.record = Agenda(), Record()
+        self.spec = spec = simulated(spec, cluster.count, cluster.shards.count)
+        self._events: list[Event] = []
+        machines = [Machine(i, w, spec.fit.batch_size, cluster.seed) for i, w in enumerate(cluster.each())]
+        self._machines = machines
+        self.trainer = Trainer(spec, manifest, read)
+        state = load_state(read(manifest["state"]))
+        rules = [{"rule": entry["rule"], "decay": entry.get("decay")} for entry in manifest["untrained"]]
+        self._merger = StateMerger(rules, [state.untrained[i] for i in range(len(rules))])
+        shape = LocalShards(spec, manifest, state, 1) if spec.algorithm.topology == "ring" else None
+        count = cluster.shards.count if shape is None else len(shape.stores)
+        self._network = Network(cluster, count)
+        self._crews = Crews(spec, machines, self._network, self.trainer.layout.size)
+        self.shards = shape or LocalShards(spec, manifest, state, len(self._crews.posts))
+        self.coordinator = Coordinator(
+            self._crews.seen, self._crews.policy, self.agenda.clock, self._merger, self._crews.sizes
+        )
+        self._workers: dict[str, Activity] = {}
+        self._everybody: dict[str, SimulatedWorker] = {}
+        self._returning = 0
+        self._waiting: dict[str, Signal] = {}
+        self._settling = self._over = False
+        self._fed: tuple[int, Iterator[Batch]] | None = None
+        self._permitted = spec.fit.initial_epoch - 1
+        for post in self._crews.posts:
+            self._seat(post)
+
+    # ---- a client's side
+
+    def events(self) -> Iterator[Event]:
+        """All events of the job until its end; virtual time passes between them.
+
+        Raises:
+            JobFailed: nothing can happen any more.
+        """
+        seen = 0
+        while True:
+            while seen < len(self._events):
+                yield self._events[seen]
+                seen += 1
+            if self._over:
+                return
+            if not self.agenda.step():
+                self._tell_stuck()
+
+    def proceed(self, epoch: int) -> None:
+        """Let this epoch begin."""
+        self._permitted = max(self._permitted, epoch)
+        self._stir()
+
+    def feed(self, epoch: int, batches: Iterator[Batch]) -> None:
+        """Where the batches of this epoch come from, for a job whose data are a stream."""
+        self._fed = (epoch, batches)
+        self._stir()
+
+    def stop_training(self) -> None:
+        """Finish now; the job succeeds."""
+        self.coordinator.stop_training()
+        self._stir()
+
+    def set_learning_rate(self, value: float) -> None:
+        """From the next update on."""
+        self.shards.set_learning_rate(value)
+
+    def set_state(self, state: State) -> None:
+        """Go on from other weights, optimizer and untrained variables; between epochs only."""
+        self.shards.write(state)
+        if state.untrained:
+            self._merger.replace([state.untrained[i] for i in range(len(state.untrained))])
+
+    def snapshot(self) -> State:
+        """The state as it is."""
+        state = self.shards.read()
+        return State(state.weights, state.optimizer, dict(enumerate(self._merger.current)))
+
+    def fetch(self, artifact: str) -> State:
+        """The state, whatever it is called."""
+        return self.snapshot()
+
+    def result_artifact(self) -> str:
+        """A name for the result."""
+        return RESULT
+
+    def cancel(self, reason: str) -> None:
+        """Nothing happens any more."""
+        self._over = True
+
+    # ---- workers
+
+    def _seat(self, post: Post) -> None:
+        """A worker begins to live, with its machines' failures ahead of it."""
+        index = len(self._everybody)
+        name, algorithm = f"worker-{index}", self.spec.algorithm
+        up, down = self._network.roads(post.crew.machines[0].described)
+        way = Way(self.agenda, self._network, up, down)
+        choice = make_choice(algorithm, self.trainer.layout.size, clock=self.agenda.clock.now)
+        stores: Any = self.shards.stores
+        client = VirtualClient(stores, self.shards.layout, name, way, overlap=algorithm.overlap, choice=choice)
+        worker = SimulatedWorker(
+            self.spec, name, index, post, self.trainer, client, self._ask, self, self.agenda.clock.now
+        )
+        self.coordinator.joined(name, index)
+        self._everybody[name], self._workers[name] = worker, Activity(self.agenda, worker.run())
+        for machine in post.crew.machines:
+            self._expect_failure(machine, name, post)
+
+    def _expect_failure(self, machine: Machine, name: str, post: Post) -> None:
+        described, now = machine.described, self.agenda.clock.now()
+        if described.fails_at_s is None or described.fails_at_s < now:
+            return
+
+        def fail() -> None:
+            if self.spec.algorithm.topology == "ring":
+                self.coordinator.fail(f"{name} is lost, and with it the ring. An elastic ring is not simulated.")
+            if described.returns_after_s is not None and self.spec.algorithm.topology == "flat":
+                self._returning += 1
+                self.agenda.after(described.returns_after_s, lambda: self._return(post))
+            self._lose(name, "its machine failed")
+
+        self.agenda.at(described.fails_at_s, fail)
+
+    def _return(self, post: Post) -> None:
+        self._returning -= 1
+        if not self._over:
+            self._seat(post)
+            self._stir()
+
+    def _lose(self, name: str, reason: str) -> None:
+        if name not in self._workers or self._over:
+            return
+        self._workers.pop(name).end()
+        self._everybody[name].client.lose()
+        self._waiting.pop(name, None)
+        self.coordinator.left(name, reason)
+        if not self._workers and not self._returning:
+            self.coordinator.fail("All workers have failed.")
+        self._stir()
+
+    # ---- what workers tell
+
+    def applied(self, worker: str, task: int, pushed: Pushed) -> None:
+        """See :class:`nfdt.simulate.worker.Listener`."""
+        self.record.applied(worker, task, pushed)
+
+    def member_stepped(self, machine: int, samples: int, seconds: float) -> None:
+        """See :class:`nfdt.simulate.worker.Listener`."""
+        self.record.member_stepped(machine, samples, seconds)
+        self._crews.member_stepped(machine, samples, seconds)
+
+    def _ask(self, name: str, report: ins.Report) -> ins.Instruction | Signal:
+        told = self.coordinator.next(name, report)
+        self._stir()
+        if not isinstance(told, ins.Wait):
+            return told
+        signal = self._waiting[name] = Signal(self.agenda)
+        return signal
+
+    # ---- the coordinator's wishes
+
+    def _stir(self) -> None:
+        """Something has changed: carry out what follows before anything else happens, but not in the middle of it."""
+        if not self._settling:
+            self._settling = True
+            self.agenda.after(0.0, self._settle)
+
+    def _settle(self) -> None:
+        self._settling = False
+        while not self._over:
+            effects = self.coordinator.drain()
+            for effect in effects:
+                self._carry_out(effect)
+            self._pump()
+            ready = self.coordinator.phase == "hold" and self._permitted >= self.coordinator.epoch
+            if ready and not effects:
+                self.coordinator.proceed(self.coordinator.epoch)
+            if not effects and not self._told_waiting():
+                return
+
+    def _pump(self) -> None:
+        """Hand on as many batches of a stream as there is room for."""
+        while self._fed is not None and self.coordinator.feed_credit.epoch == self._fed[0]:
+            if not self.coordinator.feed_credit.free:
+                return
+            epoch, batches = self._fed
+            batch = next(batches, None)
+            if batch is None:
+                self._fed = None
+                self.coordinator.feed_ended(epoch)
+            else:
+                self.coordinator.fed(epoch, *batch)
+
+    def _told_waiting(self) -> bool:
+        """Whether somebody who waits was told something else; at a barrier nobody is if the first one is not."""
+        news = False
+        barrier = self._crews.policy.name == "bsp" and self.coordinator.phase == "train"
+        for name, signal in list(self._waiting.items()):
+            told = self.coordinator.next(name)
+            if not isinstance(told, ins.Wait):
+                del self._waiting[name]
+                signal.fire(told)
+                news = True
+            elif barrier:
+                break
+        return news
+
+    def _carry_out(self, effect: ins.Effect) -> None:
+        match effect:
+            case ins.Emit(kind, data):
+                self._emit(kind, data)
+            case ins.FlushShards(epoch):
+                self.shards.flush()
+                self.coordinator.flushed(epoch)
+            case ins.ForgetWorker(worker):
+                self.shards.forget(worker)
+            case ins.GiveUp(worker, reason):
+                self._lose(worker, reason)
+            case ins.EpochDone():
+                self._crews.review()
+            case ins.Failed(reason):
+                self._end("failed", reason)
+            case ins.TrainingDone():
+                self._emit("result", {"artifact": RESULT, "workers": self._statistics()})
+                self._end("succeeded", None)
+
+    def _emit(self, kind: str, data: Mapping[str, Any]) -> None:
+        now = self.agenda.clock.now()
+        if kind == "progress":
+            self.record.progressed(now, data)
+        elif kind == "epoch_end":
+            self.record.epoch_ended(now, data)
+        self._events.append(Event(len(self._events) + 1, now, kind, dict(data)))  # type: ignore[arg-type]
+
+    def _end(self, state: str, reason: str | None) -> None:
+        self._emit("state", {"state": state, "reason": reason, "error": None})
+        self._over = True
+
+    def _statistics(self) -> dict[str, dict[str, Any]]:
+        speeds, codec = self.coordinator.speeds(), self.spec.algorithm.codec
+        return {
+            name: {**json.loads(worker.statistics.to_json(worker.client, codec)), **speeds.get(name, {})}
+            for name, worker in self._everybody.items()
+        }
+
+    def _tell_stuck(self) -> None:
+        waiting = ", ".join(self.coordinator.waiting_for()) or "nobody"
+        raise JobFailed(
+            f"The simulation cannot go on at {self.agenda.clock.now():.3f} virtual seconds, in phase "
+            f"{self.coordinator.phase}: it waits for {waiting}."
+        )

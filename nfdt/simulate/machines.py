@@ -1,0 +1,135 @@
+"""How long gradients take on simulated machines, and bytes on simulated links. Times are virtual seconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from nfdt.schedulers import StepTime
+from nfdt.simulate.cluster import ClusterDescription, Link, Workers
+
+
+class Machine:
+    """One worker's machine. Its step times depend on the seed, its number and the time, on nothing that is learnt.
+
+    Args:
+        number: Of the worker.
+        described: What it is like.
+        batch_size: Samples of the batch that ``step_ms`` is meant for.
+        seed: Of the cluster.
+    """
+
+    def __init__(self, number: int, described: Workers, batch_size: int, seed: int) -> None:
+        self.number, self.described = number, described
+        alpha_s = described.overhead_ms / 1000
+        self.step = StepTime(alpha_s, (described.step_ms / 1000 - alpha_s) / batch_size)
+        self._random = np.random.default_rng((seed, number))
+
+    def seconds(self, samples: int, now: float) -> float:
+        """Of a gradient of so many samples that begins now; draws the next random number of this machine."""
+        seconds = self.step.seconds(samples) * self._slowdown(now)
+        if sigma := self.described.jitter:
+            seconds *= math.exp(sigma * float(self._random.standard_normal()) - sigma * sigma / 2)
+        return seconds + self._standing(now, seconds)
+
+    def _slowdown(self, now: float) -> float:
+        return next((d.slowdown for d in reversed(self.described.drift) if d.at_s <= now), 1.0)
+
+    def _standing(self, now: float, seconds: float) -> float:
+        """How long the machine stands still during a step."""
+        stood = 0.0
+        for pause in sorted(self.described.pauses, key=lambda p: p.at_s):
+            if pause.at_s + pause.seconds > now and pause.at_s < now + seconds + stood:
+                stood += pause.at_s + pause.seconds - max(now, pause.at_s)
+        return stood
+
+
+class Lane:
+    """One direction of a link: a message begins when the one before it has left.
+
+    Args:
+        bandwidth_mbit: Millions of bits per second; None: not limited.
+    """
+
+    def __init__(self, bandwidth_mbit: float | None) -> None:
+        self.s_per_byte = 8e-6 / bandwidth_mbit if bandwidth_mbit else 0.0
+        self.free_at = 0.0
+
+
+class Road:
+    """One worker's way to every shard, in one direction: its own lane, a shared one, and that of each shard.
+
+    A message leaves when all lanes on its way are free, travels as fast as the slowest, and arrives a latency later.
+
+    Args:
+        lanes: That every message takes.
+        shards: Of each shard.
+        latency_s: Of the whole way.
+    """
+
+    def __init__(self, lanes: Sequence[Lane], shards: Sequence[Lane], latency_s: float) -> None:
+        self._lanes, self._shards, self.latency_s = list(lanes), list(shards), latency_s
+
+    def send(self, now: float, sizes: Sequence[int]) -> float:
+        """When the last of these messages, one per shard and of so many bytes, has arrived."""
+        arrived = now
+        for shard, size in zip(self._shards, sizes, strict=True):
+            lanes = [*self._lanes, shard]
+            begins = max(now, *(lane.free_at for lane in lanes if lane.s_per_byte), 0.0)
+            arrived = max(arrived, begins + size * max(lane.s_per_byte for lane in lanes))
+            for lane in lanes:
+                if lane.s_per_byte:
+                    lane.free_at = begins + size * lane.s_per_byte
+        return arrived + self.latency_s
+
+
+class Network:
+    """All links of a cluster, and the shards at their end.
+
+    Args:
+        cluster: What they are like.
+        shards: How many shards there really are.
+    """
+
+    def __init__(self, cluster: ClusterDescription, shards: int) -> None:
+        self._cluster = cluster
+        self._shared = {name: _both(link) for name, link in cluster.links.items()}
+        self._shards = [_both(cluster.shards) for _ in range(shards)]
+        self._busy_until = 0.0
+        self.apply_s = cluster.shards.apply_ms / 1000
+
+    def roads(self, described: Workers) -> tuple[Road, Road]:
+        """The way up and the way down of a worker like this."""
+        own = _both(described)
+        links: list[Link] = [described, self._cluster.shards]
+        shared = None
+        if described.link is not None:
+            shared = self._shared[described.link]
+            links.append(self._cluster.links[described.link])
+        latency_s = sum(link.latency_ms for link in links) / 1000
+        up, down = (
+            Road([own[way], *([shared[way]] if shared else [])], [shard[way] for shard in self._shards], latency_s)
+            for way in (0, 1)
+        )
+        return up, down
+
+    def applied(self, now: float) -> float:
+        """When the shards have applied a push that arrives now."""
+        self._busy_until = max(now, self._busy_until) + self.apply_s
+        return self._busy_until
+
+    def allreduce_s(self, members: Sequence[Workers], size: int) -> float:
+        """Of a ring allreduce of ``size`` bytes among these: ``2 (n-1) lat + 2 (n-1)/n bytes / bandwidth``."""
+        count = len(members)
+        if count < 2:
+            return 0.0
+        links = [*members, *(self._cluster.links[m.link] for m in members if m.link is not None)]
+        latency_s = max(link.latency_ms for link in links) / 1000
+        s_per_byte = max(8e-6 / link.bandwidth_mbit if link.bandwidth_mbit else 0.0 for link in links)
+        return 2 * (count - 1) * latency_s + 2 * (count - 1) / count * size * s_per_byte
+
+
+def _both(link: Link) -> tuple[Lane, Lane]:
+    return Lane(link.bandwidth_mbit), Lane(link.bandwidth_mbit)

@@ -1,0 +1,105 @@
+"""What happened in a simulation, as values: curves, staleness, utilisation. The same run gives the same values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nfdt.transport.base import Pushed
+
+
+@dataclass(frozen=True)
+class Point:
+    """One place on the curves.
+
+    Attributes:
+        at_s: Virtual seconds since training began.
+        samples: Trained by then, in all epochs.
+        epoch: Which one it is, counted from 0.
+        logs: Running logs of the epoch, or at its end its logs with those of the validation as ``val_*``.
+        ends_epoch: Whether it is the epoch's end.
+    """
+
+    at_s: float
+    samples: int
+    epoch: int
+    logs: Mapping[str, float]
+    ends_epoch: bool = False
+
+
+@dataclass
+class MachineUse:
+    """What one machine did: samples, steps, and virtual seconds of computing."""
+
+    samples: int = 0
+    steps: int = 0
+    busy_s: float = 0.0
+
+
+@dataclass
+class Record:
+    """Collects while a job is simulated.
+
+    Attributes:
+        points: Of the curves, in order.
+        answered: (worker, task) of every push, in the order of the answers.
+        staleness: How many gradients missed so many updates.
+        machines: By number.
+        seconds: Virtual seconds of training so far, all epochs together.
+        dropped: Gradients that were not finite.
+    """
+
+    points: list[Point] = field(default_factory=list)
+    answered: list[tuple[str, int]] = field(default_factory=list)
+    staleness: Counter[int] = field(default_factory=Counter)
+    machines: dict[int, MachineUse] = field(default_factory=dict)
+    seconds: float = 0.0
+    dropped: int = 0
+    _samples: int = 0
+
+    # ---- a worker's listener
+
+    def applied(self, worker: str, task: int, pushed: Pushed) -> None:
+        """The answer to a push has arrived."""
+        self.staleness[pushed.staleness] += 1
+        self.dropped += not pushed.applied
+        self.answered.append((worker, task))
+
+    def member_stepped(self, machine: int, samples: int, seconds: float) -> None:
+        """One machine has done its part of a step."""
+        use = self.machines.setdefault(machine, MachineUse())
+        use.samples += samples
+        use.steps += 1
+        use.busy_s += seconds
+
+    # ---- the job's events
+
+    def progressed(self, at_s: float, data: Mapping[str, Any]) -> None:
+        """A ``progress`` event."""
+        logs = dict(data.get("logs") or {})
+        if logs:
+            self.points.append(Point(at_s, self._samples + int(data["samples"]), int(data["epoch"]), logs))
+
+    def epoch_ended(self, at_s: float, data: Mapping[str, Any]) -> None:
+        """An ``epoch_end`` event."""
+        self._samples += int(data["samples"])
+        self.seconds = at_s
+        logs = {**data["logs"], **{f"val_{name}": value for name, value in (data["val_logs"] or {}).items()}}
+        self.points.append(Point(at_s, self._samples, int(data["epoch"]), logs, ends_epoch=True))
+
+    @property
+    def samples(self) -> int:
+        """Trained in all epochs that have ended."""
+        return self._samples
+
+    @property
+    def mean_staleness(self) -> float:
+        """Updates that a gradient missed on average."""
+        return sum(tau * n for tau, n in self.staleness.items()) / max(1, self.staleness.total())
+
+    @property
+    def most_staleness(self) -> int:
+        """Updates that a gradient missed at most."""
+        return max(self.staleness, default=0)

@@ -1,0 +1,98 @@
+"""All shards of a simulated job, in this process: the servers' own stores."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from nfdt.core.arrays import ParameterLayout
+from nfdt.core.program.state import State
+from nfdt.core.spec import JobSpec
+from nfdt.shard.building import Store, build_store
+from nfdt.shard.cut import StateCut, owners_of
+from nfdt.shard.plan import count_shards
+from nfdt.shard.push import Gradient, Reply, Wish
+
+
+class TimedStore:
+    """A shard's store with a stopwatch; stands in for :class:`nfdt.shard.store.ShardStore`.
+
+    Attributes:
+        store: It.
+        seconds: Real seconds spent in it.
+        order: What came to it, in order: ``("pull" or "push", worker)``.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.seconds = store, 0.0
+        self.order: list[tuple[str, str]] = []
+
+    def pull(self, worker: str, **fields: Any) -> Reply:
+        """See ``ShardStore``."""
+        self.order.append(("pull", worker))
+        began = time.perf_counter()
+        reply = self.store.pull(worker, **fields)
+        self.seconds += time.perf_counter() - began
+        return reply
+
+    def push(self, worker: str, gradient: Gradient, *, want_weights: bool = True, wish: Wish | None = None) -> Reply:
+        """See ``ShardStore``."""
+        self.order.append(("push", worker))
+        began = time.perf_counter()
+        reply = self.store.push(worker, gradient, want_weights=want_weights, wish=wish)
+        self.seconds += time.perf_counter() - began
+        return reply
+
+
+class LocalShards:
+    """What a job's coordinator and client ask of its shards.
+
+    Args:
+        spec: The job.
+        manifest: Its program.
+        state: What it starts from.
+        pushers: How many workers push: groups and rings count as one.
+    """
+
+    def __init__(self, spec: JobSpec, manifest: Mapping[str, Any], state: State, pushers: int) -> None:
+        count = count_shards(manifest, spec.cluster.shards)
+        self.layout = ParameterLayout.of_program(manifest)
+        self._cut = StateCut(self.layout, count, owners_of(manifest))
+        self.stores = [
+            TimedStore(build_store(manifest, state, spec.algorithm, i, spec.cluster.shards, workers=pushers))
+            for i in range(count)
+        ]
+
+    @property
+    def seconds(self) -> float:
+        """Real seconds that update rules, optimizers and records took."""
+        return sum(store.seconds for store in self.stores)
+
+    def flush(self) -> None:
+        """Apply what still waits to be merged."""
+        for timed in self.stores:
+            timed.store.flush()
+
+    def forget(self, worker: str) -> None:
+        """A worker is gone."""
+        for timed in self.stores:
+            timed.store.forget(worker)
+
+    def set_learning_rate(self, value: float) -> None:
+        """From the next update on."""
+        for timed in self.stores:
+            timed.store.set_learning_rate(value)
+
+    def read(self) -> State:
+        """Weights and optimizer variables."""
+        return self._cut.joined([timed.store.read() for timed in self.stores])
+
+    def write(self, state: State) -> None:
+        """Go on from this state."""
+        self._cut.check(state)
+        for index, timed in enumerate(self.stores):
+            weights, optimizer = self._cut.own(state, index)
+            timed.store.write(np.asarray(weights), optimizer)

@@ -1,0 +1,168 @@
+"""The one Keras model that all simulated workers compute with, in turn: gradients, metrics, evaluation.
+
+Metric variables are summed up over workers anyway, so they are counted together; untrained state (BatchNorm statistics,
+seeds) is each worker's own and is put into the model when its worker computes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from nfdt.core.arrays import Array, ParameterLayout
+from nfdt.core.order import sample_order
+from nfdt.core.program import unpack
+from nfdt.core.program.optimizer import inner_optimizer
+from nfdt.core.spec import DataSpec, JobSpec
+from nfdt.core.training import data, evaluate, gradient_step, merge, untrained_state
+from nfdt.schedulers import Task
+from nfdt.transport.base import Pulled
+
+Read = Callable[[str], bytes]
+
+
+class Trainer:
+    """What a worker's model does, for any number of workers.
+
+    Args:
+        spec: The job.
+        manifest: The program.
+        read: Returns an artifact's bytes by its sha256.
+
+    Attributes:
+        gradient_s: Real seconds that gradients took.
+        gradients: How many there were.
+    """
+
+    def __init__(self, spec: JobSpec, manifest: Mapping[str, Any], read: Read) -> None:
+        self.gradient_s, self.gradients = 0.0, 0
+        self._spec, self._manifest = spec, manifest
+        self._model = unpack.unpack(manifest, read, allow_code=spec.code)
+        self._first_update = int(inner_optimizer(self._model).iterations)
+        self.layout = ParameterLayout.from_json(manifest["layout"])
+        self._step = gradient_step.GradientStep(self._model, self.layout, loss_scale=manifest["loss_scale"])
+        self._evaluate = evaluate.EvaluateStep(self._model, self.layout)
+        self._train = _source(spec.train, read)
+        self._validation = _source(spec.validation, read)
+        self._order = lru_cache(maxsize=2)(self._sample_order)
+        self._has_state = bool(self._model.non_trainable_variables)
+        self._initial = self._read_state()
+        self._states: dict[int, list[Array]] = {}
+        self._untrained: dict[int, untrained_state.UntrainedState] = {}
+        self._loaded: int | None = None
+        self._epoch: int | None = None
+        self._counted = False
+
+    def begin_epoch(self, worker: int, epoch: int, untrained: bytes) -> None:
+        """A worker begins an epoch; the first that does resets the metrics. Empty ``untrained``: it keeps its own."""
+        if epoch != self._epoch:
+            self._epoch, self._counted = epoch, False
+            self._model.reset_metrics()
+        self._take(worker, untrained)
+
+    def gradient(self, worker: int, held: Pulled, tasks: Sequence[Task]) -> tuple[Array, Mapping[str, Any]]:
+        """The mean gradient over the rows of some tasks, and the running logs.
+
+        Args:
+            worker: Whose state the model shall have.
+            held: The weights to compute on.
+            tasks: One, or one for each member of a group; the mean of their gradients is weighted by their samples.
+
+        Returns:
+            Shape ``(P,)`` float32, and name -> 0-d tensor.
+        """
+        self._load(worker)
+        batches = [self._batch(self._train, task) for task in tasks]
+        began = time.perf_counter()
+        results = [self._step(held.weights, b, version=self._first_update + held.versions[0]) for b in batches]
+        gradients = [np.asarray(result.gradient) for result in results]
+        self.gradient_s += time.perf_counter() - began
+        self.gradients += len(results)
+        return _mean(gradients, [samples_of(task) for task in tasks]), results[-1].logs
+
+    def collect(self, worker: int) -> tuple[bytes, bytes]:
+        """A worker's untrained state and its metric variables; those of all workers come with the first one's."""
+        self._load(worker)
+        if self._counted:
+            self._model.reset_metrics()
+        self._counted = True
+        metrics = merge.encode_arrays(untrained_state.read_metrics(self._model))
+        return merge.encode_arrays(self._read_state()), metrics
+
+    def evaluate(self, worker: int, weights: Any, untrained: bytes, tasks: Sequence[Task]) -> bytes:
+        """Metric variables over these rows of the validation data."""
+        self._take(worker, untrained)
+        self._load(worker)
+        self._model.reset_metrics()
+        for task in tasks:
+            self._evaluate(weights, self._batch(self._validation, task))
+        return merge.encode_arrays(untrained_state.read_metrics(self._model))
+
+    def summary(self, metrics: bytes, running: Mapping[str, float]) -> dict[str, float]:
+        """Logs from merged metric variables, or the step's own where they are no metrics."""
+        if not metrics:
+            return dict(running)
+        untrained_state.write_metrics(self._model, merge.decode_arrays(metrics))
+        result = {name: float(value) for name, value in untrained_state.metric_results(self._model).items()}
+        return result if not running or set(result) == set(running) else dict(running)
+
+    # ---- the workers' untrained states
+
+    def _take(self, worker: int, untrained: bytes) -> None:
+        if untrained and self._has_state:
+            self._load(worker)
+            self._untrained[worker].write(merge.decode_arrays(untrained))
+
+    def _load(self, worker: int) -> None:
+        if not self._has_state or self._loaded == worker:
+            return
+        if self._loaded is not None:
+            self._states[self._loaded] = self._read_state()
+        self._loaded = worker
+        self._write_state(self._states.get(worker, self._initial))
+        if worker not in self._untrained:  # folds the worker's number into the seeds
+            self._untrained[worker] = untrained_state.UntrainedState(self._model, self._manifest, worker=worker)
+
+    def _read_state(self) -> list[Array]:
+        return [np.array(variable.numpy()) for variable in self._model.non_trainable_variables]
+
+    def _write_state(self, arrays: Sequence[Array]) -> None:
+        for variable, array in zip(self._model.non_trainable_variables, arrays, strict=True):
+            variable.assign(array)
+
+    # ---- data
+
+    def _batch(self, source: data.ArraySource | None, task: Task) -> Any:
+        if task.data:
+            return data.decode_batch(task.data)
+        assert source is not None, "the job has arrays"
+        whole = source is self._validation or not self._spec.fit.shuffle
+        rows = slice(task.start, task.stop) if whole else self._order(task.pass_index)[task.start : task.stop]
+        return source.batch(rows)
+
+    def _sample_order(self, pass_index: int) -> Array:
+        fit = self._spec.fit
+        return sample_order(self._spec.train.samples or 0, fit.shuffle, fit.seed, pass_index)
+
+
+def samples_of(task: Task) -> int:
+    """How many rows a task has; a fed batch says so itself."""
+    return task.stop - task.start or task.samples
+
+
+def _source(spec: DataSpec | None, read: Read) -> data.ArraySource | None:
+    if spec is None or spec.kind != "arrays":
+        return None
+    return data.ArraySource(spec.structure, [data.decode_npy(read(name)) for name in spec.arrays])
+
+
+def _mean(gradients: Sequence[Array], samples: Sequence[int]) -> Array:
+    if len(gradients) == 1:
+        return gradients[0]
+    total = sum(samples)
+    mean = sum(np.float32(count / total) * gradient for gradient, count in zip(gradients, samples, strict=True))
+    return np.asarray(mean, np.float32)

@@ -1,0 +1,264 @@
+"""A simulated worker: what :mod:`nfdt.worker` does, written as an activity that waits on the virtual clock.
+
+A group of workers that step together, and a ring, is one of these with several machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from nfdt.coordinator import instructions as ins
+from nfdt.core.spec import JobSpec
+from nfdt.lease_times import LeaseTimes
+from nfdt.pipeline import Pipeline
+from nfdt.schedulers import Task
+from nfdt.schedulers.proportions import proportional_split
+from nfdt.simulate.client import VirtualClient
+from nfdt.simulate.events import Signal, Steps
+from nfdt.simulate.machines import Machine
+from nfdt.simulate.trainer import Trainer, samples_of
+from nfdt.statistics import Statistics
+from nfdt.transport.base import Pushed
+
+Ask = Callable[[str, ins.Report], ins.Instruction | Signal]
+
+
+@dataclass
+class Finished:
+    """A task whose push is answered, and what it took."""
+
+    task: int
+    compute_s: float = 0.0
+    exchange_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a worker of several machines does with a task.
+
+    Attributes:
+        rows: Of a full step, per machine; the rows of a task are split in this proportion.
+        rate: What the learning rate is multiplied by; None: as the job says.
+    """
+
+    rows: tuple[int, ...]
+    rate: float | None = None
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The machines behind one worker.
+
+    Attributes:
+        machines: At least one.
+        inside_s: Seconds to average a gradient among them.
+    """
+
+    machines: tuple[Machine, ...]
+    inside_s: float = 0.0
+
+
+@dataclass
+class Post:
+    """What one worker of the coordinator stands for.
+
+    Attributes:
+        crew: Its machines.
+        share: How they split a task; changes between epochs.
+    """
+
+    crew: Crew
+    share: Share
+
+
+class Listener(Protocol):
+    """Told what a worker does, for the record."""
+
+    def applied(self, worker: str, task: int, pushed: Pushed) -> None:
+        """The answer to a push has arrived."""
+        ...
+
+    def member_stepped(self, machine: int, samples: int, seconds: float) -> None:
+        """One machine of a worker has done its part of a step."""
+        ...
+
+
+@dataclass
+class SimulatedWorker:
+    """Works until it is told to leave, or :attr:`client` is lost.
+
+    Attributes:
+        spec: The job.
+        name: Of this worker in the job.
+        index: Decides its random seeds.
+        post: What it computes with.
+        trainer: The model.
+        client: The way to the shards.
+        ask: Says what to do, or when that will be said.
+        listener: For the record.
+        clock: Virtual seconds.
+    """
+
+    spec: JobSpec
+    name: str
+    index: int
+    post: Post
+    trainer: Trainer
+    client: VirtualClient
+    ask: Ask
+    listener: Listener
+    clock: Callable[[], float]
+    statistics: Statistics = field(default_factory=Statistics)
+
+    def __post_init__(self) -> None:
+        self._pipeline: Pipeline[Finished] = Pipeline(self.client, self.spec.algorithm.overlap)
+        self._times = LeaseTimes(self.clock)
+        self._epoch = self._epoch_steps = 0
+        self._logs: dict[str, float] = {}
+
+    def run(self) -> Steps:
+        """The activity."""
+        report = ins.Report()
+        while True:
+            yield from self.client.travel()
+            told: Any = self.ask(self.name, self._complete(report))
+            if isinstance(told, Signal):
+                began = self.clock()
+                told = yield told
+                self.statistics.wait_s += self.clock() - began
+            yield from self.client.come_back(0)
+            if isinstance(told, ins.Leave):
+                return
+            report = ins.Report()
+            if not isinstance(told, ins.Work):
+                report = replace(report, finished=(yield from self._drained()))
+            report = yield from self._carry_out(told, report)
+
+    def _complete(self, report: ins.Report) -> ins.Report:
+        done: Any = report.finished
+        self._times.fill(done)
+        return replace(
+            report,
+            finished=tuple(d.task for d in done),
+            times={d.task: ins.TaskTime(d.compute_s, d.exchange_s) for d in done if d.compute_s + d.exchange_s > 0},
+            epoch=self._epoch,
+            logs=self._logs,
+            in_flight=frozenset(finished.task for finished in self._pipeline.in_flight),
+        )
+
+    def _carry_out(self, told: ins.Instruction, report: ins.Report) -> Any:
+        match told:
+            case ins.Work():
+                return replace(report, finished=(yield from self._on_work(told)))
+            case ins.BeginEpoch(epoch, untrained):
+                self._epoch, self._epoch_steps, self._logs = epoch, 0, {}
+                self._pipeline.forget()
+                self.trainer.begin_epoch(self.index, epoch, untrained)
+            case ins.CollectState(epoch):
+                untrained, metrics = self.trainer.collect(self.index)
+                return replace(report, epoch_state=ins.EpochState(epoch, untrained, metrics, self._epoch_steps))
+            case ins.Evaluate(epoch, tasks, untrained):
+                self._pipeline.forget()
+                weights = self._pipeline.weights(exact=True).weights
+                metrics = self.trainer.evaluate(self.index, weights, untrained, tasks)
+                return replace(report, evaluated=ins.Evaluated(epoch, tuple(t.task for t in tasks), metrics))
+            case ins.Summarise(_, metrics, validation, logs):
+                summary = self.trainer.summary(metrics, logs)
+                validated = self.trainer.summary(validation, {}) if validation else None
+                return replace(report, summary=ins.Summary(summary, validated))
+        return report
+
+    def _on_work(self, work: ins.Work) -> Any:
+        finished: list[Finished] = []
+        logs: Mapping[str, Any] = {}
+        self._pipeline.overlap = min(work.overlap, self.spec.algorithm.overlap)
+        self._times.begin(self.statistics.compute_s)
+        for task in work.tasks:
+            if self._times.over(work.budget_s):
+                break
+            logs = yield from self._train_on(task)
+            began = self.clock()
+            while self.client.unanswered > self._pipeline.overlap:
+                yield self.client.answer()
+            self._take(finished, self._pipeline.settle())
+            self.statistics.exchange_s += self.clock() - began
+            self._times.spent(task.task, self.statistics.compute_s)
+        self._logs = {name: float(value) for name, value in logs.items()}
+        return tuple(finished)
+
+    def _drained(self) -> Any:
+        """Wait for what is in flight, and report it."""
+        began = self.clock()
+        while self.client.unanswered:
+            yield self.client.answer()
+        finished: list[Finished] = []
+        self._take(finished, self._pipeline.drain())
+        self.statistics.exchange_s += self.clock() - began
+        return tuple(finished)
+
+    def _take(self, finished: list[Finished], answers: Sequence[tuple[Finished, Pushed]]) -> None:
+        for done, pushed in answers:
+            self.statistics.staleness[pushed.staleness] += 1
+            self.statistics.dropped += not pushed.applied
+            self.listener.applied(self.name, done.task, pushed)
+            finished.append(done)
+
+    def _train_on(self, task: Task) -> Any:
+        """Compute a gradient and send it; returns the running logs."""
+        statistics, began = self.statistics, self.clock()
+        if not self._pipeline.holds_weights:
+            yield from self.client.travel()
+            before = self.client.bytes_received
+            self._pipeline.weights()
+            yield from self.client.come_back(self.client.bytes_received - before)
+        statistics.exchange_s += self.clock() - began
+        parts = self._parts(task)
+        seconds = self._seconds(parts)
+        yield seconds
+        gradient, logs = self.trainer.gradient(self.index, self._pipeline.weights(), [part for _, part in parts])
+        samples = samples_of(task)
+        if self.spec.cluster.shards > 1 and not np.isfinite(gradient).all():
+            gradient = np.full_like(gradient, np.nan)  # all shards shall drop it, not some
+        self._pipeline.send(
+            Finished(task.task),
+            gradient,
+            samples=samples,
+            round=task.round,
+            part=task.part,
+            parts=max(task.parts, 1),
+            rate=self.spec.rate_of(samples) if self.post.share.rate is None else self.post.share.rate,
+            want_weights=task.parts <= 1,
+            compute_s=seconds,
+        )
+        statistics.compute_s += seconds
+        statistics.samples += samples
+        statistics.steps += 1
+        statistics.batch_sizes[samples] += 1
+        self._epoch_steps += 1
+        return logs
+
+    def _parts(self, task: Task) -> list[tuple[Machine, Task]]:
+        """Whose rows are whose, of machines that get any."""
+        machines = self.post.crew.machines
+        if len(machines) == 1 or task.data:
+            return [(machines[0], task)]
+        counts = proportional_split(task.stop - task.start, [float(rows) for rows in self.post.share.rows])
+        stops = np.cumsum(counts) + task.start
+        return [
+            (machine, replace(task, start=int(stop) - count, stop=int(stop), samples=count))
+            for machine, stop, count in zip(machines, stops, counts, strict=True)
+            if count
+        ]
+
+    def _seconds(self, parts: Sequence[tuple[Machine, Task]]) -> float:
+        """Of the step: its slowest machine's, and the averaging."""
+        now, slowest = self.clock(), 0.0
+        for machine, part in parts:
+            seconds = machine.seconds(samples_of(part), now)
+            self.listener.member_stepped(machine.number, samples_of(part), seconds)
+            slowest = max(slowest, seconds)
+        return slowest + self.post.crew.inside_s

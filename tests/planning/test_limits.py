@@ -1,0 +1,30 @@
+import math
+
+import pytest
+
+from nfdt.planning.limits import lower_bound, seconds_for_gradients, sum_of_speeds
+
+MIXED = (1, 1, 1, 1, 2, 2, 5, 5)
+
+
+def test_the_sum_of_speeds_adds_what_each_does_alone():
+    assert sum_of_speeds([10.0, 5.0]) == 15.0
+
+
+@pytest.mark.parametrize(("count", "expected"), [(0, 0), (1, 1), (4, 1), (5, 2), (10, 2), (11, 3)])
+def test_gradients_come_whole(count, expected):
+    assert seconds_for_gradients(MIXED, count) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "bounds"),
+    [
+        ((1,) * 8, [(1.125, 8), (2.25, 8), (13.5, 8)]),
+        (MIXED, [(1.25, 4), (3.2, 6), (20.0, 8)]),
+        ((1,) * 7 + (10,), [(1.1429, 7), (2.4286, 7), (15.2113, 8)]),
+        ([math.sqrt(i) for i in range(1, 101)], [(1.7510, 3), (3.8977, 15), (10.7587, 100)]),
+    ],
+)
+def test_the_lower_bound_has_the_values_computed_by_hand(seconds, bounds):
+    found = [lower_bound(seconds, noise) for noise in (1, 10, 100)]
+    assert [(pytest.approx(b.seconds, abs=1e-4), b.workers) for b in found] == bounds
