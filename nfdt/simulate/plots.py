@@ -38,7 +38,7 @@ def plot(results: Sequence[Result], path: Path) -> None:
     metric = metric_of(results)
     for row, (key, label) in enumerate((("at_s", "virtual time (s)"), ("samples", "samples trained"))):
         _curves(axes[row][0], results, key, "loss")
-        axes[row][0].set(xlabel=label, ylabel="training loss")
+        axes[row][0].set(xlabel=label, ylabel="training loss, mean of the epoch so far")
         if metric is not None:
             _curves(axes[row][1], results, key, metric)
         axes[row][1].set(xlabel=label, ylabel=metric or "no metric")

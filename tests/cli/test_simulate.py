@@ -1,0 +1,74 @@
+"""``nfdt simulate`` as somebody types it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from nfdt.cli import cli
+
+SCRIPT = """
+import sys
+import keras
+from sklearn.datasets import load_digits
+
+images, labels = load_digits(return_X_y=True)
+model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10, activation="softmax")])
+model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
+x, y = images[:320] / 16, labels[:320]
+history = model.fit(x, y, batch_size=16, epochs=2, verbose=0, validation_data=(x, y))
+print("trained", round(history.history["loss"][-1], 6), sys.argv[1:])
+sys.exit(0)
+"""
+CLUSTER = "[[workers]]\ncount = 2\nstep_ms = 10\njitter = 0.1\n[[workers]]\nstep_ms = 30\n"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(SCRIPT)
+    Path("cluster.toml").write_text(CLUSTER)
+    return tmp_path
+
+
+def test_a_script_is_simulated_once_per_algorithm_the_same_way_every_time(folder):
+    command = [sys.executable, "-c", "from nfdt.cli import main; main()", "simulate", "--cluster", "cluster.toml"]
+    texts = []
+    for out in ("one", "two"):
+        arguments = ["--algorithm", "asgd,bsp", "--output", out, "train.py", "--flag"]
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=280)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("trained") == 2
+        assert "['--flag']" in done.stdout
+        assert "of limit" in done.stdout
+        texts.append(Path(out, "results.json").read_text())
+    assert texts[0] == texts[1]
+    results = json.loads(texts[0])["results"]
+    assert [r["algorithm"] for r in results] == ["asgd", "bsp"]
+    assert all(r["samples"] == 640 and 0 < r["of_limit"] <= 1.05 for r in results)
+    assert results[1]["staleness"] == {"0": 40}
+    curves = list(csv.DictReader(Path("one", "curves.csv").open()))
+    assert {row["algorithm"] for row in curves} == {"asgd", "bsp"}
+    assert float(curves[-1]["val_accuracy"]) > 0.3
+    assert sum(int(row["gradients"]) for row in csv.DictReader(Path("one", "staleness.csv").open())) == 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--cluster", "none.toml", "train.py"), "cannot be read"),
+        (("--cluster", "cluster.toml", "--algorithm", "sgd", "train.py"), "Unknown algorithm 'sgd'"),
+        (("train.py",), "--cluster"),
+    ],
+)
+def test_mistakes_are_told_before_the_script_runs(folder, arguments, told):
+    done = CliRunner().invoke(cli, ["simulate", *arguments])
+    assert done.exit_code == 2
+    assert told in done.output
+    assert "trained" not in done.output
