@@ -88,13 +88,11 @@ def simulated_fits(
 ) -> list[dict[str, Any]]:
     """Run the script once; one result per ``fit`` in it."""
     with quiet_start():
-        import keras
-
         from nfdt.cli.simulated import SimulatedSession
+        from nfdt.core.training.afresh import start_afresh
         from nfdt.simulate.results import result_of
 
-        keras.backend.clear_session()
-        keras.utils.set_random_seed(seed)
+        start_afresh(seed)
     click.echo(f"== {algorithm}", err=True)
     sys.stderr.flush()
     with SimulatedSession(options, cluster) as session, _exit_is_an_end():
