@@ -86,7 +86,11 @@ class Report:
         if self.also:
             print(f"peers: {', '.join(self.also)}")
         if json_file:
-            json_file.write_text(json.dumps(self.to_json(), indent=2) + "\n")
+            self.write(json_file)
+
+    def write(self, json_file: Path) -> None:
+        """What there is so far."""
+        json_file.write_text(json.dumps(self.to_json(), indent=2) + "\n")
 
 
 def _finite(value: Any) -> Any:

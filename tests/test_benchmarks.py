@@ -12,7 +12,7 @@ from pathlib import Path
 import keras
 import pytest
 
-from benchmarks import accuracy, embedding, hetero, hfdt, link, overhead, scale, wire
+from benchmarks import accuracy, convergence, embedding, hetero, hfdt, link, overhead, scale, simulate, wire
 from benchmarks.emulated import Training
 from benchmarks.epochs import Work, measured
 from benchmarks.hetero_jobs import batches_per_update
@@ -234,6 +234,45 @@ def test_scale_adds_workers_and_shards(tmp_path):
     got = written(report, tmp_path)
     assert set(got["ratios"]) == {"workers2/workers1@tiny", "shards1/shards1@tiny", "leases_per_s"}
     assert got["ratios"]["leases_per_s"] > 0
+
+
+def test_convergence_trains_rows_on_simulated_clusters_and_writes_down_what_it_has(tmp_path):
+    plan = convergence.Plan(
+        rows=("ddc-asgd", "group-sync"),
+        workers=(4,),
+        speeds=("unequal",),
+        rates=(0.1, 0.01),
+        epochs=1,
+        samples=128,
+        batch=8,
+    )
+    report, file = Report("convergence", [0]), tmp_path / "convergence.json"
+    convergence.run(report, plan, None, file)
+    got = json.loads(file.read_text())
+    assert got == written(report, tmp_path)
+    assert got["ratios"]["accuracy@digits@4@unequal@ddc-asgd@lr=0.1"]["runs"] == 1
+    assert got["ratios"]["accuracy@digits@1@equal@sequential"]["mean"] > 10
+    assert {"% test accuracy", "virtual s", "of the limit"} <= {row["unit"] for row in got["rows"]}
+
+
+@pytest.mark.parametrize(("workers", "counts"), [(8, [4, 2, 2]), (4, [2, 1, 1])])
+def test_unequal_machines_are_a_half_a_quarter_and_a_quarter(workers, counts):
+    described = convergence.machines(workers, "unequal")
+    assert [(w.count, w.step_ms) for w in described.workers] == list(zip(counts, (100, 200, 500), strict=True))
+    assert convergence.machines(workers, "equal").count == workers
+
+
+def test_every_row_of_convergence_is_one_that_exists():
+    assert set(convergence.MAIN) < set(convergence.ROWS)
+    assert [convergence.batches_per_update(*convergence.ROWS[r], 8) for r in ("asgd", "bsp", "n-softsync")] == [1, 8, 8]
+
+
+def test_simulate_says_what_the_simulator_takes(tmp_path):
+    report = Report("simulate", [simulate.SEED])
+    simulate.run(report, workers=6, steps=1, rows=("asgd",))
+    got = written(report, tmp_path)
+    assert set(got["ratios"]) == {"overhead@asgd"}
+    assert {"ms gradient", "ms shard", "ms simulator", "ms per step", "steps"} == {row["unit"] for row in got["rows"]}
 
 
 def test_a_row_s_value_is_the_median_of_its_runs():

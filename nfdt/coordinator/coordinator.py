@@ -170,7 +170,7 @@ class Coordinator:
             return Leave("This worker is not part of the job (any more).")
         now = member.seen_at = self._clock.now()
         if not member.ready:
-            member.ready = True
+            self._members.is_ready(member)
             self._policy.joined(worker)
             self._pace.joined(worker)
         if report:
@@ -328,10 +328,9 @@ class Coordinator:
         self._outbox.add(TrainingDone())
 
     def _tell_speeds(self, now: float) -> None:
-        workers = self._ready()
-        if news := self._pace.news(workers, now):
+        if self._pace.may_tell(now) and (news := self._pace.news(self._ready())):
             self._outbox.emit("speed", workers=news)
-        if plan := self._pace.plan(workers):
+        if self._pace.plans and (plan := self._pace.plan(self._ready())):
             self._outbox.emit("plan", **plan)
 
     def _ready(self) -> list[str]:

@@ -36,6 +36,7 @@ class Membership:
     def __init__(self, wanted: int, now: float) -> None:
         self._wanted = wanted
         self._members: dict[str, Member] = {}
+        self._ready: list[Member] | None = None  # sorted; None: to be found anew
         self.alone_since: float | None = now
         self.first_joined_at: float | None = None
         self.last_loss = ""
@@ -50,6 +51,7 @@ class Membership:
     def join(self, worker: str, index: int, now: float) -> Member:
         """A worker takes part from now on."""
         member = self._members[worker] = Member(worker, index, now)
+        self._ready = None
         self.alone_since = None
         if self.first_joined_at is None:
             self.first_joined_at = now
@@ -60,15 +62,22 @@ class Membership:
         member = self._members.pop(worker, None)
         if member is None:
             return None
+        self._ready = None
         self.last_loss = f"{worker}: {reason}"
         self._wanted = max(1, self._wanted - 1)
         if not self._members:
             self.alone_since = now
         return member
 
+    def is_ready(self, member: Member) -> None:
+        """It has asked for work: its model is built."""
+        member.ready, self._ready = True, None
+
     def ready(self) -> list[Member]:
-        """Members whose model is built, by index."""
-        return sorted((m for m in self._members.values() if m.ready), key=lambda m: (m.index, m.name))
+        """Members whose model is built, by index; not to be changed."""
+        if self._ready is None:
+            self._ready = sorted((m for m in self._members.values() if m.ready), key=lambda m: (m.index, m.name))
+        return self._ready
 
     def all(self) -> list[Member]:
         """Everybody who lives."""
@@ -88,7 +97,7 @@ class Membership:
 
     def may_begin(self, now: float, start_timeout_s: float) -> bool:
         """Whether everybody who is wanted (and not lost since) is ready, or somebody is and time is up."""
-        count = len(self.ready())
+        count = sum(member.ready for member in self._members.values())
         if count >= self._wanted:
             return True
         waited = now - self.first_joined_at if self.first_joined_at is not None else 0.0

@@ -89,9 +89,15 @@ class Pace:
         """Samples of the worker's next step."""
         return self.sizes.of(worker) if self.sizes else self._spec.fit.batch_size
 
+    @property
+    def divides(self) -> bool:
+        """Whether the task policy gives each worker its part of an epoch."""
+        divided = self._spec.algorithm.tasks in ("static", "proportional")
+        return divided and self._policy.name != "bsp" and self._spec.train.kind == "arrays"
+
     def shares(self, workers: Sequence[str]) -> dict[str, float] | None:
         """What part of an epoch each worker shall do by the task policy; None: nobody in particular, or not yet."""
-        if self._policy.name == "bsp" or self._spec.train.kind != "arrays":
+        if not self.divides:
             return None
         match self._spec.algorithm.tasks:
             case "static":
@@ -163,15 +169,22 @@ class Pace:
                 }
         return {worker: self._described[worker] for worker in workers if worker in self._described}
 
-    def news(self, workers: Sequence[str], now: float) -> dict[str, dict[str, Any]] | None:
+    def may_tell(self, now: float) -> bool:
+        """Whether it is time for :meth:`news`; asked once for each time it is."""
+        return self._throttle.due(now)
+
+    def news(self, workers: Sequence[str]) -> dict[str, dict[str, Any]] | None:
         """What is worth telling the world about speeds now; None when there is nothing new."""
-        if not self._throttle.due(now):
-            return None
         described = self.describe(workers)
         if not any(self._is_news(worker, row) for worker, row in described.items()):
             return None
         self._told = described
         return described
+
+    @property
+    def plans(self) -> bool:
+        """Whether the job chooses its row while it trains."""
+        return self._autopilot is not None
 
     def plan(self, workers: Sequence[str]) -> dict[str, Any] | None:
         """A new decision of a job that chooses its row while it trains, as the data of an event."""

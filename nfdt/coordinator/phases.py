@@ -132,8 +132,9 @@ class Training:
 
     def _divide(self) -> None:
         """Share the epoch out among the workers, once, as soon as the task policy can."""
-        shares = None if self._divided else self._pace.shares([m.name for m in self._members.ready()])
-        if shares:
+        if self._divided or not self._pace.divides:
+            return
+        if shares := self._pace.shares([m.name for m in self._members.ready()]):
             self.book.divide(shares)
             self._divided = True
 

@@ -43,6 +43,7 @@ class SimulatedJob:
         manifest: Its program.
         read: Returns an artifact's bytes by its sha256.
         cluster: The machines and links.
+        trainer: Of an earlier job of the same program and data, whose compiled steps are used again.
 
     Attributes:
         job_id: A name.
@@ -54,13 +55,21 @@ class SimulatedJob:
 
     job_id = "simulated"
 
-    def __init__(self, spec: JobSpec, manifest: Mapping[str, Any], read: Read, cluster: ClusterDescription) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        manifest: Mapping[str, Any],
+        read: Read,
+        cluster: ClusterDescription,
+        trainer: Trainer | None = None,
+    ) -> None:
         self.agenda, self.record = Agenda(), Record()
         self.spec = spec = simulated(spec, cluster.count, cluster.shards.count)
         self._events: list[Event] = []
         machines = [Machine(i, w, spec.fit.batch_size, cluster.seed) for i, w in enumerate(cluster.each())]
         self._machines = machines
-        self.trainer = Trainer(spec, manifest, read)
+        self.trainer = trainer or Trainer(spec, manifest, read)
+        self.trainer.begin(spec)
         state = load_state(read(manifest["state"]))
         rules = [{"rule": entry["rule"], "decay": entry.get("decay")} for entry in manifest["untrained"]]
         self._merger = StateMerger(rules, [state.untrained[i] for i in range(len(rules))])
@@ -75,6 +84,9 @@ class SimulatedJob:
         self._workers: dict[str, Activity] = {}
         self._everybody: dict[str, SimulatedWorker] = {}
         self._returning = 0
+        # Whether all who wait for tasks wait for the same: for any task to come back, or for the round's end.
+        finishing = spec.algorithm.tasks == "finish-together"
+        self._alike = not finishing and self._crews.policy.name in ("free", "softsync", "bsp")
         self._waiting: dict[str, Signal] = {}
         self._settling = self._over = False
         self._fed: tuple[int, Iterator[Batch]] | None = None
@@ -99,6 +111,18 @@ class SimulatedJob:
                 return
             if not self.agenda.step():
                 self._tell_stuck()
+
+    def run(self) -> Record:
+        """To the end, with nobody who looks on.
+
+        Raises:
+            JobFailed: the job failed.
+        """
+        self.proceed(self.spec.fit.epochs)
+        for event in self.events():
+            if event.kind == "state" and event.data["state"] == "failed":
+                raise JobFailed(str(event.data["reason"]))
+        return self.record
 
     def proceed(self, epoch: int) -> None:
         """Let this epoch begin."""
@@ -247,16 +271,15 @@ class SimulatedJob:
                 self.coordinator.fed(epoch, *batch)
 
     def _told_waiting(self) -> bool:
-        """Whether somebody who waits was told something else; at a barrier nobody is if the first one is not."""
-        news = False
-        barrier = self._crews.policy.name == "bsp" and self.coordinator.phase == "train"
+        """Whether somebody who waits was told something else."""
+        news, alike = False, self._alike and self.coordinator.phase == "train"
         for name, signal in list(self._waiting.items()):
             told = self.coordinator.next(name)
             if not isinstance(told, ins.Wait):
                 del self._waiting[name]
                 signal.fire(told)
                 news = True
-            elif barrier:
+            elif alike:
                 break
         return news
 

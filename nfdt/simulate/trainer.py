@@ -34,13 +34,14 @@ class Trainer:
         read: Returns an artifact's bytes by its sha256.
 
     Attributes:
-        gradient_s: Real seconds that gradients took.
+        gradient_s: Real seconds that gradients took, with gathering their rows.
+        evaluate_s: That evaluations took.
         gradients: How many there were.
     """
 
     def __init__(self, spec: JobSpec, manifest: Mapping[str, Any], read: Read) -> None:
-        self.gradient_s, self.gradients = 0.0, 0
-        self._spec, self._manifest = spec, manifest
+        self.gradient_s, self.evaluate_s, self.gradients = 0.0, 0.0, 0
+        self._manifest = manifest
         self._model = unpack.unpack(manifest, read, allow_code=spec.code)
         self._first_update = int(inner_optimizer(self._model).iterations)
         self.layout = ParameterLayout.from_json(manifest["layout"])
@@ -48,19 +49,24 @@ class Trainer:
         self._evaluate = evaluate.EvaluateStep(self._model, self.layout)
         self._train = _source(spec.train, read)
         self._validation = _source(spec.validation, read)
-        self._order = lru_cache(maxsize=2)(self._sample_order)
         self._has_state = bool(self._model.non_trainable_variables)
         self._initial = self._read_state()
+        self.begin(spec)
+
+    def begin(self, spec: JobSpec) -> None:
+        """Nothing of an earlier job is left; the data and the program are the same, all else of the job may differ."""
+        self._spec = spec
+        self._order = lru_cache(maxsize=2)(self._sample_order)
         self._states: dict[int, list[Array]] = {}
         self._untrained: dict[int, untrained_state.UntrainedState] = {}
         self._loaded: int | None = None
         self._epoch: int | None = None
-        self._counted = False
+        self._nothing = b""  # what metric variables begin with, once those of the epoch are collected
 
     def begin_epoch(self, worker: int, epoch: int, untrained: bytes) -> None:
         """A worker begins an epoch; the first that does resets the metrics. Empty ``untrained``: it keeps its own."""
         if epoch != self._epoch:
-            self._epoch, self._counted = epoch, False
+            self._epoch, self._nothing = epoch, b""
             self._model.reset_metrics()
         self._take(worker, untrained)
 
@@ -76,8 +82,8 @@ class Trainer:
             Shape ``(P,)`` float32, and name -> 0-d tensor.
         """
         self._load(worker)
-        batches = [self._batch(self._train, task) for task in tasks]
         began = time.perf_counter()
+        batches = [self._batch(self._train, task) for task in tasks]
         results = [self._step(held.weights, b, version=self._first_update + held.versions[0]) for b in batches]
         gradients = [np.asarray(result.gradient) for result in results]
         self.gradient_s += time.perf_counter() - began
@@ -87,20 +93,24 @@ class Trainer:
     def collect(self, worker: int) -> tuple[bytes, bytes]:
         """A worker's untrained state and its metric variables; those of all workers come with the first one's."""
         self._load(worker)
-        if self._counted:
+        metrics = self._nothing
+        if not self._nothing:
+            metrics = self._metrics()
             self._model.reset_metrics()
-        self._counted = True
-        metrics = merge.encode_arrays(untrained_state.read_metrics(self._model))
+            self._nothing = self._metrics()
         return merge.encode_arrays(self._read_state()), metrics
 
     def evaluate(self, worker: int, weights: Any, untrained: bytes, tasks: Sequence[Task]) -> bytes:
         """Metric variables over these rows of the validation data."""
+        began = time.perf_counter()
         self._take(worker, untrained)
         self._load(worker)
         self._model.reset_metrics()
         for task in tasks:
             self._evaluate(weights, self._batch(self._validation, task))
-        return merge.encode_arrays(untrained_state.read_metrics(self._model))
+        metrics = self._metrics()
+        self.evaluate_s += time.perf_counter() - began
+        return metrics
 
     def summary(self, metrics: bytes, running: Mapping[str, float]) -> dict[str, float]:
         """Logs from merged metric variables, or the step's own where they are no metrics."""
@@ -126,6 +136,9 @@ class Trainer:
         self._write_state(self._states.get(worker, self._initial))
         if worker not in self._untrained:  # folds the worker's number into the seeds
             self._untrained[worker] = untrained_state.UntrainedState(self._model, self._manifest, worker=worker)
+
+    def _metrics(self) -> bytes:
+        return merge.encode_arrays(untrained_state.read_metrics(self._model))
 
     def _read_state(self) -> list[Array]:
         return [np.array(variable.numpy()) for variable in self._model.non_trainable_variables]

@@ -1,0 +1,219 @@
+"""Accuracy after equal samples on simulated clusters, with real gradients: every rule, many workers, unequal speeds."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+
+from benchmarks.images import read_images
+from benchmarks.report import Report, Row, arguments
+from benchmarks.virtual import Trained, VirtualTraining
+from nfdt.core.errors import NfdtError
+from nfdt.core.spec import resolve_algorithm
+from nfdt.planning.limits import sum_of_speeds
+from nfdt.simulate.cluster import ClusterDescription, parse_cluster
+
+STEP_MS = 100.0
+MEAN, SPREAD = 0.286, 0.353  # of Fashion-MNIST's pixels
+JITTER = 0.2
+SPEEDS = ("equal", "unequal")
+SEQUENTIAL = "sequential"
+# What every row is, besides its preset; the rows of docs/convergence.md, the asynchronous ones last.
+ROWS: dict[str, tuple[str, dict[str, Any]]] = {
+    SEQUENTIAL: ("bsp", {}),
+    "ddc-asgd": ("ddc-asgd", {}),
+    "asgd": ("asgd", {}),
+    "staleness-scaled": ("asgd", {"update_rule": "staleness-scaled"}),
+    "dc-asgd": ("dc-asgd", {}),
+    "dc-asgd-a": ("dc-asgd-a", {}),
+    "dc-asgd-k": ("dc-asgd-k", {}),
+    "bsp": ("bsp", {}),
+    "n-softsync": ("n-softsync", {}),
+    "dbs-sgd": ("dbs-sgd", {}),
+    "group-sync": ("group-sync", {}),
+    "h-ps": ("h-ps", {}),
+}
+MAIN = ("ddc-asgd", "asgd", "staleness-scaled", "dc-asgd", "dc-asgd-a", "dc-asgd-k", "bsp")
+TARGET = 0.80
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is trained.
+
+    Attributes:
+        rows: Names of ``ROWS``; ``sequential`` comes by itself.
+        workers: Sizes of the clusters.
+        rates: Learning rates; every row is trained at each.
+        epochs: Of each training.
+        samples: Of an epoch, at most.
+        batch: Local batch.
+    """
+
+    rows: Sequence[str] = MAIN
+    workers: Sequence[int] = (8, 16, 32)
+    speeds: Sequence[str] = SPEEDS
+    rates: Sequence[float] = (0.05,)
+    epochs: int = 3
+    samples: int = 60_000
+    batch: int = 128
+
+
+QUICK = Plan(rows=("ddc-asgd", "asgd", "dc-asgd-a"), workers=(8,), speeds=("equal",), epochs=2, samples=8192, batch=32)
+
+
+def machines(workers: int, speeds: str) -> ClusterDescription:
+    """Equal ones; or half of them, a quarter twice as slow, and a quarter five times as slow."""
+    counts = {1.0: workers} if speeds == "equal" else {1.0: workers // 2, 2.0: workers // 4}
+    counts[5.0] = workers - sum(counts.values())
+    described = [
+        {"count": count, "step_ms": STEP_MS * times, "jitter": JITTER} for times, count in counts.items() if count
+    ]
+    return parse_cluster({"workers": described})
+
+
+def build(seed: int, rate: float, updates: int) -> keras.Model:
+    """An MLP of 52 k parameters; SGD with momentum 0.9, a fifth of the updates to warm up, then a cosine to zero."""
+    keras.utils.set_random_seed(seed)
+    first = [keras.Input((28, 28, 1)), keras.layers.Flatten(), keras.layers.Rescaling(1 / SPREAD, -MEAN / SPREAD)]
+    layers = [keras.layers.Dense(width, activation="relu") for width in (64, 32)]
+    model = keras.Sequential([*first, *layers, keras.layers.Dense(10, activation="softmax")])
+    warmup = max(1, updates // 5)
+    schedule = keras.optimizers.schedules.CosineDecay(
+        0.0, max(1, updates - warmup), warmup_target=rate, warmup_steps=warmup
+    )
+    optimizer = keras.optimizers.SGD(schedule, momentum=0.9)
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def batches_per_update(preset: str, overrides: dict[str, Any], workers: int) -> float:
+    """How many local batches go into an update, roughly: how long a schedule has to be."""
+    algorithm = resolve_algorithm(preset, **overrides)
+    if algorithm.consistency == "bsp":
+        return workers
+    if algorithm.consistency == "softsync":
+        return max(1, workers // algorithm.softsync_n)
+    return workers / 3 if algorithm.topology == "groups" else 1.0
+
+
+class Bench:
+    """One run of a plan; what is measured so far is written down after every training."""
+
+    def __init__(self, report: Report, plan: Plan, data_dir: Path | None, json_file: Path | None) -> None:
+        self._report, self._plan, self._json = report, plan, json_file
+        train, test = read_images(data_dir), read_images(data_dir, "test")
+        rows = slice(plan.samples)
+        self._data = train.name
+        self._training = VirtualTraining(
+            build, (train.images[rows], train.labels[rows]), (test.images, test.labels), plan.batch, plan.epochs
+        )
+
+    def run(self) -> None:
+        """Every seed of a row, every row of a cluster, every cluster; sequential first."""
+        for rate in self._plan.rates:
+            for row, workers, speeds in self._cases():
+                for seed in self._report.seeds:
+                    self._run(row, workers, speeds, rate, seed)
+                self._summarise()
+
+    def _cases(self) -> Iterator[tuple[str, int, str]]:
+        yield SEQUENTIAL, 1, "equal"
+        for workers in self._plan.workers:
+            for speeds in self._plan.speeds:
+                for row in self._plan.rows:
+                    yield row, workers, speeds
+
+    def _run(self, row: str, workers: int, speeds: str, rate: float, seed: int) -> None:
+        preset, overrides = ROWS[row]
+        cluster = machines(workers, speeds)
+        merged = batches_per_update(preset, overrides, workers)
+        case = f"{self._data} M={workers} {speeds} lr={rate:g}"
+        try:
+            trained = self._training.run(preset, cluster, seed=seed, rate=rate, merged=merged, overrides=overrides)
+        except NfdtError as error:
+            self._report.notes.append(f"{row}, {case}, seed {seed}: {error}")
+            return
+        self._add(case, row, trained, cluster)
+
+    def _add(self, case: str, row: str, trained: Trained, cluster: ClusterDescription) -> None:
+        record, batch = trained.record, self._plan.batch
+        accuracies = trained.accuracies
+        last = record.points[-1].logs
+        limit = sum_of_speeds([batch / (w.step_ms / 1000) for w in cluster.each()])
+        reached = next((at for at, accuracy in accuracies if accuracy >= TARGET), float("inf"))
+        values = {
+            "% test accuracy": 100 * accuracies[-1][1],
+            "test loss": float(np.nan_to_num(last["val_loss"], nan=np.inf)),
+            "virtual s": record.seconds,
+            f"virtual s to {TARGET:g}": reached,
+            "of the limit": record.samples / record.seconds / limit,
+            "mean staleness": record.mean_staleness,
+            "overhead": (trained.wall_s - trained.gradient_s - trained.shard_s) / trained.gradient_s,
+        }
+        for unit, value in values.items():
+            self._report.add(case, row, unit, value)
+        print(f"{case} {row}: {values['% test accuracy']:.2f} %", flush=True)
+
+    def _summarise(self) -> None:
+        """Mean and standard deviation of each row; the differences to sequential; written down."""
+        best: dict[str, Row] = {}
+        for row in self._report.rows:
+            if row.unit == "% test accuracy":
+                data, workers, speeds, rate = row.case.split()
+                name = f"accuracy@{data}@{workers[2:]}@{speeds}@{row.peer}"
+                self._report.ratios[f"{name}@{rate}"] = spread(row.runs)
+                if name not in best or statistics.mean(row.runs) > statistics.mean(best[name].runs):
+                    best[name] = row
+        self._report.ratios.update(
+            {name: {**spread(row.runs), "at": row.case.split()[-1]} for name, row in best.items()}
+        )
+        if self._json:
+            self._report.write(self._json)
+
+
+def spread(runs: Sequence[float]) -> dict[str, float]:
+    """Mean, standard deviation (of a sample; 0 for one run) and how many runs."""
+    std = statistics.stdev(runs) if len(runs) > 1 else 0.0
+    return {"mean": round(statistics.mean(runs), 3), "std": round(std, 3), "runs": len(runs)}
+
+
+def run(report: Report, plan: Plan, data_dir: Path | None, json_file: Path | None = None) -> None:
+    """Train what the plan says."""
+    Bench(report, plan, data_dir, json_file).run()
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--rows", help=f"only these of {', '.join(ROWS)}")
+    parser.add_argument("--workers", help="sizes of clusters, as in 8,16,32")
+    parser.add_argument("--speeds", choices=SPEEDS, action="append")
+    parser.add_argument("--rates", help="learning rates, as in 0.1,0.02")
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--samples", type=int)
+    parser.add_argument("--seeds", type=int, help="how many; default 3")
+    options = parser.parse_args()
+    plan = QUICK if options.quick else Plan()
+    given = {
+        "rows": options.rows and tuple(options.rows.split(",")),
+        "workers": options.workers and tuple(map(int, options.workers.split(","))),
+        "rates": options.rates and tuple(map(float, options.rates.split(","))),
+        **{name: getattr(options, name) for name in ("speeds", "epochs", "samples")},
+    }
+    plan = replace(plan, **{name: value for name, value in given.items() if value})
+    report = Report("convergence", list(range(options.seeds or (1 if options.quick else 3))))
+    run(report, plan, options.data_dir, options.json)
+    report.finish(options.json)
+
+
+if __name__ == "__main__":
+    main()

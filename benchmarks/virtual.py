@@ -1,0 +1,125 @@
+"""Jobs on described clusters: one program and one set of data, trained with any preset, rate, seed and cluster."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from nfdt.core.nests import flatten_structure
+from nfdt.core.program.pack import pack
+from nfdt.core.spec import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
+from nfdt.core.training.data import encode_npy
+from nfdt.simulate.cluster import ClusterDescription
+from nfdt.simulate.job import SimulatedJob
+from nfdt.simulate.record import Record
+from nfdt.simulate.trainer import Trainer
+
+Nest = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One simulated training.
+
+    Attributes:
+        record: What happened.
+        wall_s: Real seconds it took, without starting up and evaluating.
+        gradient_s: Of them, for gradients.
+        shard_s: For update rules and optimizers.
+    """
+
+    record: Record
+    wall_s: float
+    gradient_s: float
+    shard_s: float
+
+    @property
+    def accuracies(self) -> list[tuple[float, float]]:
+        """(virtual seconds, test accuracy) at the end of each epoch."""
+        ends = [point for point in self.record.points if point.ends_epoch]
+        return [(point.at_s, point.logs["val_accuracy"]) for point in ends if "val_accuracy" in point.logs]
+
+
+@dataclass
+class VirtualTraining:
+    """Trains; graphs of the gradient are traced once for all.
+
+    Attributes:
+        build: Makes a compiled model from a seed, a learning rate and the updates it will see.
+        train: Images and labels.
+        test: The same, evaluated after every epoch.
+        batch: Local batch.
+        epochs: Of each training.
+    """
+
+    build: Callable[[int, float, int], Any]
+    train: Nest
+    test: Nest
+    batch: int
+    epochs: int
+    _artifacts: dict[str, bytes] = field(default_factory=dict)
+    _trainer: Trainer | None = None
+
+    def run(
+        self,
+        preset: str,
+        cluster: ClusterDescription,
+        *,
+        seed: int,
+        rate: float,
+        merged: float = 1.0,
+        overrides: Mapping[str, Any] | None = None,
+    ) -> Trained:
+        """One training.
+
+        Args:
+            preset: Name of the row.
+            cluster: What it runs on.
+            seed: Of weights and order of samples.
+            rate: Learning rate of the model.
+            merged: Local batches per update, which decides how many updates a schedule has.
+            overrides: Of the row.
+        """
+        updates = self.epochs * -(-len(self.train[0]) // self.batch)
+        model = self.build(seed, rate, max(1, round(updates / merged)))
+        packed = pack(model, tuple(a[: self.batch] for a in self.train))
+        self._artifacts.update(packed.artifacts)
+        spec = JobSpec(
+            program=self._put(json.dumps(packed.manifest).encode()),
+            algorithm=resolve_algorithm(preset, **(overrides or {})),
+            cluster=ClusterSpec(workers=cluster.count),
+            fit=FitSpec(epochs=self.epochs, batch_size=self.batch, seed=seed, validation_batch_size=1000),
+            train=self._data(self.train),
+            validation=self._data(self.test),
+        )
+        read = self._artifacts.__getitem__
+        job = SimulatedJob(spec, packed.manifest, read, cluster, self._trainer)
+        self._trainer = job.trainer
+        trainer = job.trainer
+        gradient_s, evaluate_s, began = trainer.gradient_s, trainer.evaluate_s, time.perf_counter()
+        record = job.run()
+        wall_s = time.perf_counter() - began - (trainer.evaluate_s - evaluate_s)
+        return Trained(record, wall_s, trainer.gradient_s - gradient_s, job.shards.seconds)
+
+    def _put(self, content: bytes) -> str:
+        name = hashlib.sha256(content).hexdigest()
+        self._artifacts[name] = content
+        return name
+
+    def _data(self, nest: Sequence[np.ndarray]) -> DataSpec:
+        structure, arrays = flatten_structure(tuple(nest))
+        names = tuple(self._named(array) for array in arrays)
+        return DataSpec(kind="arrays", structure=structure, arrays=names, samples=len(arrays[0]))
+
+    def _named(self, array: np.ndarray) -> str:
+        """The array's artifact, hashed once."""
+        known = self.__dict__.setdefault("_names", {})
+        if id(array) not in known:
+            known[id(array)] = self._put(encode_npy(array))
+        return str(known[id(array)])
