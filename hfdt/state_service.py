@@ -15,7 +15,7 @@ from nfdt.core.program.state import State, dump_state, load_state
 from nfdt.core.wire import shards_pb2 as pb
 from nfdt.core.wire import shards_pb2_grpc
 from nfdt.core.wire.channel import DATA_BYTES, make_server, same_token
-from nfdt.core.wire.frames import split
+from nfdt.core.wire.chunks import split
 from nfdt.core.wire.status import answering
 
 STOP_GRACE_S = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from nfdt.codecs import Codec, find_decoder
 from nfdt.codecs.rows import ROWS
 from nfdt.core.errors import NfdtError, ProtocolError, ShapeMismatch
-from nfdt.core.wire.frames import Assembly, decode_frame, encode_frame, split
+from nfdt.core.wire.frame_stream import FrameStream
 from nfdt.core.wire.shards_pb2 import ACKNOWLEDGE, ERROR, OFFER, PULL, PUSH, WEIGHTS, Frame
 from nfdt.shard.building import Store
 from nfdt.shard.differences import Chain
@@ -24,6 +24,7 @@ from nfdt.transport import shared_memory
 logger = logging.getLogger(__name__)
 
 MAX_NAME = 200
+MAX_ERROR = 4000  # characters
 
 
 class Exchange:
@@ -46,25 +47,39 @@ class Exchange:
         self._worker = ""
         self._segment: shared_memory.Segment | None = None
 
-    def answer(self, requests: Iterator[bytes]) -> Iterator[bytes]:
-        """Answer every push and pull; the first mistake is answered with an error and ends the stream."""
-        for data in requests:
-            header, payload = decode_frame(data)
-            try:
+    def serve(self, stream: FrameStream) -> None:
+        """Answer every push and pull; the first mistake is answered with an error and ends the stream.
+
+        Raises:
+            OSError: the worker is gone, or does not go on.
+        """
+        sequence = 0
+        try:
+            while (header := stream.receive_header(patiently=True)) is not None:
+                sequence = header.sequence
                 self._introduce(header)
                 if header.kind == OFFER:
-                    yield encode_frame(self._accept(header))
+                    stream.send(self._accept(header))
                     continue
-                reply = self._reply(header, payload, requests)
-            except NfdtError as error:
-                text = f"{type(error).__name__}: {error}"
-                yield encode_frame(Frame(kind=ERROR, sequence=header.sequence, error=text))
-                return
-            self._chain.answered(header.sequence, reply)
-            frames = self._frames(header.sequence, reply)
-            del reply  # as large as the model, and the next request may be long in coming
-            yield from frames
-            del frames
+                reply = self._reply(header, stream)
+                self._chain.answered(sequence, reply)
+                self._answer(stream, sequence, reply)
+                del reply  # as large as the model, and the next request may be long in coming
+        except EOFError as error:
+            self._refuse(stream, sequence, ProtocolError(str(error)))
+        except NfdtError as error:
+            self._refuse(stream, sequence, error)
+        except OSError:
+            raise
+        except Exception as error:  # a fault of ours or of the user's code: the worker is told, not only the log
+            logger.exception("A request of %s failed", self._worker)
+            self._refuse(stream, sequence, ProtocolError(f"It failed on the shard: {type(error).__name__}: {error}"))
+
+    @staticmethod
+    def _refuse(stream: FrameStream, sequence: int, error: NfdtError) -> None:
+        text = f"{type(error).__name__}: {error}"[:MAX_ERROR]
+        stream.send(Frame(kind=ERROR, sequence=sequence, error=text))
+        stream.end()
 
     def _introduce(self, header: Frame) -> None:
         name = header.worker or self._worker
@@ -84,7 +99,7 @@ class Exchange:
             return Frame(kind=ACKNOWLEDGE, sequence=offer.sequence, applied=False, error=str(error))
         return Frame(kind=ACKNOWLEDGE, sequence=offer.sequence, applied=True)
 
-    def _reply(self, header: Frame, payload: memoryview, requests: Iterator[bytes]) -> Reply:
+    def _reply(self, header: Frame, stream: FrameStream) -> Reply:
         self._complete_at = time.perf_counter()
         if header.kind == PULL:
             wish = self._wish(header)
@@ -92,7 +107,7 @@ class Exchange:
         if header.kind != PUSH:
             raise ProtocolError(f"Stream of {self._worker}: expected a push or pull. Received: {header.kind}.")
         if header.codec:
-            return self._push_encoded(header, payload, requests)
+            return self._push_encoded(header, stream)
         wanted = self._store.size * 4
         if header.total_bytes != wanted:
             raise ShapeMismatch(
@@ -102,10 +117,10 @@ class Exchange:
         if header.shared:  # applied where the worker put it; it stays there until the answer is out
             return self._push(header, self._shared(header))
         with self._buffers.lend() as buffer:
-            self._assemble(buffer, header, payload, requests)
+            self._receive(stream, buffer)
             return self._push(header, buffer)
 
-    def _push_encoded(self, header: Frame, payload: memoryview, requests: Iterator[bytes]) -> Reply:
+    def _push_encoded(self, header: Frame, stream: FrameStream) -> Reply:
         codec, size = find_decoder(header.codec), self._store.size
         codec.check(header.total_bytes, size)
         if header.shared:
@@ -113,7 +128,7 @@ class Exchange:
             codec.check(encoded.size, size)
         else:
             encoded = np.empty(header.total_bytes, np.uint8)
-            self._assemble(encoded, header, payload, requests)
+            self._receive(stream, encoded)
         if codec is ROWS:  # the store knows which
             return self._push(header, encoded)
         with self._buffers.lend() as buffer:
@@ -128,14 +143,8 @@ class Exchange:
             )
         return self._segment.gradient(header.sequence)
 
-    def _assemble(self, buffer: Any, header: Frame, payload: memoryview, requests: Iterator[bytes]) -> None:
-        assembly = Assembly(buffer)
-        assembly.add(header.offset, payload)
-        while not assembly.complete:
-            chunk, payload = decode_frame(next(requests, b""))
-            if chunk.kind != PUSH or chunk.sequence != header.sequence:
-                raise ProtocolError(f"Push {header.sequence} from {self._worker}: its chunks are not together.")
-            assembly.add(chunk.offset, payload)
+    def _receive(self, stream: FrameStream, buffer: Any) -> None:
+        stream.receive_into(buffer)
         self._complete_at = time.perf_counter()
 
     def _push(self, header: Frame, values: Any) -> Reply:
@@ -155,22 +164,22 @@ class Exchange:
         codec = self._encoders[find_decoder(header.reply_codec).name] if header.reply_codec else None
         return self._chain.wish(codec)
 
-    def _frames(self, sequence: int, reply: Reply) -> Iterator[bytes]:
+    def _answer(self, stream: FrameStream, sequence: int, reply: Reply) -> None:
         """The answer to a push or pull."""
         content: Any = reply.weights
-        fields: dict[str, Any] = {"sequence": sequence, "version": reply.version, "staleness": reply.staleness}
-        fields |= {"applied": reply.applied, "served_us": int((time.perf_counter() - self._complete_at) * 1e6)}
+        header = Frame(sequence=sequence, version=reply.version, staleness=reply.staleness, applied=reply.applied)
+        header.served_us = int((time.perf_counter() - self._complete_at) * 1e6)
         if reply.difference is not None:
             content = reply.difference.payload
-            fields |= {"codec": reply.difference.codec.name, "base": reply.difference.base}
+            header.codec, header.base = reply.difference.codec.name, reply.difference.base
         if content is None:
-            yield encode_frame(Frame(kind=ACKNOWLEDGE, **fields))
+            header.kind = ACKNOWLEDGE
+            stream.send(header)
             return
-        view = content.data.cast("B") if content.size else memoryview(b"")
-        fields |= {"kind": WEIGHTS, "total_bytes": view.nbytes}
-        if self._segment and view.nbytes <= self._store.size * 4:
-            self._segment.weights(sequence).view(np.uint8)[: view.nbytes] = view
-            yield encode_frame(Frame(**fields, shared=True))
-            return
-        for part in split(view.nbytes):
-            yield encode_frame(Frame(**fields, offset=part.start), view[part])
+        header.kind, header.total_bytes = WEIGHTS, content.nbytes
+        if self._segment and content.nbytes <= self._store.size * 4:
+            self._segment.weights(sequence).view(np.uint8)[: content.nbytes] = content.view(np.uint8)
+            header.shared = True
+            stream.send(header)
+        else:
+            stream.send(header, content)

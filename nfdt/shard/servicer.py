@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -16,11 +15,14 @@ from nfdt.core.algorithm import AlgorithmSpec
 from nfdt.core.errors import ProtocolError
 from nfdt.core.program.state import State, dump_state, load_state
 from nfdt.core.wire.channel import DATA_BYTES, make_server, same_token
-from nfdt.core.wire.frames import Assembly, decode_message, encode_frame, split
-from nfdt.core.wire.shards_pb2 import AdminReply, AdminRequest, ReadRequest, StateChunk
+from nfdt.core.wire.chunks import Assembly, decode_chunk, encode_chunk, split
+from nfdt.core.wire.connection import server_tls
+from nfdt.core.wire.frame_stream import FrameStream
+from nfdt.core.wire.shards_pb2 import AdminReply, AdminRequest, OpenReply, OpenRequest, ReadRequest, StateChunk
 from nfdt.core.wire.status import answering
 from nfdt.shard.building import Store, build_store
 from nfdt.shard.exchange import Exchange
+from nfdt.shard.listener import Listener
 from nfdt.shard.outer import outer_algorithm, outer_program, pushes_differences
 from nfdt.shard.plan import ShardPlan, make_plan
 from nfdt.shard.tensors import BufferPool
@@ -33,35 +35,28 @@ LEAST_PARTS, PARTS_PER_WORKER = 16, 4  # what a round may have: it has one for e
 
 
 class ShardServicer:
-    """The Shard service over a store; messages with payloads travel as bytes.
+    """The Shard service over a store; its chunks travel as bytes.
 
-    ``most_parts``: of a round; those that come early are kept, a vector each. ``weights_only``: the optimizer's
-    variables are no part of the state that is read and written.
+    ``listener``: Where pushes and pulls go. ``weights_only``: The optimizer's variables are no part of the state that
+    is read and written.
     """
 
     def __init__(
         self,
         store: Store,
         plan: ShardPlan,
-        model_size: int,
-        encoders: Mapping[str, Codec],
+        listener: Listener,
         shut_down: Callable[[], None],
         *,
-        most_parts: int,
         weights_only: bool = False,
     ) -> None:
-        self._store = store
-        self._most_parts, self._weights_only = most_parts, weights_only
-        self._plan = plan
-        self._model_size = model_size
-        self._shut_down = shut_down
-        self._encoders = encoders
-        self._buffers = BufferPool(store.size)
+        self._store, self._plan, self._listener = store, plan, listener
+        self._shut_down, self._weights_only = shut_down, weights_only
 
     @answering
-    def exchange(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """Pushes and pulls of one worker; its thread ends with the stream."""
-        yield from Exchange(self._store, self._buffers, self._encoders, self._most_parts).answer(requests)
+    def open(self, request: OpenRequest, context: grpc.ServicerContext) -> OpenReply:
+        """A ticket for the port where pushes and pulls go."""
+        return OpenReply(port=self._listener.port, ticket=self._listener.ticket())
 
     @answering
     def administer(self, request: AdminRequest, context: grpc.ServicerContext) -> AdminReply:
@@ -85,20 +80,20 @@ class ShardServicer:
         weights, optimizer = self._store.read(weights_only=request.weights_only or self._weights_only)
         data = memoryview(dump_state(weights, optimizer, {}))
         for part in split(data.nbytes):
-            yield encode_frame(StateChunk(offset=part.start, total_bytes=data.nbytes), data[part])
+            yield encode_chunk(StateChunk(offset=part.start, total_bytes=data.nbytes), data[part])
 
     @answering
     def write(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> AdminReply:
         """Replace weights (the shard's, or the whole model's) and, where given, optimizer variables."""
-        header, payload = decode_message(next(requests, b""), StateChunk)
-        most = 2**24 + 4 * self._model_size * MAX_STATE_COPIES
+        header, payload = decode_chunk(next(requests, b""), StateChunk)
+        most = 2**24 + 4 * self._plan.model_size * MAX_STATE_COPIES
         if header.total_bytes > most:
             raise ProtocolError(f"Write: expected at most {most} bytes. Received: {header.total_bytes}.")
         data = bytearray(header.total_bytes)
         assembly = Assembly(data)
         assembly.add(header.offset, payload)
         while not assembly.complete:
-            header, payload = decode_message(next(requests, b""), StateChunk)
+            header, payload = decode_chunk(next(requests, b""), StateChunk)
             assembly.add(header.offset, payload)
         state = load_state(bytes(data))
         optimizer = {} if self._weights_only else state.optimizer
@@ -107,11 +102,11 @@ class ShardServicer:
 
     def handler(self) -> grpc.GenericRpcHandler:
         """All methods, for ``grpc.Server.add_generic_rpc_handlers``."""
-        answer = AdminReply.SerializeToString
+        answer, opened = AdminReply.SerializeToString, OpenReply.SerializeToString
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                "Exchange": grpc.stream_stream_rpc_method_handler(self.exchange),
+                "Open": grpc.unary_unary_rpc_method_handler(self.open, OpenRequest.FromString, opened),
                 "Administer": grpc.unary_unary_rpc_method_handler(self.administer, AdminRequest.FromString, answer),
                 "Read": grpc.unary_stream_rpc_method_handler(self.read, ReadRequest.FromString),
                 "Write": grpc.stream_unary_rpc_method_handler(self.write, None, answer),
@@ -126,10 +121,12 @@ class RunningShard:
     address: str
     store: Store
     _server: grpc.Server
+    _listener: Listener
     _stopped: threading.Event = field(default_factory=threading.Event)
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Stop serving; open calls get ``grace_s`` seconds. Waits for the end; can be called twice."""
+        """Stop serving; what is being answered gets ``grace_s`` seconds. Waits for the end; can be called twice."""
+        self._listener.stop(grace_s)
         self._server.stop(grace_s).wait(grace_s + STOP_GRACE_S)
         self._stopped.set()
 
@@ -182,11 +179,17 @@ def start_shard(
         max_message_bytes=DATA_BYTES,
         **security,
     )
-    running = RunningShard(address, store, server)
-    encoders = make_encoders(algorithm.top_k)
-    limits = {"most_parts": max(LEAST_PARTS, PARTS_PER_WORKER * workers)}
-    stop = functools.partial(running.stop)
-    servicer = ShardServicer(store, plan, plan.model_size, encoders, stop, **limits, weights_only=differences)
+    serve = serve_streams(store, make_encoders(algorithm.top_k), max(LEAST_PARTS, PARTS_PER_WORKER * workers))
+    cert, key, client_ca = (security.get(name) for name in ("cert", "key", "client_ca"))
+    listener = Listener(serve, host, 2 * workers + SPARE_CALLS, server_tls(cert, key, client_ca) if cert else None)
+    running = RunningShard(address, store, server, listener)
+    servicer = ShardServicer(store, plan, listener, running.stop, weights_only=differences)
     server.add_generic_rpc_handlers((servicer.handler(),))
     server.start()
     return running
+
+
+def serve_streams(store: Store, encoders: Mapping[str, Codec], most_parts: int) -> Callable[[FrameStream], None]:
+    """What a shard does with a worker's stream; ``most_parts`` of a round are taken, each is kept if it comes early."""
+    buffers = BufferPool(store.size)
+    return lambda stream: Exchange(store, buffers, encoders, most_parts).serve(stream)

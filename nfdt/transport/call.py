@@ -1,32 +1,26 @@
-"""One call of a worker to one shard: requests out as frames, answers put together, in the order of the requests."""
+"""One connection of a worker to one shard: requests out, answers in, in the order of the requests."""
 
 from __future__ import annotations
 
-import itertools
 import logging
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-import grpc
 import numpy as np
 
 from nfdt.codecs import find_decoder
 from nfdt.codecs.base import Payload
 from nfdt.core.errors import ProtocolError
-from nfdt.core.wire.frames import Assembly, decode_frame, encode_frame, split
-from nfdt.core.wire.shards_pb2 import ACKNOWLEDGE, PULL, PUSH, WEIGHTS, Frame
+from nfdt.core.wire.frame_stream import FrameStream
+from nfdt.core.wire.shards_pb2 import ACKNOWLEDGE, PUSH, WEIGHTS, Frame
 from nfdt.transport.base import Vector
 from nfdt.transport.emulated_link import EmulatedLink
 from nfdt.transport.shared_memory import Offer
 
 logger = logging.getLogger(__name__)
-
-METHOD = "/nfdt.v1.Shard/Exchange"
 
 
 @dataclass(frozen=True)
@@ -37,26 +31,6 @@ class Request:
     payload: memoryview
     weights: memoryview
     asked_at: float = field(default_factory=time.monotonic)
-
-    def frames(self) -> Iterator[bytes]:
-        """The request as frames; each is made when it is sent."""
-        if self.header.kind == PULL:
-            yield encode_frame(self.header)
-            return
-        total = self.payload.nbytes
-        for part in split(total):
-            first = self.header if not part.start else Frame(kind=self.header.kind, sequence=self.header.sequence)
-            frame = Frame()
-            frame.CopyFrom(first)
-            frame.total_bytes, frame.offset = total, part.start
-            yield encode_frame(frame, self.payload[part])
-
-    def shared_frame(self) -> bytes:
-        """The push as one frame, its gradient being in shared memory."""
-        frame = Frame()
-        frame.CopyFrom(self.header)
-        frame.total_bytes, frame.shared = self.payload.nbytes, True
-        return encode_frame(frame)
 
 
 @dataclass(frozen=True)
@@ -84,32 +58,46 @@ class Answer:
 
 
 class ShardCall:
-    """One bidirectional call; its reader thread puts answers together while the caller waits.
+    """Sends requests and puts answers together.
 
     Where it offers shared memory, the offer goes out before the first request, which travels on the stream as the
     shard has not answered yet; requests after an offer that was accepted put their gradient in the segment. Both sides
     find a request's areas there by its sequence number.
+
+    Args:
+        stream: To the shard.
+        offer: Of shared memory.
+        emulated: Delays requests and answers.
+        threads: Send and receive in threads of its own, so that the caller goes on meanwhile and others are asked at
+            the same time. Else the caller sends in :meth:`ask` and receives in :meth:`answer`, which is sooner done.
     """
 
-    def __init__(self, channel: grpc.Channel, offer: Offer | None, emulated: EmulatedLink | None = None) -> None:
-        self._offer, self._offered = offer, False
-        self._emulated = emulated
+    def __init__(
+        self, stream: FrameStream, offer: Offer | None, emulated: EmulatedLink | None = None, *, threads: bool = False
+    ) -> None:
+        self._stream, self._offer, self._offered = stream, offer, False
+        self._emulated, self._threads = emulated, threads
+        self._outbox: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._on_the_way: queue.SimpleQueue[Answer | Exception] = queue.SimpleQueue()
-        self._outbox: queue.SimpleQueue[Iterator[bytes] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Answer | Exception] = queue.SimpleQueue()
         self._requests: deque[Request] = deque()
-        self.sent = self.received = 0
-        open_call: Any = channel.stream_stream
-        self._call = open_call(METHOD)(self._outgoing())
-        threading.Thread(target=self._read, name="shard-answers", daemon=True).start()
-        if emulated:
-            threading.Thread(target=self._delay, args=(emulated,), name="emulated-link", daemon=True).start()
+        self._shared_sent = self._shared_received = 0
+        if threads:
+            for work in (self._send_all, self._receive_all, *((self._delay,) if emulated else ())):
+                threading.Thread(target=work, name=f"shard{work.__name__}", daemon=True).start()
+
+    @property
+    def bytes_moved(self) -> tuple[int, int]:
+        """(sent, received) so far, on the stream and in shared memory."""
+        return self._stream.sent + self._shared_sent, self._stream.received + self._shared_received
 
     def ask(self, request: Request) -> None:
-        """Send a request."""
+        """Send a request. What goes wrong is told to who waits for the answer."""
         self._requests.append(request)
-        frames = self._frames(request)
-        self._outbox.put(_delayed(frames, request, self._emulated) if self._emulated else frames)
+        if self._threads:
+            self._outbox.put(request)
+        else:
+            self._send(request)
 
     @property
     def arrived(self) -> int:
@@ -117,68 +105,87 @@ class ShardCall:
         return self._answers.qsize()
 
     def answer(self, timeout_s: float) -> Answer | Exception:
-        """The answer, or what ended the stream.
+        """The answer to the oldest request, or what ended the stream.
 
         Raises:
-            queue.Empty: nothing came in time.
+            TimeoutError: nothing came in time.
         """
-        return self._answers.get(timeout=max(timeout_s, 0.0))
+        if self._threads:
+            try:
+                return self._answers.get(timeout=max(timeout_s, 0.0))
+            except queue.Empty:
+                raise TimeoutError("No answer came in time.") from None
+        try:
+            answer = self._receive()
+        except TimeoutError:
+            raise
+        except Exception as error:
+            return error
+        if self._emulated:
+            self._emulated.receive(answer.payload_bytes, answer.arrived_at)
+            answer = replace(answer, arrived_at=time.monotonic())
+        return answer
 
     def close(self) -> None:
-        """End the call."""
+        """End it; who waits in another thread is woken."""
         if self._offer:
             self._offer.withdraw()  # first: who waits for the call sees no name any more
         self._outbox.put(None)
-        self._call.cancel()
+        self._stream.close()
 
-    def _frames(self, request: Request) -> Iterator[bytes]:
-        offer = self._offer
-        fits = request.payload.nbytes <= request.weights.nbytes
-        if offer and offer.mapped and request.header.kind == PUSH and fits:
-            area = offer.segment.gradient(request.header.sequence).view(np.uint8)
-            area[: request.payload.nbytes] = request.payload
-            self.sent += request.payload.nbytes
-            return iter((request.shared_frame(),))
-        if offer and not self._offered:
-            self._offered = True
-            return itertools.chain((encode_frame(offer.frame(request.header.worker)),), request.frames())
-        return request.frames()
+    # -- out
 
-    def _outgoing(self) -> Iterator[bytes]:
-        while (frames := self._outbox.get()) is not None:
-            for data in frames:
-                self.sent += len(data)
-                yield data
+    def _send_all(self) -> None:
+        while (request := self._outbox.get()) is not None:
+            self._send(request)
 
-    def _read(self) -> None:
-        incoming = self._incoming()
+    def _send(self, request: Request) -> None:
+        if self._emulated:
+            self._emulated.send(request.payload.nbytes, request.asked_at)
+        header, payload = Frame(), request.payload
+        header.CopyFrom(request.header)
+        header.total_bytes = payload.nbytes
         try:
-            for data in incoming:
-                header, payload = decode_frame(data)
-                if header.kind == ACKNOWLEDGE and not header.sequence:
-                    self._settle(header)
-                else:
-                    self._deliver(self._assemble(header, payload, incoming))
-            self._deliver(ProtocolError("The stream ended without an answer."))
-        except Exception as error:  # whatever ends the reader is told to who waits
-            self._deliver(error)
+            offer = self._offer
+            if offer and not self._offered:
+                self._offered = True
+                self._stream.send(offer.frame(header.worker))
+            fits = payload.nbytes <= request.weights.nbytes
+            if offer and offer.mapped and header.kind == PUSH and fits:
+                header.shared = True
+                offer.segment.gradient(header.sequence).view(np.uint8)[: payload.nbytes] = payload
+                self._shared_sent += payload.nbytes
+                payload = memoryview(b"")
+            self._stream.send(header, payload)
+        except OSError as error:  # then no answer comes either, or one that says why
+            logger.debug("Request %d could not be sent: %s", header.sequence, error)
+
+    # -- in
+
+    def _receive_all(self) -> None:
+        answers = self._on_the_way if self._emulated else self._answers
+        try:
+            while True:
+                answers.put(self._receive(patiently=True))
+        except Exception as error:  # whatever ends it is told to who waits
+            answers.put(error)
         finally:
             self._outbox.put(None)
 
-    def _deliver(self, answer: Answer | Exception) -> None:
-        (self._on_the_way if self._emulated else self._answers).put(answer)
-
-    def _delay(self, emulated: EmulatedLink) -> None:
+    def _delay(self) -> None:
         """Hold answers back as long as an emulated link would; the last thing that comes is what ended the stream."""
         while isinstance(answer := self._on_the_way.get(), Answer):
-            emulated.receive(answer.payload_bytes, answer.arrived_at)
+            if self._emulated:
+                self._emulated.receive(answer.payload_bytes, answer.arrived_at)
             self._answers.put(replace(answer, arrived_at=time.monotonic()))
         self._answers.put(answer)
 
-    def _incoming(self) -> Iterator[bytes]:
-        for data in self._call:
-            self.received += len(data)
-            yield data
+    def _receive(self, *, patiently: bool = False) -> Answer:
+        while (header := self._stream.receive_header(patiently=patiently)) is not None:
+            if header.kind != ACKNOWLEDGE or header.sequence:
+                return self._complete(header)
+            self._settle(header)
+        raise EOFError("The connection ended without an answer.")
 
     def _settle(self, answer: Frame) -> None:
         """The shard has answered the offer."""
@@ -187,21 +194,21 @@ class ShardCall:
             if not answer.applied:
                 logger.info("The shard does not share memory. %s", answer.error)
 
-    def _assemble(self, header: Frame, payload: memoryview, incoming: Iterator[bytes]) -> Answer:
+    def _complete(self, header: Frame) -> Answer:
         request = self._requests.popleft() if self._requests else None
         if header.kind != WEIGHTS:
             return Answer(header, False)
         if request is not None and header.codec and request.header.reply_codec:
-            return Answer(header, True, difference=self._difference(request, header, payload, incoming))
+            return Answer(header, True, difference=self._difference(request, header))
         if request is None or header.total_bytes != request.weights.nbytes:
             wanted = request.weights.nbytes if request else 0
             raise ProtocolError(f"Answer: expected {wanted} bytes of weights. Received: {header.total_bytes}.")
         if header.shared:
             return Answer(header, True, self._shared_weights(header))
-        _put_together(request.weights, header, payload, incoming)
+        self._stream.receive_into(request.weights)
         return Answer(header, True)
 
-    def _difference(self, request: Request, header: Frame, payload: memoryview, incoming: Iterator[bytes]) -> Payload:
+    def _difference(self, request: Request, header: Frame) -> Payload:
         codec, size = find_decoder(header.codec), request.weights.nbytes // 4
         codec.check(header.total_bytes, size)
         if header.shared:
@@ -209,7 +216,7 @@ class ShardCall:
             codec.check(shared.size, size)
             return shared
         buffer = np.empty(header.total_bytes, np.uint8)
-        _put_together(buffer, header, payload, incoming)
+        self._stream.receive_into(buffer)
         return buffer
 
     def _shared_weights(self, header: Frame) -> Vector:
@@ -217,18 +224,5 @@ class ShardCall:
             raise ProtocolError("Answer: expected weights on the stream, as no memory is shared. Received: none.")
         view = self._offer.segment.weights(header.sequence).view()
         view.flags.writeable = False
-        self.received += header.total_bytes
+        self._shared_received += header.total_bytes
         return view
-
-
-def _delayed(frames: Iterator[bytes], request: Request, emulated: EmulatedLink) -> Iterator[bytes]:
-    emulated.send(request.payload.nbytes, request.asked_at)
-    yield from frames
-
-
-def _put_together(buffer: Any, header: Frame, payload: memoryview, incoming: Iterator[bytes]) -> None:
-    assembly = Assembly(buffer)
-    assembly.add(header.offset, payload)
-    while not assembly.complete:
-        chunk, payload = decode_frame(next(incoming, b""))
-        assembly.add(chunk.offset, payload)

@@ -6,7 +6,6 @@ Answers come in the order of the requests, of which several may be on their way.
 from __future__ import annotations
 
 import logging
-import queue
 import time
 from collections import deque
 
@@ -17,6 +16,7 @@ from nfdt.core.errors import NfdtError, ProtocolError, ServerUnreachable
 from nfdt.core.wire.shards_pb2 import ACKNOWLEDGE, ERROR, WEIGHTS, Frame
 from nfdt.core.wire.status import translate
 from nfdt.transport.call import Answer, Request, ShardCall
+from nfdt.transport.door import Door
 from nfdt.transport.emulated_link import EmulatedLink
 from nfdt.transport.shared_memory import Offer
 
@@ -29,31 +29,32 @@ class ShardLink:
     """Asks one shard.
 
     Args:
-        address: For messages.
-        channel: Open channel to it; closed with the link.
+        door: To it; closed with the link.
         timeout_s: Longest wait for one answer.
         overlap: How many requests may be unanswered while another one is sent.
         share_memory: Offer memory to a shard on this machine.
         emulated: Delays requests and answers.
+        threads: See :class:`nfdt.transport.call.ShardCall`.
     """
 
     def __init__(
         self,
-        address: str,
-        channel: grpc.Channel,
+        door: Door,
         timeout_s: float,
         *,
         overlap: int = 0,
         share_memory: bool = False,
         emulated: EmulatedLink | None = None,
+        threads: bool = False,
     ) -> None:
         self._emulated = emulated
         self._share_memory = share_memory
-        self._address = address
-        self._channel = channel
+        self._door, self._address = door, door.address
+        self._threads = threads
         self._timeout_s = timeout_s
         self._overlap = overlap
         self._stream: ShardCall | None = None
+        self._not_opened: Exception | None = None
         self._requests: deque[Request] = deque()
         self._closed_bytes = (0, 0)
         self._closed = False
@@ -62,8 +63,8 @@ class ShardLink:
     def bytes_moved(self) -> tuple[int, int]:
         """(sent, received) so far."""
         sent, received = self._closed_bytes
-        stream = self._stream
-        return (sent + stream.sent, received + stream.received) if stream else (sent, received)
+        more_sent, more_received = self._stream.bytes_moved if self._stream else (0, 0)
+        return sent + more_sent, received + more_received
 
     def ask(self, request: Request) -> None:
         """Send a request; its answer is fetched with :meth:`wait`."""
@@ -112,31 +113,38 @@ class ShardLink:
         """End the stream and the channel; a wait in another thread ends with an error."""
         self._closed = True
         self._drop()
-        self._channel.close()
+        self._door.close()
 
     def _ask_again(self) -> None:
         """Open a stream, and send all that has not been answered, in order."""
-        self._stream = self._open(self._requests[0].weights.nbytes)
+        try:
+            self._stream, self._not_opened = self._open(self._requests[0].weights.nbytes), None
+        except (OSError, grpc.RpcError) as error:  # told to who waits
+            self._not_opened = error
+            return
         for request in self._requests:
             self._stream.ask(request)
 
     def _open(self, area_bytes: int) -> ShardCall:
         """A new stream, and memory of its own: an old one's may still be in use at the shard."""
+        stream = self._door.open()
         offer = None
         if self._share_memory and area_bytes:
             try:
                 offer = Offer(area_bytes, pairs=self._overlap + 1)
             except OSError as error:
                 logger.info("No memory to share with shard %s, its stream carries all bytes: %s", self._address, error)
-        return ShardCall(self._channel, offer, self._emulated)
+        return ShardCall(stream, offer, self._emulated, threads=self._threads)
 
     def _next(self) -> Answer | Exception:
         stream = self._stream
+        if self._not_opened:
+            return self._not_opened
         if stream is None or not self._requests:
             return ServerUnreachable(f"Shard {self._address}: the connection was closed while it was used.")
         try:
             return stream.answer(self._requests[0].asked_at + self._timeout_s - time.monotonic())
-        except queue.Empty:
+        except TimeoutError:
             raise ServerUnreachable(
                 f"Shard {self._address} did not answer within {self._timeout_s:g} s. It hangs or is overloaded; "
                 "look at its log."
@@ -156,15 +164,20 @@ class ShardLink:
 
     @staticmethod
     def _may_retry(error: Exception) -> bool:
-        return isinstance(error, grpc.RpcError) and error.code() in _LOST
+        if isinstance(error, grpc.RpcError):
+            return error.code() in _LOST
+        return isinstance(error, EOFError | OSError) and not isinstance(error, NfdtError)
 
     def _explained(self, error: Exception) -> Exception:
         if isinstance(error, grpc.RpcError):
             return translate(error, f"shard {self._address}")
+        if isinstance(error, EOFError | OSError) and not isinstance(error, NfdtError):
+            return ServerUnreachable(f"Shard {self._address}: the connection is lost: {error}. Look at its log.")
         return ProtocolError(f"Shard {self._address}: {error}") if isinstance(error, ProtocolError) else error
 
     def _drop(self) -> None:
         stream, moved = self._stream, self.bytes_moved
+        self._not_opened = None
         if stream:
             self._stream, self._closed_bytes = None, moved
             stream.close()

@@ -1,6 +1,6 @@
-"""Shards behind gRPC: one bidirectional stream per shard, all shards at the same time.
+"""Shards behind the network: a connection to each, all shards at the same time.
 
-With a shard on the same machine the stream carries headers only; see :mod:`nfdt.transport.shared_memory`.
+With a shard on the same machine the connection carries headers only; see :mod:`nfdt.transport.shared_memory`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import numpy.typing as npt
 from nfdt.codecs import IDENTITY, find_decoder
 from nfdt.core.arrays import ParameterLayout
 from nfdt.core.rows import RowVector
-from nfdt.core.wire.channel import DATA_BYTES, open_channel, split_address
+from nfdt.core.wire.channel import split_address
 from nfdt.core.wire.shards_pb2 import PULL, PUSH, WEIGHTS, Frame
 from nfdt.transport.base import Pulled, Pushed, PushOptions, Vector, check_gradient, shard_bounds
 from nfdt.transport.call import Answer, Request
 from nfdt.transport.choice import Choice
 from nfdt.transport.coding import Coding, Encoded, Part
+from nfdt.transport.door import Door
 from nfdt.transport.emulated_link import EmulatedLink
 from nfdt.transport.in_flight import InFlight, Pending
 from nfdt.transport.link import ShardLink
@@ -42,7 +43,7 @@ class _Asked:
 
 
 class StreamClient:
-    """A ``ParameterClient`` over gRPC.
+    """A ``ParameterClient`` over TCP.
 
     Args:
         addresses: ``host:port`` of each shard, in order.
@@ -88,12 +89,12 @@ class StreamClient:
         self._pushes = InFlight(overlap, self._take, lambda count: all(link.arrived(count) for link in self._links))
         self._links = [
             ShardLink(
-                address,
-                open_channel(address, token, max_message_bytes=DATA_BYTES, **security),
+                Door(address, token, timeout_s, **security),
                 timeout_s,
                 overlap=overlap,
                 share_memory=share_memory and is_this_machine(split_address(address)[0]),
                 emulated=emulated,
+                threads=overlap > 0 or len(addresses) > 1,
             )
             for address in addresses
         ]

@@ -22,6 +22,7 @@ from nfdt.core.wire.shards_pb2 import ACKNOWLEDGE, ERROR, OFFER, PULL, PUSH, WEI
 from nfdt.shard.servicer import start_shard
 from nfdt.transport import shared_memory
 from nfdt.transport.stream import StreamClient
+from tests.raw_stream import encode
 from tests.shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_weights
 from tests.transport.test_stream import TOKEN, Relay, exchange
 
@@ -226,7 +227,7 @@ def make_link(directory):
 def test_a_wrong_offer_is_declined_and_the_stream_goes_on(shard, directory, make, changes, message):
     make(directory)
     frames = [offer(**changes), Frame(kind=PULL, sequence=1)]
-    declined, weights = exchange(shard.address, [f.SerializeToString() for f in frames])
+    declined, weights = exchange(shard.address, [encode(f) for f in frames])
     assert (declined.kind, declined.applied, declined.sequence) == (ACKNOWLEDGE, False, 0)
     assert message in declined.error
     assert (weights.kind, weights.shared, weights.total_bytes) == (WEIGHTS, False, AREA)
@@ -242,7 +243,7 @@ def test_a_file_of_another_user_is_declined(directory, monkeypatch):
 def test_a_good_offer_is_mapped_and_loses_its_name(shard, directory):
     make_file(directory)
     frames = [offer(), Frame(kind=PULL, sequence=1)]
-    accepted, weights = exchange(shard.address, [f.SerializeToString() for f in frames])
+    accepted, weights = exchange(shard.address, [encode(f) for f in frames])
     assert (accepted.kind, accepted.applied) == (ACKNOWLEDGE, True)
     assert weights.shared
     assert list(directory.iterdir()) == []
@@ -253,7 +254,7 @@ def test_a_push_through_memory_that_nobody_offered_is_an_error(shard):
         Frame(kind=PULL, sequence=1, worker="v"),
         Frame(kind=PUSH, sequence=2, total_bytes=AREA, shared=True, parts=1),
     ]
-    *_, answer = exchange(shard.address, [f.SerializeToString() for f in frames])
+    *_, answer = exchange(shard.address, [encode(f) for f in frames])
     assert answer.kind == ERROR
     assert "no segment is mapped" in answer.error
 

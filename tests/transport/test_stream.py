@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import socket
+import threading
+import time
 from concurrent import futures
 from dataclasses import replace
 
@@ -23,9 +27,12 @@ from nfdt.core.errors import (
 )
 from nfdt.core.program.state import State, dump_state, load_state
 from nfdt.core.wire.channel import open_channel
-from nfdt.core.wire.frames import CHUNK_BYTES, decode_frame, decode_message, encode_frame, split
+from nfdt.core.wire.chunks import CHUNK_BYTES, decode_chunk, encode_chunk, split
+from nfdt.core.wire.connection import connect
+from nfdt.core.wire.frame_stream import FrameStream, payload_bytes
 from nfdt.core.wire.shards_pb2 import (
     ERROR,
+    PULL,
     PUSH,
     WEIGHTS,
     AdminReply,
@@ -33,14 +40,19 @@ from nfdt.core.wire.shards_pb2 import (
     Flush,
     ForgetWorker,
     Frame,
+    OpenReply,
     ReadRequest,
     ShardLearningRate,
     ShardShutdown,
     StateChunk,
 )
+from nfdt.shard import listener
+from nfdt.shard.listener import Listener
 from nfdt.shard.servicer import start_shard
-from nfdt.transport.call import METHOD
+from nfdt.transport.door import Door
 from nfdt.transport.stream import StreamClient
+from tests import raw_stream
+from tests.raw_stream import encode
 from tests.shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_weights
 
 TOKEN = "job-token"
@@ -81,20 +93,19 @@ def administer(address, request, token=TOKEN):
 def read(address, **fields):
     with open_channel(address, TOKEN) as channel:
         call = channel.unary_stream("/nfdt.v1.Shard/Read", ReadRequest.SerializeToString, None)
-        chunks = [decode_message(data, StateChunk) for data in call(ReadRequest(**fields), timeout=20)]
+        chunks = [decode_chunk(data, StateChunk) for data in call(ReadRequest(**fields), timeout=20)]
     assert [c.offset for c, _ in chunks] == [0, *itertools.accumulate(p.nbytes for _, p in chunks[:-1])]
     return load_state(b"".join(bytes(payload) for _, payload in chunks))
 
 
 def write(address, data, token=TOKEN):
-    frames = [encode_frame(StateChunk(offset=p.start, total_bytes=len(data)), data[p]) for p in split(len(data))]
+    frames = [encode_chunk(StateChunk(offset=p.start, total_bytes=len(data)), data[p]) for p in split(len(data))]
     with open_channel(address, token) as channel:
         return channel.stream_unary("/nfdt.v1.Shard/Write", None, AdminReply.FromString)(iter(frames), timeout=20)
 
 
 def exchange(address, frames):
-    with open_channel(address, TOKEN) as channel:
-        return [decode_frame(data)[0] for data in channel.stream_stream(METHOD)(iter(frames), timeout=20)]
+    return raw_stream.exchange(address, TOKEN, frames)
 
 
 @pytest.mark.parametrize("share_memory", [False, True])
@@ -120,35 +131,55 @@ class Relay:
     """A shard's stand-in that passes frames on, and breaks a stream where it is told to."""
 
     def __init__(self, address):
-        self.channel = open_channel(address, TOKEN)
+        self.shard = Door(address, TOKEN, 20)
         self.lose_answers_to = set()
         self.streams = 0
         self.silent = False
         self.on_request = lambda: None
+        self.listener = Listener(self.serve, "127.0.0.1", 8)
         self.server = grpc.server(futures.ThreadPoolExecutor(8))
-        handler = grpc.stream_stream_rpc_method_handler(self.exchange)
+        handler = grpc.unary_unary_rpc_method_handler(self.open, None, OpenReply.SerializeToString)
         self.server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("nfdt.v1.Shard", {"Exchange": handler}),)
+            (grpc.method_handlers_generic_handler("nfdt.v1.Shard", {"Open": handler}),)
         )
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
         self.server.start()
 
-    def exchange(self, requests, context):
+    def open(self, request, context):
+        return OpenReply(port=self.listener.port, ticket=self.listener.ticket())
+
+    def serve(self, worker):
         self.streams += 1
         if self.silent:
-            for _ in requests:  # until the client gives up
+            while worker.receive_header(patiently=True):  # until the client gives up
                 self.on_request()
             return
-        for data in self.channel.stream_stream(METHOD)(requests):
-            sequence = decode_frame(data)[0].sequence
-            if sequence in self.lose_answers_to:
-                self.lose_answers_to.discard(sequence)
-                context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
-            yield data
+        shard = self.shard.open()
+        back = threading.Thread(target=self.answer, args=(shard, worker))
+        back.start()
+        self.copy(worker, shard, lambda header: True)
+        shard.close()
+        back.join()
+
+    def answer(self, shard, worker):
+        with contextlib.suppress(OSError, EOFError):
+            self.copy(shard, worker, self.passes)
+        worker.close()
+
+    def passes(self, header):
+        lost = header.sequence in self.lose_answers_to
+        self.lose_answers_to.discard(header.sequence)
+        return not lost
+
+    @staticmethod
+    def copy(source, target, passes):
+        while (header := source.receive_header(patiently=True)) and passes(header):
+            target.send(header, source.take(payload_bytes(header)))
 
     def stop(self):
+        self.listener.stop(0)
         self.server.stop(0).wait()
-        self.channel.close()
+        self.shard.close()
 
 
 @pytest.fixture
@@ -271,32 +302,40 @@ def test_a_push_before_a_pull_is_refused(client, shard):
 @pytest.mark.parametrize(
     ("frames", "message"),
     [
-        ([Frame(kind=PUSH, sequence=1)], "worker's name"),
-        ([Frame(kind=WEIGHTS, sequence=1, worker="w")], "push or pull"),
-        ([Frame(kind=PUSH, sequence=1, worker="w" * 201)], "worker's name"),
-        ([Frame(kind=PUSH, sequence=1, worker="w", total_bytes=2**40)], "expected 104 bytes"),
-        ([Frame(kind=PUSH, sequence=1, worker="w", total_bytes=104, payload=bytes(100))], "chunks are not together"),
-        ([Frame(kind=PUSH, sequence=1, worker="w", total_bytes=104, payload=bytes(108))], "Chunk"),
-        (
-            [
-                Frame(kind=PUSH, sequence=1, worker="w", total_bytes=104, payload=bytes(52)),
-                Frame(kind=PUSH, sequence=2, total_bytes=104, offset=52, payload=bytes(52)),
-            ],
-            "chunks are not together",
-        ),
+        ([encode(Frame(kind=PUSH, sequence=1))], "worker's name"),
+        ([encode(Frame(kind=WEIGHTS, sequence=1, worker="w"))], "push or pull"),
+        ([encode(Frame(kind=PUSH, sequence=1, worker="w" * 201))], "worker's name"),
+        ([encode(Frame(kind=PUSH, sequence=1, worker="w", total_bytes=2**40))], "expected 104 bytes"),
+        ([encode(Frame(kind=PUSH, sequence=1, worker="w", total_bytes=104), bytes(100))], "after 100 of 104 bytes"),
+        ([encode(Frame(kind=PULL, sequence=1, worker="w"))[:-1]], "truncated"),
+        ([b"\xff" * 50], "at most 65536 bytes"),
+        ([b"\x20\x00\x00\x00" + b"\xff" * 50], "expected a header"),
     ],
-    ids=["no name", "wrong kind", "long name", "huge", "cut", "too much", "mixed"],
+    ids=["no name", "wrong kind", "long name", "huge", "cut", "cut header", "garbage", "garbage header"],
 )
 def test_a_stream_that_breaks_the_rules_gets_one_error(shard, frames, message):
-    answers = exchange(shard.address, [f.SerializeToString() for f in frames])
+    answers = exchange(shard.address, frames)
     assert [a.kind for a in answers] == [ERROR]
     assert message in answers[0].error
 
 
-def test_garbage_on_the_stream_ends_it(shard):
-    with pytest.raises(grpc.RpcError) as caught:
-        exchange(shard.address, [b"\xff" * 50])
-    assert "Frame" in caught.value.details()
+def test_a_connection_without_a_good_ticket_is_closed(shard):
+    used = raw_stream.ticket(shard.address, TOKEN)
+    FrameStream(connect("127.0.0.1", used.port, used.ticket, timeout_s=20)).close()
+    for wrong in (used.ticket, bytes(32), b"short"):
+        connection = connect("127.0.0.1", used.port, wrong, timeout_s=20)
+        connection.shut_down(socket.SHUT_WR)
+        stream = FrameStream(connection)
+        assert stream.receive_header() is None
+        stream.close()
+
+
+def test_tickets_are_bounded_and_expire(shard, monkeypatch):
+    with pytest.raises(grpc.RpcError, match="Connections: expected at most 20"):
+        [raw_stream.ticket(shard.address, TOKEN) for _ in range(21)]
+    now = time.monotonic()
+    monkeypatch.setattr(listener.time, "monotonic", lambda: now + listener.TICKET_S + 1)
+    assert raw_stream.ticket(shard.address, TOKEN)
 
 
 # -- administration

@@ -34,10 +34,10 @@ class ShardStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.Exchange = channel.stream_stream(
-                '/nfdt.v1.Shard/Exchange',
-                request_serializer=nfdt_dot_core_dot_wire_dot_shards__pb2.Frame.SerializeToString,
-                response_deserializer=nfdt_dot_core_dot_wire_dot_shards__pb2.Frame.FromString,
+        self.Open = channel.unary_unary(
+                '/nfdt.v1.Shard/Open',
+                request_serializer=nfdt_dot_core_dot_wire_dot_shards__pb2.OpenRequest.SerializeToString,
+                response_deserializer=nfdt_dot_core_dot_wire_dot_shards__pb2.OpenReply.FromString,
                 _registered_method=True)
         self.Administer = channel.unary_unary(
                 '/nfdt.v1.Shard/Administer',
@@ -59,11 +59,8 @@ class ShardStub(object):
 class ShardServicer(object):
     """Missing associated documentation comment in .proto file."""
 
-    def Exchange(self, request_iterator, context):
-        """One stream per worker. Messages are Frame, built and parsed by nfdt/core/wire/frames.py so that the
-        payload is never copied in Python. A push or pull is one or more frames with the same sequence
-        number; the answer has the same sequence number. Answers come in the order of the requests, of which
-        overlap + 1 may be unanswered.
+    def Open(self, request, context):
+        """Where to connect for pushes and pulls, and the ticket to show there first, good once and for seconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -91,10 +88,10 @@ class ShardServicer(object):
 
 def add_ShardServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Exchange': grpc.stream_stream_rpc_method_handler(
-                    servicer.Exchange,
-                    request_deserializer=nfdt_dot_core_dot_wire_dot_shards__pb2.Frame.FromString,
-                    response_serializer=nfdt_dot_core_dot_wire_dot_shards__pb2.Frame.SerializeToString,
+            'Open': grpc.unary_unary_rpc_method_handler(
+                    servicer.Open,
+                    request_deserializer=nfdt_dot_core_dot_wire_dot_shards__pb2.OpenRequest.FromString,
+                    response_serializer=nfdt_dot_core_dot_wire_dot_shards__pb2.OpenReply.SerializeToString,
             ),
             'Administer': grpc.unary_unary_rpc_method_handler(
                     servicer.Administer,
@@ -123,7 +120,7 @@ class Shard(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def Exchange(request_iterator,
+    def Open(request,
             target,
             options=(),
             channel_credentials=None,
@@ -133,12 +130,12 @@ class Shard(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
+        return grpc.experimental.unary_unary(
+            request,
             target,
-            '/nfdt.v1.Shard/Exchange',
-            nfdt_dot_core_dot_wire_dot_shards__pb2.Frame.SerializeToString,
-            nfdt_dot_core_dot_wire_dot_shards__pb2.Frame.FromString,
+            '/nfdt.v1.Shard/Open',
+            nfdt_dot_core_dot_wire_dot_shards__pb2.OpenRequest.SerializeToString,
+            nfdt_dot_core_dot_wire_dot_shards__pb2.OpenReply.FromString,
             options,
             channel_credentials,
             insecure,

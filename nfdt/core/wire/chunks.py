@@ -1,8 +1,8 @@
-"""Frames: protobuf on the wire, built and parsed here so that the payload is never parsed or copied twice.
+"""Large things in chunks over gRPC, built and parsed here so that a chunk's payload is never parsed or copied twice.
 
-A frame is any message whose last field is ``bytes`` number 15 (``Frame.payload``, ``StateChunk.data``). The small
-fields are serialised by protobuf, then the payload's tag, length and bytes are appended: one copy. Parsing finds the
-payload by walking over the small fields and hands out a view: no copy.
+A chunk is any message whose last field is ``bytes`` number 15 (``StateChunk.data``). The small fields are serialised by
+protobuf, then the payload's tag, length and bytes are appended: one copy. Parsing finds the payload by walking over the
+small fields and hands out a view: no copy.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from nfdt.core.errors import ProtocolError
-from nfdt.core.wire.shards_pb2 import Frame
 
 CHUNK_BYTES = 2 * 2**20
 MAX_HEADER_BYTES = 64 * 2**10
@@ -32,7 +31,7 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def encode_frame(header: Message, payload: Any = b"") -> bytes:
+def encode_chunk(header: Message, payload: Any = b"") -> bytes:
     """One message: ``header`` (its field 15 left empty) with ``payload`` as field 15.
 
     Args:
@@ -46,7 +45,7 @@ def encode_frame(header: Message, payload: Any = b"") -> bytes:
     if not view.nbytes:
         return header.SerializeToString()
     if view.nbytes > CHUNK_BYTES:
-        raise ProtocolError(f"Frame: expected at most {CHUNK_BYTES} bytes of payload. Received: {view.nbytes}.")
+        raise ProtocolError(f"Chunk: expected at most {CHUNK_BYTES} bytes of payload. Received: {view.nbytes}.")
     return b"".join((header.SerializeToString(), b"\x7a", _varint(view.nbytes), view.cast("B")))
 
 
@@ -58,7 +57,7 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << (7 * count)
         if byte < 0x80:
             return value, at + count + 1
-    raise ProtocolError("Frame: expected a number of at most 10 bytes. Received a longer one.")
+    raise ProtocolError("Chunk: expected a number of at most 10 bytes. Received a longer one.")
 
 
 def _find_payload(data: bytes) -> tuple[int, int]:
@@ -70,12 +69,12 @@ def _find_payload(data: bytes) -> tuple[int, int]:
             length, start = _read_varint(data, behind)
             if length != len(data) - start:
                 raise ProtocolError(
-                    f"Frame: expected {length} bytes of payload at its end. Received: {len(data) - start}."
+                    f"Chunk: expected {length} bytes of payload at its end. Received: {len(data) - start}."
                 )
             return at, start
         at = _skip(data, tag & 7, behind)
     if at > len(data):
-        raise ProtocolError(f"Frame: its last field ends at byte {at}. Received: {len(data)} bytes.")
+        raise ProtocolError(f"Chunk: its last field ends at byte {at}. Received: {len(data)} bytes.")
     return at, at
 
 
@@ -87,42 +86,37 @@ def _skip(data: bytes, wire_type: int, at: int) -> int:
         length, at = _read_varint(data, at)
         return at + length
     if wire_type not in _FIXED_BYTES:
-        raise ProtocolError(f"Frame: expected wire types 0, 1, 2 or 5. Received: {wire_type}.")
+        raise ProtocolError(f"Chunk: expected wire types 0, 1, 2 or 5. Received: {wire_type}.")
     return at + _FIXED_BYTES[wire_type]
 
 
-def decode_message(data: bytes, kind: type[_Header]) -> tuple[_Header, memoryview]:
+def decode_chunk(data: bytes, kind: type[_Header]) -> tuple[_Header, memoryview]:
     """(small fields, view of field 15) of a message of ``kind``; the view keeps ``data`` alive.
 
     Raises:
-        ProtocolError: malformed, truncated, or larger than a frame may be.
+        ProtocolError: malformed, truncated, or larger than a chunk may be.
     """
     if len(data) > CHUNK_BYTES + MAX_HEADER_BYTES:
-        raise ProtocolError(f"Frame: expected at most {CHUNK_BYTES + MAX_HEADER_BYTES} bytes. Received: {len(data)}.")
+        raise ProtocolError(f"Chunk: expected at most {CHUNK_BYTES + MAX_HEADER_BYTES} bytes. Received: {len(data)}.")
     try:
         end, start = _find_payload(data)
         if end > MAX_HEADER_BYTES or len(data) - start > CHUNK_BYTES:
-            raise ProtocolError(f"Frame: a field is too large; {end} bytes before a payload of {len(data) - start}.")
+            raise ProtocolError(f"Chunk: a field is too large; {end} bytes before a payload of {len(data) - start}.")
         return kind.FromString(data[:end]), memoryview(data)[start:]
     except IndexError:
-        raise ProtocolError(f"Frame: truncated after {len(data)} bytes.") from None
+        raise ProtocolError(f"Chunk: truncated after {len(data)} bytes.") from None
     except (DecodeError, UnicodeDecodeError) as error:
-        raise ProtocolError(f"Frame: expected a {kind.__name__}. Received something else: {error}") from None
-
-
-def decode_frame(data: bytes) -> tuple[Frame, memoryview]:
-    """(header without payload, view of the payload) of a ``Frame``; see :func:`decode_message`."""
-    return decode_message(data, Frame)
+        raise ProtocolError(f"Chunk: expected a {kind.__name__}. Received something else: {error}") from None
 
 
 def split(total_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[slice]:
-    """Byte ranges of the frames that carry ``total_bytes``; one empty range for nothing."""
+    """Byte ranges of the chunks that carry ``total_bytes``; one empty range for nothing."""
     for start in range(0, max(total_bytes, 1), chunk_bytes):
         yield slice(start, min(start + chunk_bytes, total_bytes))
 
 
 class Assembly:
-    """Puts the payloads of one push or reply together, in a buffer that was allocated for it.
+    """Puts the payloads of one transfer together, in a buffer that was allocated for it.
 
     Args:
         buffer: Writable and contiguous; exactly ``total_bytes`` long.

@@ -1,0 +1,181 @@
+"""Bytes over one TCP connection, plain or TLS, for one thread that sends and one that receives.
+
+Waits have a time limit. Plain connections block in the kernel, which is told the limit once: Python's own time limits
+cost a call for every piece. A TLS object must not be used by two threads at a time, so one of them never waits in it.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from nfdt.core.errors import UsageError
+
+PathLike = str | Path
+
+TICKET_BYTES = 32  # what a client shows first
+
+_KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+
+
+class Connection(Protocol):
+    """A connected peer."""
+
+    def send(self, parts: Sequence[memoryview]) -> int:
+        """Send the beginning of ``parts``; how many bytes that was. Raises TimeoutError or OSError."""
+        ...
+
+    def receive(self, view: memoryview) -> int:
+        """Receive into the beginning of ``view``; how many bytes came, 0 at the end. Raises TimeoutError or OSError."""
+        ...
+
+    def shut_down(self, how: int) -> None:
+        """End sending, receiving or both (``socket.SHUT_*``); wakes who waits in another thread."""
+        ...
+
+    def close(self) -> None:
+        """Give it back to the system."""
+        ...
+
+
+class PlainConnection:
+    """See :class:`Connection`; ``timeout_s`` is the longest wait of one call."""
+
+    def __init__(self, peer: socket.socket, timeout_s: float) -> None:
+        _prepare(peer)
+        peer.settimeout(None)
+        seconds, fraction = divmod(timeout_s, 1)
+        limit = struct.pack("ll", int(seconds), int(fraction * 1e6))
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            peer.setsockopt(socket.SOL_SOCKET, option, limit)
+        self._peer = peer
+
+    def send(self, parts: Sequence[memoryview]) -> int:
+        """See ``Connection``."""
+        try:
+            return self._peer.sendmsg(parts)
+        except BlockingIOError:
+            raise TimeoutError("The other side takes nothing.") from None
+
+    def receive(self, view: memoryview) -> int:
+        """See ``Connection``."""
+        try:
+            return self._peer.recv_into(view)
+        except BlockingIOError:
+            raise TimeoutError("Nothing came in time.") from None
+
+    def shut_down(self, how: int) -> None:
+        """See ``Connection``."""
+        _shut_down(self._peer, how)
+
+    def close(self) -> None:
+        """See ``Connection``."""
+        self._peer.close()
+
+
+class TlsConnection:
+    """See :class:`Connection`; ``timeout_s`` is the longest wait for the peer."""
+
+    def __init__(self, peer: ssl.SSLSocket, timeout_s: float) -> None:
+        _prepare(peer)
+        peer.setblocking(False)
+        self._peer, self._timeout_s = peer, timeout_s
+        self._lock = threading.Lock()
+
+    def send(self, parts: Sequence[memoryview]) -> int:
+        """See ``Connection``."""
+        return self._when_ready(self._peer.send, parts[0])
+
+    def receive(self, view: memoryview) -> int:
+        """See ``Connection``."""
+        return self._when_ready(self._peer.recv_into, view)
+
+    def shut_down(self, how: int) -> None:
+        """See ``Connection``."""
+        _shut_down(self._peer, how)
+
+    def close(self) -> None:
+        """See ``Connection``."""
+        self._peer.close()
+
+    def _when_ready(self, operation: Callable[[memoryview], int], view: memoryview) -> int:
+        while True:
+            try:
+                with self._lock:
+                    return operation(view)
+            except ssl.SSLWantReadError:
+                awaited = select.POLLIN
+            except ssl.SSLWantWriteError:
+                awaited = select.POLLOUT
+            poll = select.poll()
+            poll.register(self._peer, awaited)
+            if not poll.poll(self._timeout_s * 1000):
+                raise TimeoutError("The other side is silent.")
+
+
+def adopt(peer: socket.socket, timeout_s: float) -> Connection:
+    """A connected socket, TLS or not, as a :class:`Connection`."""
+    return TlsConnection(peer, timeout_s) if isinstance(peer, ssl.SSLSocket) else PlainConnection(peer, timeout_s)
+
+
+def connect(host: str, port: int, ticket: bytes, *, timeout_s: float, tls: ssl.SSLContext | None = None) -> Connection:
+    """Connect and show the ticket.
+
+    Raises:
+        TimeoutError: nobody took the connection in time.
+        OSError: nobody is there, or TLS failed.
+    """
+    peer = socket.create_connection((host, port), timeout_s)
+    try:
+        if tls:
+            peer = tls.wrap_socket(peer, server_hostname=host)
+        peer.sendall(ticket)
+        return adopt(peer, timeout_s)
+    except BaseException:
+        peer.close()
+        raise
+
+
+def server_tls(cert: PathLike, key: PathLike | None, client_ca: PathLike | None) -> ssl.SSLContext:
+    """TLS of a server with a PEM certificate and key, which asks clients for one signed by ``client_ca`` if given.
+
+    Raises:
+        UsageError: the key is missing.
+    """
+    if key is None:
+        raise UsageError("A TLS certificate needs its private key. Received: a certificate only.")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(cert, key)
+    if client_ca:
+        context.load_verify_locations(client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def client_tls(ca_file: PathLike, cert_file: PathLike | None, key_file: PathLike | None) -> ssl.SSLContext:
+    """TLS of a client that trusts the PEM certificates of ``ca_file``, and shows its own where one is given."""
+    context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(ca_file))
+    if cert_file:
+        context.load_cert_chain(cert_file, key_file)
+    return context
+
+
+def _prepare(peer: socket.socket) -> None:
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):
+            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _shut_down(peer: Any, how: int) -> None:
+    try:
+        socket.socket.shutdown(peer, how)  # TLS's own forgets its keys, and what is still sent would go out in clear
+    except OSError:  # not connected any more
+        return

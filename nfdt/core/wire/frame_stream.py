@@ -1,0 +1,150 @@
+"""Frames on a connection: the header's length (4 bytes, little-endian), the header, the payload as it is.
+
+A frame of kind PUSH or WEIGHTS is followed by ``total_bytes`` of payload, unless these are ``shared``. The payload goes
+from and to the memory of whoever asks: it is not copied here.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from nfdt.core.errors import ProtocolError
+from nfdt.core.wire.connection import Connection
+from nfdt.core.wire.shards_pb2 import PUSH, WEIGHTS, Frame
+
+MAX_HEADER_BYTES = 64 * 2**10
+END_S = 10.0
+
+_LENGTH = struct.Struct("<I")
+_READ_AHEAD = 4096
+
+
+def payload_bytes(header: Frame) -> int:
+    """How many bytes follow a header."""
+    return header.total_bytes if header.kind in (PUSH, WEIGHTS) and not header.shared else 0
+
+
+class FrameStream:
+    """Sends and receives frames. One thread may send while another one receives.
+
+    Attributes:
+        sent: Bytes so far.
+        received: Bytes so far.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._ahead = memoryview(bytearray(_READ_AHEAD))
+        self._start = self._stop = 0
+        self.sent = self.received = 0
+
+    def send(self, header: Frame, payload: Any = b"") -> None:
+        """Send one frame.
+
+        Args:
+            header: With the size of the payload in it.
+            payload: Anything with a contiguous buffer.
+
+        Raises:
+            TimeoutError: the other side takes nothing.
+            OSError: the connection is gone.
+        """
+        data, view = header.SerializeToString(), memoryview(payload)
+        parts = [memoryview(_LENGTH.pack(len(data)) + data)]
+        if view.nbytes:
+            parts.append(view.cast("B"))
+        while parts:
+            count = self._connection.send(parts)
+            self.sent += count
+            while parts and count >= parts[0].nbytes:
+                count -= parts.pop(0).nbytes
+            if count:
+                parts[0] = parts[0][count:]
+
+    def receive_header(self, *, patiently: bool = False) -> Frame | None:
+        """The next frame's header; None when the other side has ended the connection between two frames.
+
+        Args:
+            patiently: Wait for its first byte however long it takes; the system notices a peer that is gone.
+
+        Raises:
+            TimeoutError: nothing came in time.
+            EOFError: the connection ended in the middle.
+            ProtocolError: these bytes are no header.
+            OSError: the connection is gone.
+        """
+        while self._start == self._stop:
+            try:
+                count = self._receive(self._ahead)
+            except TimeoutError:
+                if not patiently:
+                    raise
+                continue
+            if not count:
+                return None
+            self._start, self._stop = 0, count
+        length = _LENGTH.unpack(self.take(_LENGTH.size))[0]
+        if length > MAX_HEADER_BYTES:
+            raise ProtocolError(f"Frame: expected a header of at most {MAX_HEADER_BYTES} bytes. Received: {length}.")
+        try:
+            return Frame.FromString(self.take(length))
+        except (DecodeError, UnicodeDecodeError) as error:
+            raise ProtocolError(f"Frame: expected a header. Received something else: {error}") from None
+
+    def receive_into(self, buffer: Any) -> None:
+        """Fill ``buffer``, writable and contiguous, with the next bytes.
+
+        Raises:
+            TimeoutError: nothing came in time.
+            EOFError: the connection ended before.
+            OSError: the connection is gone.
+        """
+        if not memoryview(buffer).nbytes:
+            return
+        view = memoryview(buffer).cast("B")
+        got = min(self._stop - self._start, view.nbytes)
+        view[:got] = self._ahead[self._start : self._start + got]
+        self._start += got
+        while got < view.nbytes:
+            count = self._receive(view[got:])
+            if not count:
+                raise EOFError(f"Frame: truncated, the connection ended after {got} of {view.nbytes} bytes.")
+            got += count
+
+    def take(self, count: int) -> bytes:
+        """The next ``count`` bytes; as :meth:`receive_into`."""
+        data = bytearray(count)
+        self.receive_into(data)
+        return bytes(data)
+
+    def end(self) -> None:
+        """Send no more, and wait up to ``END_S`` seconds until the other side has ended the connection too.
+
+        One that is closed with bytes unread is reset, and what was sent last may be lost.
+        """
+        self._connection.shut_down(socket.SHUT_WR)
+        until = time.monotonic() + END_S
+        try:
+            while time.monotonic() < until and self._receive(self._ahead):
+                pass
+        except OSError:  # gone, or silent: it will not read any more
+            return
+
+    def stop_receiving(self) -> None:
+        """Let the thread that receives see an end; what is being answered still goes out."""
+        self._connection.shut_down(socket.SHUT_RD)
+
+    def close(self) -> None:
+        """End the connection at once; who waits in another thread is woken. Can be called twice."""
+        self._connection.shut_down(socket.SHUT_RDWR)
+        self._connection.close()
+
+    def _receive(self, view: memoryview) -> int:
+        count = self._connection.receive(view)
+        self.received += count
+        return count

@@ -1,0 +1,47 @@
+"""How a worker gets in: a ticket from the shard's service, shown where its connections are served."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+from nfdt.core.wire.channel import open_channel, split_address
+from nfdt.core.wire.connection import client_tls, connect
+from nfdt.core.wire.frame_stream import FrameStream
+from nfdt.core.wire.shards_pb2 import OpenReply, OpenRequest
+
+METHOD = "/nfdt.v1.Shard/Open"
+
+
+class Door:
+    """Opens streams to one shard.
+
+    Args:
+        address: ``host:port`` of its service.
+        token: The job's token.
+        timeout_s: Longest wait.
+        **security: ``ca_file``, ``cert_file``, ``key_file`` of :func:`nfdt.core.wire.channel.open_channel`.
+    """
+
+    def __init__(self, address: str, token: str, timeout_s: float, **security: Any) -> None:
+        self.address, self._timeout_s = address, timeout_s
+        self._channel = open_channel(address, token, **security)
+        self._tls: ssl.SSLContext | None = None
+        if security.get("ca_file"):
+            self._tls = client_tls(security["ca_file"], security.get("cert_file"), security.get("key_file"))
+
+    def open(self) -> FrameStream:
+        """A new stream.
+
+        Raises:
+            grpc.RpcError: the shard did not give a ticket.
+            OSError: it cannot be reached where it says.
+        """
+        ask: Any = self._channel.unary_unary(METHOD, OpenRequest.SerializeToString, OpenReply.FromString)
+        found: OpenReply = ask(OpenRequest(), timeout=self._timeout_s)
+        host, _ = split_address(self.address)
+        return FrameStream(connect(host, found.port, found.ticket, timeout_s=self._timeout_s, tls=self._tls))
+
+    def close(self) -> None:
+        """Open no more."""
+        self._channel.close()

@@ -1,0 +1,99 @@
+"""Pushes and pulls over TLS: the same bytes, both directions at once, and nobody without the right certificate."""
+
+from __future__ import annotations
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+
+from nfdt.core.errors import ServerUnreachable
+from nfdt.core.program.state import State
+from nfdt.core.wire.connection import client_tls, connect
+from nfdt.core.wire.frame_stream import FrameStream
+from nfdt.core.wire.shards_pb2 import PULL, Frame
+from nfdt.shard.servicer import start_shard
+from nfdt.transport.stream import StreamClient
+from tests.shard_cluster import Reference, rule_spec
+from tests.transport.test_stream import LARGE, TOKEN
+from tests.wire.test_channel_tls import self_signed
+
+RATE = 0.5
+WEIGHTS = np.linspace(-1, 1, LARGE.size, dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("tls")
+    return {name: self_signed(directory, name) for name in ("server", "client", "stranger")}
+
+
+@pytest.fixture(scope="module")
+def shard(pairs):
+    reference = Reference(keras.optimizers.SGD(RATE), layout=LARGE, weights=WEIGHTS)
+    running = start_shard(
+        reference.manifest(),
+        State(WEIGHTS, reference.state),
+        rule_spec("plain", overlap=2),
+        0,
+        1,
+        workers=2,
+        token=TOKEN,
+        cert=pairs["server"].cert,
+        key=pairs["server"].key,
+        client_ca=pairs["client"].cert,
+    )
+    yield running
+    running.stop(0)
+
+
+def client_of(shard, pairs, shown="client", worker="w", **options):
+    security = {"ca_file": pairs["server"].cert, "cert_file": pairs[shown].cert, "key_file": pairs[shown].key}
+    made = StreamClient([shard.address], LARGE, worker, TOKEN, timeout_s=30, share_memory=False, **security, **options)
+    return contextlib.closing(made)
+
+
+@pytest.mark.parametrize("overlap", [0, 2])
+def test_large_pushes_arrive_unharmed(shard, pairs, overlap):
+    gradient = np.random.default_rng(0).normal(size=LARGE.size).astype(np.float32)
+    shard.store.write(WEIGHTS, {})
+    with client_of(shard, pairs, worker=f"overlap {overlap}", overlap=overlap) as client:
+        first = client.pull()
+        assert np.array_equal(first.weights, WEIGHTS)
+        pending = [client.begin_push(gradient, samples=1, computed_on=first.sequence) for _ in range(overlap + 1)]
+        weights = [push.result().weights.copy() for push in pending][-1]
+        np.testing.assert_allclose(weights, WEIGHTS - (overlap + 1) * RATE * gradient, rtol=1e-5, atol=1e-5)
+
+
+def test_a_worker_with_another_certificate_is_refused(shard, pairs):
+    with client_of(shard, pairs, shown="stranger") as client, pytest.raises(ServerUnreachable, match=shard.address):
+        client.pull()
+
+
+def test_plain_text_is_refused_where_tls_is_spoken(shard, pairs):
+    with client_of(shard, pairs) as client:
+        client.pull()
+        ticket = shard._listener.ticket()
+        stream = FrameStream(connect("127.0.0.1", shard._listener.port, ticket, timeout_s=20))
+        with contextlib.suppress(ConnectionResetError):
+            assert stream.receive_header() is None
+        stream.close()
+        client.pull()
+
+
+def test_a_ticket_is_no_good_without_a_certificate(shard, pairs):
+    tls = client_tls(pairs["server"].cert, None, None)
+    ticket = shard._listener.ticket()
+    with pytest.raises((OSError, EOFError)):
+        exchange_hello(connect("127.0.0.1", shard._listener.port, ticket, timeout_s=20, tls=tls))
+
+
+def exchange_hello(connection):
+    stream = FrameStream(connection)
+    try:
+        stream.send(Frame(kind=PULL, sequence=1, worker="w"))
+        if stream.receive_header() is None:
+            raise EOFError("The shard has closed the connection.")
+    finally:
+        stream.close()
