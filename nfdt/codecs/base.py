@@ -31,6 +31,14 @@ class Codec(Protocol):
         """As in the option ``codec`` and in a frame's header."""
         ...
 
+    @property
+    def block(self) -> int:
+        """So many elements are encoded by themselves, and so are the next; 0: the vector is encoded as a whole.
+
+        The payload of a vector is that of its blocks, one after the other.
+        """
+        ...
+
     def encoded_bytes(self, size: int) -> int:
         """Bytes that :meth:`encode` makes of ``size`` elements."""
         ...

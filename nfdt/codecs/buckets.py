@@ -1,23 +1,23 @@
 """Codecs that give every bucket of 512 elements a scale of its own: small elements survive next to a large bucket.
 
-Layout: the scales of all buckets, float32, then the levels of all elements. A bucket with an element that is not
-finite has the scale NaN, and is decoded as NaN. Buckets count from the start of the vector.
+Layout, of each block of 64 buckets: their scales, float32, then the levels of their elements. A bucket with an element
+that is not finite has the scale NaN, and is decoded as NaN. Buckets count from the start of the vector.
 
-The work is done on blocks of whole buckets, one bucket to a row, in memory that stays in cache.
+The work on a block is done with one bucket to a row, in memory that stays in cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nfdt.codecs.base import FLOAT32, Payload, Vector, check_exact
+from nfdt.codecs.blocks import blocks
 
 BUCKET = 512
-_ROWS = 64  # buckets handled at once
+_ROWS = 64  # buckets of a block
 _SMALLEST = np.finfo(np.float32).tiny
 _LARGEST = np.finfo(np.float32).max
 _BELOW_2_15 = np.float32(32752)
@@ -34,6 +34,7 @@ class _Bucketed:
 
     name: str
     bits: int
+    block = _ROWS * BUCKET
 
     def encoded_bytes(self, size: int) -> int:
         """See ``Codec``."""
@@ -46,41 +47,38 @@ class _Bucketed:
     def encode(self, vector: Vector) -> Payload:
         """See ``Codec``."""
         payload = np.empty(self.encoded_bytes(vector.size), np.uint8)
-        scales, levels = _areas(payload, vector.size)
-        scratch = np.empty((2, _ROWS, BUCKET), np.float32)
-        for part, buckets, coded in self._blocks(vector.size):
-            rows = _rows(vector[part], scratch[0])
-            work = scratch[1, : len(rows)]
-            greatest = np.abs(rows, out=work).max(1)
-            finite = np.isfinite(greatest)
-            if not finite.all():
-                rows = np.where(finite[:, None], rows, np.float32(0))
-                greatest[~finite] = 0
-            scales[buckets], inverse = self._scales(greatest)
-            scales[buckets][~finite] = np.nan
-            self._write(np.multiply(rows, inverse[:, None], out=work), levels[coded])
+        scratch = np.empty((2, min(_ROWS, _count(vector.size)), BUCKET), np.float32)
+        for part, coded in blocks(self, vector.size):
+            self._encode_block(vector[part], payload[coded], scratch)
         return payload
 
     def decode(self, payload: Payload, out: Vector) -> None:
         """See ``Codec``."""
-        scales, levels = _areas(payload, out.size)
-        scratch = np.empty((_ROWS, BUCKET), np.float32)
-        for part, buckets, coded in self._blocks(out.size):
-            target = out[part]
-            whole = target.size % BUCKET == 0
-            rows = target.reshape(-1, BUCKET) if whole else scratch[: _count(target.size)]
-            self._read(levels[coded], rows.reshape(-1)[: target.size])
-            with np.errstate(over="ignore", invalid="ignore"):  # scales from another process may be anything
-                np.multiply(rows, scales[buckets][:, None], out=rows)
-            if not whole:
-                target[:] = rows.reshape(-1)[: target.size]
+        for part, coded in blocks(self, out.size):
+            self._decode_block(payload[coded], out[part])
 
-    def _blocks(self, size: int) -> Iterator[tuple[slice, slice, slice]]:
-        """Ranges of elements, of their buckets, and of the bytes of their levels."""
-        for start in range(0, size, _ROWS * BUCKET):
-            stop = min(start + _ROWS * BUCKET, size)
-            coded = slice(start * self.bits // 8, -(-stop * self.bits // 8))
-            yield slice(start, stop), slice(start // BUCKET, _count(stop)), coded
+    def _encode_block(self, vector: Vector, payload: Payload, scratch: Any) -> None:
+        scales, levels = _areas(payload, vector.size)
+        rows = _rows(vector, scratch[0])
+        work = scratch[1, : len(rows)]
+        greatest = np.abs(rows, out=work).max(1)
+        finite = np.isfinite(greatest)
+        if not finite.all():
+            rows = np.where(finite[:, None], rows, np.float32(0))
+            greatest[~finite] = 0
+        scales[:], inverse = self._scales(greatest)
+        scales[~finite] = np.nan
+        self._write(np.multiply(rows, inverse[:, None], out=work), levels)
+
+    def _decode_block(self, payload: Payload, out: Vector) -> None:
+        scales, levels = _areas(payload, out.size)
+        whole = out.size % BUCKET == 0
+        rows = out.reshape(-1, BUCKET) if whole else np.empty((_count(out.size), BUCKET), np.float32)
+        self._read(levels, rows.reshape(-1)[: out.size])
+        with np.errstate(over="ignore", invalid="ignore"):  # scales from another process may be anything
+            np.multiply(rows, scales[:, None], out=rows)
+        if not whole:
+            out[:] = rows.reshape(-1)[: out.size]
 
     def _scales(self, greatest: Floats) -> tuple[Floats, Floats]:
         """From the greatest magnitude of each bucket: its scale, and what its elements are multiplied by."""

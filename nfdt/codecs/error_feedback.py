@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from nfdt.codecs.base import Vector
+from nfdt.codecs.base import Codec, Payload, Vector
+from nfdt.codecs.blocks import blocks, is_finite
+from nfdt.codecs.floats import Identity
 
 
 class ErrorFeedback:
@@ -22,7 +26,6 @@ class ErrorFeedback:
     """
 
     def __init__(self, size: int) -> None:
-        self._owed = np.zeros(size, np.float32)
         self._residual = np.zeros(size, np.float32)
         self._settled = True
 
@@ -31,28 +34,43 @@ class ErrorFeedback:
         """What has not been sent, shape ``(size,)``; a view that the next call changes."""
         return self._residual
 
-    @property
-    def settled(self) -> bool:
-        """Whether nothing is owed: the residual is zero."""
-        return self._settled
+    def encode(self, codec: Codec, vector: Vector, bounds: Sequence[slice]) -> list[Payload] | None:
+        """What should be sent now, ``vector`` and the residual, part by part; what is lost becomes the residual.
 
-    def owed(self, vector: Vector) -> Vector | None:
-        """What should be sent now: ``vector`` and the residual; a view that the next call changes.
+        Args:
+            codec: Another one may be used every time.
+            vector: Shape ``(size,)``, finite.
+            bounds: The parts' elements.
 
         Returns:
-            None if it is not finite. Nothing is noted then: what is sent in its place will not be applied.
+            A payload per part; where nothing is lost or owed, views of ``vector``. None where the sum overflows: the
+            residual of what was encoded before that is as if it had been sent.
         """
-        if self._settled:
-            np.copyto(self._owed, vector)
-        else:
-            with np.errstate(over="ignore", invalid="ignore"):
-                np.add(self._residual, vector, out=self._owed)
-        return self._owed if np.isfinite(self._owed).all() else None
-
-    def sent(self, decoded: Vector | None) -> None:
-        """The receiver makes this of what was owed; None: exactly that."""
-        self._settled = decoded is None
-        if decoded is None:
+        if isinstance(codec, Identity):
+            exact = vector if self._settled else vector + self._residual
             self._residual[:] = 0
-        else:
-            np.subtract(self._owed, decoded, out=self._residual)
+            self._settled = True
+            return [codec.encode(exact[bound]) for bound in bounds]
+        self._settled = False
+        payloads = []
+        for bound in bounds:
+            payload = _encode(codec, vector[bound], self._residual[bound])
+            if payload is None:
+                return None
+            payloads.append(payload)
+        return payloads
+
+
+def _encode(codec: Codec, vector: Vector, residual: Vector) -> Payload | None:
+    payload = np.empty(codec.encoded_bytes(vector.size), np.uint8)
+    scratch = np.empty((2, min(codec.block or vector.size, vector.size)), np.float32)
+    for part, coded in blocks(codec, vector.size):
+        owed, decoded = scratch[:, : part.stop - part.start]
+        with np.errstate(over="ignore"):
+            np.add(residual[part], vector[part], out=owed)
+        if not is_finite(owed):
+            return None
+        payload[coded] = codec.encode(owed)
+        codec.decode(payload[coded], decoded)
+        np.subtract(owed, decoded, out=residual[part])
+    return payload

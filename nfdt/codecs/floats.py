@@ -22,6 +22,7 @@ class Identity:
     """Float32, little-endian: nothing is lost; encoding is a view of the vector."""
 
     name = "identity"
+    block = BLOCK
 
     def encoded_bytes(self, size: int) -> int:
         """4 per element."""
@@ -48,6 +49,7 @@ class BFloat16:
     """
 
     name = "bf16"
+    block = BLOCK
 
     def encoded_bytes(self, size: int) -> int:
         """2 per element."""

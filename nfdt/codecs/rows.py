@@ -14,6 +14,7 @@ class RowFormat:
     """
 
     name = "rows"
+    block = 0
 
     def encoded_bytes(self, size: int) -> int:
         """Most bytes, for tables of one column."""

@@ -28,6 +28,7 @@ class TopK:
 
     fraction: float
     name = "top-k"
+    block = 0
 
     def kept(self, size: int) -> int:
         """How many of ``size`` elements are sent."""

@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from nfdt.codecs.blocks import is_finite
 from nfdt.core.arrays import ParameterLayout
 from nfdt.core.errors import UsageError
 from nfdt.shard.optimizer import BuiltOptimizer
 from nfdt.shard.step import FusedStep
-from nfdt.shard.tensors import Half, TensorOps, Vector, as_array, as_tensor, is_finite, read, whole
+from nfdt.shard.tensors import Half, TensorOps, Vector, as_array, as_tensor, read, whole
 from nfdt.update_rules.base import State, UpdateRule
 
 

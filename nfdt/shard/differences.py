@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from nfdt.codecs import Codec
+from nfdt.codecs.blocks import blocks, is_finite
 from nfdt.shard.push import Difference, Reply, Vector, Wish
 from nfdt.shard.tensors import aligned_buffer
 
@@ -52,12 +53,15 @@ def difference_to(held: Vector, weights: Vector, wish: Wish) -> tuple[Difference
     Returns:
         None where the difference is not finite: all weights have to be sent.
     """
-    with np.errstate(over="ignore", invalid="ignore"):
-        difference = weights - held
-    if not np.isfinite(difference).all():
-        return None
-    payload = wish.codec.encode(difference)
-    holds_then = aligned_buffer(held.size)
-    wish.codec.decode(payload, holds_then)
-    np.add(held, holds_then, out=holds_then)
-    return Difference(wish.codec, payload, wish.base), holds_then
+    codec, size = wish.codec, held.size
+    payload, holds_then = np.empty(codec.encoded_bytes(size), np.uint8), aligned_buffer(size)
+    for part, coded in blocks(codec, size):
+        block = holds_then[part]
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.subtract(weights[part], held[part], out=block)
+        if not is_finite(block):
+            return None
+        payload[coded] = codec.encode(block)
+        codec.decode(payload[coded], block)
+        block += held[part]
+    return Difference(codec, payload, wish.base), holds_then

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nfdt.codecs.blocks import is_finite
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.shard.apply import Engine, Pending, Sent
 from nfdt.shard.backups import Backup, Backups, WorkerRecord, known
@@ -28,7 +29,6 @@ from nfdt.shard.push import Gradient, Reply, Vector, Wish
 from nfdt.shard.records import Kind, Recorder
 from nfdt.shard.rounds import Round
 from nfdt.shard.statistics import ShardStatistics
-from nfdt.shard.tensors import is_finite
 
 PULL_TIMEOUT_S = 60.0
 

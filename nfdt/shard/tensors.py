@@ -63,11 +63,6 @@ def read(variable: Any) -> Vector:
     return tf.raw_ops.ReadVariableOp(resource=variable.value.handle, dtype=tf.float32)
 
 
-def is_finite(vector: npt.NDArray[np.float32]) -> bool:
-    """Whether every element is a number. NumPy is three times as fast here as what XLA makes of a reduction."""
-    return bool(np.isfinite(vector).all())
-
-
 class Half(NamedTuple):
     """A vector as the sum of ``anchor``, float32, which many share, and ``difference``, bfloat16."""
 

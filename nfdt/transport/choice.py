@@ -32,8 +32,8 @@ class Choice(Protocol):
         """For differences of weights."""
         ...
 
-    def pushes(self, owed: Vector, compute_s: float) -> None:
-        """This vector is about to be pushed; the gradient in it took so long to compute, 0 if nobody knows."""
+    def pushes(self, gradient: Vector, residual: Vector, compute_s: float) -> None:
+        """The sum of these is about to be pushed; the gradient took so long to compute, 0 if nobody knows."""
         ...
 
     def received(self, before: Vector, after: Vector) -> None:
@@ -60,7 +60,7 @@ class FixedChoice:
     def __init__(self, push: Codec, reply: Codec) -> None:
         self.push, self.reply = push, reply
 
-    def pushes(self, owed: Vector, compute_s: float) -> None:
+    def pushes(self, gradient: Vector, residual: Vector, compute_s: float) -> None:
         """Changes nothing."""
 
     def received(self, before: Vector, after: Vector) -> None:
@@ -100,12 +100,12 @@ class AdaptiveChoice:
         """See ``Choice``."""
         return self._codecs[self._width.reply]
 
-    def pushes(self, owed: Vector, compute_s: float) -> None:
+    def pushes(self, gradient: Vector, residual: Vector, compute_s: float) -> None:
         """See ``Choice``."""
         if compute_s:
             self._width.computed(compute_s)
         if self._pushes % MEASURE_EVERY == 0:
-            self._width.lost_in_pushes(self._losses(owed))
+            self._width.lost_in_pushes(self._losses(_sample(gradient) + _sample(residual), gradient.size))
             self._replies_due = True
         self._pushes += 1
         if decision := self._width.begin():
@@ -129,10 +129,8 @@ class AdaptiveChoice:
         """See ``Choice``."""
         return self._decisions
 
-    def _losses(self, vector: Vector, size: int | None = None) -> Mapping[str, Loss]:
-        """What each codec costs on this vector; nothing is learnt from zeros, or from what is not finite."""
-        size = size or vector.size
-        sample = _sample(vector)
+    def _losses(self, sample: Vector, size: int) -> Mapping[str, Loss]:
+        """What each codec costs on ``size`` elements like these; zeros and what is not finite teach nothing."""
         if not sample.any() or not np.isfinite(sample).all():
             return {}
         decoded, scale = sample.copy(), size / sample.size

@@ -10,6 +10,7 @@ import numpy as np
 
 from nfdt.codecs import IDENTITY, Codec, ErrorFeedback
 from nfdt.codecs.base import Payload, Vector
+from nfdt.codecs.blocks import blocks, is_finite
 from nfdt.core.errors import ProtocolError
 from nfdt.transport.choice import Choice
 
@@ -45,9 +46,8 @@ class Coding:
 
     def __init__(self, choice: Choice, bounds: Sequence[slice]) -> None:
         self._choice, self._bounds = choice, bounds
-        size = bounds[-1].stop
-        self._feedback = ErrorFeedback(size)
-        self._decoded = np.zeros(size, np.float32)  # what the last push was decoded as
+        self._feedback = ErrorFeedback(bounds[-1].stop)
+        self._sent: Encoded | None = None
         self._held: Vector | None = None
         self._held_answer = 0
         self._uses: dict[str, dict[str, dict[str, int]]] = {"push": {}, "reply": {}}
@@ -63,28 +63,18 @@ class Coding:
 
         A sum that is not finite is sent as NaN to every shard, so that all of them drop it; the debt stays.
         """
-        owed = self._feedback.owed(gradient)
-        if owed is not None:
-            self._choice.pushes(owed, compute_s)
+        payloads = None
+        if finite := is_finite(gradient):
+            self._choice.pushes(gradient, self._feedback.residual, compute_s)
         codec = self._choice.push
-        payloads = self._nothing(codec, gradient) if owed is None else self._payloads(codec, gradient, owed)
+        if finite:
+            payloads = self._feedback.encode(codec, gradient, self._bounds)
+        if payloads is None:
+            lost = np.full(gradient.size, np.nan, np.float32)
+            payloads = [codec.encode(lost[bound]) for bound in self._bounds]
+        self._sent = Encoded(codec, payloads)
         self._note("push", codec, sum(payload.nbytes for payload in payloads))
-        return Encoded(codec, payloads)
-
-    def _nothing(self, codec: Codec, gradient: Vector) -> list[Payload]:
-        lost = np.full(gradient.size, np.nan, np.float32)
-        return [codec.encode(lost[bound]) for bound in self._bounds]
-
-    def _payloads(self, codec: Codec, gradient: Vector, owed: Vector) -> list[Payload]:
-        if codec is IDENTITY:
-            exact = gradient if self._feedback.settled else owed.copy()
-            self._feedback.sent(None)
-            return [codec.encode(exact[bound]) for bound in self._bounds]
-        payloads = [codec.encode(owed[bound]) for bound in self._bounds]
-        for payload, bound in zip(payloads, self._bounds, strict=True):
-            codec.decode(payload, self._decoded[bound])
-        self._feedback.sent(self._decoded)
-        return payloads
+        return self._sent
 
     def decode(self, sequence: int, parts: Sequence[Part], out: Vector) -> Vector:
         """The weights of answer ``sequence``, put together in ``out``, where parts may be already (``Part()``).
@@ -118,10 +108,10 @@ class Coding:
 
     def report(self) -> dict[str, Any]:
         """Messages and bytes by direction and codec, the debt relative to the last push, and the decisions."""
-        sent = float(np.linalg.norm(self._decoded))
+        residual, sent = float(np.linalg.norm(self._feedback.residual)), self._norm_sent()
         return {
             **self._uses,
-            "residual": round(float(np.linalg.norm(self._feedback.residual)) / sent, 6) if sent else 0.0,
+            "residual": round(residual / sent, 6) if sent else 0.0,
             "decisions": self._choice.decisions(),
         }
 
@@ -131,8 +121,19 @@ class Coding:
                 f"Answer: expected all weights, or a difference to those of answer {self._held_answer}. Received: a "
                 f"difference to answer {part.base}."
             )
-        part.codec.decode(part.difference, out[bound])
-        np.add(self._held[bound], out[bound], out=out[bound])
+        held, new = self._held[bound], out[bound]
+        for block, coded in blocks(part.codec, new.size):
+            part.codec.decode(part.difference[coded], new[block])
+            new[block] += held[block]
+
+    def _norm_sent(self) -> float:
+        """Of what the last push was decoded as."""
+        if self._sent is None:
+            return 0.0
+        decoded = np.empty(self._bounds[-1].stop, np.float32)
+        for payload, bound in zip(self._sent.payloads, self._bounds, strict=True):
+            self._sent.codec.decode(payload, decoded[bound])
+        return float(np.linalg.norm(decoded))
 
     def _note(self, direction: str, codec: Codec, size: int) -> None:
         use = self._uses[direction].setdefault(codec.name, {"messages": 0, "bytes": 0})

@@ -106,7 +106,7 @@ def test_how_long_codecs_take_is_measured(coding_s, changed):
     choice = AdaptiveChoice(width, clock=SlowClock(coding_s))
     random, weights = np.random.default_rng(0), np.zeros(SIZE, np.float32)
     for _ in range(60):
-        choice.pushes(random.normal(size=SIZE).astype(np.float32), 0.1)
+        choice.pushes(random.normal(size=SIZE).astype(np.float32), np.zeros(SIZE, np.float32), 0.1)
         sent, received = BYTES[choice.push.name], BYTES[choice.reply.name]
         choice.exchanged(sent, received, 0.001 + 8e-6 * (sent + received) / 100)
         choice.received(weights, weights + 1)

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from nfdt.codecs import DECODERS, ErrorFeedback, find_decoder, make_codec
+from nfdt.codecs import DECODERS, IDENTITY, ErrorFeedback, find_decoder, make_codec
 from nfdt.codecs.base import relative_error
+from nfdt.codecs.blocks import blocks, is_finite
 from nfdt.codecs.buckets import BUCKET
 from nfdt.codecs.top_k import TopK
 from nfdt.core.errors import ProtocolError, ShapeMismatch
@@ -138,17 +139,23 @@ def test_encoding_what_was_decoded_loses_nothing_more(name):
     np.testing.assert_allclose(decoded(codec, once), once, rtol=1e-6)
 
 
+def sent(codec, feedback, vector, bounds=None):
+    """One push, as its receivers decode it."""
+    bounds = bounds or [slice(0, vector.size)]
+    out = np.full(vector.size, 7, np.float32)
+    for payload, bound in zip(feedback.encode(codec, vector, bounds), bounds, strict=True):
+        find_decoder(codec.name).decode(payload, out[bound])
+    return out
+
+
 @every_lossy_codec
 @settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 2**32), size=st.integers(1, 1300), count=st.integers(1, 40))
-def test_error_feedback_loses_nothing_in_the_long_run(codec, seed, size, count):
+@given(seed=st.integers(0, 2**32), size=st.integers(1, 1300), count=st.integers(1, 40), cut=st.floats(0, 1))
+def test_error_feedback_loses_nothing_in_the_long_run(codec, seed, size, count, cut):
     feedback = ErrorFeedback(size)
     inputs = np.random.default_rng(seed).normal(size=(count, size)).astype(np.float32)
-    total = np.zeros(size)
-    for vector in inputs:
-        out = decoded(codec, feedback.owed(vector))
-        feedback.sent(out)
-        total += out
+    bounds = [slice(0, int(cut * size)), slice(int(cut * size), size)]
+    total = sum(sent(codec, feedback, vector, bounds).astype(np.float64) for vector in inputs)
     np.testing.assert_allclose(total + feedback.residual, inputs.astype(np.float64).sum(0), atol=1e-3)
 
 
@@ -157,19 +164,46 @@ def test_the_residual_stays_bounded(codec):
     feedback = ErrorFeedback(2000)
     norms = []
     for step in range(400):
-        feedback.sent(decoded(codec, feedback.owed(normal(2000, step))))
+        sent(codec, feedback, normal(2000, step))
         norms.append(np.linalg.norm(feedback.residual))
     assert max(norms[200:]) < 1.2 * max(norms[:200])
 
 
-def test_what_is_not_finite_is_not_owed():
-    feedback = ErrorFeedback(3)
-    feedback.owed(np.array([1, 2, 3], np.float32))
-    feedback.sent(np.array([1, 2, 2], np.float32))
-    assert feedback.owed(np.array([0, np.nan, 0], np.float32)) is None
-    assert feedback.owed(np.array([0, 1, 0], np.float32)).tolist() == [0, 1, 1]
-    feedback.sent(None)
-    assert (feedback.settled, feedback.residual.tolist()) == (True, [0, 0, 0])
+@every_codec
+@pytest.mark.parametrize("size", [1000, 2**15, 2**15 + 1, 2**17 + 700])
+def test_a_payload_is_that_of_its_blocks(codec, size):
+    vector = normal(size)
+    parts = [codec.encode(vector[part]) for part, _ in blocks(codec, size)]
+    assert np.array_equal(np.concatenate(parts), codec.encode(vector))
+    assert [coded.stop - coded.start for _, coded in blocks(codec, size)] == [part.size for part in parts]
+    feedback = ErrorFeedback(size)
+    assert np.array_equal(sent(codec, feedback, vector), decoded(codec, vector))
+    assert np.array_equal(feedback.residual, vector - decoded(codec, vector))
+
+
+def test_the_identity_sends_what_is_owed_and_then_nothing_is():
+    feedback, vector = ErrorFeedback(3), np.array([1, 2, 3], np.float32)
+    assert np.shares_memory(feedback.encode(IDENTITY, vector, [slice(0, 3)])[0], vector)
+    sent(make_codec("top-k", top_k=0.1), feedback, vector)
+    assert feedback.residual.tolist() == [1, 2, 0]
+    assert sent(IDENTITY, feedback, vector).tolist() == [2, 4, 3]
+    assert not feedback.residual.any()
+
+
+@every_lossy_codec
+def test_a_sum_that_overflows_is_not_sent_and_the_residual_stays_finite(codec):
+    feedback, largest = ErrorFeedback(2**16), np.full(2**16, np.finfo(np.float32).max)
+    feedback.residual[-1] = largest[-1]
+    with np.errstate(over="ignore", invalid="ignore"):
+        assert feedback.encode(codec, largest, [slice(0, 2**16)]) is None
+    assert np.isfinite(feedback.residual).all()
+
+
+@pytest.mark.parametrize(
+    ("values", "finite"), [([1, 2], 1), ([], 1), ([3e38] * 9, 1), ([1, np.nan], 0), ([np.inf, -np.inf], 0)]
+)
+def test_what_is_finite_is_known(values, finite):
+    assert is_finite(np.array(values, np.float32)) == bool(finite)
 
 
 @every_codec

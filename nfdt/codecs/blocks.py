@@ -1,0 +1,24 @@
+"""Where a vector may be cut and encoded piece by piece, while the piece is in cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from nfdt.codecs.base import Codec, Vector
+
+
+def blocks(codec: Codec, size: int) -> Iterator[tuple[slice, slice]]:
+    """Ranges of elements that are encoded by themselves, and of their bytes in the payload of all ``size`` elements."""
+    at, step = 0, codec.block or max(size, 1)
+    for start in range(0, size, step):
+        stop = min(start + step, size)
+        count = codec.encoded_bytes(stop - start)
+        yield slice(start, stop), slice(at, at + count)
+        at += count
+
+
+def is_finite(vector: Vector) -> bool:
+    """Whether every element is a number."""
+    return bool(np.isfinite(vector).all())
