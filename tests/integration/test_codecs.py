@@ -79,7 +79,7 @@ class EveryCodec(FixedChoice):
         if made is not None:
             self.push, self.reply = made.push, made.reply
 
-    def pushes(self, owed, compute_s):
+    def pushes(self, gradient, residual, compute_s):
         self.next()
 
 
