@@ -14,7 +14,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 
-from benchmarks.images import read_images
+from benchmarks.images import read_cifar10, read_images
 from benchmarks.report import Report, Row, arguments
 from benchmarks.virtual import Trained, VirtualTraining
 from nfdt.core.errors import NfdtError
@@ -23,7 +23,7 @@ from nfdt.planning.limits import sum_of_speeds
 from nfdt.simulate.cluster import ClusterDescription, parse_cluster
 
 STEP_MS = 100.0
-MEAN, SPREAD = 0.286, 0.353  # of Fashion-MNIST's pixels
+PIXELS = {1: (0.286, 0.353), 3: (0.473, 0.251)}  # mean and deviation, of Fashion-MNIST and of CIFAR-10
 JITTER = 0.2
 SPEEDS = ("equal", "unequal")
 SEQUENTIAL = "sequential"
@@ -57,6 +57,7 @@ class Plan:
         epochs: Of each training.
         samples: Of an epoch, at most.
         batch: Local batch.
+        dataset: Of ``DATASETS``.
     """
 
     rows: Sequence[str] = MAIN
@@ -66,6 +67,7 @@ class Plan:
     epochs: int = 3
     samples: int = 60_000
     batch: int = 128
+    dataset: str = "fashion-mnist"
 
 
 QUICK = Plan(rows=("ddc-asgd", "asgd", "dc-asgd-a"), workers=(8,), speeds=("equal",), epochs=2, samples=8192, batch=32)
@@ -82,10 +84,26 @@ def machines(workers: int, speeds: str) -> ClusterDescription:
 
 
 def build(seed: int, rate: float, updates: int) -> keras.Model:
-    """An MLP of 52 k parameters; SGD with momentum 0.9, a fifth of the updates to warm up, then a cosine to zero."""
+    """An MLP of 52 k parameters for small grey images."""
     keras.utils.set_random_seed(seed)
-    first = [keras.Input((28, 28, 1)), keras.layers.Flatten(), keras.layers.Rescaling(1 / SPREAD, -MEAN / SPREAD)]
-    layers = [keras.layers.Dense(width, activation="relu") for width in (64, 32)]
+    layers = [keras.layers.Flatten(), *(keras.layers.Dense(width, activation="relu") for width in (64, 32))]
+    return _compiled(rate, updates, (28, 28, 1), layers)
+
+
+def build_cnn(seed: int, rate: float, updates: int) -> keras.Model:
+    """A CNN of 60 k parameters for small coloured images."""
+    keras.utils.set_random_seed(seed)
+    layers: list[Any] = []
+    for width in (16, 32, 64):
+        layers += [keras.layers.Conv2D(width, 3, padding="same", activation="relu"), keras.layers.MaxPooling2D()]
+    layers += [keras.layers.Flatten(), keras.layers.Dense(32, activation="relu")]
+    return _compiled(rate, updates, (32, 32, 3), layers)
+
+
+def _compiled(rate: float, updates: int, shape: tuple[int, ...], layers: Sequence[Any]) -> keras.Model:
+    """SGD with momentum 0.9, a fifth of the updates to warm up, then a cosine to zero."""
+    mean, deviation = PIXELS[shape[-1]]
+    first = [keras.Input(shape), keras.layers.Rescaling(1 / deviation, -mean / deviation)]
     model = keras.Sequential([*first, *layers, keras.layers.Dense(10, activation="softmax")])
     warmup = max(1, updates // 5)
     schedule = keras.optimizers.schedules.CosineDecay(
@@ -94,6 +112,9 @@ def build(seed: int, rate: float, updates: int) -> keras.Model:
     optimizer = keras.optimizers.SGD(schedule, momentum=0.9)
     model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
+
+
+DATASETS = {"fashion-mnist": (read_images, build), "cifar10": (read_cifar10, build_cnn)}
 
 
 def batches_per_update(preset: str, overrides: dict[str, Any], workers: int) -> float:
@@ -111,11 +132,12 @@ class Bench:
 
     def __init__(self, report: Report, plan: Plan, data_dir: Path | None, json_file: Path | None) -> None:
         self._report, self._plan, self._json = report, plan, json_file
-        train, test = read_images(data_dir), read_images(data_dir, "test")
+        read, model = DATASETS[plan.dataset]
+        train, test = read(data_dir), read(data_dir, "test")
         rows = slice(plan.samples)
         self._data = train.name
         self._training = VirtualTraining(
-            build, (train.images[rows], train.labels[rows]), (test.images, test.labels), plan.batch, plan.epochs
+            model, (train.images[rows], train.labels[rows]), (test.images, test.labels), plan.batch, plan.epochs
         )
 
     def run(self) -> None:
@@ -197,6 +219,7 @@ def main() -> None:
     parser.add_argument("--rows", help=f"only these of {', '.join(ROWS)}")
     parser.add_argument("--workers", help="sizes of clusters, as in 8,16,32")
     parser.add_argument("--speeds", choices=SPEEDS, action="append")
+    parser.add_argument("--dataset", choices=DATASETS)
     parser.add_argument("--rates", help="learning rates, as in 0.1,0.02")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--samples", type=int)
@@ -207,7 +230,7 @@ def main() -> None:
         "rows": options.rows and tuple(options.rows.split(",")),
         "workers": options.workers and tuple(map(int, options.workers.split(","))),
         "rates": options.rates and tuple(map(float, options.rates.split(","))),
-        **{name: getattr(options, name) for name in ("speeds", "epochs", "samples")},
+        **{name: getattr(options, name) for name in ("speeds", "epochs", "samples", "dataset")},
     }
     plan = replace(plan, **{name: value for name, value in given.items() if value})
     report = Report("convergence", list(range(options.seeds or (1 if options.quick else 3))))

@@ -52,6 +52,27 @@ def read_images(data_dir: Path | None, part: str = "train") -> Images:
     return Images((images[..., None] / 255.0).astype("float32"), labels.astype("int32"), name)
 
 
+def read_cifar10(data_dir: Path | None, part: str = "train") -> Images:
+    """CIFAR-10 of ``data_dir``, else what ``keras.datasets`` has or downloads; images (n, 32, 32, 3).
+
+    Args:
+        data_dir: Folder that holds ``cifar10-train-part1.npz``, ``cifar10-train-part2.npz`` and ``cifar10-test.npz``.
+        part: ``train`` or ``test``.
+    """
+    if data_dir is None:
+        import keras
+
+        images, labels = keras.datasets.cifar10.load_data()[part == "test"]
+    else:
+        files = ["cifar10-test.npz"] if part == "test" else [f"cifar10-train-part{i}.npz" for i in (1, 2)]
+        found = []
+        for file in files:
+            with np.load(data_dir / file) as arrays:
+                found.append((arrays[f"x_{part}"], arrays[f"y_{part}"]))
+        images, labels = (np.concatenate(each) for each in zip(*found, strict=True))
+    return Images((images / 255.0).astype("float32"), labels.reshape(-1).astype("int32"), "cifar10")
+
+
 def training_images(samples: int, data_dir: Path | None) -> Images:
     """``samples`` training images."""
     return read_images(data_dir).take(samples)

@@ -1,24 +1,32 @@
-"""A thousand simulated workers: what the simulator itself takes beside gradients and shards."""
+"""The simulator: what a thousand workers take beside gradients and shards, and how near it is to real workers."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
+from nfdt_client.options import resolve
 
+import nfdt
+from benchmarks.epochs import now
 from benchmarks.images import read_images
 from benchmarks.report import Report, arguments
 from benchmarks.virtual import VirtualTraining
+from nfdt.cli.simulated import SimulatedSession
 from nfdt.simulate.cluster import ClusterDescription, parse_cluster
 
 ROWS = ("asgd", "ddc-asgd")
 SEED = 1
 BATCH = 64
 RATE = 0.002
+REAL_MS = (100.0, 100.0, 200.0, 400.0)
 
 
 def machines(workers: int) -> ClusterDescription:
@@ -60,13 +68,68 @@ def run(report: Report, *, workers: int, steps: int, rows: Sequence[str] = ROWS,
         report.ratios[f"overhead@{row}"] = rest_s / trained.gradient_s
 
 
+class Laps(keras.callbacks.Callback):
+    """Real seconds of each epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """The workers begin."""
+        self._began = now()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """They are done."""
+        self.seconds.append(now() - self._began)
+
+
+def distance(one: Mapping[int, int], other: Mapping[int, int]) -> float:
+    """Total variation: half of what the shares of both histograms differ by; 0 alike, 1 nothing in common."""
+    totals = sum(one.values()), sum(other.values())
+    keys = set(one) | set(other)
+    return sum(abs(one.get(k, 0) / totals[0] - other.get(k, 0) / totals[1]) for k in keys) / 2
+
+
+def against_reality(report: Report, row: str, step_ms: Sequence[float], *, steps: int, epochs: int = 4) -> None:
+    """The same job on real workers with emulated step times and on simulated ones; first epochs, which trace, apart."""
+    train = read_images(None).take(steps * BATCH)
+    case = f"{row} at {','.join(f'{ms:g}' for ms in step_ms)} ms"
+    fit = {"batch_size": BATCH, "epochs": epochs, "verbose": 0}
+
+    def fitted(opened: Any, callbacks: Sequence[Any] = ()) -> dict[int, int]:
+        with opened as session:
+            build(SEED, RATE, 0).fit(train.images, train.labels, callbacks=list(callbacks), **fit)
+        found: Counter[int] = Counter()
+        for worker in session.fits[0].values():
+            found.update({int(tau): int(count) for tau, count in worker["staleness"].items()})
+        return found
+
+    laps = Laps()
+    real = fitted(nfdt.session(workers=len(step_ms), algorithm=row, emulate={"step_ms": tuple(step_ms)}), [laps])
+    described = parse_cluster({"workers": [{"step_ms": ms} for ms in step_ms]})
+    simulated = SimulatedSession(resolve({"algorithm": row}), described)
+    virtual = fitted(simulated)
+    ends = [p.at_s for p in simulated.jobs[0].record.points if p.ends_epoch]
+    virtual_s, real_s = (ends[-1] - ends[0]) / (epochs - 1), statistics.median(laps.seconds[1:])
+    report.add(case, "real", "s per epoch", real_s)
+    report.add(case, "simulated", "s per epoch", virtual_s)
+    for peer, counts in (("real", real), ("simulated", virtual)):
+        report.add(case, peer, "mean staleness", sum(k * n for k, n in counts.items()) / sum(counts.values()))
+    report.ratios[f"virtual/real@{row}"] = virtual_s / real_s
+    report.ratios[f"staleness distance@{row}"] = distance(real, virtual)
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--workers", type=int, default=1000)
+    parser.add_argument("--real", help="compare these rows with real workers of emulated speed, as in asgd,bsp")
     options = parser.parse_args()
     report = Report("simulate", [SEED])
     rows = ROWS[:1] if options.quick else ROWS
     run(report, workers=options.workers, steps=3 if options.quick else 20, rows=rows, data_dir=options.data_dir)
+    for row in options.real.split(",") if options.real else ():
+        against_reality(report, row, REAL_MS, steps=40)
     report.finish(options.json)
 
 

@@ -11,6 +11,7 @@ from nfdt.cli.errors import Commands
 from nfdt.cli.hfdt import hfdt
 from nfdt.cli.jobs import jobs
 from nfdt.cli.mpi import mpi
+from nfdt.cli.plan import plan
 from nfdt.cli.run import run
 from nfdt.cli.serve import server, worker
 from nfdt.cli.simulate import simulate
@@ -26,7 +27,7 @@ def cli() -> None:
     """
 
 
-for _command in (run, server, worker, mpi, jobs, simulate, doctor, config):
+for _command in (run, server, worker, mpi, jobs, simulate, plan, doctor, config):
     cli.add_command(_command)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
-from nfdt_client.capture import Capture
+from nfdt_client.capture import Capture, capture
 from nfdt_client.feed import Feeder
 from nfdt_client.job import AttendedJob
 from nfdt_client.options import Options
@@ -14,6 +17,9 @@ from nfdt_client.session import Session
 from nfdt_client.specify import Submission
 from nfdt_client.training_data import Stream, rows_of
 
+from nfdt.cli.script import run_script
+from nfdt.core.errors import UsageError
+from nfdt.core.program.pack import pack
 from nfdt.core.spec import ClusterSpec
 from nfdt.core.training.data import encode_batch
 from nfdt.simulate.cluster import ClusterDescription
@@ -70,3 +76,59 @@ class SimulatedSession(Session):
         if not isinstance(captured.train, Stream):
             return None
         return cast(Feeder, VirtualFeeder(self.jobs[-1], captured.train.epoch))
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a ``fit`` asks for, as far as a prediction needs it.
+
+    Attributes:
+        batch_size: Of one worker.
+        samples: Of an epoch.
+        weights: Elements of the model.
+    """
+
+    batch_size: int
+    samples: int
+    weights: int
+
+
+class _Seen(BaseException):
+    """Leaves the user's script at its first fit; no ``except Exception`` stops it."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__("the first fit is seen")
+        self.work = work
+
+
+class _Looker(Session):
+    """A session that only looks at the first fit."""
+
+    def _open(self, undo: contextlib.ExitStack) -> None:
+        """There is no server."""
+
+    def _fit(self, model: Any, arguments: dict[str, Any]) -> Any:
+        captured = capture(model, arguments, self.options)
+        batch = captured.sample_batch()
+        pack(model, batch)  # builds it
+        weights = sum(int(math.prod(v.shape)) for v in model.trainable_variables)
+        raise _Seen(Work(captured.batch_size or rows_of(batch), self._samples(captured, batch), weights))
+
+    @staticmethod
+    def _samples(captured: Capture, batch: Any) -> int:
+        if isinstance(captured.train, Stream):
+            if captured.train.batches is None:
+                raise UsageError("plan: expected data whose length is known. Received: an endless stream.")
+            return captured.train.batches * rows_of(batch)
+        steps = captured.steps_per_epoch
+        return captured.train.samples if steps is None else min(captured.train.samples, steps * captured.batch_size)
+
+
+def first_fit(script: Path, args: Sequence[str], options: Options) -> Work | None:
+    """Run a script up to its first ``fit``; None: it has none."""
+    try:
+        with _Looker(options):
+            run_script(script, args)
+    except _Seen as seen:
+        return seen.work
+    return None

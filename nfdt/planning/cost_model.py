@@ -7,7 +7,9 @@ are hidden. The equations are ours; see docs/algorithms/auto.md.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Literal
 
 from nfdt.schedulers import StepTime, water_fill
@@ -26,11 +28,13 @@ class WorkerCost:
     Attributes:
         step: Of the gradient alone.
         exchange_s: Seconds of a push with its reply, without waiting for the pushes of others.
+        jitter: By what share its steps vary (their standard deviation); who waits for several waits for the slowest.
     """
 
     name: str
     step: StepTime
     exchange_s: float = 0.0
+    jitter: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -107,13 +111,25 @@ class _Pusher:
 
     samples: float
     period_s: float
+    jitter: float = 0.0
+
+
+def slowest(pushers: Sequence[tuple[float, float]]) -> float:
+    """Expected seconds until all of these (mean seconds, jitter) are done.
+
+    Blom's approximation of the greatest of n normal numbers, for the n that are about as slow as the slowest.
+    """
+    longest = max(seconds for seconds, _ in pushers)
+    alike = [jitter for seconds, jitter in pushers if seconds > longest * (1 - 2 * jitter) or seconds == longest]
+    count, jitter = len(alike), max(alike)
+    return longest * (1 + jitter * max(0.0, NormalDist().inv_cdf((count - 0.375) / (count + 0.25))))
 
 
 def predict(row: Row, cluster: Cluster) -> Prediction:
     """Throughput and staleness of a row; see :class:`Prediction`."""
     pushers = _groups(row, cluster) if row.groups else _workers(row, cluster)
     if row.consistency == "bsp":
-        step_s = max(max(p.period_s for p in pushers), cluster.shard_step_s * len(pushers))
+        step_s = max(slowest([(p.period_s, p.jitter) for p in pushers]), cluster.shard_step_s * len(pushers))
         total = sum(p.samples for p in pushers)
         return Prediction(total / step_s, 0.0, 0.0, total / cluster.local_batch)
     rates = [1 / p.period_s for p in pushers]
@@ -148,7 +164,7 @@ def _workers(row: Row, cluster: Cluster) -> list[_Pusher]:
     else:
         _, sizes = water_fill(batch * len(cluster.workers), [w.step for w in cluster.workers])
     pairs = [(w, size) for w, size in zip(cluster.workers, sizes, strict=True) if size > 0]
-    return [_Pusher(size, _period(w.step.seconds(size), w.exchange_s, row.overlap)) for w, size in pairs]
+    return [_Pusher(size, _period(w.step.seconds(size), w.exchange_s, row.overlap), w.jitter) for w, size in pairs]
 
 
 def _groups(row: Row, cluster: Cluster) -> list[_Pusher]:
@@ -157,6 +173,7 @@ def _groups(row: Row, cluster: Cluster) -> list[_Pusher]:
         members = [cluster.workers[i] for i in indices]
         samples = float(cluster.local_batch * len(members))
         time_s, _ = water_fill(samples, [m.step for m in members])
+        time_s = slowest([(time_s, m.jitter) for m in members])
         inside = cluster.allreduce_s if len(members) > 1 else 0.0
         pushers.append(_Pusher(samples, time_s + inside + max(m.exchange_s for m in members)))
     return pushers

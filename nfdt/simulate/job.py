@@ -17,10 +17,12 @@ from nfdt.core.errors import JobFailed
 from nfdt.core.events import Event
 from nfdt.core.program.state import State, load_state
 from nfdt.core.spec import JobSpec
+from nfdt.shard.plan import count_shards
+from nfdt.simulate.attendance import Attendance
 from nfdt.simulate.client import VirtualClient, Way
 from nfdt.simulate.cluster import ClusterDescription
 from nfdt.simulate.crews import Crews, simulated
-from nfdt.simulate.events import Activity, Agenda, Signal
+from nfdt.simulate.events import Agenda, Signal
 from nfdt.simulate.machines import Machine, Network
 from nfdt.simulate.record import Record
 from nfdt.simulate.shards import LocalShards
@@ -66,24 +68,19 @@ class SimulatedJob:
         self.agenda, self.record = Agenda(), Record()
         self.spec = spec = simulated(spec, cluster.count, cluster.shards.count)
         self._events: list[Event] = []
-        machines = [Machine(i, w, spec.fit.batch_size, cluster.seed) for i, w in enumerate(cluster.each())]
-        self._machines = machines
         self.trainer = trainer or Trainer(spec, manifest, read)
         self.trainer.begin(spec)
         state = load_state(read(manifest["state"]))
         rules = [{"rule": entry["rule"], "decay": entry.get("decay")} for entry in manifest["untrained"]]
         self._merger = StateMerger(rules, [state.untrained[i] for i in range(len(rules))])
-        shape = LocalShards(spec, manifest, state, 1) if spec.algorithm.topology == "ring" else None
-        count = cluster.shards.count if shape is None else len(shape.stores)
-        self._network = Network(cluster, count)
+        machines = [Machine(i, w, spec.fit.batch_size, cluster.seed) for i, w in enumerate(cluster.each())]
+        topology = spec.algorithm.topology
+        self._network = Network(cluster, count_shards(manifest, spec.cluster.shards), ring=topology == "ring")
         self._crews = Crews(spec, machines, self._network, self.trainer.layout.size)
-        self.shards = shape or LocalShards(spec, manifest, state, len(self._crews.posts))
-        self.coordinator = Coordinator(
-            self._crews.seen, self._crews.policy, self.agenda.clock, self._merger, self._crews.sizes
-        )
-        self._workers: dict[str, Activity] = {}
-        self._everybody: dict[str, SimulatedWorker] = {}
-        self._returning = 0
+        self.shards = LocalShards(spec, manifest, state, len(self._crews.posts))
+        clock = self.agenda.clock
+        self.coordinator = Coordinator(self._crews.seen, self._crews.policy, clock, self._merger, self._crews.sizes)
+        self._attendance = Attendance(self.agenda, self.coordinator, self._worker, topology, self._stir)
         # Whether all who wait for tasks wait for the same: for any task to come back, or for the round's end.
         finishing = spec.algorithm.tasks == "finish-together"
         self._alike = not finishing and self._crews.policy.name in ("free", "softsync", "bsp")
@@ -92,7 +89,7 @@ class SimulatedJob:
         self._fed: tuple[int, Iterator[Batch]] | None = None
         self._permitted = spec.fit.initial_epoch - 1
         for post in self._crews.posts:
-            self._seat(post)
+            self._attendance.seat(post)
 
     # ---- a client's side
 
@@ -168,56 +165,14 @@ class SimulatedJob:
 
     # ---- workers
 
-    def _seat(self, post: Post) -> None:
-        """A worker begins to live, with its machines' failures ahead of it."""
-        index = len(self._everybody)
-        name, algorithm = f"worker-{index}", self.spec.algorithm
+    def _worker(self, name: str, index: int, post: Post) -> SimulatedWorker:
+        algorithm, clock = self.spec.algorithm, self.agenda.clock.now
         up, down = self._network.roads(post.crew.machines[0].described)
         way = Way(self.agenda, self._network, up, down)
-        choice = make_choice(algorithm, self.trainer.layout.size, clock=self.agenda.clock.now)
+        choice = make_choice(algorithm, self.trainer.layout.size, clock=clock)
         stores: Any = self.shards.stores
         client = VirtualClient(stores, self.shards.layout, name, way, overlap=algorithm.overlap, choice=choice)
-        worker = SimulatedWorker(
-            self.spec, name, index, post, self.trainer, client, self._ask, self, self.agenda.clock.now
-        )
-        self.coordinator.joined(name, index)
-        self._everybody[name], self._workers[name] = worker, Activity(self.agenda, worker.run())
-        for machine in post.crew.machines:
-            self._expect_failure(machine, name, post)
-
-    def _expect_failure(self, machine: Machine, name: str, post: Post) -> None:
-        described, now = machine.described, self.agenda.clock.now()
-        if described.fails_at_s is None or described.fails_at_s < now:
-            return
-
-        def fail() -> None:
-            if self.spec.algorithm.topology == "ring":
-                self.coordinator.fail(f"{name} is lost, and with it the ring. An elastic ring is not simulated.")
-            if described.returns_after_s is not None and self.spec.algorithm.topology == "flat":
-                self._returning += 1
-                self.agenda.after(described.returns_after_s, lambda: self._return(post))
-            self._lose(name, "its machine failed")
-
-        self.agenda.at(described.fails_at_s, fail)
-
-    def _return(self, post: Post) -> None:
-        self._returning -= 1
-        if not self._over:
-            self._seat(post)
-            self._stir()
-
-    def _lose(self, name: str, reason: str) -> None:
-        if name not in self._workers or self._over:
-            return
-        self._workers.pop(name).end()
-        self._everybody[name].client.lose()
-        self._waiting.pop(name, None)
-        self.coordinator.left(name, reason)
-        if not self._workers and not self._returning:
-            self.coordinator.fail("All workers have failed.")
-        self._stir()
-
-    # ---- what workers tell
+        return SimulatedWorker(self.spec, name, index, post, self.trainer, client, self._ask, self, clock)
 
     def applied(self, worker: str, task: int, pushed: Pushed) -> None:
         """See :class:`nfdt.simulate.worker.Listener`."""
@@ -291,9 +246,10 @@ class SimulatedJob:
                 self.shards.flush()
                 self.coordinator.flushed(epoch)
             case ins.ForgetWorker(worker):
+                self._waiting.pop(worker, None)
                 self.shards.forget(worker)
             case ins.GiveUp(worker, reason):
-                self._lose(worker, reason)
+                self._attendance.lose(worker, reason)
             case ins.EpochDone():
                 self._crews.review()
             case ins.Failed(reason):
@@ -318,7 +274,7 @@ class SimulatedJob:
         speeds, codec = self.coordinator.speeds(), self.spec.algorithm.codec
         return {
             name: {**json.loads(worker.statistics.to_json(worker.client, codec)), **speeds.get(name, {})}
-            for name, worker in self._everybody.items()
+            for name, worker in self._attendance.everybody.items()
         }
 
     def _tell_stuck(self) -> None:

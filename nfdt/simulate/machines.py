@@ -91,17 +91,21 @@ class Network:
     Args:
         cluster: What they are like.
         shards: How many shards there really are.
+        ring: The workers exchange everything among themselves: the way to the shards costs nothing.
     """
 
-    def __init__(self, cluster: ClusterDescription, shards: int) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: ClusterDescription, shards: int, *, ring: bool = False) -> None:
+        self._cluster, self._ring = cluster, ring
         self._shared = {name: _both(link) for name, link in cluster.links.items()}
         self._shards = [_both(cluster.shards) for _ in range(shards)]
         self._busy_until = 0.0
-        self.apply_s = cluster.shards.apply_ms / 1000
+        self.apply_s = 0.0 if ring else cluster.shards.apply_ms / 1000
 
     def roads(self, described: Workers) -> tuple[Road, Road]:
         """The way up and the way down of a worker like this."""
+        if self._ring:
+            nothing = Road([Lane(None)], [Lane(None) for _ in self._shards], 0.0)
+            return nothing, nothing
         own = _both(described)
         links: list[Link] = [described, self._cluster.shards]
         shared = None

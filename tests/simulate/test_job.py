@@ -21,15 +21,10 @@ from tests.simulate.jobs import BATCH, ROWS, X, Y, as_text, build, cluster, simu
 UNEQUAL = ({"jitter": 0.2}, {"step_ms": 130, "jitter": 0.2}, {"step_ms": 310})
 
 
-def test_the_same_seed_gives_the_same_run_and_another_one_another_run():
-    first, second = (as_text(simulate(cluster(*UNEQUAL), "ddc-asgd", epochs=2)[0]) for _ in range(2))
-    assert first == second
-    assert first != as_text(simulate(cluster(*UNEQUAL, seed=1), "ddc-asgd", epochs=2)[0])
-
-
-def test_the_schedule_does_not_depend_on_the_update_rule():
-    orders = [simulate(cluster(*UNEQUAL), name)[0].record.answered for name in ("asgd", "ddc-asgd")]
-    assert orders[0] == orders[1]
+def test_the_same_seed_gives_the_same_run_in_an_order_that_no_update_rule_changes():
+    first, second, other = (simulate(cluster(*UNEQUAL), name)[0] for name in ("ddc-asgd", "ddc-asgd", "asgd"))
+    assert as_text(first) == as_text(second)
+    assert first.record.answered == other.record.answered
 
 
 def test_the_weights_are_those_of_the_servers_shards_given_the_same_order():
@@ -39,7 +34,7 @@ def test_the_weights_are_those_of_the_servers_shards_given_the_same_order():
     stores = [build_store(manifest, state, spec.algorithm, i, 2, workers=3) for i in range(2)]
     names = {worker for _, worker in job.shards.stores[0].order}
     clients = {name: InProcessClient(stores, layout, name) for name in names}
-    steps = {name: GradientStep(unpack.unpack(manifest, session.read, allow_code=False), layout) for name in names}
+    step = GradientStep(unpack.unpack(manifest, session.read, allow_code=False), layout)
     source = ArraySource(spec.train.structure, [decode_npy(session.read(n)) for n in spec.train.arrays])
     tasks = {name: iter([t for w, t in job.record.answered if w == name]) for name in names}
     plan, held = TaskPlan(ROWS, BATCH), {}
@@ -50,7 +45,7 @@ def test_the_weights_are_those_of_the_servers_shards_given_the_same_order():
         (task,) = plan.round(next(tasks[name]))
         rows = job.trainer._order(0)[task.start : task.stop]
         weights = held[name]
-        gradient = np.asarray(steps[name](weights.weights, source.batch(rows), version=weights.versions[0]).gradient)
+        gradient = np.asarray(step(weights.weights, source.batch(rows), version=weights.versions[0]).gradient)
         pushed = clients[name].push(gradient, samples=BATCH, computed_on=weights.sequence)
         held[name] = Pulled(pushed.weights, pushed.versions, pushed.sequence)
     np.testing.assert_allclose(
@@ -86,12 +81,13 @@ def test_a_barrier_and_a_ring_train_the_same():
 
 def test_one_worker_is_keras():
     plain, ours = build(), build()
-    _, _, history = simulate(cluster({}), "ddc-asgd", model=ours, epochs=2, validation_data=(X[:16], Y[:16]))
-    assert set(history.history) == {"loss", "mae", "val_loss", "val_mae"}
-    keras.utils.set_random_seed(3)
-    simulate(cluster({}), "bsp", model=plain, epochs=2)
+    fit = {"epochs": 2, "validation_data": (X[:16], Y[:16]), "shuffle": False}
+    expected = plain.fit(X, Y, batch_size=BATCH, verbose=0, **fit)
+    _, _, history = simulate(cluster({}), "ddc-asgd", model=ours, **fit)
+    assert set(history.history) == set(expected.history)
+    np.testing.assert_allclose(history.history["val_loss"], expected.history["val_loss"], rtol=1e-3)
     for left, right in zip(plain.get_weights(), ours.get_weights(), strict=True):
-        np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(left, right, rtol=1e-3, atol=1e-5)
 
 
 def test_a_lost_worker_s_samples_are_trained_by_others_and_another_takes_its_place():
@@ -108,10 +104,12 @@ def test_a_job_without_workers_fails(algorithm):
         simulate(cluster({"fails_at_s": 0.25, "count": 2}), algorithm)
 
 
-@pytest.mark.parametrize("algorithm", ["ssp", "n-softsync", "dbs-sgd", "h-ps", "auto", "group-sync"])
-def test_every_other_row_trains_every_sample(algorithm):
+@pytest.mark.parametrize(
+    ("algorithm", "options"), [("n-softsync", {}), ("auto", {}), ("asgd", {"codec": "int8", "overlap": 1})]
+)
+def test_other_rows_train_every_sample(algorithm, options):
     described = cluster({"count": 2, "bandwidth_mbit": 100, "latency_ms": 1}, {"step_ms": 300, "count": 2})
-    job, _, history = simulate(described, algorithm, epochs=2)
+    job, _, history = simulate(described, algorithm, epochs=2, **options)
     assert job.record.samples == 2 * ROWS
     assert sum(use.samples for use in job.record.machines.values()) == 2 * ROWS
     assert np.isfinite(history.history["loss"]).all()

@@ -1,0 +1,128 @@
+"""What each preset is expected to do on a cluster, and which one to take: the cost model of ``auto``, for every row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from nfdt.core.algorithm import AlgorithmSpec
+from nfdt.core.groups import explicit_groups, wanted_groups
+from nfdt.planning.choice import choose
+from nfdt.planning.cost_model import Cluster, Prediction, Row, flat_rows, predict
+from nfdt.schedulers.grouping import choose as choose_groups
+from nfdt.schedulers.grouping import divide
+
+COMPENSATING = "ddc"  # the rule that the cost model's samples are about; the others need more the later gradients are
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """One preset on one cluster.
+
+    Attributes:
+        algorithm: Its name.
+        samples_per_s: Of all workers, over whole epochs.
+        epoch_s: Seconds of an epoch.
+        staleness: Mean updates that a gradient misses.
+        most_staleness: Of the slowest worker.
+        samples_factor: Samples needed for the same loss, relative to one machine; None where the cost model does not
+            know, because the row's update rule does not compensate its delay.
+    """
+
+    algorithm: str
+    samples_per_s: float
+    epoch_s: float
+    staleness: float
+    most_staleness: float
+    samples_factor: float | None
+
+    @property
+    def progress_per_s(self) -> float:
+        """Samples per second, each worth what it would be worth on one machine; 0 where nobody knows."""
+        return self.samples_per_s / self.samples_factor if self.samples_factor else 0.0
+
+
+def forecast(algorithm: AlgorithmSpec, cluster: Cluster, samples: int) -> Forecast:
+    """What a row will do.
+
+    Args:
+        algorithm: The row.
+        cluster: The workers.
+        samples: Of an epoch.
+    """
+    row = row_of(algorithm, cluster)
+    if algorithm.topology == "ring":  # nobody pushes
+        workers = tuple(replace(worker, exchange_s=cluster.allreduce_s) for worker in cluster.workers)
+        cluster = replace(cluster, workers=workers, shard_step_s=0.0)
+    prediction = predict(row, cluster)
+    if algorithm.consistency == "ssp":  # in the long run nobody is faster than the slowest
+        prediction = _bounded(predict(Row("bsp", "fixed"), cluster), prediction, algorithm.staleness_bound, cluster)
+    if algorithm.consistency == "softsync":
+        merged = max(1, len(cluster.workers) // algorithm.softsync_n)
+        prediction = replace(
+            prediction,
+            staleness=prediction.staleness / merged,
+            most_staleness=prediction.most_staleness / merged,
+            batches_per_update=float(merged),
+        )
+    epoch_s = samples / prediction.samples_per_s + _tail_s(row, algorithm, cluster)
+    if row.consistency == "bsp":  # rounds come whole
+        size = cluster.local_batch * len(cluster.workers)
+        epoch_s = -(-samples // size) * size / prediction.samples_per_s
+    known = prediction.most_staleness == 0 or algorithm.update_rule == COMPENSATING
+    factor = prediction.samples_factor if known else None
+    return Forecast(algorithm.name, samples / epoch_s, epoch_s, prediction.staleness, prediction.most_staleness, factor)
+
+
+def row_of(algorithm: AlgorithmSpec, cluster: Cluster) -> Row:
+    """The choice on the axes that the cost model knows."""
+    batch = "dbs" if algorithm.batch == "dbs" else "fixed"
+    if algorithm.consistency == "bsp":
+        return Row("bsp", "dbs" if batch == "dbs" else "fixed")
+    if algorithm.topology == "groups":
+        seconds = [worker.step.seconds(cluster.local_batch) for worker in cluster.workers]
+        count = wanted_groups(algorithm.groups)
+        found = choose_groups(seconds) if count is None else divide(seconds, count)
+        return Row("free", "dbs", groups=explicit_groups(algorithm.groups, len(seconds)) or found)
+    if algorithm.plan != "nothing":
+        rows = flat_rows("dbs" if batch == "dbs" else "fixed", algorithm.overlap)
+        return choose(cluster, rows, current=rows[0]).row
+    return Row("free", "dbs" if batch == "dbs" else "fixed", algorithm.overlap)
+
+
+def recommend(forecasts: Sequence[Forecast]) -> tuple[Forecast, str]:
+    """The row of most progress per second, and why, in a sentence; of equally good ones the first.
+
+    Args:
+        forecasts: At least one.
+    """
+    best = max(forecasts, key=lambda each: each.progress_per_s)
+    if best.samples_factor is None:
+        best = max(forecasts, key=lambda each: each.samples_per_s)
+        return best, f"{best.algorithm}: the most samples per second ({best.samples_per_s:,.0f}) of these rows."
+    others = [each for each in forecasts if each.samples_factor and each is not best]
+    second = max(others, key=lambda each: each.progress_per_s, default=None)
+    reason = (
+        f"{best.algorithm}: {best.samples_per_s:,.0f} samples/s at a mean staleness of {best.staleness:.1f}, each "
+        f"worth 1/{best.samples_factor:.2f} of one machine's"
+    )
+    if second is not None:
+        times = best.progress_per_s / second.progress_per_s
+        reason += f"; that is {times:.2f} times the progress of {second.algorithm}"
+    return best, reason + "."
+
+
+def _bounded(barrier: Prediction, free: Prediction, bound: int, cluster: Cluster) -> Prediction:
+    most = min(free.most_staleness, float((bound + 1) * (len(cluster.workers) - 1)))
+    return replace(free, samples_per_s=barrier.samples_per_s, most_staleness=max(free.staleness, most))
+
+
+def _tail_s(row: Row, algorithm: AlgorithmSpec, cluster: Cluster) -> float:
+    """What the end of an epoch costs: those who are done wait for the last step, half of the slowest on average."""
+    if row.consistency == "bsp":
+        return 0.0
+    longest = max(worker.step.seconds(cluster.local_batch) + worker.exchange_s for worker in cluster.workers)
+    if row.batch == "dbs" or algorithm.tasks == "finish-together":
+        mean = sum(w.step.seconds(cluster.local_batch) + w.exchange_s for w in cluster.workers) / len(cluster.workers)
+        return mean / 2
+    return longest / 2
