@@ -186,7 +186,7 @@ class SimulatedJob:
     def _ask(self, name: str, report: ins.Report) -> ins.Instruction | Signal:
         told = self.coordinator.next(name, report)
         self._stir()
-        if not isinstance(told, ins.Wait):
+        if not isinstance(told, ins.Wait) or report.in_flight:  # who can report more does so first
             return told
         signal = self._waiting[name] = Signal(self.agenda)
         return signal
