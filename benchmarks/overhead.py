@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -23,7 +24,12 @@ WORK = {"mlp": Work(60_000, 4, 3), "cnn": Work(10_240, 3, 3), "10M": Work(10_240
 QUICK = {"mlp": Work(20_480, 3, 1), "cnn": Work(2_560, 2, 1), "10M": Work(2_560, 2, 1)}
 
 
-def measure(case: str, work: Work, data_dir: Path | None, *, cluster: bool) -> Measured:
+PLAIN, ONE, OVERLAP = "plain fit", "nfdt, 1 worker", "nfdt, 1 worker, overlap=1"
+OPTIONS: dict[str, dict[str, Any] | None] = {PLAIN: None, ONE: {}, OVERLAP: {"overlap": 1}}
+"""Of the session; None: plain Keras."""
+
+
+def measure(case: str, work: Work, data_dir: Path | None, options: dict[str, Any] | None) -> Measured:
     """Train once, here or on one worker."""
     data = training_images(work.samples, data_dir)
     model = build(case, keras)
@@ -34,11 +40,11 @@ def measure(case: str, work: Work, data_dir: Path | None, *, cluster: bool) -> M
         epochs = work.epochs + 1
         model.fit(data.images, data.labels, batch_size=BATCH, epochs=epochs, verbose=0, callbacks=[watch])
 
-    if cluster:
-        with nfdt.session(workers=1, algorithm="ddc-asgd"):
-            fit()
-    else:
+    if options is None:
         fit()
+    else:
+        with nfdt.session(workers=1, algorithm="ddc-asgd", **options):
+            fit()
     return measured(begins, work.samples, began)
 
 
@@ -46,16 +52,19 @@ def run(report: Report, data_dir: Path | None, work: dict[str, Work]) -> None:
     """Measure every case: plain and cluster by turns."""
     later: list[float] = []
     for case, chosen in work.items():
-        plain, cluster = [], []
+        found: dict[str, list[Measured]] = {peer: [] for peer in OPTIONS}
         for _ in range(chosen.runs):
-            plain.append(measure(case, chosen, data_dir, cluster=False))
-            cluster.append(measure(case, chosen, data_dir, cluster=True))
-        for peer, runs in (("plain fit", plain), ("nfdt, 1 worker", cluster)):
+            for peer, options in OPTIONS.items():
+                found[peer].append(measure(case, chosen, data_dir, options))
+        for peer, runs in found.items():
             report.rows.append(Row(case, peer, "samples/s", [m.samples_per_s for m in runs]))
             report.rows.append(Row(case, peer, "s of start-up", [m.startup_s for m in runs]))
-        pairs = list(zip(cluster, plain, strict=True))
-        report.ratios[f"nfdt/plain@{case}"] = statistics.median(c.samples_per_s / p.samples_per_s for c, p in pairs)
-        later += [c.startup_s - p.startup_s for c, p in pairs]
+        for key, peer in (("nfdt", ONE), ("nfdt-overlap", OVERLAP)):
+            pairs = zip(found[peer], found[PLAIN], strict=True)
+            ratios = [ours.samples_per_s / plain.samples_per_s for ours, plain in pairs]
+            report.ratios[f"{key}/plain@{case}"] = statistics.median(ratios)
+        pairs = zip(found[ONE], found[PLAIN], strict=True)
+        later += [ours.startup_s - plain.startup_s for ours, plain in pairs]
     report.ratios["startup_s"] = statistics.median(later)
 
 

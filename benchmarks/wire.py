@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -44,16 +45,15 @@ def layout_of(size: int, variables: int = 1) -> ParameterLayout:
     return ParameterLayout.of([(f"v{i}", (size // variables,)) for i in range(variables)])
 
 
-def serve_shard(
-    pipe: Connection,
+def start(
     layout: ParameterLayout,
     algorithm: str,
     index: int = 0,
     shards: int = 1,
     workers: int = 1,
     codec: str = "identity",
-) -> None:
-    """A shard in this process; sends the bytes that it alone holds for every message, until the process is ended."""
+) -> str:
+    """Start a shard in this process; its address."""
     import keras
 
     from nfdt.core.program.state import State
@@ -72,11 +72,22 @@ def serve_shard(
     }
     state = State(np.zeros(layout.size, np.float32))
     row = resolve_algorithm(algorithm, codec=codec)
-    pipe.send(start_shard(manifest, state, row, index, shards, workers=workers, token=TOKEN).address)
+    return start_shard(manifest, state, row, index, shards, workers=workers, token=TOKEN).address
+
+
+def serve_shard(pipe: Connection, *shard: Any) -> None:
+    """A shard, see :func:`start`; sends the bytes that it alone holds for every message, until the process is ended."""
+    pipe.send(start(*shard))
     while True:
         pipe.recv()
         ctypes.CDLL(None).malloc_trim(0)  # what the allocator keeps for later is not in use
         pipe.send(psutil.Process().memory_full_info().uss)
+
+
+def serve_shards(pipe: Connection, layout: ParameterLayout, jobs: list[tuple[str, str]]) -> None:
+    """A shard for every (algorithm, codec), all in this process, until it is ended; only one is used at a time."""
+    pipe.send([start(layout, algorithm, codec=codec) for algorithm, codec in jobs])
+    pipe.recv()
 
 
 def serve_tensorflow(pipe: Connection) -> None:
@@ -111,40 +122,62 @@ def receive(connection: socket.socket, buffer: memoryview) -> bool:
     return True
 
 
+class Running:
+    """A process on its way, and the pipe to it."""
+
+    def __init__(self, name: str, pipe: Connection) -> None:
+        self._name, self.pipe = name, pipe
+
+    def first(self) -> Any:
+        """What it says first; waits for it."""
+        if not self.pipe.poll(START_S):
+            raise TimeoutError(f"{self._name}: expected it to serve within {START_S:g} s. Received: nothing.")
+        return self.pipe.recv()
+
+
 @contextmanager
-def served(target: Callable[..., None], *arguments: Any) -> Iterator[tuple[Any, Connection]]:
-    """What ``target`` says first, from a process of its own, and the pipe to it."""
+def started(target: Callable[..., None], *arguments: Any) -> Iterator[Running]:
+    """A process of its own that runs ``target``, until the block ends."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
     process.start()
-    if not ours.poll(START_S):
-        process.kill()
-        raise TimeoutError(f"{target.__name__}: expected it to serve within {START_S:g} s. Received: nothing.")
     try:
-        yield ours.recv(), ours
+        yield Running(target.__name__, ours)
     finally:
-        process.terminate()
+        process.kill()
         process.join(10)
         ours.close()
 
 
 @contextmanager
-def nfdt_peer(
-    size: int, algorithm: str, *, share_memory: bool, codec: str = "identity", mbit: float | None = None
-) -> Iterator[Pace]:
-    """A worker's push with its reply, over an emulated link where ``mbit`` says how fast it is."""
-    gradient = np.random.default_rng(SEED).normal(0, 0.01, size).astype(np.float32)
-    layout = layout_of(size)
-    with served(serve_shard, layout, algorithm, 0, 1, 1, codec) as (address, _):
+def served(target: Callable[..., None], *arguments: Any) -> Iterator[tuple[Any, Connection]]:
+    """What ``target`` says first, from a process of its own, and the pipe to it."""
+    with started(target, *arguments) as running:
+        yield running.first(), running.pipe
+
+
+@dataclass(frozen=True)
+class Ours:
+    """A worker of ours, which pushes and takes the reply; its link is emulated where ``mbit`` says how fast it is."""
+
+    algorithm: str
+    share_memory: bool
+    codec: str = "identity"
+    mbit: float | None = None
+
+    @contextmanager
+    def connect(self, address: str, name: str, size: int) -> Iterator[Pace]:
+        """To a shard of this algorithm and codec, as worker ``name``."""
+        gradient = np.random.default_rng(SEED).normal(0, 0.01, size).astype(np.float32)
         client = StreamClient(
             [address],
-            layout,
-            "worker-0",
+            layout_of(size),
+            name,
             TOKEN,
-            share_memory=share_memory,
-            choice=make_choice(resolve_algorithm(algorithm, codec=codec), size),
-            emulated=EmulatedLink(mbit, 0.0, threading.Event()) if mbit else None,
+            share_memory=self.share_memory,
+            choice=make_choice(resolve_algorithm(self.algorithm, codec=self.codec), size),
+            emulated=EmulatedLink(self.mbit, 0.0, threading.Event()) if self.mbit else None,
         )
         client.pull()
         try:
@@ -219,19 +252,21 @@ def memcpy_peer(size: int) -> Iterator[Pace]:
     yield partial(per_second, round_trip)
 
 
-PEERS: dict[str, Callable[[int], Any]] = {
-    "nfdt tcp": lambda size: nfdt_peer(size, "asgd", share_memory=False),
-    "nfdt shared memory": lambda size: nfdt_peer(size, "asgd", share_memory=True),
-    "nfdt shared memory, ddc": lambda size: nfdt_peer(size, "ddc-asgd", share_memory=True),
+Peer = Ours | Callable[[int], Any]
+
+PEERS: dict[str, Peer] = {
+    "nfdt tcp": Ours("asgd", share_memory=False),
+    "nfdt shared memory": Ours("asgd", share_memory=True),
+    "nfdt shared memory, ddc": Ours("ddc-asgd", share_memory=True),
     "tensorflow ps": tensorflow_peer,
     "raw tcp": tcp_peer,
     "memcpy": memcpy_peer,
 }
 
 
-LINKED: dict[str, Callable[[int], Any]] = {
-    "identity": lambda size: nfdt_peer(size, "asgd", share_memory=True, mbit=1000),
-    "int8": lambda size: nfdt_peer(size, "asgd", share_memory=True, mbit=1000, codec="int8"),
+LINKED: dict[str, Peer] = {
+    "identity": Ours("asgd", share_memory=True, mbit=1000),
+    "int8": Ours("asgd", share_memory=True, mbit=1000, codec="int8"),
 }
 
 
@@ -244,16 +279,22 @@ def per_second(round_trip: RoundTrip, seconds: float) -> float:
     return count / (time.perf_counter() - began)
 
 
-def measure(size: int, peers: dict[str, Callable[[int], Any]], *, seconds: float, runs: int) -> dict[str, list[float]]:
+def measure(size: int, peers: dict[str, Peer], *, seconds: float, runs: int) -> dict[str, list[float]]:
     """Every peer by turns, ``runs`` times."""
+    ours = {name: peer for name, peer in peers.items() if isinstance(peer, Ours)}
+    jobs = sorted({(peer.algorithm, peer.codec) for peer in ours.values()})
     with ExitStack() as stack:
-        ready = {name: stack.enter_context(peer(size)) for name, peer in peers.items()}
+        shards = stack.enter_context(started(serve_shards, layout_of(size), jobs))  # comes up while the others do
+        ready = {name: stack.enter_context(peer(size)) for name, peer in peers.items() if not isinstance(peer, Ours)}
+        addresses = dict(zip(jobs, shards.first(), strict=True))
+        for name, peer in ours.items():
+            ready[name] = stack.enter_context(peer.connect(addresses[peer.algorithm, peer.codec], name, size))
         for pace in ready.values():
             pace(seconds / 4)  # compiles, and touches all memory
-        found: dict[str, list[float]] = {name: [] for name in ready}
+        found: dict[str, list[float]] = {name: [] for name in peers}
         for _ in range(runs):
-            for name, pace in ready.items():
-                found[name].append(pace(seconds))
+            for name in peers:
+                found[name].append(ready[name](seconds))
     return found
 
 
@@ -279,7 +320,7 @@ def main() -> None:
     options = arguments(__doc__ or "").parse_args()
     report = Report("wire", [SEED])
     sizes = {name: size for name, size in SIZES.items() if not options.quick or size < 10_000_000}
-    run(report, sizes, seconds=0.5 if options.quick else 2.0, runs=3 if options.quick else 5)
+    run(report, sizes, seconds=0.4 if options.quick else 2.0, runs=3 if options.quick else 5)
     if options.quick:
         embedding.run(report, 100_000, seconds=0.5, runs=2, transports=("shm",))
     else:

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 # A loaded machine makes any single example slow; the limit on the whole test remains. Where CI is set, the examples
 # follow from the tests: a run says something of the change that it checks, new examples are looked for elsewhere.
 settings.register_profile("nfdt", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", settings.get_profile("nfdt"), derandomize=True)
+settings.register_profile("ci", settings.get_profile("nfdt"), derandomize=True, max_examples=50)
 settings.load_profile("ci" if os.environ.get("CI") else "nfdt")
 
 

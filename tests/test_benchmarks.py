@@ -42,8 +42,8 @@ def test_overhead_compares_one_worker_with_plain_fit(tmp_path, capsys):
     overhead.run(report, None, {"mlp": Work(samples=512, epochs=2, runs=1)})
     got = written(report, tmp_path)
     assert set(got) == {"bench", "versions", "machine", "seeds", "rows", "ratios"}
-    assert set(got["ratios"]) == {"nfdt/plain@mlp", "startup_s"}
-    assert {(row["case"], row["peer"]) for row in got["rows"]} == {("mlp", "plain fit"), ("mlp", "nfdt, 1 worker")}
+    assert set(got["ratios"]) == {"nfdt/plain@mlp", "nfdt-overlap/plain@mlp", "startup_s"}
+    assert {(row["case"], row["peer"]) for row in got["rows"]} == {("mlp", peer) for peer in overhead.OPTIONS}
     assert "nfdt/plain@mlp" in capsys.readouterr().out
 
 
