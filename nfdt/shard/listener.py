@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 TICKET_S = 30.0
 SHOW_TICKET_S = 10.0
 TIMEOUT_S = 120.0  # in the middle of a frame
+MOST_STRANGERS = 64  # connections that have not shown a ticket yet
 
 
 class Listener:
@@ -38,6 +39,7 @@ class Listener:
         self._lock = threading.Lock()
         self._tickets: dict[bytes, float] = {}  # until when they are good
         self._serving: dict[FrameStream, threading.Thread] = {}
+        self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listening = socket.create_server((host, 0), family=family, backlog=128)
         self.port: int = self._listening.getsockname()[1]
@@ -81,28 +83,45 @@ class Listener:
                 peer, _ = self._listening.accept()
             except OSError:  # closed
                 return
+            if not self._strangers.acquire(blocking=False):
+                logger.warning("Port %d: more than %d connections without a ticket.", self.port, MOST_STRANGERS)
+                peer.close()
+                continue
             threading.Thread(target=self._admit, args=(peer,), name="shard-connection", daemon=True).start()
 
     def _admit(self, peer: socket.socket) -> None:
         with peer:
             try:
-                peer.settimeout(SHOW_TICKET_S)
-                if self._tls:
-                    peer = self._tls.wrap_socket(peer, server_side=True)
-                stream = FrameStream(adopt(peer, TIMEOUT_S))
-                ticket = stream.take(TICKET_BYTES)
-            except (OSError, EOFError) as error:
-                logger.info("Port %d: a connection ended before it showed a ticket: %s", self.port, error)
+                stream = self._met(peer)
+            finally:
+                self._strangers.release()
+            if stream is None:
                 return
             try:
-                if self._enter(stream, ticket):
-                    self._serve(stream)
+                self._serve(stream)
             except OSError as error:
                 logger.info("Port %d: a worker's connection is gone: %s", self.port, error)
             finally:
                 with self._lock:
                     self._serving.pop(stream, None)
                 stream.close()
+
+    def _met(self, peer: socket.socket) -> FrameStream | None:
+        """The stream of a connection that shows a good ticket; one that does not is closed."""
+        try:
+            peer.settimeout(SHOW_TICKET_S)
+            if self._tls:
+                peer = self._tls.wrap_socket(peer, server_side=True)
+            stream = FrameStream(adopt(peer, TIMEOUT_S))
+            ticket = stream.take(TICKET_BYTES)
+        except (OSError, EOFError) as error:
+            logger.info("Port %d: a connection ended before it showed a ticket: %s", self.port, error)
+            peer.close()
+            return None
+        if self._enter(stream, ticket):
+            return stream
+        stream.close()
+        return None
 
     def _enter(self, stream: FrameStream, ticket: bytes) -> bool:
         with self._lock:

@@ -330,6 +330,18 @@ def test_a_connection_without_a_good_ticket_is_closed(shard):
         stream.close()
 
 
+def test_connections_that_show_nothing_are_bounded_and_leave_workers_alone(shard, client):
+    client.pull()
+    port = raw_stream.ticket(shard.address, TOKEN).port
+    with contextlib.ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), 20))
+            for _ in range(listener.MOST_STRANGERS + 1)
+        ]
+        assert silent[-1].recv(1) == b""
+        assert client.push(gradients(1)[0], samples=1).applied
+
+
 def test_tickets_are_bounded_and_expire(shard, monkeypatch):
     with pytest.raises(grpc.RpcError, match="Connections: expected at most 20"):
         [raw_stream.ticket(shard.address, TOKEN) for _ in range(21)]
