@@ -6,6 +6,7 @@ import os
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from nfdt.simulate.cluster import ClusterDescription, parse_cluster
 STEP_MS = 100.0
 PIXELS = {1: (0.286, 0.353), 3: (0.473, 0.251)}  # mean and deviation, of Fashion-MNIST and of CIFAR-10
 JITTER = 0.2
+MOMENTUM = 0.9
 SPEEDS = ("equal", "unequal")
 SEQUENTIAL = "sequential"
 # What every row is, besides its preset; the rows of docs/convergence.md, the asynchronous ones last.
@@ -58,6 +60,7 @@ class Plan:
         samples: Of an epoch, at most.
         batch: Local batch.
         dataset: Of ``DATASETS``.
+        momentum: Of SGD.
     """
 
     rows: Sequence[str] = MAIN
@@ -68,6 +71,7 @@ class Plan:
     samples: int = 60_000
     batch: int = 128
     dataset: str = "fashion-mnist"
+    momentum: float = MOMENTUM
 
 
 QUICK = Plan(rows=("ddc-asgd", "asgd", "dc-asgd-a"), workers=(8,), speeds=("equal",), epochs=2, samples=8192, batch=32)
@@ -83,33 +87,36 @@ def machines(workers: int, speeds: str) -> ClusterDescription:
     return parse_cluster({"workers": described})
 
 
-def build(seed: int, rate: float, updates: int) -> keras.Model:
+def build(seed: int, rate: float, updates: int, momentum: float = MOMENTUM) -> keras.Model:
     """An MLP of 52 k parameters for small grey images."""
     keras.utils.set_random_seed(seed)
     layers = [keras.layers.Flatten(), *(keras.layers.Dense(width, activation="relu") for width in (64, 32))]
-    return _compiled(rate, updates, (28, 28, 1), layers)
+    return _compiled(_optimizer(rate, updates, momentum), (28, 28, 1), layers)
 
 
-def build_cnn(seed: int, rate: float, updates: int) -> keras.Model:
+def build_cnn(seed: int, rate: float, updates: int, momentum: float = MOMENTUM) -> keras.Model:
     """A CNN of 60 k parameters for small coloured images."""
     keras.utils.set_random_seed(seed)
     layers: list[Any] = []
     for width in (16, 32, 64):
         layers += [keras.layers.Conv2D(width, 3, padding="same", activation="relu"), keras.layers.MaxPooling2D()]
     layers += [keras.layers.Flatten(), keras.layers.Dense(32, activation="relu")]
-    return _compiled(rate, updates, (32, 32, 3), layers)
+    return _compiled(_optimizer(rate, updates, momentum), (32, 32, 3), layers)
 
 
-def _compiled(rate: float, updates: int, shape: tuple[int, ...], layers: Sequence[Any]) -> keras.Model:
-    """SGD with momentum 0.9, a fifth of the updates to warm up, then a cosine to zero."""
-    mean, deviation = PIXELS[shape[-1]]
-    first = [keras.Input(shape), keras.layers.Rescaling(1 / deviation, -mean / deviation)]
-    model = keras.Sequential([*first, *layers, keras.layers.Dense(10, activation="softmax")])
+def _optimizer(rate: float, updates: int, momentum: float) -> keras.optimizers.Optimizer:
+    """SGD; a fifth of the updates to warm up, then a cosine to zero."""
     warmup = max(1, updates // 5)
     schedule = keras.optimizers.schedules.CosineDecay(
         0.0, max(1, updates - warmup), warmup_target=rate, warmup_steps=warmup
     )
-    optimizer = keras.optimizers.SGD(schedule, momentum=0.9)
+    return keras.optimizers.SGD(schedule, momentum=momentum)
+
+
+def _compiled(optimizer: keras.optimizers.Optimizer, shape: tuple[int, ...], layers: Sequence[Any]) -> keras.Model:
+    mean, deviation = PIXELS[shape[-1]]
+    first = [keras.Input(shape), keras.layers.Rescaling(1 / deviation, -mean / deviation)]
+    model = keras.Sequential([*first, *layers, keras.layers.Dense(10, activation="softmax")])
     model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
 
@@ -137,7 +144,11 @@ class Bench:
         rows = slice(plan.samples)
         self._data = train.name
         self._training = VirtualTraining(
-            model, (train.images[rows], train.labels[rows]), (test.images, test.labels), plan.batch, plan.epochs
+            partial(model, momentum=plan.momentum),
+            (train.images[rows], train.labels[rows]),
+            (test.images, test.labels),
+            plan.batch,
+            plan.epochs,
         )
 
     def run(self) -> None:
@@ -160,6 +171,8 @@ class Bench:
         cluster = machines(workers, speeds)
         merged = batches_per_update(preset, overrides, workers)
         case = f"{self._data} M={workers} {speeds} lr={rate:g}"
+        if self._plan.momentum != MOMENTUM:
+            case += f",momentum={self._plan.momentum:g}"
         try:
             trained = self._training.run(preset, cluster, seed=seed, rate=rate, merged=merged, overrides=overrides)
         except NfdtError as error:
@@ -221,6 +234,7 @@ def main() -> None:
     parser.add_argument("--speeds", choices=SPEEDS, action="append")
     parser.add_argument("--dataset", choices=DATASETS)
     parser.add_argument("--rates", help="learning rates, as in 0.1,0.02")
+    parser.add_argument("--momentum", type=float, default=MOMENTUM)
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--samples", type=int)
     parser.add_argument("--seeds", type=int, help="how many; default 3")
@@ -232,7 +246,7 @@ def main() -> None:
         "rates": options.rates and tuple(map(float, options.rates.split(","))),
         **{name: getattr(options, name) for name in ("speeds", "epochs", "samples", "dataset")},
     }
-    plan = replace(plan, **{name: value for name, value in given.items() if value})
+    plan = replace(plan, momentum=options.momentum, **{name: value for name, value in given.items() if value})
     report = Report("convergence", list(range(options.seeds or (1 if options.quick else 3))))
     run(report, plan, options.data_dir, options.json)
     report.finish(options.json)
