@@ -127,7 +127,7 @@ def main() -> None:
     options = parser.parse_args()
     report = Report("simulate", [SEED])
     rows = ROWS[:1] if options.quick else ROWS
-    run(report, workers=options.workers, steps=3 if options.quick else 10, rows=rows, data_dir=options.data_dir)
+    run(report, workers=options.workers, steps=2 if options.quick else 10, rows=rows, data_dir=options.data_dir)
     for row in options.real.split(",") if options.real else ():
         against_reality(report, row, REAL_MS, steps=40)
     report.finish(options.json)
