@@ -33,6 +33,7 @@ SEQUENTIAL = "sequential"
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     SEQUENTIAL: ("bsp", {}),
     "ddc-asgd": ("ddc-asgd", {}),
+    "ddc-asgd-gap1": ("ddc-asgd", {"gap": 1.0}),
     "asgd": ("asgd", {}),
     "staleness-scaled": ("asgd", {"update_rule": "staleness-scaled"}),
     "dc-asgd": ("dc-asgd", {}),
