@@ -12,7 +12,19 @@ from pathlib import Path
 import keras
 import pytest
 
-from benchmarks import accuracy, convergence, embedding, hetero, hfdt, link, overhead, scale, simulate, wire
+from benchmarks import (
+    accuracy,
+    convergence,
+    convergence_report,
+    embedding,
+    hetero,
+    hfdt,
+    link,
+    overhead,
+    scale,
+    simulate,
+    wire,
+)
 from benchmarks.emulated import Training
 from benchmarks.epochs import Work, measured
 from benchmarks.hetero_jobs import batches_per_update
@@ -265,6 +277,21 @@ def test_unequal_machines_are_a_half_a_quarter_and_a_quarter(workers, counts):
 def test_every_row_of_convergence_is_one_that_exists():
     assert set(convergence.MAIN) < set(convergence.ROWS)
     assert [convergence.batches_per_update(*convergence.ROWS[r], 8) for r in ("asgd", "bsp", "n-softsync")] == [1, 8, 8]
+
+
+def test_convergence_s_tables_put_several_runs_together(tmp_path):
+    files = []
+    for rate, values in {"0.1": {"asgd": 10.0, "ddc-asgd": 80.0}, "0.01": {"asgd": 70.0}}.items():
+        report = Report("convergence", [0])
+        for row, accuracy in values.items():
+            report.add(f"digits M=8 equal lr={rate}", row, "% test accuracy", accuracy)
+            report.add(f"digits M=8 equal lr={rate}", row, "virtual s to 0.8", float("inf"))
+        files.append(tmp_path / f"{rate}.json")
+        report.write(files[-1])
+    runs = convergence_report.read(files)
+    assert convergence_report.best(runs, "asgd", 8, "equal").rate == "0.01"
+    assert "| `asgd` | 70.0 ± 0.0 (0.01) |" in convergence_report.table(runs, None)
+    assert "| `asgd` | 10.0 ± 0.0 |" in convergence_report.table(runs, "0.1")
 
 
 def test_simulate_says_what_the_simulator_takes(tmp_path):
