@@ -283,8 +283,8 @@ def test_convergence_s_tables_put_several_runs_together(tmp_path):
     files = []
     for rate, values in {"0.1": {"asgd": 10.0, "ddc-asgd": 80.0}, "0.01": {"asgd": 70.0}}.items():
         report = Report("convergence", [0])
-        for row, accuracy in values.items():
-            report.add(f"digits M=8 equal lr={rate}", row, "% test accuracy", accuracy)
+        for row, percent in values.items():
+            report.add(f"digits M=8 equal lr={rate}", row, "% test accuracy", percent)
             report.add(f"digits M=8 equal lr={rate}", row, "virtual s to 0.8", float("inf"))
         files.append(tmp_path / f"{rate}.json")
         report.write(files[-1])
