@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
+from nfdt_client.options import Options, resolve
 
-from nfdt.cli.options import parse_settings
+from nfdt.cli.options import open_connection, parse_settings, server_options
 from nfdt.cli.quiet import quiet_start
 from nfdt.cli.run import SCRIPT_ARGUMENTS
 from nfdt.cli.script import describe_failure, exit_code_of
 from nfdt.cli.table import render
+from nfdt.cli.work import Work
 from nfdt.core.errors import UsageError
 from nfdt.core.presets import PRESETS
-from nfdt.planning.forecast import Forecast, forecast, recommend
+from nfdt.planning import Cluster
+from nfdt.planning.forecast import Forecast, forecast, measured_cluster, recommend
 from nfdt.simulate.cluster import read_cluster
 from nfdt.simulate.costs import costs_of
 
@@ -25,52 +28,80 @@ COLUMNS = ("algorithm", "samples/s", "s per epoch", "staleness", "max", "samples
 
 
 @click.command(context_settings=SCRIPT_ARGUMENTS)
-@click.option("--cluster", "file", required=True, type=click.Path(path_type=Path), help="What it is like: TOML.")
+@click.option("--cluster", "file", type=click.Path(path_type=Path), help="What it is like: TOML.")
+@click.option("--job", metavar="ID", help="Instead: the workers that a job of a server has measured.")
 @click.option("--algorithm", "algorithms", default=",".join(PRESETS), metavar="A[,B...]", help="Presets; all of them.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any other option; repeatable.")
 @click.option("--format", "format_", type=click.Choice(["text", "json"]), default="text", help="How to print.")
-@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@server_options
+@click.argument("script", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def plan(
     context: click.Context,
-    file: Path,
+    file: Path | None,
+    job: str | None,
     algorithms: str,
     settings: tuple[str, ...],
     format_: str,
-    script: Path,
+    script: Path | None,
     args: tuple[str, ...],
+    **server: str | None,
 ) -> None:
     """Predict what each algorithm would do with SCRIPT on a described cluster, and say which to take and why.
 
     SCRIPT runs up to its first model.fit, which tells batch size, samples and the model's size; nothing is trained.
+    With --job, which takes no SCRIPT, the workers are those that a job has measured.
     """
-    cluster = read_cluster(file)
-    from nfdt_client.options import resolve
-
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
-    options = [resolve({**parse_settings(settings), "algorithm": name}) for name in names]
+    chosen = [resolve({**parse_settings(settings), "algorithm": name}) for name in names]
+    if (job is None) == (file is None) or (file is None) != (script is None):
+        raise UsageError("plan: expected --cluster FILE SCRIPT, or --job ID.")
+    if job is not None:
+        costs, work = _measured(job, server)
+    else:
+        assert file is not None
+        assert script is not None
+        cluster = read_cluster(file)
+        work = _seen(context, script, args, chosen[0])
+        costs = costs_of(cluster, work.batch_size, work.weights)
+    forecasts = [forecast(each.algorithm, costs, work.samples) for each in chosen]
+    best, reason = recommend(forecasts)
+    if format_ == "json":
+        told: dict[str, Any] = {"work": asdict(work), "forecasts": [asdict(f) for f in forecasts]}
+        click.echo(json.dumps({**told, "recommended": best.algorithm, "reason": reason}, indent=2))
+        return
+    model = f"{work.weights:,} weights, " if work.weights else ""
+    click.echo(f"{model}{work.samples:,} samples per epoch, batches of {work.batch_size}")
+    click.echo(render(COLUMNS, _rows(forecasts)))
+    click.echo(f"take {reason}")
+
+
+def _seen(context: click.Context, script: Path, args: Sequence[str], options: Options) -> Work:
+    """What the script's first ``fit`` asks for."""
     try:
         with quiet_start():
             from nfdt.cli.simulated import first_fit
 
-        work = first_fit(script, args, options[0])
+        work = first_fit(script, args, options)
     except BaseException as error:  # as in nfdt run
         if message := describe_failure(error, script):
             click.echo(message, err=True)
         context.exit(exit_code_of(error))
     if work is None:
         raise UsageError(f"{script}: expected a script that calls model.fit. It ended without.")
-    costs = costs_of(cluster, work.batch_size, work.weights)
-    forecasts = [forecast(each.algorithm, costs, work.samples) for each in options]
-    best, reason = recommend(forecasts)
-    if format_ == "json":
-        told: dict[str, Any] = {"work": asdict(work), "forecasts": [asdict(f) for f in forecasts]}
-        click.echo(json.dumps({**told, "recommended": best.algorithm, "reason": reason}, indent=2))
-        return
-    click.echo(f"{work.weights:,} weights, {work.samples:,} samples per epoch, batches of {work.batch_size}")
-    click.echo(render(COLUMNS, _rows(forecasts)))
-    click.echo(f"take {reason}")
+    return work
+
+
+def _measured(job: str, server: Mapping[str, str | None]) -> tuple[Cluster, Work]:
+    """The workers of a job, and how much it trains in an epoch."""
+    with open_connection(server["server"], server["token_file"], server["ca_file"]) as connection:
+        workers = json.loads(connection.show(job).workers_json or "{}")
+        ends = [event.data for event in connection.recorded(job) if event.kind == "epoch_end"]
+    costs = measured_cluster(workers)
+    if costs is None or not ends:
+        raise UsageError(f"Job {job}: expected one that has ended an epoch. Received: nothing is measured yet.")
+    return costs, Work(costs.local_batch, int(ends[-1]["samples"]), 0)
 
 
 def _rows(forecasts: Sequence[Forecast]) -> list[tuple[str, ...]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +17,7 @@ from nfdt_client.specify import Submission
 from nfdt_client.training_data import Stream, rows_of
 
 from nfdt.cli.script import run_script
+from nfdt.cli.work import Work
 from nfdt.core.errors import UsageError
 from nfdt.core.program.pack import pack
 from nfdt.core.spec import ClusterSpec
@@ -76,21 +76,6 @@ class SimulatedSession(Session):
         if not isinstance(captured.train, Stream):
             return None
         return cast(Feeder, VirtualFeeder(self.jobs[-1], captured.train.epoch))
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a ``fit`` asks for, as far as a prediction needs it.
-
-    Attributes:
-        batch_size: Of one worker.
-        samples: Of an epoch.
-        weights: Elements of the model.
-    """
-
-    batch_size: int
-    samples: int
-    weights: int
 
 
 class _Seen(BaseException):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from nfdt.core.algorithm import AlgorithmSpec
 from nfdt.core.groups import explicit_groups, wanted_groups
 from nfdt.planning.choice import choose
-from nfdt.planning.cost_model import Cluster, Prediction, Row, flat_rows, predict
+from nfdt.planning.cost_model import Cluster, Prediction, Row, WorkerCost, flat_rows, predict
+from nfdt.schedulers import StepTime
 from nfdt.schedulers.grouping import choose as choose_groups
 from nfdt.schedulers.grouping import divide
 
@@ -72,6 +74,25 @@ def forecast(algorithm: AlgorithmSpec, cluster: Cluster, samples: int) -> Foreca
     known = prediction.most_staleness == 0 or algorithm.update_rule == COMPENSATING
     factor = prediction.samples_factor if known else None
     return Forecast(algorithm.name, samples / epoch_s, epoch_s, prediction.staleness, prediction.most_staleness, factor)
+
+
+def measured_cluster(workers: Mapping[str, Mapping[str, Any]]) -> Cluster | None:
+    """What a job has measured of its workers; None where it has measured none yet.
+
+    Args:
+        workers: Of each worker ``step_s`` with ``step_exchange_s`` of it, and ``batch_size``, as in ``history.nfdt``.
+            Who has none of these, or is a group, is left out. An allreduce is taken to last as long as an exchange.
+    """
+    rows = {name: row for name, row in workers.items() if row.get("step_s") and row.get("batch_size")}
+    if not rows:
+        return None
+    costs = []
+    for name, row in rows.items():
+        exchange_s = min(float(row.get("step_exchange_s", 0.0)), 0.95 * float(row["step_s"]))
+        step = StepTime(0.0, (float(row["step_s"]) - exchange_s) / int(row["batch_size"]))
+        costs.append(WorkerCost(name, step, exchange_s))
+    local_batch = round(sum(int(row["batch_size"]) for row in rows.values()) / len(rows))
+    return Cluster(tuple(costs), local_batch, allreduce_s=max(cost.exchange_s for cost in costs))
 
 
 def row_of(algorithm: AlgorithmSpec, cluster: Cluster) -> Row:

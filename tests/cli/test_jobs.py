@@ -96,6 +96,15 @@ def test_the_result_is_a_keras_model_that_can_go_on_training(jobs, tmp_path):
         np.testing.assert_array_equal(variable.numpy(), weights[name])
 
 
+def test_a_plan_is_made_of_what_a_job_has_measured(cluster, job):
+    command = [*NFDT, "plan", "--job", job, "--algorithm", "bsp,ddc-asgd", "--format", "json"]
+    done = subprocess.run(command, env=environment(**cluster.env()), capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["work"] == {"batch_size": 32, "samples": 320, "weights": 0}
+    assert all(each["samples_per_s"] > 0 for each in told["forecasts"])
+
+
 def test_cancelling_a_job_that_has_ended_changes_nothing(jobs):
     assert jobs("cancel", "ID").returncode == 0
     assert json.loads(jobs("show", "ID", "--format", "json").stdout)["state"] == "succeeded"

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from nfdt.cli import cli
 from nfdt.core.spec import resolve_algorithm
-from nfdt.planning.forecast import forecast, recommend
+from nfdt.planning.forecast import forecast, measured_cluster, recommend
 from nfdt.simulate.costs import costs_of
 from tests.simulate.jobs import BATCH, X, Y, build, cluster, simulate
 
@@ -59,6 +59,32 @@ def test_without_a_row_that_is_known_the_quickest_is_taken():
     best, reason = recommend(forecasts(cluster({"count": 2}, {"step_ms": 300}), "asgd", "ssp"))
     assert best.algorithm == "asgd"
     assert "most samples per second" in reason
+
+
+def test_what_a_job_has_measured_is_a_cluster():
+    rows = {
+        "worker-0": {"step_s": 0.1, "step_exchange_s": 0.02, "batch_size": 32, "samples": 320},
+        "worker-1": {"step_s": 0.2, "step_exchange_s": 0.02, "batch_size": 32},
+        "worker-2": {"samples": 0},
+    }
+    found = measured_cluster(rows)
+    assert [worker.name for worker in found.workers] == ["worker-0", "worker-1"]
+    assert found.workers[0].step.seconds(32) + found.workers[0].exchange_s == pytest.approx(0.1)
+    (told,) = [forecast(resolve_algorithm("asgd"), found, 100_000)]
+    assert told.samples_per_s == pytest.approx(32 / 0.1 + 32 / 0.2, rel=0.01)
+    assert measured_cluster({"worker-0": {"samples": 3}}) is None
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("train.py",), ("--job", "j", "--cluster", "c.toml"), ("--cluster", "c.toml")]
+)
+def test_a_plan_needs_a_cluster_and_a_script_or_a_job(arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    Path("c.toml").write_text("")
+    done = CliRunner().invoke(cli, ["plan", *arguments])
+    assert done.exit_code == 2
+    assert "--job ID" in done.output
 
 
 def test_a_plan_is_printed_without_training(tmp_path, monkeypatch):
