@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import Report, Row
+from benchmarks.shards import TOKEN, served
 from nfdt.core.arrays import ParameterLayout
 from nfdt.core.rows import Rows, RowVector, RowWeights, TableLayout
 from nfdt.core.spec import resolve_algorithm
@@ -19,7 +20,6 @@ from nfdt.transport.stream import StreamClient
 
 WIDTH, TOUCHED = 64, 0.01
 BATCHES = 8
-TOKEN = "t" * 32
 SEED = 1
 
 Step = Callable[[], int]
@@ -68,8 +68,6 @@ def batches(layout: ParameterLayout) -> list[RowVector]:
 @contextmanager
 def worker(layout: ParameterLayout, *, by_rows: bool, share_memory: bool) -> Iterator[Step]:
     """One worker and its shard; what the worker gets is put into its own table, or is there already."""
-    from benchmarks.wire import served
-
     gradients: list[Any] = batches(layout)
     split, table = TableLayout.of(layout, (0,)), np.zeros(layout.slots[0].shape, np.float32)
     if not by_rows:

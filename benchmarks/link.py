@@ -14,7 +14,8 @@ import numpy as np
 import nfdt
 from benchmarks import accuracy
 from benchmarks.report import Report, Row, arguments
-from benchmarks.wire import SEED, TOKEN, layout_of, serve_shard, served
+from benchmarks.shards import TOKEN, layout_of, serve_shard, served
+from benchmarks.wire import SEED
 from nfdt.core.presets import AXES
 from nfdt.core.spec import resolve_algorithm
 from nfdt.transport.choice import make_choice

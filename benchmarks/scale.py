@@ -11,7 +11,8 @@ from multiprocessing.connection import Connection
 import numpy as np
 
 from benchmarks.report import Report, Row, arguments
-from benchmarks.wire import SEED, TOKEN, layout_of, per_second, serve_shard, served
+from benchmarks.shards import TOKEN, layout_of, serve_shard, served
+from benchmarks.wire import SEED, per_second
 from nfdt.consistency import make_policy
 from nfdt.coordinator import Coordinator, Work
 from nfdt.coordinator.messages import to_reply, to_report

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import multiprocessing
 import os
 import socket
 import statistics
@@ -19,75 +17,21 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
-import psutil
 
 from benchmarks import embedding
 from benchmarks.report import Report, Row, arguments
-from nfdt.core.arrays import ParameterLayout
+from benchmarks.shards import MOMENTUM, RATE, TOKEN, layout_of, serve_shards, served, started
 from nfdt.core.spec import resolve_algorithm
 from nfdt.transport.choice import make_choice
 from nfdt.transport.emulated_link import EmulatedLink
 from nfdt.transport.stream import StreamClient
 
 SEED = 1
-TOKEN = "t" * 32  # the shard and its worker live as long as this program
 SIZES = {"0.25M": 250_000, "2.5M": 2_500_000, "25M": 25_000_000}
-RATE, MOMENTUM = 1e-4, 0.9
-START_S = 60.0
 
 RoundTrip = Callable[[], None]
 Pace = Callable[[float], float]
 """Round trips per second, measured over so many seconds."""
-
-
-def layout_of(size: int, variables: int = 1) -> ParameterLayout:
-    """``size`` numbers in variables of equal size."""
-    return ParameterLayout.of([(f"v{i}", (size // variables,)) for i in range(variables)])
-
-
-def start(
-    layout: ParameterLayout,
-    algorithm: str,
-    index: int = 0,
-    shards: int = 1,
-    workers: int = 1,
-    codec: str = "identity",
-) -> str:
-    """Start a shard in this process; its address."""
-    import keras
-
-    from nfdt.core.program.state import State
-    from nfdt.shard.servicer import start_shard
-
-    optimizer = keras.optimizers.SGD(RATE, momentum=MOMENTUM)
-    scalar = {"shape": [], "variable": -1}
-    velocities = [{"shape": slot.shape, "dtype": "float32", "variable": i} for i, slot in enumerate(layout.slots)]
-    manifest = {
-        "layout": layout.to_json(),
-        "optimizer": keras.saving.serialize_keras_object(optimizer),
-        "optimizer_variables": [{**scalar, "dtype": "int64"}, {**scalar, "dtype": "float32"}, *velocities],
-        "elementwise": True,
-        "constraints": [None] * len(layout.slots),
-        "decay": [True] * len(layout.slots),
-    }
-    state = State(np.zeros(layout.size, np.float32))
-    row = resolve_algorithm(algorithm, codec=codec)
-    return start_shard(manifest, state, row, index, shards, workers=workers, token=TOKEN).address
-
-
-def serve_shard(pipe: Connection, *shard: Any) -> None:
-    """A shard, see :func:`start`; sends the bytes that it alone holds for every message, until the process is ended."""
-    pipe.send(start(*shard))
-    while True:
-        pipe.recv()
-        ctypes.CDLL(None).malloc_trim(0)  # what the allocator keeps for later is not in use
-        pipe.send(psutil.Process().memory_full_info().uss)
-
-
-def serve_shards(pipe: Connection, layout: ParameterLayout, jobs: list[tuple[str, str]]) -> None:
-    """A shard for every (algorithm, codec), all in this process, until it is ended; only one is used at a time."""
-    pipe.send([start(layout, algorithm, codec=codec) for algorithm, codec in jobs])
-    pipe.recv()
 
 
 def serve_tensorflow(pipe: Connection) -> None:
@@ -120,41 +64,6 @@ def receive(connection: socket.socket, buffer: memoryview) -> bool:
             return False
         got += count
     return True
-
-
-class Running:
-    """A process on its way, and the pipe to it."""
-
-    def __init__(self, name: str, pipe: Connection) -> None:
-        self._name, self.pipe = name, pipe
-
-    def first(self) -> Any:
-        """What it says first; waits for it."""
-        if not self.pipe.poll(START_S):
-            raise TimeoutError(f"{self._name}: expected it to serve within {START_S:g} s. Received: nothing.")
-        return self.pipe.recv()
-
-
-@contextmanager
-def started(target: Callable[..., None], *arguments: Any) -> Iterator[Running]:
-    """A process of its own that runs ``target``, until the block ends."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
-    process.start()
-    try:
-        yield Running(target.__name__, ours)
-    finally:
-        process.kill()
-        process.join(10)
-        ours.close()
-
-
-@contextmanager
-def served(target: Callable[..., None], *arguments: Any) -> Iterator[tuple[Any, Connection]]:
-    """What ``target`` says first, from a process of its own, and the pipe to it."""
-    with started(target, *arguments) as running:
-        yield running.first(), running.pipe
 
 
 @dataclass(frozen=True)
