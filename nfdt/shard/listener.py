@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 TICKET_S = 30.0
 SHOW_TICKET_S = 10.0
 TIMEOUT_S = 120.0  # in the middle of a frame
+ACCEPT_AGAIN_S = 0.1
 MOST_STRANGERS = 64  # connections that have not shown a ticket yet
 
 
@@ -40,6 +41,7 @@ class Listener:
         self._tickets: dict[bytes, float] = {}  # until when they are good
         self._serving: dict[FrameStream, threading.Thread] = {}
         self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
+        self._stopped = threading.Event()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listening = socket.create_server((host, 0), family=family, backlog=128)
         self.port: int = self._listening.getsockname()[1]
@@ -62,6 +64,7 @@ class Listener:
 
     def stop(self, grace_s: float) -> None:
         """Let no more in; what is being answered gets ``grace_s`` seconds in all. Can be called twice."""
+        self._stopped.set()
         try:
             self._listening.shutdown(socket.SHUT_RDWR)  # wakes who accepts
         except OSError:
@@ -78,11 +81,13 @@ class Listener:
             stream.close()
 
     def _accept(self) -> None:
-        while True:
+        while not self._stopped.is_set():
             try:
                 peer, _ = self._listening.accept()
-            except OSError:  # closed
-                return
+            except OSError as error:  # closed; or this process has too many files open, which may pass
+                if not self._stopped.wait(ACCEPT_AGAIN_S):
+                    logger.warning("Port %d: a connection could not be accepted: %s", self.port, error)
+                continue
             if not self._strangers.acquire(blocking=False):
                 logger.warning("Port %d: more than %d connections without a ticket.", self.port, MOST_STRANGERS)
                 peer.close()
@@ -112,8 +117,8 @@ class Listener:
             peer.settimeout(SHOW_TICKET_S)
             if self._tls:
                 peer = self._tls.wrap_socket(peer, server_side=True)
+            ticket = _shown(peer, time.monotonic() + SHOW_TICKET_S)
             stream = FrameStream(adopt(peer, TIMEOUT_S))
-            ticket = stream.take(TICKET_BYTES)
         except (OSError, EOFError) as error:
             logger.info("Port %d: a connection ended before it showed a ticket: %s", self.port, error)
             peer.close()
@@ -131,3 +136,15 @@ class Listener:
         if not good:
             logger.warning("Port %d: a connection without a good ticket was closed.", self.port)
         return good
+
+
+def _shown(peer: socket.socket, until: float) -> bytes:
+    """The ticket, which must be there before ``until``."""
+    ticket = b""
+    while len(ticket) < TICKET_BYTES:
+        peer.settimeout(max(0.001, until - time.monotonic()))
+        more = peer.recv(TICKET_BYTES - len(ticket))
+        if not more:
+            raise EOFError(f"it ended after {len(ticket)} bytes")
+        ticket += more
+    return ticket

@@ -342,6 +342,13 @@ def test_connections_that_show_nothing_are_bounded_and_leave_workers_alone(shard
         assert client.push(gradients(1)[0], samples=1).applied
 
 
+def test_a_connection_that_shows_nothing_is_closed(shard, monkeypatch):
+    port = raw_stream.ticket(shard.address, TOKEN).port
+    monkeypatch.setattr(listener, "SHOW_TICKET_S", 0.05)
+    with socket.create_connection(("127.0.0.1", port), 20) as silent:
+        assert silent.recv(1) == b""
+
+
 def test_tickets_are_bounded_and_expire(shard, monkeypatch):
     with pytest.raises(grpc.RpcError, match="Connections: expected at most 20"):
         [raw_stream.ticket(shard.address, TOKEN) for _ in range(21)]
