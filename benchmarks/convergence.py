@@ -20,8 +20,8 @@ from benchmarks.report import Report, Row, arguments
 from benchmarks.virtual import Trained, VirtualTraining
 from nfdt.core.errors import NfdtError
 from nfdt.core.spec import resolve_algorithm
-from nfdt.planning.limits import sum_of_speeds
 from nfdt.simulate.cluster import ClusterDescription, parse_cluster
+from nfdt.simulate.results import described_limits
 
 STEP_MS = 100.0
 PIXELS = {1: (0.286, 0.353), 3: (0.473, 0.251)}  # mean and deviation, of Fashion-MNIST and of CIFAR-10
@@ -185,7 +185,7 @@ class Bench:
         record, batch = trained.record, self._plan.batch
         accuracies = trained.accuracies
         last = record.points[-1].logs
-        limit = sum_of_speeds([batch / (w.step_ms / 1000) for w in cluster.each()])
+        limit = described_limits(cluster, batch)["samples_per_s"]
         reached = next((at for at, accuracy in accuracies if accuracy >= TARGET), float("inf"))
         values = {
             "% test accuracy": 100 * accuracies[-1][1],

@@ -1,4 +1,4 @@
-"""``nfdt plan``: what each algorithm would do on a described cluster, without training."""
+"""``nfdt plan``: what each algorithm would do on some workers, from a few steps of the script or a job's own."""
 
 from __future__ import annotations
 
@@ -11,24 +11,31 @@ from typing import Any
 import click
 from nfdt_client.options import Options, resolve
 
-from nfdt.cli.options import open_connection, parse_settings, server_options
+from nfdt.cli.options import log_to_stderr, open_connection, parse_settings, server_options
 from nfdt.cli.quiet import quiet_start
 from nfdt.cli.run import SCRIPT_ARGUMENTS
 from nfdt.cli.script import describe_failure, exit_code_of
-from nfdt.cli.table import render
-from nfdt.cli.work import Work
+from nfdt.cli.table import format_bytes, render
+from nfdt.cli.work import Profile, Work
 from nfdt.core.errors import UsageError
 from nfdt.core.presets import PRESETS
 from nfdt.planning import Cluster
+from nfdt.planning.accuracy import MEASURED
 from nfdt.planning.forecast import Forecast, forecast, measured_cluster, recommend
-from nfdt.simulate.cluster import read_cluster
+from nfdt.simulate.cluster import parse_cluster, read_cluster
 from nfdt.simulate.costs import costs_of
 
-COLUMNS = ("algorithm", "samples/s", "s per epoch", "staleness", "max", "samples needed")
+COLUMNS = ("algorithm", "samples/s", "s per epoch", "staleness", "max", "accuracy lost")
+CAPTION = (
+    "accuracy lost: points of test accuracy below one machine after the same samples, from the least to the most of\n"
+    f"our own trainings ({'; '.join(t.task for t in MEASURED)}), SGD with momentum 0.9;\n"
+    "diverges: at one machine's learning rate. Yours may lose more or less: see docs/convergence.md."
+)
 
 
 @click.command(context_settings=SCRIPT_ARGUMENTS)
-@click.option("--cluster", "file", type=click.Path(path_type=Path), help="What it is like: TOML.")
+@click.option("--workers", metavar="N", help="So many machines like this one.")
+@click.option("--cluster", "file", type=click.Path(path_type=Path), help="Instead: what the workers are like, TOML.")
 @click.option("--job", metavar="ID", help="Instead: the workers that a job of a server has measured.")
 @click.option("--algorithm", "algorithms", default=",".join(PRESETS), metavar="A[,B...]", help="Presets; all of them.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any other option; repeatable.")
@@ -39,6 +46,7 @@ COLUMNS = ("algorithm", "samples/s", "s per epoch", "staleness", "max", "samples
 @click.pass_context
 def plan(
     context: click.Context,
+    workers: str | None,
     file: Path | None,
     job: str | None,
     algorithms: str,
@@ -48,42 +56,61 @@ def plan(
     args: tuple[str, ...],
     **server: str | None,
 ) -> None:
-    """Predict what each algorithm would do with SCRIPT on a described cluster, and say which to take and why.
+    """Predict what each algorithm would do with SCRIPT, and say which to take and why.
 
-    SCRIPT runs up to its first model.fit, which tells batch size, samples and the model's size; nothing is trained.
-    With --job, which takes no SCRIPT, the workers are those that a job has measured.
+    SCRIPT runs up to its first model.fit, which tells batch size, samples and the model's size; a few of its steps are
+    measured here unless --cluster says how long they take. Nothing is trained. With --job, which takes no SCRIPT, the
+    workers are those that a job has measured.
     """
+    log_to_stderr("warning")
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
-    chosen = [resolve({**parse_settings(settings), "algorithm": name}) for name in names]
-    if (job is None) == (file is None) or (file is None) != (script is None):
-        raise UsageError("plan: expected --cluster FILE SCRIPT, or --job ID.")
-    if job is not None:
-        costs, work = _measured(job, server)
+    given = {**parse_settings(settings), "workers": workers}
+    chosen = [resolve({**given, "algorithm": name}) for name in names]
+    if sum(each is not None for each in (workers, file, job)) > 1 or (job is None) == (script is None):
+        raise UsageError("plan: expected [--workers N | --cluster FILE] SCRIPT, or --job ID.")
+    told: list[str] = []
+    if script is None:
+        costs, work = _measured(str(job), server)
     else:
-        assert file is not None
-        assert script is not None
-        cluster = read_cluster(file)
-        work = _seen(context, script, args, chosen[0])
+        count = chosen[0].cluster.workers
+        cluster = read_cluster(file) if file else parse_cluster({"workers": [{"count": count, "speed": 1.0}]})
+        work = _seen(context, script, args, chosen[0], profiled=cluster.is_relative)
+        if work.profile:
+            told.append(_profiled(work.profile, work, None if file else count))
+            cluster = cluster.measured(work.profile.step, work.batch_size, work.profile.apply_s)
+        if not cluster.has_links:
+            told.append(
+                f"no link is described: exchanging 2 x {format_bytes(4 * work.weights)} per step is taken as free"
+            )
         costs = costs_of(cluster, work.batch_size, work.weights)
     forecasts = [forecast(each.algorithm, costs, work.samples) for each in chosen]
     best, reason = recommend(forecasts)
     if format_ == "json":
-        told: dict[str, Any] = {"work": asdict(work), "forecasts": [asdict(f) for f in forecasts]}
-        click.echo(json.dumps({**told, "recommended": best.algorithm, "reason": reason}, indent=2))
+        found: dict[str, Any] = {"work": asdict(work), "forecasts": [asdict(f) for f in forecasts]}
+        click.echo(json.dumps({**found, "recommended": best.algorithm, "reason": reason}, indent=2))
         return
     model = f"{work.weights:,} weights, " if work.weights else ""
     click.echo(f"{model}{work.samples:,} samples per epoch, batches of {work.batch_size}")
+    for line in told:
+        click.echo(line)
     click.echo(render(COLUMNS, _rows(forecasts)))
+    click.echo(CAPTION)
     click.echo(f"take {reason}")
 
 
-def _seen(context: click.Context, script: Path, args: Sequence[str], options: Options) -> Work:
+def _profiled(profile: Profile, work: Work, count: int | None) -> str:
+    step_ms, overhead_ms = 1000 * profile.step.seconds(work.batch_size), 1000 * profile.step.alpha_s
+    measured = f"step_ms = {step_ms:.3g}, overhead_ms = {overhead_ms:.2g}, apply_ms = {1000 * profile.apply_s:.2g}"
+    return f"measured here: {measured}" + (f"; {count} machines like this one, each to itself" if count else "")
+
+
+def _seen(context: click.Context, script: Path, args: Sequence[str], options: Options, *, profiled: bool) -> Work:
     """What the script's first ``fit`` asks for."""
     try:
         with quiet_start():
             from nfdt.cli.simulated import first_fit
 
-        work = first_fit(script, args, options)
+        work = first_fit(script, args, options, profiled=profiled)
     except BaseException as error:  # as in nfdt run
         if message := describe_failure(error, script):
             click.echo(message, err=True)
@@ -112,7 +139,7 @@ def _rows(forecasts: Sequence[Forecast]) -> list[tuple[str, ...]]:
             f"{each.epoch_s:.2f}",
             f"{each.staleness:.1f}",
             f"{each.most_staleness:.1f}",
-            f"x{each.samples_factor:.2f}" if each.samples_factor else "unknown",
+            str(each.loss),
         )
         for each in forecasts
     ]

@@ -16,6 +16,7 @@ from nfdt_client.session import Session
 from nfdt_client.specify import Submission
 from nfdt_client.training_data import Stream, rows_of
 
+from nfdt.cli.profiling import profile
 from nfdt.cli.script import run_script
 from nfdt.cli.work import Work
 from nfdt.core.errors import UsageError
@@ -51,9 +52,17 @@ class SimulatedSession(Session):
 
     Attributes:
         jobs: Every job so far, ended.
+
+    Raises:
+        UsageError: workers have a speed and no step time.
     """
 
     def __init__(self, options: Options, cluster: ClusterDescription) -> None:
+        if cluster.is_relative:  # so that the same file and seed give the same bytes everywhere
+            raise UsageError(
+                "workers: expected step_ms in the simulator. Received: speed. nfdt plan measures the script's steps "
+                "with the same file, and prints the step_ms to write into it."
+            )
         super().__init__(options)
         self.jobs: list[SimulatedJob] = []
         self._described = cluster
@@ -87,7 +96,16 @@ class _Seen(BaseException):
 
 
 class _Looker(Session):
-    """A session that only looks at the first fit."""
+    """A session that only looks at the first fit.
+
+    Args:
+        options: Of the session; a server is not spoken to.
+        profiled: Whether to measure what the model's steps take here.
+    """
+
+    def __init__(self, options: Options, *, profiled: bool) -> None:
+        super().__init__(options)
+        self._profiled = profiled
 
     def _open(self, undo: contextlib.ExitStack) -> None:
         """There is no server."""
@@ -95,9 +113,10 @@ class _Looker(Session):
     def _fit(self, model: Any, arguments: dict[str, Any]) -> Any:
         captured = capture(model, arguments, self.options)
         batch = captured.sample_batch()
-        pack(model, batch)  # builds it
+        program = pack(model, batch)  # builds it
         weights = sum(int(math.prod(v.shape)) for v in model.trainable_variables)
-        raise _Seen(Work(captured.batch_size or rows_of(batch), self._samples(captured, batch), weights))
+        samples, measured = self._samples(captured, batch), profile(program, batch) if self._profiled else None
+        raise _Seen(Work(rows_of(batch), samples, weights, measured))
 
     @staticmethod
     def _samples(captured: Capture, batch: Any) -> int:
@@ -109,10 +128,10 @@ class _Looker(Session):
         return captured.train.samples if steps is None else min(captured.train.samples, steps * captured.batch_size)
 
 
-def first_fit(script: Path, args: Sequence[str], options: Options) -> Work | None:
-    """Run a script up to its first ``fit``; None: it has none."""
+def first_fit(script: Path, args: Sequence[str], options: Options, *, profiled: bool = False) -> Work | None:
+    """Run a script up to its first ``fit``, and ``profiled``, a few of its steps; None: it has none."""
     try:
-        with _Looker(options):
+        with _Looker(options, profiled=profiled):
             run_script(script, args)
     except _Seen as seen:
         return seen.work

@@ -1,8 +1,23 @@
-"""How much there is to do in an epoch."""
+"""How much there is to do in an epoch, and what that takes on this machine."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from nfdt.schedulers import StepTime
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a few steps of a script's model took here.
+
+    Attributes:
+        step: Seconds of a gradient, by the samples of its batch.
+        apply_s: Seconds that a shard with the whole model takes for a push with its reply.
+    """
+
+    step: StepTime
+    apply_s: float
 
 
 @dataclass(frozen=True)
@@ -13,8 +28,10 @@ class Work:
         batch_size: Of one worker.
         samples: Of an epoch.
         weights: Elements of the model; 0 where nobody has said.
+        profile: What it takes here; None where nobody has measured.
     """
 
     batch_size: int
     samples: int
     weights: int
+    profile: Profile | None = None

@@ -8,6 +8,7 @@ from typing import Any
 
 from nfdt.core.algorithm import AlgorithmSpec
 from nfdt.core.groups import explicit_groups, wanted_groups
+from nfdt.planning.accuracy import Loss, expected_loss, measured_as
 from nfdt.planning.choice import choose
 from nfdt.planning.cost_model import Cluster, Prediction, Row, WorkerCost, flat_rows, predict
 from nfdt.schedulers import StepTime
@@ -29,6 +30,7 @@ class Forecast:
         most_staleness: Of the slowest worker.
         samples_factor: Samples needed for the same loss, relative to one machine; None where the cost model does not
             know, because the row's update rule does not compensate its delay.
+        loss: Accuracy below one machine after the same samples, where something like it was measured.
     """
 
     algorithm: str
@@ -37,6 +39,7 @@ class Forecast:
     staleness: float
     most_staleness: float
     samples_factor: float | None
+    loss: Loss
 
     @property
     def progress_per_s(self) -> float:
@@ -58,7 +61,7 @@ def forecast(algorithm: AlgorithmSpec, cluster: Cluster, samples: int) -> Foreca
         cluster = replace(cluster, workers=workers, shard_step_s=0.0)
     prediction = predict(row, cluster)
     if algorithm.consistency == "ssp":  # in the long run nobody is faster than the slowest
-        prediction = _bounded(predict(Row("bsp", "fixed"), cluster), prediction, algorithm.staleness_bound, cluster)
+        prediction = _bounded(prediction, algorithm.staleness_bound, cluster)
     if algorithm.consistency == "softsync":
         merged = max(1, len(cluster.workers) // algorithm.softsync_n)
         prediction = replace(
@@ -73,7 +76,9 @@ def forecast(algorithm: AlgorithmSpec, cluster: Cluster, samples: int) -> Foreca
         epoch_s = -(-samples // size) * size / prediction.samples_per_s
     known = prediction.most_staleness == 0 or algorithm.update_rule == COMPENSATING
     factor = prediction.samples_factor if known else None
-    return Forecast(algorithm.name, samples / epoch_s, epoch_s, prediction.staleness, prediction.most_staleness, factor)
+    loss = expected_loss(measured_as(algorithm), (1 + row.overlap) * len(cluster.workers) - 1)
+    staleness = prediction.staleness, prediction.most_staleness
+    return Forecast(algorithm.name, samples / epoch_s, epoch_s, *staleness, factor, loss)
 
 
 def measured_cluster(workers: Mapping[str, Mapping[str, Any]]) -> Cluster | None:
@@ -120,7 +125,8 @@ def recommend(forecasts: Sequence[Forecast]) -> tuple[Forecast, str]:
     best = max(forecasts, key=lambda each: each.progress_per_s)
     if best.samples_factor is None:
         best = max(forecasts, key=lambda each: each.samples_per_s)
-        return best, f"{best.algorithm}: the most samples per second ({best.samples_per_s:,.0f}) of these rows."
+        reason = f"{best.algorithm}: the most samples per second ({best.samples_per_s:,.0f}) of these rows"
+        return best, f"{reason}; accuracy lost: {best.loss}."
     others = [each for each in forecasts if each.samples_factor and each is not best]
     second = max(others, key=lambda each: each.progress_per_s, default=None)
     reason = (
@@ -130,12 +136,15 @@ def recommend(forecasts: Sequence[Forecast]) -> tuple[Forecast, str]:
     if second is not None:
         times = best.progress_per_s / second.progress_per_s
         reason += f"; that is {times:.2f} times the progress of {second.algorithm}"
-    return best, reason + "."
+    return best, f"{reason}; accuracy lost: {best.loss}."
 
 
-def _bounded(barrier: Prediction, free: Prediction, bound: int, cluster: Cluster) -> Prediction:
-    most = min(free.most_staleness, float((bound + 1) * (len(cluster.workers) - 1)))
-    return replace(free, samples_per_s=barrier.samples_per_s, most_staleness=max(free.staleness, most))
+def _bounded(free: Prediction, bound: int, cluster: Cluster) -> Prediction:
+    """At the pace of the slowest worker; a bound of s steps leaves 1 / (s + 1) of the jitter to wait for."""
+    workers = tuple(replace(worker, jitter=worker.jitter / (bound + 1)) for worker in cluster.workers)
+    pace = predict(Row("bsp", "fixed"), replace(cluster, workers=workers)).samples_per_s
+    most = min(free.most_staleness, float((bound + 1) * (len(workers) - 1)))
+    return replace(free, samples_per_s=min(pace, free.samples_per_s), most_staleness=max(free.staleness, most))
 
 
 def _tail_s(row: Row, algorithm: AlgorithmSpec, cluster: Cluster) -> float:

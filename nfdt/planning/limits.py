@@ -65,3 +65,23 @@ def lower_bound(seconds: Sequence[float], noise: float) -> LowerBound:
         if bound < best.seconds:
             best = LowerBound(bound, count)
     return best
+
+
+def of_lower_bound(seconds: Sequence[float], noise: float, gradients_per_s: float, under_way: float) -> float:
+    """The least time of any method over that of one which makes so many gradients per second; at most 1.
+
+    P gradients that are computed at the same time, delayed or averaged, are known to make the progress of one machine
+    with ``P + noise`` of them per ``L Delta / eps``, up to a constant, which takes ``(P + noise) / gradients_per_s``.
+    The ratio is at most 1 where P is at least the number of workers and nobody is faster than ``seconds`` says.
+
+    Args:
+        seconds: Of one gradient of each worker, > 0.
+        noise: See :func:`lower_bound`.
+        gradients_per_s: Of all workers together, as reached.
+        under_way: P.
+
+    References:
+        Mishchenko, Bach, Even and Woodworth, NeurIPS 2022, "Asynchronous SGD Beats Minibatch SGD Under Arbitrary
+        Delays"; quoted from memory.
+    """
+    return lower_bound(seconds, noise).seconds * gradients_per_s / (under_way + noise)

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from nfdt.core.errors import UsageError
 from nfdt.core.spec import MAX_SHARDS, MAX_WORKERS
+from nfdt.schedulers import StepTime
 
 Seconds = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
@@ -52,6 +53,7 @@ class Workers(Link):
         count: How many.
         step_ms: Of a gradient of the script's batch size, on average.
         overhead_ms: The part of it that does not depend on the batch size.
+        speed: In place of ``step_ms``: how many times as fast as the machine that measures the script's steps.
         jitter: Sigma of the log-normal factor, of mean 1, that every step's time is multiplied by.
         drift: Changes of speed, in order.
         pauses: When it stands still.
@@ -61,8 +63,9 @@ class Workers(Link):
     """
 
     count: int = Field(1, ge=1, le=MAX_WORKERS)
-    step_ms: Positive
+    step_ms: Positive | None = None
     overhead_ms: Seconds = 0.0
+    speed: Positive | None = None
     jitter: float = Field(0.0, ge=0, le=2)
     drift: tuple[Drift, ...] = ()
     pauses: tuple[Pause, ...] = ()
@@ -72,7 +75,11 @@ class Workers(Link):
 
     @model_validator(mode="after")
     def _sensible(self) -> Self:
-        if self.overhead_ms >= self.step_ms:
+        if (self.step_ms is None) == (self.speed is None):
+            raise ValueError("step_ms, speed: expected one of them")
+        if self.step_ms is None and self.overhead_ms:
+            raise ValueError("overhead_ms: expected step_ms with it; with speed it is measured")
+        if self.step_ms is not None and self.overhead_ms >= self.step_ms:
             raise ValueError(f"overhead_ms: expected less than step_ms={self.step_ms:g}")
         times = [drift.at_s for drift in self.drift]
         if times != sorted(times):
@@ -87,11 +94,17 @@ class Shards(Link):
 
     Attributes:
         count: How many shards.
-        apply_ms: What a push keeps a shard busy for; pushes to a shard wait for each other.
+        apply_ms: What a push keeps a shard busy for; pushes to a shard wait for each other. None: nothing, or what is
+            measured where workers have a ``speed``.
     """
 
     count: int = Field(1, ge=1, le=MAX_SHARDS)
-    apply_ms: Seconds = 0.0
+    apply_ms: Seconds | None = None
+
+    @property
+    def apply_s(self) -> float:
+        """Seconds that a push keeps a shard busy."""
+        return (self.apply_ms or 0.0) / 1000
 
 
 class ClusterDescription(_Table):
@@ -127,6 +140,37 @@ class ClusterDescription(_Table):
     def each(self) -> list[Workers]:
         """What every worker is like, by its number."""
         return [workers for workers in self.workers for _ in range(workers.count)]
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether some worker has a ``speed``, so that steps have to be measured first."""
+        return any(workers.speed is not None for workers in self.workers)
+
+    @property
+    def has_links(self) -> bool:
+        """Whether bytes take any time."""
+        links = [*self.workers, *self.links.values(), self.shards]
+        return any(link.bandwidth_mbit is not None or link.latency_ms for link in links)
+
+    def measured(self, step: StepTime, batch_size: int, apply_s: float) -> Self:
+        """The same cluster with the step times of machines that are this much faster or slower than the measured one.
+
+        Args:
+            step: What the machine of speed 1 takes.
+            batch_size: Samples of the batch that ``step_ms`` is meant for.
+            apply_s: What a push of the whole model keeps a shard busy for, where the description does not say it.
+        """
+
+        def timed(workers: Workers) -> Workers:
+            if workers.speed is None:
+                return workers
+            step_ms, overhead_ms = (1000 * s / workers.speed for s in (step.seconds(batch_size), step.alpha_s))
+            return workers.model_copy(update={"step_ms": step_ms, "overhead_ms": overhead_ms, "speed": None})
+
+        shards = self.shards
+        if shards.apply_ms is None:
+            shards = shards.model_copy(update={"apply_ms": 1000 * apply_s / shards.count})
+        return self.model_copy(update={"workers": tuple(map(timed, self.workers)), "shards": shards})
 
 
 def parse_cluster(given: Any, where: str = "cluster") -> ClusterDescription:

@@ -16,7 +16,7 @@ def costs_of(cluster: ClusterDescription, batch_size: int, weights: int) -> Clus
         weights: Elements of the model, which travel as float32.
     """
     size, described = 4 * weights, cluster.each()
-    apply_s = cluster.shards.apply_ms / 1000
+    apply_s = cluster.shards.apply_s
     workers = []
     for number, worker in enumerate(described):
         links: list[Link] = [worker, cluster.shards]

@@ -22,6 +22,7 @@ class Machine:
     """
 
     def __init__(self, number: int, described: Workers, batch_size: int, seed: int) -> None:
+        assert described.step_ms is not None, "the description has been measured"
         self.number, self.described = number, described
         alpha_s = described.overhead_ms / 1000
         self.step = StepTime(alpha_s, (described.step_ms / 1000 - alpha_s) / batch_size)
@@ -99,7 +100,7 @@ class Network:
         self._shared = {name: _both(link) for name, link in cluster.links.items()}
         self._shards = [_both(cluster.shards) for _ in range(shards)]
         self._busy_until = 0.0
-        self.apply_s = 0.0 if ring else cluster.shards.apply_ms / 1000
+        self.apply_s = 0.0 if ring else cluster.shards.apply_s
 
     def roads(self, described: Workers) -> tuple[Road, Road]:
         """The way up and the way down of a worker like this."""

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nfdt.planning.limits import lower_bound, sum_of_speeds
+from nfdt.planning.limits import lower_bound, of_lower_bound, sum_of_speeds
 from nfdt.simulate.cluster import ClusterDescription
 from nfdt.simulate.job import SimulatedJob
 from nfdt.simulate.machines import Machine
@@ -22,13 +22,17 @@ def described_limits(cluster: ClusterDescription, batch_size: int) -> dict[str, 
 
     Speeds are those written down, without drift, pauses and failures.
     """
-    machines = [Machine(i, w, batch_size, cluster.seed) for i, w in enumerate(cluster.each())]
-    seconds = [machine.step.seconds(batch_size) for machine in machines]
+    seconds = _gradient_s(cluster, batch_size)
     bounds = {str(noise): lower_bound(seconds, noise) for noise in NOISES}
     return {
         "samples_per_s": sum_of_speeds([batch_size / s for s in seconds]),
         "lower_bound": {noise: {"seconds": b.seconds, "workers": b.workers} for noise, b in bounds.items()},
     }
+
+
+def _gradient_s(cluster: ClusterDescription, batch_size: int) -> list[float]:
+    machines = [Machine(i, w, batch_size, cluster.seed) for i, w in enumerate(cluster.each())]
+    return [machine.step.seconds(batch_size) for machine in machines]
 
 
 def result_of(
@@ -45,6 +49,7 @@ def result_of(
     record, batch = job.record, job.spec.fit.batch_size
     limits, seconds = described_limits(cluster, batch), record.seconds
     speed = record.samples / seconds if seconds else 0.0
+    under_way = max(cluster.count, 1 + record.mean_staleness)  # overlap makes it more than one of each machine
     return {
         "algorithm": algorithm,
         "virtual_s": round(seconds, DIGITS),
@@ -52,6 +57,9 @@ def result_of(
         "samples_per_s": speed,
         "limits": limits,
         "of_limit": speed / limits["samples_per_s"],
+        "of_lower_bound": {
+            str(noise): of_lower_bound(_gradient_s(cluster, batch), noise, speed / batch, under_way) for noise in NOISES
+        },
         "staleness": {str(tau): count for tau, count in sorted(record.staleness.items())},
         "mean_staleness": record.mean_staleness,
         "most_staleness": record.most_staleness,

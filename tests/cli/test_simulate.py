@@ -46,17 +46,28 @@ def test_a_script_is_simulated_once_per_algorithm_the_same_way_every_time(folder
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("trained") == 2
         assert "['--flag']" in done.stdout
-        assert "of limit" in done.stdout
+        assert "of limit  " in done.stdout
+        assert "of bound  " in done.stdout
         texts.append(Path(out, "results.json").read_text())
     assert texts[0] == texts[1]
     results = json.loads(texts[0])["results"]
     assert [r["algorithm"] for r in results] == ["asgd", "bsp"]
     assert all(r["samples"] == 640 and 0 < r["of_limit"] <= 1.05 for r in results)
+    asgd, bsp = (r["of_lower_bound"] for r in results)
+    assert all(0 < bsp[noise] < asgd[noise] <= 1.05 for noise in ("1", "10", "100"))
     assert results[1]["staleness"] == {"0": 40}
     curves = list(csv.DictReader(Path("one", "curves.csv").open()))
     assert {row["algorithm"] for row in curves} == {"asgd", "bsp"}
     assert float(curves[-1]["val_accuracy"]) > 0.3
     assert sum(int(row["gradients"]) for row in csv.DictReader(Path("one", "staleness.csv").open())) == 80
+
+
+def test_speeds_are_refused_because_they_would_have_to_be_measured(folder):
+    Path("relative.toml").write_text("[[workers]]\nspeed = 1\n")
+    done = CliRunner().invoke(cli, ["simulate", "--cluster", "relative.toml", "train.py"])
+    assert done.exit_code == 2
+    assert "expected step_ms in the simulator. Received: speed. nfdt plan measures" in done.output
+    assert "trained" not in done.output
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from nfdt.planning.limits import lower_bound, seconds_for_gradients, sum_of_speeds
+from nfdt.planning.limits import lower_bound, of_lower_bound, seconds_for_gradients, sum_of_speeds
 
 MIXED = (1, 1, 1, 1, 2, 2, 5, 5)
 
@@ -28,3 +30,20 @@ def test_gradients_come_whole(count, expected):
 def test_the_lower_bound_has_the_values_computed_by_hand(seconds, bounds):
     found = [lower_bound(seconds, noise) for noise in (1, 10, 100)]
     assert [(pytest.approx(b.seconds, abs=1e-4), b.workers) for b in found] == bounds
+
+
+@given(
+    st.lists(st.floats(0.01, 100.0), min_size=1, max_size=20),
+    st.floats(0.0, 1000.0),
+    st.floats(0.01, 1.0),
+    st.floats(0.0, 100.0),
+)
+def test_nobody_beats_the_lower_bound(seconds, noise, busy, more):
+    rate = busy * sum(1 / each for each in seconds)
+    assert of_lower_bound(seconds, noise, rate, len(seconds) + more) <= 1 + 1e-9
+
+
+def test_equal_workers_that_never_wait_reach_the_lower_bound_and_a_barrier_of_unequal_ones_does_not():
+    assert of_lower_bound([1] * 8, 10, 8.0, 8) == pytest.approx(1)
+    assert of_lower_bound([1] * 8, 10, 8.0, 16) == pytest.approx(18 / 26)  # twice as many under way
+    assert of_lower_bound(MIXED, 10, 8 / 5, 8) == pytest.approx(3.2 * 1.6 / 18)

@@ -1,6 +1,7 @@
 import pytest
 
 from nfdt.core.errors import UsageError
+from nfdt.schedulers import StepTime
 from nfdt.simulate.cluster import parse_cluster, read_cluster
 
 TEXT = """
@@ -49,6 +50,10 @@ def test_a_description_is_read_from_a_file(tmp_path):
         ({"workers": [{"step_ms": -1}]}, "workers.0.step_ms"),
         ({"workers": [{"step_ms": 1, "stepms": 2}]}, "workers.0.stepms"),
         ({"workers": [{"step_ms": 1, "overhead_ms": 2}]}, "less than step_ms=1"),
+        ({"workers": [{"count": 2}]}, "step_ms, speed: expected one of them"),
+        ({"workers": [{"step_ms": 1, "speed": 1}]}, "step_ms, speed: expected one of them"),
+        ({"workers": [{"speed": 1, "overhead_ms": 1}]}, "expected step_ms with it"),
+        ({"workers": [{"speed": 0}]}, "workers.0.speed"),
         ({"workers": [{"step_ms": 1, "link": "rack"}]}, r"a name under \[links\]: none is described"),
         ({"workers": [{"step_ms": 1, "returns_after_s": 2}]}, "fails_at_s"),
         ({"workers": [{"step_ms": 1, "drift": [{"at_s": 2, "slowdown": 1}, {"at_s": 1, "slowdown": 1}]}]}, "order"),
@@ -68,3 +73,28 @@ def test_a_file_that_is_no_toml_or_not_there_is_told(tmp_path):
         read_cluster(path)
     with pytest.raises(UsageError, match="cannot be read"):
         read_cluster(tmp_path / "other.toml")
+
+
+@pytest.mark.parametrize(("apply_ms", "expected_s"), [(None, 0.002), (0.5, 0.0005)])
+def test_speeds_become_step_times_of_the_machine_that_was_measured(apply_ms, expected_s):
+    workers = [{"count": 2, "speed": 1}, {"speed": 0.25, "jitter": 0.1}, {"step_ms": 7}]
+    relative = parse_cluster({"workers": workers, "shards": {"count": 2, "apply_ms": apply_ms}})
+    assert relative.is_relative
+    found = relative.measured(StepTime(0.01, 0.001), 30, 0.004)
+    assert not found.is_relative
+    assert [(w.step_ms, w.overhead_ms) for w in found.each()] == [(40, 10), (40, 10), (160, 40), (7, 0)]
+    assert found.each()[2].jitter == 0.1
+    assert found.shards.apply_s == expected_s
+
+
+@pytest.mark.parametrize(
+    ("more", "linked"),
+    [
+        ({}, False),
+        ({"links": {"rack": {}}, "shards": {"apply_ms": 1}}, False),
+        ({"links": {"rack": {"latency_ms": 1}}}, True),
+        ({"shards": {"bandwidth_mbit": 100}}, True),
+    ],
+)
+def test_a_cluster_knows_whether_bytes_take_time(more, linked):
+    assert parse_cluster({"workers": [{"step_ms": 1}], **more}).has_links is linked

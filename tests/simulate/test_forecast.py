@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from nfdt.cli import cli
 from nfdt.core.spec import resolve_algorithm
 from nfdt.planning.forecast import forecast, measured_cluster, recommend
 from nfdt.simulate.costs import costs_of
@@ -73,39 +68,3 @@ def test_what_a_job_has_measured_is_a_cluster():
     (told,) = [forecast(resolve_algorithm("asgd"), found, 100_000)]
     assert told.samples_per_s == pytest.approx(32 / 0.1 + 32 / 0.2, rel=0.01)
     assert measured_cluster({"worker-0": {"samples": 3}}) is None
-
-
-@pytest.mark.parametrize(
-    "arguments", [(), ("train.py",), ("--job", "j", "--cluster", "c.toml"), ("--cluster", "c.toml")]
-)
-def test_a_plan_needs_a_cluster_and_a_script_or_a_job(arguments, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text("")
-    Path("c.toml").write_text("")
-    done = CliRunner().invoke(cli, ["plan", *arguments])
-    assert done.exit_code == 2
-    assert "--job ID" in done.output
-
-
-def test_a_plan_is_printed_without_training(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    script = """
-import keras, numpy as np
-model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-model.compile("sgd", "mse")
-try:
-    model.fit(np.ones((64, 3)), np.ones((64, 2)), batch_size=8, epochs=5)
-except Exception:
-    pass
-print("never")
-"""
-    Path("train.py").write_text(script)
-    Path("c.toml").write_text("[[workers]]\ncount = 4\nstep_ms = 10\n")
-    done = CliRunner().invoke(cli, ["plan", "--cluster", "c.toml", "--format", "json", "train.py"])
-    assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    assert told["work"] == {"batch_size": 8, "samples": 64, "weights": 8}
-    assert told["recommended"] in told["reason"]
-    assert "never" not in done.output
-    text = CliRunner().invoke(cli, ["plan", "--cluster", "c.toml", "--algorithm", "bsp,ddc-asgd", "train.py"]).output
-    assert "take " in text

@@ -1,0 +1,132 @@
+"""What delay cost in test accuracy: the figures of docs/convergence.md, and what lies between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from nfdt.core.algorithm import AlgorithmSpec
+
+BARRIER, SOFTSYNC, GROUPS = "barrier", "softsync", "groups"  # rows that merge gradients; the others by update rule
+
+
+@dataclass(frozen=True)
+class Training:
+    """One task trained for one length with several rows, each figure the mean of its seeds in %.
+
+    Attributes:
+        task: Data, model and length.
+        one_machine: Its accuracy.
+        rows: Accuracies at its learning rate by number of workers, which are equal but for groups; None: diverged.
+        lower: Of rows that diverge: (how many times lower a rate, accuracy) by number of workers.
+    """
+
+    task: str
+    one_machine: float
+    rows: Mapping[str, Mapping[int, float | None]]
+    lower: Mapping[str, Mapping[int, tuple[int, float]]] = field(default_factory=dict)
+
+
+MEASURED = (
+    Training(
+        "Fashion-MNIST, an MLP, 1,407 updates",
+        87.4,
+        {
+            "ddc": {8: 86.4, 16: 84.9, 32: 82.2},
+            "staleness-scaled": {8: 79.2, 16: 72.3, 32: 46.1},
+            **{rule: {8: None} for rule in ("plain", "dc", "dc-a", "dc-k")},
+            BARRIER: {8: 84.8, 16: 82.5, 32: 79.0},
+            SOFTSYNC: {8: 79.6},
+            GROUPS: {8: 85.8},
+        },
+        {
+            "plain": {8: (5, 73.4), 32: (25, 62.6)},
+            "dc": {8: (5, 61.0), 32: (25, 66.2)},
+            "dc-a": {8: (5, 76.9), 32: (25, 70.9)},
+            "dc-k": {8: (5, 76.4), 32: (25, 67.2)},
+        },
+    ),
+    Training("the same, 7,035 updates", 88.91, {"ddc": {8: 88.36, 32: 87.32}}),
+    Training("CIFAR-10, a CNN, 1,173 updates", 69.8, {"ddc": {8: 59.2}, "staleness-scaled": {8: 35.7}}),
+)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Points of test accuracy below one machine after the same samples; all None: not measured.
+
+    Attributes:
+        low: Least of the trainings.
+        high: Greatest of them; None: more than ``low``, which was measured with less delay.
+        rate: 1 at one machine's learning rate; n: the row diverges there, and was measured at an n-th of it; None: it
+            diverges there, and was measured at no lower one.
+    """
+
+    low: float | None = None
+    high: float | None = None
+    rate: int | None = 1
+
+    def __str__(self) -> str:
+        if self.rate is None:
+            return "diverges"
+        if self.rate > 1:
+            return f"diverges ({self.low:.1f} at lr/{self.rate})"
+        if self.low is None:
+            return "unknown"
+        if self.high is None:
+            return f"over {self.low:.1f}"
+        low, high = f"{self.low:.1f}", f"{self.high:.1f}"
+        return low if low == high else f"{low} to {high}"
+
+
+def expected_loss(row: str, delay: float) -> Loss:
+    """What a row lost with this much delay, interpolated between the numbers of workers that were measured.
+
+    Args:
+        row: As :func:`measured_as` says.
+        delay: Other gradients under way while one is computed: M - 1 with M workers; the mean staleness of rows that
+            merge none.
+    """
+    trainings = [t for t in MEASURED if row in t.rows]
+    diverged = [w - 1 for t in trainings for w, accuracy in t.rows[row].items() if accuracy is None]
+    if diverged and delay >= min(diverged):
+        return _at_a_lower_rate(row, delay)
+    curves = [[(0.0, 0.0), *_losses(training, row)] for training in trainings]
+    within = [_interpolated(curve, delay) for curve in curves if delay <= curve[-1][0]]
+    if within:
+        return Loss(min(within), max(within))
+    least = max((curve[-1][1] for curve in curves), default=0.0)
+    return Loss(least) if least else Loss()
+
+
+def measured_as(algorithm: AlgorithmSpec) -> str:
+    """Under which name a row's accuracies are in the table."""
+    if algorithm.topology == "groups":
+        return GROUPS if algorithm.update_rule == "ddc" else ""
+    return {"bsp": BARRIER, "softsync": SOFTSYNC}.get(algorithm.consistency, algorithm.update_rule)
+
+
+def _at_a_lower_rate(row: str, delay: float) -> Loss:
+    found = [
+        (workers, rate, training.one_machine - accuracy)
+        for training in MEASURED
+        for workers, (rate, accuracy) in training.lower.get(row, {}).items()
+        if workers - 1 >= delay
+    ]
+    if not found:
+        return Loss(rate=None)
+    _, rate, points = min(found)
+    return Loss(points, points, rate)
+
+
+def _losses(training: Training, row: str) -> list[tuple[float, float]]:
+    """(delay, points) by delay, of what did not diverge."""
+    known = sorted((w, accuracy) for w, accuracy in training.rows[row].items() if accuracy is not None)
+    return [(float(workers - 1), training.one_machine - accuracy) for workers, accuracy in known]
+
+
+def _interpolated(curve: list[tuple[float, float]], delay: float) -> float:
+    for (left, low), (right, high) in zip(curve, curve[1:], strict=False):
+        if delay <= right:
+            return low + (high - low) * (delay - left) / (right - left)
+    return curve[-1][1]

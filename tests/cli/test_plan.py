@@ -1,0 +1,88 @@
+"""``nfdt plan`` as somebody types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from nfdt.cli import cli
+
+SCRIPT = """
+import keras, numpy as np
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+model.compile("sgd", "mse")
+try:
+    model.fit(np.ones((64, 3)), np.ones((64, 2)), batch_size=8, epochs=5)
+except Exception:
+    pass
+print("never")
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(SCRIPT)
+    Path("c.toml").write_text("[[workers]]\ncount = 4\nstep_ms = 10\n")
+
+
+def planned(*arguments):
+    done = CliRunner().invoke(cli, ["plan", *arguments])
+    assert done.exit_code == 0, done.output
+    assert "never" not in done.output
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("--job", "j", "--cluster", "c.toml"),
+        ("--job", "j", "--workers", "2"),
+        ("--job", "j", "train.py"),
+        ("--workers", "2", "--cluster", "c.toml", "train.py"),
+        ("--cluster", "c.toml"),
+    ],
+)
+def test_a_plan_needs_a_script_with_a_cluster_or_workers_or_a_job(arguments):
+    done = CliRunner().invoke(cli, ["plan", *arguments])
+    assert done.exit_code == 2
+    assert "--job ID" in done.output
+
+
+def test_a_described_cluster_is_planned_without_measuring():
+    told = json.loads(planned("--cluster", "c.toml", "--format", "json", "train.py"))
+    assert told["work"] == {"batch_size": 8, "samples": 64, "weights": 8, "profile": None}
+    assert told["recommended"] in told["reason"]
+    found = {each["algorithm"]: each for each in told["forecasts"]}
+    assert found["asgd"]["samples_per_s"] == pytest.approx(4 * 800, rel=0.3)
+    assert found["ddc-asgd"]["loss"]["low"] > 0
+    text = planned("--cluster", "c.toml", "--algorithm", "bsp,ddc-asgd", "train.py")
+    assert "take ddc-asgd" in text
+    assert "accuracy lost: points of test accuracy below one machine" in text
+    assert "no link is described: exchanging 2 x 32 B per step is taken as free" in text
+    assert "measured here" not in text
+
+
+def test_a_script_alone_is_measured_and_planned_for_machines_like_this_one():
+    told = json.loads(planned("--workers", "4", "--algorithm", "asgd", "--format", "json", "train.py"))
+    step, apply_s = told["work"]["profile"]["step"], told["work"]["profile"]["apply_s"]
+    period_s = max((step["alpha_s"] + 8 * step["beta_s"] + apply_s) / 4, apply_s)
+    (found,) = told["forecasts"]
+    assert found["staleness"] == 3
+    assert found["epoch_s"] >= 8 * period_s * 0.999
+    text = planned("--workers", "4", "--algorithm", "asgd", "train.py")
+    assert "measured here: step_ms = " in text
+    assert "4 machines like this one, each to itself" in text
+
+
+def test_a_worker_of_half_the_speed_takes_twice_the_measured_time():
+    Path("c.toml").write_text("[[workers]]\nspeed = 1\n[[workers]]\nspeed = 0.5\n[shards]\napply_ms = 0\n")
+    arguments = ("--cluster", "c.toml", "--algorithm", "allreduce", "--format", "json", "train.py")
+    told = json.loads(planned(*arguments))
+    step = told["work"]["profile"]["step"]
+    step_s = step["alpha_s"] + 8 * step["beta_s"]
+    assert told["forecasts"][0]["epoch_s"] == pytest.approx(4 * 2 * step_s)

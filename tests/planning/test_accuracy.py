@@ -1,0 +1,73 @@
+"""Expected losses of accuracy: what was measured is returned, what was not is called unknown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nfdt.core.presets import PRESETS
+from nfdt.core.spec import resolve_algorithm
+from nfdt.planning.accuracy import BARRIER, MEASURED, Loss, Training, expected_loss, measured_as
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "convergence.md"
+ONE = Training(
+    "a task",
+    90.0,
+    {"ddc": {8: 89.0, 16: 87.0}, "plain": {4: 85.0, 8: None}, "dc": {8: None}},
+    {"plain": {8: (5, 80.0), 32: (25, 70.0)}},
+)
+OTHER = Training("another task", 70.0, {"ddc": {8: 60.0}})
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    monkeypatch.setattr("nfdt.planning.accuracy.MEASURED", (ONE, OTHER))
+
+
+@pytest.mark.parametrize(
+    ("row", "delay", "expected", "text"),
+    [
+        ("ddc", 0, Loss(0.0, 0.0), "0.0"),
+        ("ddc", 7, Loss(1.0, 10.0), "1.0 to 10.0"),
+        ("ddc", 3.5, Loss(0.5, 5.0), "0.5 to 5.0"),
+        ("ddc", 11, Loss(2.0, 2.0), "2.0"),
+        ("ddc", 20, Loss(10.0), "over 10.0"),
+        ("plain", 3, Loss(5.0, 5.0), "5.0"),
+        ("plain", 5, Loss(5.0), "over 5.0"),
+        ("plain", 7, Loss(10.0, 10.0, 5), "diverges (10.0 at lr/5)"),
+        ("plain", 8, Loss(20.0, 20.0, 25), "diverges (20.0 at lr/25)"),
+        ("plain", 40, Loss(rate=None), "diverges"),
+        ("dc", 3, Loss(), "unknown"),
+        ("never", 0, Loss(), "unknown"),
+    ],
+)
+def test_losses_lie_between_what_was_measured(measured, row, delay, expected, text):
+    found = expected_loss(row, delay)
+    assert (found.low, found.high, found.rate) == (
+        pytest.approx(expected.low),
+        pytest.approx(expected.high),
+        expected.rate,
+    )
+    assert str(found) == text
+
+
+def test_every_figure_is_one_of_the_published_ones():
+    published = DOCUMENT.read_text()
+    for training in MEASURED:
+        rows = [accuracy for row in training.rows.values() for accuracy in row.values() if accuracy is not None]
+        lower = [accuracy for row in training.lower.values() for _, accuracy in row.values()]
+        for figure in (training.one_machine, *rows, *lower):
+            assert f"{figure}" in published, training.task
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_has_a_name_in_the_table(preset):
+    known = {row for training in MEASURED for row in training.rows}
+    assert measured_as(resolve_algorithm(preset)) in known
+
+
+def test_rows_of_another_make_are_unknown():
+    assert measured_as(resolve_algorithm("group-sync", update_rule="plain")) == ""
+    assert str(expected_loss("", 7)) == "unknown"
+    assert measured_as(resolve_algorithm("allreduce")) == BARRIER
