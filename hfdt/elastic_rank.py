@@ -17,8 +17,8 @@ from hfdt.elastic_state import RingState
 from hfdt.failures import FailureWatch, leave_failure
 from hfdt.horovodrun import find_loopback_port
 from hfdt.orders import Order
-from hfdt.rank import WAIT_S, artifact_names, stall_warning_s
 from hfdt.ranks import World, is_broken_world
+from hfdt.roles import WAIT_S, artifact_names, stall_warning_s
 from hfdt.world import enter_next_world
 
 logger = logging.getLogger(__name__)

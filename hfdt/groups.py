@@ -16,8 +16,8 @@ from hfdt.job import Answer, RingJob
 from hfdt.orders import Order
 from hfdt.outer import Connect, DeltaOuter, Exchange, GradientOuter, connect, first_update
 from hfdt.pace import Pace
-from hfdt.rank import Leader, build, obey
 from hfdt.ranks import World
+from hfdt.roles import Leader, build, obey
 from hfdt.rows import split_by_shares, weight_of
 from hfdt.state_service import StateService
 from nfdt.core.arrays import ParameterLayout

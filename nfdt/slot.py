@@ -1,4 +1,4 @@
-"""A slot: a process ready to be one worker or one shard of a job, started as ``python -m nfdt.slot``.
+"""A slot: a process ready to be one worker or one shard of a job: forked by the nursery, or ``python -m nfdt.slot``.
 
 It loads TensorFlow at once, so that a job finds it warm, and attends the job server over one stream:
 when the process dies the stream ends and the server knows.
@@ -23,6 +23,7 @@ import grpc
 
 from nfdt.core.arrays import ParameterLayout
 from nfdt.core.errors import NfdtError, ServerUnreachable
+from nfdt.core.imports import quick_imports
 from nfdt.core.machine import boot_id, versions
 from nfdt.core.parent import die_with_parent
 from nfdt.core.spec import parse_job
@@ -68,7 +69,9 @@ class Slot:
         """
         self._outbox.put(pb.SlotMessage(hello=self._hello()))
         threading.Thread(target=self._listen, name="attend", daemon=True).start()
-        _load_tensorflow(self._role)
+        load()
+        if self._role == "worker":
+            _share_gpus()
         while (assignment := self._inbox.get()) is not None:
             kind = assignment.WhichOneof("assignment")
             if kind == "dismiss":
@@ -219,13 +222,27 @@ def _failure(job_id: str, error: Exception) -> pb.SlotFailed:
     )
 
 
-def _load_tensorflow(role: str) -> None:
-    import keras  # noqa: F401
+def load() -> None:
+    """Import what a worker or a shard needs, TensorFlow and Keras too; starts no thread of theirs."""
+    with quick_imports():
+        import keras  # noqa: F401
+        import tensorflow  # noqa: F401
+
+        import nfdt.core.program.code
+        import nfdt.core.program.state
+        import nfdt.shard.servicer
+        import nfdt.transport.choice
+        import nfdt.transport.emulated_link
+        import nfdt.transport.stream
+        import nfdt.worker  # noqa: F401
+
+
+def _share_gpus() -> None:
+    """Let other processes have what this one does not use."""
     import tensorflow as tf
 
-    if role == "worker":
-        for gpu in tf.config.list_physical_devices("GPU"):
-            tf.config.experimental.set_memory_growth(gpu, True)
+    for gpu in tf.config.list_physical_devices("GPU"):
+        tf.config.experimental.set_memory_growth(gpu, True)
 
 
 def _limit_threads(threads: int) -> None:

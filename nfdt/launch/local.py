@@ -16,12 +16,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nfdt.core.jobs.launcher import Role
+from nfdt.launch.forking import ForkedSlot, Nursery
 
 _log = logging.getLogger(__name__)
 
 TERMINATE_S = 5.0
-CRASHES = 5  # in a row, each within CRASH_S of its start: then a slot is not started again
+CRASHES = 5  # in a row, each within CRASH_S of its start: then no slot is started again
 CRASH_S = 10.0
+RESTART_S = 0.5  # after a crash before the next start, twice as long after each further one
+SLOT = (sys.executable, "-m", "nfdt.slot")
+
+Process = subprocess.Popen[bytes] | ForkedSlot
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class SlotOptions:
         shard_options: More arguments of shard slots: how they secure an address that is not loopback.
         ca_file: PEM certificates, when the server speaks TLS.
         gpus: ``CUDA_VISIBLE_DEVICES`` of worker i is ``gpus[i % len(gpus)]``; empty: as inherited.
-        command: The program; tests give another one.
+        command: The program; tests give another one. Slots of another one, or with GPUs, are not forked.
         environment: Added to what is inherited.
     """
 
@@ -49,13 +54,13 @@ class SlotOptions:
     shard_options: tuple[str, ...] = ()
     ca_file: str | None = None
     gpus: tuple[str, ...] = ()
-    command: Sequence[str] = (sys.executable, "-m", "nfdt.slot")
+    command: Sequence[str] = SLOT
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def slot_command(options: SlotOptions, role: Role, name: str) -> list[str]:
-    """The argv of one slot; it holds no secret."""
-    argv = [*options.command, "--server", options.server, "--role", role, "--name", name, "--watch-stdin"]
+def slot_arguments(options: SlotOptions, role: Role, name: str) -> list[str]:
+    """The arguments of one slot; they hold no secret."""
+    argv = ["--server", options.server, "--role", role, "--name", name, "--watch-stdin"]
     if role == "shard":
         argv += ["--host", options.host, *options.shard_options]
     if options.ca_file:
@@ -63,20 +68,24 @@ def slot_command(options: SlotOptions, role: Role, name: str) -> list[str]:
     return argv
 
 
+def shared_environment(options: SlotOptions, inherited: Mapping[str, str]) -> dict[str, str]:
+    """What all slots have in their environment; it holds no secret."""
+    return {"TF_CPP_MIN_LOG_LEVEL": "3", **inherited, **options.environment}
+
+
 def slot_environment(options: SlotOptions, role: Role, index: int, inherited: Mapping[str, str]) -> dict[str, str]:
     """The environment of one slot."""
-    chosen = {**inherited, "TF_CPP_MIN_LOG_LEVEL": inherited.get("TF_CPP_MIN_LOG_LEVEL", "3")}
-    chosen["NFDT_TOKEN"] = options.token
+    chosen = {**inherited, "NFDT_TOKEN": options.token}
     if role == "worker" and options.gpus:
         chosen["CUDA_VISIBLE_DEVICES"] = options.gpus[index % len(options.gpus)]
-    return {**chosen, **options.environment}
+    return shared_environment(options, chosen)
 
 
 @dataclass
 class _Slot:
     role: Role
     index: int
-    process: subprocess.Popen[bytes]
+    process: Process
     started_at: float
 
 
@@ -84,7 +93,7 @@ class LocalLauncher:
     """Keeps the asked number of slot processes alive; a :class:`~nfdt.core.jobs.launcher.Launcher`.
 
     Slots die with this process however it goes, see :mod:`nfdt.core.parent`: one thread starts all of
-    them and holds the pipes that are their standard input.
+    them and holds the pipes that are their standard input. Where they can be forked a nursery does that.
 
     Attributes:
         given_up: Set once slots die as fast as they are started: no more are started.
@@ -96,6 +105,9 @@ class LocalLauncher:
         self._wanted: dict[Role, int] = {"worker": 0, "shard": 0}
         self._slots: list[_Slot] = []
         self._crashes = 0
+        self._crashed_at = 0.0
+        self._nursery: Nursery | None = None
+        self._forks = sys.platform.startswith("linux") and options.command == SLOT and not options.gpus
         self.given_up = threading.Event()
         self._stopping = False
         options.logs.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -113,14 +125,14 @@ class LocalLauncher:
     def pids(self) -> list[int]:
         """The living slot processes."""
         with self._changed:
-            return [slot.process.pid for slot in self._slots if slot.process.poll() is None]
+            return [s.process.pid for s in self._slots if s.process.poll() is None and s.process.pid is not None]
 
     @property
     def failure(self) -> str | None:
         """Why no slots are started any more; None while they are."""
         if not self.given_up.is_set():
             return None
-        return f"{CRASHES} slot processes ended within {CRASH_S:.0f} s of their start; see {self._options.logs}"
+        return f"{CRASHES} times slot processes ended within {CRASH_S:.0f} s of their start; see {self._options.logs}"
 
     def stop(self) -> None:
         """End all slots: close their standard input and terminate them, kill what is left after a deadline."""
@@ -136,22 +148,39 @@ class LocalLauncher:
                     break
                 self._reap()
                 missing = [] if self.given_up.is_set() else self._missing()
-                if not missing:
-                    self._changed.wait(0.2 if self._slots else None)
+                if not missing or self._pauses():
+                    self._changed.wait(0.2 if self._slots or missing else None)
                     continue
             for role, index in missing:
                 self._start(role, index)
-        _end([slot.process for slot in self._slots])
+        with self._changed:
+            slots, self._slots = self._slots, []
+        _end([slot.process for slot in slots])
+        if self._nursery is not None:
+            self._nursery.stop()
 
     def _reap(self) -> None:
         for slot in [s for s in self._slots if s.process.poll() is not None]:
             self._slots.remove(slot)
             _close_stdin(slot.process)
-            quick = time.monotonic() - slot.started_at < CRASH_S and slot.process.returncode != 0
-            self._crashes = self._crashes + 1 if quick else 0
-            if self._crashes >= CRASHES:
-                self.given_up.set()
-            _log.info("%s slot %d ended with %s", slot.role, slot.process.pid, slot.process.returncode)
+            self._count(slot.started_at, crashed=slot.process.returncode != 0)
+            _log.info("%s slot %s ended with %s", slot.role, slot.process.pid, slot.process.returncode)
+
+    def _count(self, started_at: float, *, crashed: bool) -> None:
+        """Count crashes in a row; processes that run side by side and end together, as with their nursery, are one."""
+        now = time.monotonic()
+        if not crashed or now - started_at >= CRASH_S:
+            self._crashes = 0
+        elif started_at > self._crashed_at:
+            self._crashes += 1
+            self._crashed_at = now
+        if self._crashes >= CRASHES:
+            self.given_up.set()
+
+    def _pauses(self) -> bool:
+        """Whether what crashed may not be started yet."""
+        pause_s = RESTART_S * 2 ** (self._crashes - 1) if self._crashes else 0.0
+        return time.monotonic() < self._crashed_at + pause_s
 
     def _missing(self) -> list[tuple[Role, int]]:
         missing: list[tuple[Role, int]] = []
@@ -163,10 +192,12 @@ class LocalLauncher:
     def _start(self, role: Role, index: int) -> None:
         name = f"{self._options.prefix}{role}-{index}-{secrets.token_hex(3)}"
         log = os.open(self._options.logs / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        arguments = slot_arguments(self._options, role, name)
+        environment = slot_environment(self._options, role, index, os.environ)
         try:
-            process = subprocess.Popen(
-                slot_command(self._options, role, name),
-                env=slot_environment(self._options, role, index, os.environ),
+            process = self._fork(arguments, f"nfdt {role} {index}", environment, log) or subprocess.Popen(
+                [*self._options.command, *arguments],
+                env=environment,
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -181,14 +212,36 @@ class LocalLauncher:
         with self._changed:
             self._slots.append(_Slot(role, index, process, time.monotonic()))
 
+    def _fork(self, arguments: list[str], name: str, environment: dict[str, str], log: int) -> ForkedSlot | None:
+        """A slot of the nursery, which is started when there is none; None where slots cannot be forked."""
+        if self._nursery is not None and self._nursery.returncode is not None:
+            self._lose(self._nursery)
+        if not self._forks:
+            return None
+        try:
+            if self._nursery is None:
+                shared = shared_environment(self._options, os.environ)
+                self._nursery = Nursery(shared, self._options.logs / "nursery.log")
+            return self._nursery.fork(arguments, name, environment, log)
+        except OSError as error:
+            _log.warning("%s is started, not forked: %s", name, error)
+            return None
 
-def _close_stdin(process: subprocess.Popen[bytes]) -> None:
+    def _lose(self, nursery: Nursery) -> None:
+        """The nursery has ended; another one is tried if it has ever been ready."""
+        _log.warning("the nursery of slots ended with %s; see %s", nursery.returncode, nursery.log)
+        self._forks = nursery.ready
+        nursery.stop()
+        self._nursery = None
+
+
+def _close_stdin(process: Process) -> None:
     if process.stdin is not None:
         with contextlib.suppress(OSError):
             process.stdin.close()
 
 
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def _end(processes: Sequence[Process]) -> None:
     for process in processes:
         _close_stdin(process)
         process.terminate()
@@ -198,6 +251,7 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
             process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             _log.warning("slot %d did not end in %.0f s: killed", process.pid, TERMINATE_S)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            if process.pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
             process.wait()

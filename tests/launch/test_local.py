@@ -7,7 +7,7 @@ import threading
 import psutil
 import pytest
 
-from nfdt.launch.local import CRASHES, LocalLauncher, SlotOptions, slot_command, slot_environment
+from nfdt.launch.local import CRASHES, LocalLauncher, SlotOptions, shared_environment, slot_arguments, slot_environment
 
 DEADLINE_S = 30
 # A stand-in for a slot: says it is there through a pipe, ends when its standard input does.
@@ -55,7 +55,8 @@ def launcher(tmp_path, announcements):
 
 def test_the_token_is_in_the_environment_and_never_in_argv(tmp_path):
     chosen = SlotOptions("h:1", "secret", tmp_path)
-    assert "secret" not in " ".join(slot_command(chosen, "worker", "w"))
+    assert "secret" not in " ".join(slot_arguments(chosen, "worker", "w"))
+    assert "secret" not in str(shared_environment(chosen, {}))
     assert "secret" not in repr(chosen)
     assert slot_environment(chosen, "worker", 0, {})["NFDT_TOKEN"] == "secret"
 

@@ -1,0 +1,141 @@
+"""Real slots, forked by a nursery that a launcher keeps."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import psutil
+import pytest
+
+from nfdt.launch.local import LocalLauncher, SlotOptions
+from tests.launch.attendance import DEADLINE_S, TOKEN, Attendance
+
+
+@pytest.fixture(scope="module")
+def server():
+    server = Attendance()
+    yield server
+    server.stop()
+
+
+def options(server, tmp_path, **kwargs):
+    return SlotOptions(server.address, TOKEN, tmp_path / "logs", **kwargs)
+
+
+@pytest.fixture
+def launch(server, tmp_path):
+    launchers = []
+
+    def launch(**kwargs):
+        launchers.append(LocalLauncher(options(server, tmp_path, **kwargs)))
+        return launchers[-1]
+
+    yield launch
+    for launcher in launchers:
+        launcher.stop()
+
+
+def parent_of(pid):
+    return psutil.Process(pid).parent()
+
+
+def is_nursery(process):
+    return "nfdt.launch.nursery" in process.cmdline() and parent_of(process.pid).pid == os.getpid()
+
+
+def all_ended(processes):
+    return not psutil.wait_procs(processes, timeout=DEADLINE_S)[1]
+
+
+def test_slots_are_children_of_one_nursery_and_outlive_each_other(launch, server):
+    launcher = launch()
+    launcher.ensure("worker", 2)
+    launcher.ensure("shard", 1)
+    hellos = [server.next() for _ in range(3)]
+    assert sorted(hello.role for hello in hellos) == ["shard", "worker", "worker"]
+    (nursery,) = {parent_of(hello.pid) for hello in hellos}
+    assert is_nursery(nursery)
+    assert len(os.listdir(f"/proc/{nursery.pid}/task")) == 1
+    assert {psutil.Process(hello.pid).name() for hello in hellos} == {"nfdt worker 0", "nfdt worker 1", "nfdt shard 0"}
+    assert set(launcher.pids) == {hello.pid for hello in hellos}
+
+    os.kill(hellos[0].pid, signal.SIGKILL)
+    replacement = server.next()
+    assert replacement.role == hellos[0].role
+    assert parent_of(replacement.pid) == nursery
+    assert set(launcher.pids) == {replacement.pid, hellos[1].pid, hellos[2].pid}
+
+    processes = [nursery, *nursery.children()]
+    launcher.stop()
+    assert all_ended(processes)
+    assert launcher.pids == []
+
+
+def test_a_killed_nursery_is_replaced_and_counts_as_one_crash(launch, server, tmp_path):
+    launcher = launch()
+    launcher.ensure("worker", 6)  # more than the crashes that are forgiven
+    first = [server.next().pid for _ in range(6)]
+    nursery = parent_of(first[0])
+    processes = [psutil.Process(pid) for pid in first]
+    nursery.kill()
+    assert all_ended(processes)
+    second = [server.next().pid for _ in range(6)]
+    assert is_nursery(parent_of(second[0]))
+    assert parent_of(second[0]) != nursery
+    assert launcher.failure is None
+
+
+def test_nobody_is_left_when_the_launcher_is_killed(server, tmp_path):
+    program = f"""
+        import signal
+        from pathlib import Path
+        from nfdt.launch.local import LocalLauncher, SlotOptions
+        launcher = LocalLauncher(SlotOptions({server.address!r}, {TOKEN!r}, Path({str(tmp_path)!r})))
+        launcher.ensure("worker", 2)
+        signal.pause()
+    """
+    launcher = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)])
+    slots = [psutil.Process(server.next().pid) for _ in range(2)]
+    nursery = slots[0].parent()
+    assert nursery.ppid() == launcher.pid
+    launcher.kill()
+    launcher.wait(DEADLINE_S)
+    assert all_ended([nursery, *slots])
+
+
+def test_stop_does_not_wait_for_imports(launch):
+    launcher = launch()
+    launcher.ensure("worker", 2)
+    launcher.stop()
+    assert not [p for p in psutil.Process().children() if "nfdt.launch.nursery" in p.cmdline()]
+    assert launcher.pids == []
+
+
+def test_where_imports_start_threads_slots_are_started_without_a_nursery(launch, server, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    launcher = launch(environment={"PYTHONPATH": path})
+    launcher.ensure("worker", 1)
+    assert parent_of(server.next().pid).pid == os.getpid()
+    assert "one thread" in (tmp_path / "logs" / "nursery.log").read_text()
+    assert launcher.failure is None
+
+
+def test_slots_with_gpus_are_not_forked(launch, server):
+    launcher = launch(gpus=("0",))
+    launcher.ensure("worker", 1)
+    assert parent_of(server.next().pid).pid == os.getpid()
+
+
+def test_forked_slots_that_crash_at_once_are_given_up(tmp_path):
+    launcher = LocalLauncher(SlotOptions("127.0.0.1:1", TOKEN, tmp_path))
+    launcher.ensure("worker", 1)
+    assert launcher.given_up.wait(DEADLINE_S)
+    launcher.stop()
+    assert str(tmp_path) in launcher.failure
+    logs = [path.read_text() for path in tmp_path.glob("worker-*.log")]
+    assert all("127.0.0.1:1" in log for log in logs), logs
