@@ -7,22 +7,18 @@ import secrets
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.integration.script_nursery import Finished, ScriptNursery
+
 ROOT = Path(__file__).parents[2]
 NFDT = [sys.executable, "-m", "nfdt.cli"]
 DEADLINE_S = 240
-
-
-@dataclass(frozen=True)
-class Finished:
-    returncode: int
-    stdout: str
-    stderr: str
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -30,13 +26,22 @@ def environment(**extra: str) -> dict[str, str]:
     return {**inherited, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1", **extra}
 
 
-@pytest.fixture
-def run_script(tmp_path):
-    """Write a script and run it to its end, as a user would."""
+@pytest.fixture(scope="session")
+def script_nursery(tmp_path_factory):
+    nursery = ScriptNursery(tmp_path_factory.mktemp("scripts"), environment())
+    yield nursery
+    nursery.stop()
 
-    def run(source: str, *arguments: str, command=(sys.executable,), **env: str) -> Finished:
+
+@pytest.fixture
+def run_script(tmp_path, script_nursery):
+    """Write a script and run it to its end, as a user would; ``command``: by a program other than Python."""
+
+    def run(source: str, *arguments: str, command: Sequence[str] = (), **env: str) -> Finished:
         script = tmp_path / "script.py"
         script.write_text(textwrap.dedent(source))
+        if not command:
+            return script_nursery.run(script, *arguments, environment=environment(**env), timeout_s=DEADLINE_S)
         done = subprocess.run(
             [*command, str(script), *arguments],
             cwd=tmp_path,

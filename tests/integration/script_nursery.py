@@ -1,0 +1,57 @@
+"""Users' scripts without the seconds that importing Keras takes each of them: forked, as the product forks slots."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from nfdt.launch.forking import Nursery
+
+PROGRAM = """
+import os, runpy, socket, sys
+from nfdt.core.imports import quick_imports
+from nfdt.launch.nursery import Forks
+
+with quick_imports():
+    import keras, sklearn.datasets, tensorflow
+arguments = Forks(socket.socket(fileno=os.dup(0))).serve()
+if arguments:
+    errors, *sys.argv = arguments
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    script = sys.argv[0]
+    sys.path[0] = os.path.dirname(script)
+    os.chdir(sys.path[0])
+    runpy.run_path(script, run_name="__main__")
+"""
+
+
+@dataclass(frozen=True)
+class Finished:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class ScriptNursery:
+    """Runs scripts in processes of their own, which find Keras imported."""
+
+    def __init__(self, directory: Path, environment: dict[str, str]) -> None:
+        log = directory / "script-nursery.log"
+        self._nursery = Nursery(environment, log, command=[sys.executable, "-c", PROGRAM])
+
+    def run(self, script: Path, *arguments: str, environment: dict[str, str], timeout_s: float) -> Finished:
+        """As ``python script arguments`` in the script's directory would."""
+        output, errors = script.with_suffix(".stdout"), script.with_suffix(".stderr")
+        with output.open("w") as log:
+            process = self._nursery.fork([str(errors), str(script), *arguments], "script", environment, log.fileno())
+        with process.stdin:
+            try:
+                code = process.wait(timeout_s)
+            finally:
+                process.terminate()
+        return Finished(code, output.read_text(), errors.read_text())
+
+    def stop(self) -> None:
+        """End it, and scripts that still run."""
+        self._nursery.stop()
