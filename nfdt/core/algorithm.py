@@ -50,12 +50,10 @@ class AlgorithmSpec(BaseModel):
     staleness_bound: int = Field(3, ge=0, description="ssp: how many steps a worker may be ahead of the slowest")
     softsync_n: int = Field(1, ge=1, description="n-softsync: the n of floor(M / n) gradients per update")
     dc_lambda: float | None = Field(
-        None, ge=0, description="compensation strength; None: 0.04 (dc), 2 (dc-a, dc-k), 30 (ddc)"
+        None, ge=0, description="compensation strength; None: 0.04 (dc), 2 (dc-a, dc-k), 1 (ddc)"
     )
     dc_clip: float = Field(1.0, gt=0, description="ddc: the compensation is at most this many times the gradient")
-    gap: float | None = Field(
-        None, ge=0, description="ddc: how strongly drift lowers the trust in a gradient; None: 0.5 (SGD), 1 (others)"
-    )
+    gap: float = Field(0.25, ge=0, description="ddc: how strongly drift lowers the trust in a gradient; 0: not at all")
     batch_min: int = Field(1, ge=1, description="dbs: fewest samples of one worker's batch")
     batch_max: int | None = Field(
         None, ge=1, description="dbs: most samples of one worker's batch (memory); None: no bound"
@@ -65,7 +63,7 @@ class AlgorithmSpec(BaseModel):
         None, description="allreduce: multiply the learning rate by the number of ranks, or its square root"
     )
     warmup_epochs: float = Field(0.0, ge=0, description="allreduce: epochs over which scale_lr rises from 1")
-    dc_decay: float = Field(0.95, ge=0, lt=1, description="dc-a, dc-k, ddc: decay of the mean square of the gradients")
+    dc_decay: float = Field(0.95, ge=0, lt=1, description="dc-a, dc-k: decay of the mean square of the gradients")
 
     groups: str = Field(
         "auto", pattern=GROUPS, description="groups: auto, a number of groups, or their members as in '0,1;2,3'"

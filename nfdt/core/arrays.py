@@ -18,6 +18,7 @@ Array = npt.NDArray[Any]
 MAX_VARIABLES = 100_000
 MAX_RANK = 16
 CUT_TOLERANCE = 0.02
+BLOCK_ROWS = 16  # of a kernel as the matrix (inputs, units): rows that update rules look at together
 MAX_SURPLUS = 4096
 
 
@@ -171,7 +172,7 @@ class ParameterLayout:
 
         They end where variables end, as long as that makes none greater than its share by more than twice
         ``CUT_TOLERANCE`` of it, or by ``MAX_SURPLUS`` elements. Else variables are cut as well, if the layout is
-        ``divisible``: between two rows where that is near enough.
+        ``divisible``: between two blocks of rows, or two rows, where that is near enough.
 
         Returns:
             Runs, none without a variable. Fewer than ``shards`` when there are fewer variables and none is cut.
@@ -196,12 +197,13 @@ class ParameterLayout:
         return [Run.of([Piece(i, s, 0, s.size) for i, s in enumerate(self.slots)][a:b]) for a, b in ends]
 
     def _border_near(self, target: float, tolerance: float) -> int:
-        """Where to cut: between two variables, else between two rows of one, else in a row."""
+        """Where to cut: between two variables, else two blocks of rows of one, else two rows, else in a row."""
         between = min((slot.start for slot in self.slots), key=lambda start: abs(start - target))
         slot = next(slot for slot in self.slots if slot.start <= target < slot.stop)
-        row = math.prod(slot.shape[1:])
-        rows = slot.start + row * round((target - slot.start) / row)
-        near = [border for border in (between, rows) if abs(border - target) <= tolerance]
+        row, block = math.prod(slot.shape[1:]), BLOCK_ROWS * math.prod(slot.shape[-1:])
+        steps = (math.lcm(row, block) if len(slot.shape) > 1 else BLOCK_ROWS, row)
+        inside = [slot.start + step * round((target - slot.start) / step) for step in steps]
+        near = [border for border in (between, *inside) if abs(border - target) <= tolerance]
         return near[0] if near else round(target)
 
     def _run(self, start: int, stop: int) -> Run:

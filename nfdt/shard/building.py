@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from nfdt.consistency import make_policy
 from nfdt.core.algorithm import AlgorithmSpec
-from nfdt.core.arrays import ParameterLayout
+from nfdt.core.arrays import ParameterLayout, Run
 from nfdt.core.program.state import State
 from nfdt.core.rows import TableLayout
 from nfdt.shard.apply import Engine
@@ -21,6 +21,7 @@ from nfdt.shard.sparse_store import SparseStore
 from nfdt.shard.store import ShardStore
 from nfdt.shard.table import Table
 from nfdt.update_rules import make_rule
+from nfdt.update_rules.blocks import KernelBlocks, TableRows
 
 Store = ShardStore | SparseStore
 
@@ -54,21 +55,30 @@ def build_store(
     plan = make_plan(manifest, index, shards)
     weights = plan.own(state.weights)
     run = ParameterLayout.of_program(manifest).cut(shards)[index]
-    layout = TableLayout.of_run(run, sparse_tables(manifest, algorithm, shards))
+    sparse = sparse_tables(manifest, algorithm, shards)
+    layout = TableLayout.of_run(run, sparse)
     if layout.tables:
         plan, dense = _without_tables(plan, layout), layout.dense(weights)
         built = build_optimizer(manifest, plan, dense if dense.size else np.zeros(1, np.float32), custom_objects)
     else:
         built = build_optimizer(manifest, plan, weights, custom_objects)
     built.load(state.optimizer)
-    rule = make_rule(algorithm, built.traits)
+    rule = make_rule(algorithm, built.traits, _blocks(manifest, run, sparse))
     engine, merge_count = Engine(built, rule), make_policy(algorithm).merge_count(workers)
     records = kind_for(rule, algorithm, workers)
     store = ShardStore(engine, merge_count=merge_count, overlap=algorithm.overlap, records=records)
     if not layout.tables:
         return store
-    tables = [Table(values.copy(), make_rule(algorithm, built.traits)) for values in layout.views(weights)]
+    tables = [Table(values.copy(), make_rule(algorithm, built.traits, TableRows())) for values in layout.views(weights)]
     return SparseStore(store, engine, tables, layout)
+
+
+def _blocks(manifest: Mapping[str, Any], run: Run, elsewhere: Sequence[int]) -> KernelBlocks:
+    """Of the run's variables but those that go by rows."""
+    pieces = [piece for piece in run.pieces if piece.variable not in elsewhere]
+    tables = set(manifest.get("tables") or ())
+    by_rows = [piece.variable in tables and len(piece.shape) == 2 for piece in pieces]
+    return KernelBlocks([piece.shape for piece in pieces], by_rows)
 
 
 def _without_tables(plan: ShardPlan, layout: TableLayout) -> ShardPlan:

@@ -21,6 +21,9 @@ class _RowOps:
     maximum: Any = np.maximum
     power: Any = np.power
     where: Any = staticmethod(np.where)
+    sum: Any = staticmethod(np.sum)
+    reshape: Any = staticmethod(np.reshape)
+    concatenate: Any = staticmethod(np.concatenate)
 
     @staticmethod
     def zeros_like(x: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -31,6 +31,13 @@ class TensorOps:
     maximum = staticmethod(tf.maximum)
     where = staticmethod(tf.where)
     zeros_like = staticmethod(tf.zeros_like)
+    sum = staticmethod(tf.reduce_sum)
+    reshape = staticmethod(tf.reshape)
+
+    @staticmethod
+    def concatenate(arrays: Sequence[Any]) -> Any:
+        """One after the other."""
+        return tf.concat(arrays, 0)
 
     @staticmethod
     def power(x: Any, y: Any) -> Any:

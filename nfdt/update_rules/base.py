@@ -16,6 +16,7 @@ The moments of one push, in order::
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -25,7 +26,7 @@ Array = Any
 """A NumPy array or a TensorFlow tensor."""
 
 State = dict[str, Array]
-"""Named arrays: vectors of the shard's size ``(n,)`` or 0-d scalars, in the dtype of the weights."""
+"""Named arrays in the dtype of the weights: vectors ``(n,)`` of the shard's size, or one number for each block, or 0-d."""
 
 
 class ArrayOps(Protocol):
@@ -38,6 +39,9 @@ class ArrayOps(Protocol):
     def power(self, x: Array, y: Array, /) -> Array: ...  # noqa: D102
     def where(self, condition: Array, x: Array, y: Array, /) -> Array: ...  # noqa: D102
     def zeros_like(self, x: Array, /) -> Array: ...  # noqa: D102
+    def sum(self, x: Array, axis: int, /) -> Array: ...  # noqa: D102
+    def reshape(self, x: Array, shape: tuple[int, ...], /) -> Array: ...  # noqa: D102
+    def concatenate(self, arrays: Sequence[Array], /) -> Array: ...  # noqa: D102
 
 
 @dataclass(frozen=True)

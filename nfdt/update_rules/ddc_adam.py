@@ -26,7 +26,7 @@ from nfdt.update_rules.base import (
     initial,
     scalar,
 )
-from nfdt.update_rules.reliability import Strengths, init_reliability, kept_impulse, reliable_gradient, step_square
+from nfdt.update_rules.reliability import Reliability, kept_impulse
 
 
 class DelayedAdam(Identity):
@@ -37,8 +37,8 @@ class DelayedAdam(Identity):
     looks_ahead = True
     uses_backup = True
 
-    def __init__(self, strengths: Strengths, traits: OptimizerTraits) -> None:
-        self.strengths = strengths
+    def __init__(self, reliability: Reliability, traits: OptimizerTraits) -> None:
+        self.reliability = reliability
         self.beta_1 = traits.beta_1
         self.beta_2 = traits.beta_2
         self.epsilon = traits.epsilon
@@ -49,7 +49,7 @@ class DelayedAdam(Identity):
         ``scale`` is b / sqrt(1 - b2^n) of the last update, kept for the look-ahead.
         """
         return {
-            **init_reliability(ops, weights),
+            **self.reliability.init_shard(ops, weights),
             "reserve": ops.zeros_like(weights),
             "second_moment": ops.zeros_like(weights),
             "reserve_bias": initial(weights),
@@ -58,7 +58,7 @@ class DelayedAdam(Identity):
 
     def correct(self, ops: ArrayOps, push: Push, shard: State, worker: State) -> Correction:
         """The compensated gradient, trusted by its drift, at the full learning rate."""
-        gradient, shard = reliable_gradient(ops, push, shard, self.strengths)
+        gradient, shard = self.reliability.gradient(ops, push, shard)
         return Correction(gradient, scalar(ops, push.staleness, 1.0), shard, worker)
 
     def advance(
@@ -78,7 +78,7 @@ class DelayedAdam(Identity):
             "second_moment": second,
             "reserve_bias": kept * bias + self.beta_1,
             "scale": scale,
-            "step_square": step_square(shard, step),
+            "step_square": self.reliability.step_square(ops, shard, step),
         }
         return Advance(weights - step, state)
 

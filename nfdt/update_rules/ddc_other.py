@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nfdt.update_rules.base import Array, ArrayOps, Correction, Identity, Push, State, scalar
-from nfdt.update_rules.reliability import Strengths, init_reliability, reliable_gradient, step_square
+from nfdt.update_rules.reliability import Reliability
 
 
 class DelayedTransform(Identity):
@@ -12,18 +12,18 @@ class DelayedTransform(Identity):
     name = "ddc"
     uses_backup = True
 
-    def __init__(self, strengths: Strengths) -> None:
-        self.strengths = strengths
+    def __init__(self, reliability: Reliability) -> None:
+        self.reliability = reliability
 
     def init_shard(self, ops: ArrayOps, weights: Array) -> State:
         """The reliability state."""
-        return init_reliability(ops, weights)
+        return self.reliability.init_shard(ops, weights)
 
     def correct(self, ops: ArrayOps, push: Push, shard: State, worker: State) -> Correction:
         """The compensated gradient, trusted by its drift, at the full learning rate."""
-        gradient, shard = reliable_gradient(ops, push, shard, self.strengths)
+        gradient, shard = self.reliability.gradient(ops, push, shard)
         return Correction(gradient, scalar(ops, push.staleness, 1.0), shard, worker)
 
     def observe(self, ops: ArrayOps, before: Array, after: Array, shard: State) -> State:
         """Measure the step the optimizer took."""
-        return {**shard, "step_square": step_square(shard, before - after)}
+        return {**shard, "step_square": self.reliability.step_square(ops, shard, before - after)}

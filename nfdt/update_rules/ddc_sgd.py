@@ -15,7 +15,7 @@ lines above then are Keras' exactly, and in both cases the total is lr * gc / (1
 from __future__ import annotations
 
 from nfdt.update_rules.base import Advance, Array, ArrayOps, Correction, Identity, Push, State, scalar
-from nfdt.update_rules.reliability import Strengths, init_reliability, kept_impulse, reliable_gradient, step_square
+from nfdt.update_rules.reliability import Reliability, kept_impulse
 
 
 class DelayedSGD(Identity):
@@ -26,8 +26,8 @@ class DelayedSGD(Identity):
     looks_ahead = True
     uses_backup = True
 
-    def __init__(self, strengths: Strengths, momentum: float, nesterov: bool = False) -> None:
-        self.strengths = strengths
+    def __init__(self, reliability: Reliability, momentum: float, nesterov: bool = False) -> None:
+        self.reliability = reliability
         self.momentum = momentum
         nesterov = nesterov and momentum > 0
         self._at_once = 1.0 + momentum if nesterov else 1.0
@@ -35,11 +35,11 @@ class DelayedSGD(Identity):
 
     def init_shard(self, ops: ArrayOps, weights: Array) -> State:
         """The reliability state and R (``reserve``), shape ``(n,)``, zero."""
-        return {**init_reliability(ops, weights), "reserve": ops.zeros_like(weights)}
+        return {**self.reliability.init_shard(ops, weights), "reserve": ops.zeros_like(weights)}
 
     def correct(self, ops: ArrayOps, push: Push, shard: State, worker: State) -> Correction:
         """The compensated gradient, trusted by its drift, at the full learning rate."""
-        gradient, shard = reliable_gradient(ops, push, shard, self.strengths)
+        gradient, shard = self.reliability.gradient(ops, push, shard)
         return Correction(gradient, scalar(ops, push.staleness, 1.0), shard, worker)
 
     def advance(
@@ -50,7 +50,8 @@ class DelayedSGD(Identity):
         scaled = learning_rate * gradient
         step = (1.0 - kept) * shard["reserve"] + self._at_once * scaled
         reserve = kept * shard["reserve"] + self._delivered_later * scaled
-        return Advance(weights - step, {**shard, "reserve": reserve, "step_square": step_square(shard, step)})
+        square = self.reliability.step_square(ops, shard, step)
+        return Advance(weights - step, {**shard, "reserve": reserve, "step_square": square})
 
     def reply(self, ops: ArrayOps, weights: Array, learning_rate: Array, staleness: Array, shard: State) -> Array:
         """Look ahead: what the reserve will release in this worker's next ``tau`` updates."""

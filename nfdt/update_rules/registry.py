@@ -6,33 +6,40 @@ from collections.abc import Callable
 
 from nfdt.core.algorithm import AlgorithmSpec
 from nfdt.update_rules.base import OptimizerTraits, UpdateRule
+from nfdt.update_rules.blocks import Blocks, Elements
 from nfdt.update_rules.dc import AdaptiveDelayCompensated, DelayCompensated
 from nfdt.update_rules.dc_momentum import DelayCompensatedMomentum
 from nfdt.update_rules.ddc import make_ddc
 from nfdt.update_rules.plain import Plain
 from nfdt.update_rules.staleness import StalenessScaled
 
-Factory = Callable[[AlgorithmSpec, OptimizerTraits], UpdateRule]
+Factory = Callable[[AlgorithmSpec, OptimizerTraits, Blocks], UpdateRule]
 
 
 def _strength(spec: AlgorithmSpec, default: float) -> float:
     return default if spec.dc_lambda is None else spec.dc_lambda
 
 
-def _ddc(spec: AlgorithmSpec, traits: OptimizerTraits) -> UpdateRule:
-    return make_ddc(traits, dc_lambda=_strength(spec, 30.0), dc_clip=spec.dc_clip, gap=spec.gap, decay=spec.dc_decay)
+def _ddc(spec: AlgorithmSpec, traits: OptimizerTraits, blocks: Blocks) -> UpdateRule:
+    return make_ddc(traits, blocks, dc_lambda=_strength(spec, 1.0), dc_clip=spec.dc_clip, gap=spec.gap)
 
 
 RULES: dict[str, Factory] = {
-    "plain": lambda spec, traits: Plain(),
-    "staleness-scaled": lambda spec, traits: StalenessScaled(),
-    "dc": lambda spec, traits: DelayCompensated(_strength(spec, 0.04)),
-    "dc-a": lambda spec, traits: AdaptiveDelayCompensated(_strength(spec, 2.0), spec.dc_decay),
-    "dc-k": lambda spec, traits: DelayCompensatedMomentum(_strength(spec, 2.0), spec.dc_decay),
+    "plain": lambda spec, traits, blocks: Plain(),
+    "staleness-scaled": lambda spec, traits, blocks: StalenessScaled(),
+    "dc": lambda spec, traits, blocks: DelayCompensated(_strength(spec, 0.04)),
+    "dc-a": lambda spec, traits, blocks: AdaptiveDelayCompensated(_strength(spec, 2.0), spec.dc_decay),
+    "dc-k": lambda spec, traits, blocks: DelayCompensatedMomentum(_strength(spec, 2.0), spec.dc_decay),
     "ddc": _ddc,
 }
 
 
-def make_rule(spec: AlgorithmSpec, traits: OptimizerTraits) -> UpdateRule:
-    """The update rule ``spec.update_rule`` with the spec's numbers, for an optimizer with these traits."""
-    return RULES[spec.update_rule](spec, traits)
+def make_rule(spec: AlgorithmSpec, traits: OptimizerTraits, blocks: Blocks | None = None) -> UpdateRule:
+    """The update rule ``spec.update_rule`` with the spec's numbers, for an optimizer with these traits.
+
+    Args:
+        spec: The row.
+        traits: Of the user's optimizer.
+        blocks: What a rule that does so judges together; None: every element for itself.
+    """
+    return RULES[spec.update_rule](spec, traits, blocks or Elements())

@@ -1,13 +1,13 @@
-"""What all forms of DDC-ASGD share: measured delay, bounded compensation, trust by drift."""
+"""What all forms of DDC-ASGD share: measured delay, compensation by agreement, trust by drift."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nfdt.update_rules.base import Array, ArrayOps, Push, State, initial, scalar
-from nfdt.update_rules.dc import compensation, mean_square
+from nfdt.update_rules.blocks import Blocks, Elements
 
-CURVATURE_EPSILON = 1e-7
+NORM_EPSILON = 1e-30
 STEP_EPSILON = 1e-10
 STEP_DECAY = 0.99
 QUICK_DELAY_DECAY = 0.9
@@ -16,47 +16,56 @@ QUICK_UPDATES = 50
 
 
 @dataclass(frozen=True)
-class Strengths:
-    """``dc_lambda`` (lam0), ``dc_clip`` (kappa), ``gap`` (k) and ``dc_decay`` of algorithms 5.1, all >= 0."""
+class Reliability:
+    """How far a delayed gradient is compensated and trusted, a block of elements at a time.
 
-    dc_lambda: float = 30.0
-    dc_clip: float = 1.0
-    gap: float = 0.5
-    dc_decay: float = 0.95
-
-
-def init_reliability(ops: ArrayOps, weights: Array) -> State:
-    """Vectors q (``mean_square``) and s (``step_square``), scalars ``mean_delay`` (tbar) and ``seen``."""
-    return {
-        "mean_square": ops.zeros_like(weights),
-        "step_square": ops.zeros_like(weights),
-        "mean_delay": initial(weights),
-        "seen": initial(weights),
-    }
-
-
-def reliable_gradient(ops: ArrayOps, push: Push, shard: State, strengths: Strengths) -> tuple[Array, State]:
-    """The gradient compensated for its drift and trusted according to it.
-
-    Computes, elementwise, with ``d = w - backup``::
-
-        q  = dc_decay q + (1 - dc_decay) g*g
-        c  = clip(dc_lambda / sqrt(q + 1e-7) * g*g*d, -dc_clip |g|, +dc_clip |g|)
-        gc = (g + c) / (1 + gap |d| / (sqrt(s) + 1e-10))
-
-    ``d = 0`` gives ``gc = g``; always ``|gc| <= (1 + dc_clip) |g|``.
-
-    Returns:
-        ``gc``, and the shard state with q, the mean delay and the counter moved on.
+    Attributes:
+        dc_lambda: Strength of the compensation, >= 0; 0: none.
+        dc_clip: It is at most so many times the gradient, > 0.
+        gap: How strongly drift lowers the trust, >= 0; 0: not at all.
+        blocks: What is judged together.
     """
-    square = mean_square(shard["mean_square"], push.gradient, strengths.dc_decay)
-    bound = strengths.dc_clip * ops.abs(push.gradient)
-    change = compensation(push, strengths.dc_lambda / ops.sqrt(square + CURVATURE_EPSILON))
-    change = ops.minimum(ops.maximum(change, -bound), bound)
-    drift = ops.abs(push.weights - push.backup) / (ops.sqrt(shard["step_square"]) + STEP_EPSILON)
-    gradient = (push.gradient + change) / (1.0 + strengths.gap * drift)
-    delay = mean_delay(ops, shard["mean_delay"], push.staleness, shard["seen"])
-    return gradient, {**shard, "mean_square": square, "mean_delay": delay, "seen": shard["seen"] + 1.0}
+
+    dc_lambda: float = 1.0
+    dc_clip: float = 1.0
+    gap: float = 0.25
+    blocks: Blocks = field(default_factory=Elements)
+
+    def init_shard(self, ops: ArrayOps, weights: Array) -> State:
+        """s (``step_square``), one number for each block; scalars ``mean_delay`` (tbar) and ``seen``."""
+        return {
+            "step_square": ops.zeros_like(self.blocks.sums(ops, weights)),
+            "mean_delay": initial(weights),
+            "seen": initial(weights),
+        }
+
+    def gradient(self, ops: ArrayOps, push: Push, shard: State) -> tuple[Array, State]:
+        """The gradient compensated for its drift and trusted according to it.
+
+        In each block, with ``d = w - backup``, ``|.|`` the Euclidean norm and ``<., .>`` the scalar product over it::
+
+            cos = <g, d> / (|g| |d|)
+            gc  = g (1 + clip(dc_lambda cos, -dc_clip, +dc_clip)) / (1 + gap |d| / sqrt(s))
+
+        ``dc_lambda cos g`` is ``lambda (g g^T) d``, the curvature of DC-ASGD before its diagonal is taken, with
+        ``lambda = dc_lambda / (|g| |d|)``. ``d = 0`` gives ``gc = g``; always ``|gc| <= (1 + dc_clip) |g|``.
+
+        Returns:
+            ``gc``, and the shard state with the mean delay and the counter moved on.
+        """
+        sums, gradient, drift = self.blocks.sums, push.gradient, push.weights - push.backup
+        length = ops.sqrt(sums(ops, drift * drift))
+        norms = ops.sqrt(sums(ops, gradient * gradient)) * length
+        agreement = self.dc_lambda * sums(ops, gradient * drift) / (norms + NORM_EPSILON)
+        agreement = ops.minimum(ops.maximum(agreement, -self.dc_clip), self.dc_clip)
+        gap = length / (ops.sqrt(shard["step_square"]) + STEP_EPSILON)
+        trusted = self.blocks.scaled(ops, gradient, (1.0 + agreement) / (1.0 + self.gap * gap))
+        delay = mean_delay(ops, shard["mean_delay"], push.staleness, shard["seen"])
+        return trusted, {**shard, "mean_delay": delay, "seen": shard["seen"] + 1.0}
+
+    def step_square(self, ops: ArrayOps, shard: State, step: Array) -> Array:
+        """s: exponential mean of the squared norms of the applied steps, shape ``(blocks,)``."""
+        return STEP_DECAY * shard["step_square"] + (1.0 - STEP_DECAY) * self.blocks.sums(ops, step * step)
 
 
 def mean_delay(ops: ArrayOps, previous: Array, staleness: Array, seen: Array) -> Array:
@@ -70,8 +79,3 @@ def kept_impulse(ops: ArrayOps, momentum: float, shard: State) -> Array:
     """The share of the reserve kept per update, m = ``momentum ** (1 / (1 + tbar))``, 0-d: slower with delay."""
     delay = shard["mean_delay"]
     return ops.power(scalar(ops, delay, momentum), 1.0 / (1.0 + delay))
-
-
-def step_square(shard: State, step: Array) -> Array:
-    """s: exponential mean of the squared applied steps."""
-    return STEP_DECAY * shard["step_square"] + (1.0 - STEP_DECAY) * step * step

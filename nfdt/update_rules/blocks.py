@@ -1,0 +1,114 @@
+"""Which elements of a vector are judged together: of a shard's variables, of a table's rows, or none.
+
+A block of a kernel is up to ``BLOCK_ROWS`` of the weights that lead into one unit: of the matrix ``(inputs, units)`` that any
+kernel is with its last axis kept, ``BLOCK_ROWS`` rows of one column. Blocks never reach over a variable, and begin at every
+``BLOCK_ROWS``-th row of it, so that shards that are cut there see the same ones as a single shard.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from nfdt.core.arrays import BLOCK_ROWS
+from nfdt.update_rules.base import Array, ArrayOps
+
+
+class Blocks(Protocol):
+    """Sums over blocks, and factors for them."""
+
+    def sums(self, ops: ArrayOps, vector: Array) -> Array:
+        """The sum of each block's elements, shape ``(blocks,)``."""
+        ...
+
+    def scaled(self, ops: ArrayOps, vector: Array, factors: Array) -> Array:
+        """The vector, each element times its block's factor; ``factors`` has shape ``(blocks,)``."""
+        ...
+
+
+class Elements:
+    """Every element is a block."""
+
+    def sums(self, ops: ArrayOps, vector: Array) -> Array:
+        """The vector itself."""
+        return vector
+
+    def scaled(self, ops: ArrayOps, vector: Array, factors: Array) -> Array:
+        """The product."""
+        return vector * factors
+
+
+class TableRows:
+    """Every row of a table, or of the rows of it that are there, is a block; vectors have shape ``(rows, width)``."""
+
+    def sums(self, ops: ArrayOps, vector: Array) -> Array:
+        """One sum for each row."""
+        return ops.sum(vector, -1)
+
+    def scaled(self, ops: ArrayOps, vector: Array, factors: Array) -> Array:
+        """Rows times their factors."""
+        return vector * factors[:, None]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Blocks that lie one after the other: ``(blocks, rows, columns)``, from element ``start`` and block ``first``."""
+
+    start: int
+    first: int
+    shape: tuple[int, int, int]
+
+    @property
+    def elements(self) -> slice:
+        return slice(self.start, self.start + math.prod(self.shape))
+
+    @property
+    def sums(self) -> slice:
+        return slice(self.first, self.first + self.shape[0] * self.shape[2])
+
+
+class KernelBlocks:
+    """The blocks of some variables that lie one after the other in a flat vector.
+
+    Args:
+        shapes: Of the variables, or of the parts of them that are there, in order.
+        tables: Of each variable, whether its rows are the blocks, as in an embedding.
+    """
+
+    def __init__(self, shapes: Iterable[tuple[int, ...]], tables: Iterable[bool]) -> None:
+        self._parts: list[_Part] = []
+        start = first = 0
+        for shape, table in zip(shapes, tables, strict=True):
+            for part_shape in _part_shapes(shape, table):
+                part = _Part(start, first, part_shape)
+                self._parts.append(part)
+                start, first = part.elements.stop, part.sums.stop
+
+    def sums(self, ops: ArrayOps, vector: Array) -> Array:
+        """See ``Blocks``."""
+        found = [ops.sum(ops.reshape(vector[part.elements], part.shape), 1) for part in self._parts]
+        return ops.concatenate([ops.reshape(sums, (-1,)) for sums in found]) if found else vector
+
+    def scaled(self, ops: ArrayOps, vector: Array, factors: Array) -> Array:
+        """See ``Blocks``."""
+        found = []
+        for part in self._parts:
+            blocks, _, columns = part.shape
+            own = ops.reshape(factors[part.sums], (blocks, 1, columns))
+            found.append(ops.reshape(ops.reshape(vector[part.elements], part.shape) * own, (-1,)))
+        return ops.concatenate(found) if found else vector
+
+
+def _part_shapes(shape: tuple[int, ...], table: bool) -> list[tuple[int, int, int]]:
+    """Full blocks, and what is left over at the end; nothing of a variable without elements."""
+    size = math.prod(shape)
+    columns = shape[-1] if len(shape) > 1 else 1
+    if not size:
+        return []
+    rows = size // columns
+    if table:
+        return [(rows, columns, 1)]
+    found = [(rows // BLOCK_ROWS, BLOCK_ROWS, columns), (1, rows % BLOCK_ROWS, columns)]
+    return [part for part in found if part[0] and part[1]]
