@@ -8,14 +8,16 @@ import numpy as np
 class NumpyShard:
     """One shard: told on which weights a gradient was computed and how many updates it missed.
 
-    ``rule`` is ``plain`` (SGD, with Keras' momentum), ``dc`` (constant strength 0.04) or ``ddc`` (SGD, algorithms 5.1).
+    ``rule`` is ``plain`` (SGD, with Keras' momentum), ``dc`` (constant strength 0.04) or ``ddc`` (SGD), which judges a
+    unit's weights together: a column of a kernel, a bias.
     """
 
-    def __init__(self, rule, weights, momentum=0.0):
+    def __init__(self, rule, weights, momentum=0.0, shapes=None):
         self.w = weights
         self.momentum = momentum
         self.move = getattr(self, f"_{rule}")
-        self.velocity = self.reserve = self.squares = self.steps = np.zeros_like(weights)
+        self.velocity = self.reserve = self.steps = np.zeros_like(weights)
+        self.unit = np.concatenate(list(units(shapes or [weights.shape])))
         self.mean_delay, self.updates = 0.0, 0
 
     def push(self, gradient, held, tau, rate):
@@ -35,20 +37,33 @@ class NumpyShard:
     def _ddc(self, g, d, tau, rate):
         mu, beta = self.momentum, 0.9 if self.updates < 50 else 0.99
         self.mean_delay = beta * self.mean_delay + (1 - beta) * tau if self.updates else tau
-        self.squares = 0.95 * self.squares + 0.05 * g * g
-        c = np.clip(30 / np.sqrt(self.squares + 1e-7) * g * g * d, -abs(g), abs(g))
-        gc = (g + c) / (1 + 0.5 * abs(d) / (np.sqrt(self.steps) + 1e-10))
+        lengths = np.sqrt(self.total(g * g) * self.total(d * d))
+        cosine = np.divide(self.total(g * d), lengths, out=np.zeros_like(d), where=lengths > 0)
+        gc = g * (1 + cosine) / (1 + 0.25 * np.sqrt(self.total(d * d)) / (np.sqrt(self.steps) + 1e-10))
         m = mu ** (1 / (1 + self.mean_delay))
         step = (1 - m) * self.reserve + rate * gc
         self.reserve = m * self.reserve + rate * mu / (1 - mu) * gc
         self.w = self.w - step
-        self.steps = 0.99 * self.steps + 0.01 * step * step
+        self.steps = 0.99 * self.steps + 0.01 * self.total(step * step)
         return self.w - (1 - m**tau) * self.reserve
 
+    def total(self, v):
+        """For each element the sum over its unit's."""
+        return np.array([v[self.unit == unit].sum() for unit in self.unit])
 
-def ahead(rule, weights, gradients, overlap, momentum, rate):
+
+def units(shapes):
+    """Of each variable, which unit each element leads into; no kernel has more than 16 rows here."""
+    first = 0
+    for shape in shapes:
+        columns = shape[-1] if len(shape) > 1 else 1
+        yield first + np.arange(np.prod(shape)) % columns
+        first += columns
+
+
+def ahead(rule, weights, gradients, overlap, momentum, rate, shapes=None):
     """One worker that computes each gradient ``overlap`` answers behind: (staleness, all answers, weights at last)."""
-    shard = NumpyShard(rule, np.float64(weights), momentum)
+    shard = NumpyShard(rule, np.float64(weights), momentum, shapes)
     answers = [(np.float64(weights), 0)]
     staleness = []
     for step, g in enumerate(gradients):

@@ -13,6 +13,7 @@ import numpy as np
 from nfdt.core.algorithm import AlgorithmSpec
 from nfdt.core.arrays import ParameterLayout
 from nfdt.shard.apply import Engine
+from nfdt.shard.building import blocks_of
 from nfdt.shard.optimizer import build_optimizer
 from nfdt.shard.plan import make_plan
 from nfdt.shard.push import Gradient
@@ -94,7 +95,8 @@ def make_engine(manifest, weights, *, rule="plain", index=0, shards=1, state=Non
     built = build_optimizer(manifest, plan, part, custom_objects)
     if state:
         built.load(state)
-    return Engine(built, make_rule(rule_spec(rule, **options), built.traits))
+    blocks = blocks_of(manifest, ParameterLayout.of_program(manifest).cut(shards)[index])
+    return Engine(built, make_rule(rule_spec(rule, **options), built.traits, blocks))
 
 
 def joined(parts, shape):

@@ -63,7 +63,7 @@ def build_store(
     else:
         built = build_optimizer(manifest, plan, weights, custom_objects)
     built.load(state.optimizer)
-    rule = make_rule(algorithm, built.traits, _blocks(manifest, run, sparse))
+    rule = make_rule(algorithm, built.traits, blocks_of(manifest, run, sparse))
     engine, merge_count = Engine(built, rule), make_policy(algorithm).merge_count(workers)
     records = kind_for(rule, algorithm, workers)
     store = ShardStore(engine, merge_count=merge_count, overlap=algorithm.overlap, records=records)
@@ -73,8 +73,8 @@ def build_store(
     return SparseStore(store, engine, tables, layout)
 
 
-def _blocks(manifest: Mapping[str, Any], run: Run, elsewhere: Sequence[int]) -> KernelBlocks:
-    """Of the run's variables but those that go by rows."""
+def blocks_of(manifest: Mapping[str, Any], run: Run, elsewhere: Sequence[int] = ()) -> KernelBlocks:
+    """What an update rule judges together, of a run of a program's variables without those that go by rows."""
     pieces = [piece for piece in run.pieces if piece.variable not in elsewhere]
     tables = set(manifest.get("tables") or ())
     by_rows = [piece.variable in tables and len(piece.shape) == 2 for piece in pieces]

@@ -26,7 +26,7 @@ Array = Any
 """A NumPy array or a TensorFlow tensor."""
 
 State = dict[str, Array]
-"""Named arrays in the dtype of the weights: vectors ``(n,)`` of the shard's size, or one number for each block, or 0-d."""
+"""Named arrays in the dtype of the weights: ``(n,)`` of the shard's size, one number for each block, or 0-d."""
 
 
 class ArrayOps(Protocol):

@@ -1,8 +1,9 @@
 """Which elements of a vector are judged together: of a shard's variables, of a table's rows, or none.
 
-A block of a kernel is up to ``BLOCK_ROWS`` of the weights that lead into one unit: of the matrix ``(inputs, units)`` that any
-kernel is with its last axis kept, ``BLOCK_ROWS`` rows of one column. Blocks never reach over a variable, and begin at every
-``BLOCK_ROWS``-th row of it, so that shards that are cut there see the same ones as a single shard.
+A kernel, its last axis kept, is a matrix ``(inputs, units)``. A block of it is ``BLOCK_ROWS`` rows of one column, or
+what is left of them at its end: some of the weights that lead into one unit. A vector is a matrix of one column.
+Blocks never reach over a variable and begin at every ``BLOCK_ROWS``-th row of it, so that shards which are cut there
+see the same ones as a single shard.
 """
 
 from __future__ import annotations

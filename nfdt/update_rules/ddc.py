@@ -10,9 +10,7 @@ from nfdt.update_rules.ddc_sgd import DelayedSGD
 from nfdt.update_rules.reliability import Reliability
 
 
-def make_ddc(
-    traits: OptimizerTraits, blocks: Blocks, *, dc_lambda: float, dc_clip: float, gap: float
-) -> UpdateRule:
+def make_ddc(traits: OptimizerTraits, blocks: Blocks, *, dc_lambda: float, dc_clip: float, gap: float) -> UpdateRule:
     """The form of DDC-ASGD for this optimizer."""
     sgd = traits.kind == "sgd" and 0 <= traits.momentum < 1
     reliability = Reliability(dc_lambda, dc_clip, gap, blocks)

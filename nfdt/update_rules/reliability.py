@@ -32,7 +32,7 @@ class Reliability:
     blocks: Blocks = field(default_factory=Elements)
 
     def init_shard(self, ops: ArrayOps, weights: Array) -> State:
-        """s (``step_square``), one number for each block; scalars ``mean_delay`` (tbar) and ``seen``."""
+        """S (``step_square``), one number for each block; scalars ``mean_delay`` (tbar) and ``seen``."""
         return {
             "step_square": ops.zeros_like(self.blocks.sums(ops, weights)),
             "mean_delay": initial(weights),

@@ -12,7 +12,7 @@ from nfdt.shard.servicer import start_shard
 from nfdt.transport.in_process import InProcessClient
 from nfdt.transport.stream import StreamClient
 from tests.numpy_shard import ahead
-from tests.shard_cluster import LAYOUT, Cluster, Reference, gradients, rule_spec, start_weights
+from tests.shard_cluster import LAYOUT, SHAPES, Cluster, Reference, gradients, rule_spec, start_weights
 
 TOKEN = "token"
 
@@ -187,7 +187,7 @@ def push_ahead(client, gradients, overlap):
 def test_gradients_computed_ahead_follow_the_trajectory_computed_by_hand(connect, rule, momentum, overlap):
     g = gradients(7)
     staleness, weights = push_ahead(connect(rule=rule, momentum=momentum, overlap=overlap), g, overlap)
-    wanted_staleness, wanted, _ = ahead(rule, start_weights(), g, overlap, momentum, rate=0.1)
+    wanted_staleness, wanted, _ = ahead(rule, start_weights(), g, overlap, momentum, 0.1, [s for _, s in SHAPES])
     assert staleness == wanted_staleness == [min(step, overlap) for step in range(7)]
     np.testing.assert_allclose(weights, wanted, rtol=5e-5, atol=5e-6)
 

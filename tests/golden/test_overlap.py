@@ -8,7 +8,7 @@ import pytest
 
 from nfdt.transport.in_process import InProcessClient
 from tests.numpy_shard import ahead
-from tests.shard_cluster import LAYOUT, Cluster, Reference, start_weights
+from tests.shard_cluster import LAYOUT, SHAPES, Cluster, Reference, start_weights
 
 RATE = 0.05
 STEPS = 9
@@ -33,7 +33,9 @@ def test_a_worker_that_computes_ahead_follows_the_published_formulas(rule, momen
             answers.append(held)
     answers += [pending.result() for pending in waiting]
 
-    staleness, weights, last = ahead(rule, start_weights(), [slope] * STEPS, overlap, momentum, RATE)
+    staleness, weights, last = ahead(
+        rule, start_weights(), [slope] * STEPS, overlap, momentum, RATE, [s for _, s in SHAPES]
+    )
     assert [a.staleness for a in answers] == staleness == [min(step, overlap) for step in range(STEPS)]
     np.testing.assert_allclose([a.weights for a in answers], weights, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(cluster.weights, last, rtol=1e-4, atol=1e-5)

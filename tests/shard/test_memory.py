@@ -81,4 +81,4 @@ def test_a_worker_costs_its_records_and_the_rules_state(rule, overlap, records, 
         timeout=120,
         check=True,
     )
-    assert 10 * vectors - 1 < float(done.stdout) < 10 * vectors + 2.5  # and an anchor or two
+    assert 10 * vectors - 1 < float(done.stdout) < 10 * vectors + 3  # and an anchor or two, and what a step works in

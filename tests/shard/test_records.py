@@ -133,7 +133,8 @@ def test_rounds_and_softsync_go_with_every_kind_of_record(rule, records):
         each.pull("a"), each.pull("b")
         for step, g in enumerate(gradients(6)):
             each.push(0.1 * g, "ab"[step % 2])
-    np.testing.assert_allclose(c.weights, w.weights, rtol=2e-3, atol=2e-3)
+    atol = 2e-3 if rule == "plain" else 2e-2  # ddc looks at where a drift points, and these drifts are short
+    np.testing.assert_allclose(c.weights, w.weights, rtol=2e-3, atol=atol)
     assert c.stores[0].version == w.stores[0].version == 6
 
 

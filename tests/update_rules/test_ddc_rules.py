@@ -235,13 +235,12 @@ def test_the_adam_look_ahead_uses_the_scale_of_the_last_update():
     assert received == pytest.approx(shard.weights - 0.01 * (1 - kept**2) * state["reserve"] / unit, abs=1e-12)
 
 
-def test_defaults_are_those_of_the_design():
-    assert ddc(sgd()).strengths.gap == 0.5
-    for traits in (OptimizerTraits("adam"), OptimizerTraits("other")):
-        assert ddc(traits).strengths.gap == 1.0
-    strengths = ddc(sgd()).strengths
-    assert (strengths.dc_lambda, strengths.dc_clip, strengths.dc_decay) == (30.0, 1.0, 0.95)
-    assert ddc(sgd(), gap=0.25).strengths.gap == 0.25
+@pytest.mark.parametrize("traits", ALL)
+def test_the_options_and_their_defaults(traits):
+    made = ddc(traits).reliability
+    assert (made.dc_lambda, made.dc_clip, made.gap) == (1.0, 1.0, 0.25)
+    made = ddc(traits, dc_lambda=0.5, dc_clip=2, gap=0).reliability
+    assert (made.dc_lambda, made.dc_clip, made.gap) == (0.5, 2.0, 0.0)
 
 
 def test_optimizers_it_cannot_take_over_are_black_boxes():
