@@ -1,4 +1,4 @@
-"""The simulator: what a thousand workers take beside gradients and shards, and how near it is to real workers."""
+"""The simulator: what a thousand workers take beside gradients; and how near it and plans are to real workers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,20 @@ from benchmarks.images import read_images
 from benchmarks.report import Report, arguments
 from benchmarks.virtual import VirtualTraining
 from nfdt.cli.simulated import SimulatedSession
+from nfdt.cli.table import render
+from nfdt.planning.forecast import forecast
 from nfdt.simulate.cluster import ClusterDescription, parse_cluster
+from nfdt.simulate.costs import costs_of
 
 ROWS = ("asgd", "ddc-asgd")
 SEED = 1
 BATCH = 64
 RATE = 0.002
-REAL_MS = (100.0, 100.0, 200.0, 400.0)
+PEERS = ("planned", "simulated", "real")
+COMPARED = (
+    *("row", "planned s", "virtual s", "real s", "planned %", "virtual %"),
+    *("planned staleness", "virtual", "real", "distance"),
+)
 
 
 def machines(workers: int) -> ClusterDescription:
@@ -91,11 +99,39 @@ def distance(one: Mapping[int, int], other: Mapping[int, int]) -> float:
     return sum(abs(one.get(k, 0) / totals[0] - other.get(k, 0) / totals[1]) for k in keys) / 2
 
 
-def against_reality(report: Report, row: str, step_ms: Sequence[float], *, steps: int, epochs: int = 4) -> None:
-    """The same job on real workers with emulated step times and on simulated ones; first epochs, which trace, apart."""
+@dataclass(frozen=True)
+class Compared:
+    """One row, planned, simulated and on real workers.
+
+    Attributes:
+        row: Its name.
+        epoch_s: Seconds of an epoch by peer, in the order of ``PEERS``.
+        staleness: Mean staleness, the same way.
+        distance: Of the histograms of staleness, simulated and real.
+    """
+
+    row: str
+    epoch_s: tuple[float, float, float]
+    staleness: tuple[float, float, float]
+    distance: float
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """A line of the table."""
+        planned, virtual, real = self.epoch_s
+        off = [f"{100 * (seconds / real - 1):+.1f}" for seconds in (planned, virtual)]
+        times, delays = ([f"{value:.2f}" for value in values] for values in (self.epoch_s, self.staleness))
+        return (self.row, *times, *off, *delays, f"{self.distance:.2f}")
+
+
+def against_reality(row: str, step_ms: Sequence[float], *, steps: int, epochs: int = 4) -> Compared:
+    """The same job on real workers with emulated step times, on simulated ones, and as planned.
+
+    The first epoch, in which graphs are traced and speeds are learnt, is left out.
+    """
     train = read_images(None).take(steps * BATCH)
-    case = f"{row} at {','.join(f'{ms:g}' for ms in step_ms)} ms"
     fit = {"batch_size": BATCH, "epochs": epochs, "verbose": 0}
+    options = {"workers": len(step_ms), "algorithm": row}
 
     def fitted(opened: Any, callbacks: Sequence[Any] = ()) -> dict[int, int]:
         with opened as session:
@@ -106,30 +142,48 @@ def against_reality(report: Report, row: str, step_ms: Sequence[float], *, steps
         return found
 
     laps = Laps()
-    real = fitted(nfdt.session(workers=len(step_ms), algorithm=row, emulate={"step_ms": tuple(step_ms)}), [laps])
+    real = fitted(nfdt.session(**options, emulate={"step_ms": tuple(step_ms)}), [laps])
     described = parse_cluster({"workers": [{"step_ms": ms} for ms in step_ms]})
-    simulated = SimulatedSession(resolve({"algorithm": row}), described)
+    simulated = SimulatedSession(resolve(options), described)
     virtual = fitted(simulated)
     ends = [p.at_s for p in simulated.jobs[0].record.points if p.ends_epoch]
-    virtual_s, real_s = (ends[-1] - ends[0]) / (epochs - 1), statistics.median(laps.seconds[1:])
-    report.add(case, "real", "s per epoch", real_s)
-    report.add(case, "simulated", "s per epoch", virtual_s)
-    for peer, counts in (("real", real), ("simulated", virtual)):
-        report.add(case, peer, "mean staleness", sum(k * n for k, n in counts.items()) / sum(counts.values()))
-    report.ratios[f"virtual/real@{row}"] = virtual_s / real_s
-    report.ratios[f"staleness distance@{row}"] = distance(real, virtual)
+    weights = build(SEED, RATE, 0).count_params()
+    planned = forecast(resolve(options).algorithm, costs_of(described, BATCH, weights), len(train.images))
+    seconds = planned.epoch_s, (ends[-1] - ends[0]) / (epochs - 1), statistics.median(laps.seconds[1:])
+    return Compared(row, seconds, (planned.staleness, _mean(virtual), _mean(real)), distance(real, virtual))
+
+
+def _mean(counts: Mapping[int, int]) -> float:
+    return sum(tau * n for tau, n in counts.items()) / max(1, sum(counts.values()))
+
+
+def compare(report: Report, rows: Sequence[str], step_ms: Sequence[float], steps: int) -> None:
+    """Several rows, as a table and in the report."""
+    case = f"workers of {','.join(f'{ms:g}' for ms in step_ms)} ms"
+    found = [against_reality(row, step_ms, steps=steps) for row in rows]
+    for each in found:
+        for peer, seconds, staleness in zip(PEERS, each.epoch_s, each.staleness, strict=True):
+            report.add(f"{each.row}, {case}", peer, "s per epoch", seconds)
+            report.add(f"{each.row}, {case}", peer, "mean staleness", staleness)
+        report.ratios[f"planned/real@{each.row}"] = each.epoch_s[0] / each.epoch_s[2]
+        report.ratios[f"virtual/real@{each.row}"] = each.epoch_s[1] / each.epoch_s[2]
+        report.ratios[f"staleness distance@{each.row}"] = each.distance
+    print(render(COMPARED, [each.cells for each in found]))
 
 
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--workers", type=int, default=1000)
-    parser.add_argument("--real", help="compare these rows with real workers of emulated speed, as in asgd,bsp")
+    parser.add_argument("--real", help="in place of it: compare these rows with real workers, as in asgd,bsp")
+    parser.add_argument("--step-ms", default="100,100,200,400", help="of the real workers")
+    parser.add_argument("--steps", type=int, default=100, help="of an epoch of the real workers")
     options = parser.parse_args()
     report = Report("simulate", [SEED])
-    rows = ROWS[:1] if options.quick else ROWS
-    run(report, workers=options.workers, steps=2 if options.quick else 10, rows=rows, data_dir=options.data_dir)
-    for row in options.real.split(",") if options.real else ():
-        against_reality(report, row, REAL_MS, steps=40)
+    if options.real:
+        compare(report, options.real.split(","), [float(ms) for ms in options.step_ms.split(",")], options.steps)
+    else:
+        rows = ROWS[:1] if options.quick else ROWS
+        run(report, workers=options.workers, steps=2 if options.quick else 10, rows=rows, data_dir=options.data_dir)
     report.finish(options.json)
 
 

@@ -53,7 +53,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "nfdt.core.program": ("nfdt.core.program",),
     "nfdt.core.training": ("nfdt.core.training",),
     **{room: (CORE, room) for room in PURE},
-    "nfdt.planning": (CORE, "nfdt.schedulers", "nfdt.planning"),
+    "nfdt.planning": (CORE, "nfdt.codecs", "nfdt.schedulers", "nfdt.planning"),
     **{room: (CORE, *PURE, *SERVERS) for room in SERVERS},
     # The servers' own code under a virtual clock: docs/decisions/0013.
     "nfdt.simulate": (CORE, *PURE, *SIMULATED, "nfdt.simulate"),

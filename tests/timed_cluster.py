@@ -10,7 +10,7 @@ class TimedCluster(SimulatedCluster):
     """Everybody works until the job has ended.
 
     ``step_s(worker index, samples, now)`` says how long a gradient takes, ``exchange_s`` its push and reply, which are
-    hidden as far as the step's overlap allows. ``ends[epoch][worker]`` is when a worker had done
+    hidden as far as the step's overlap allows: 1 + overlap steps are on their way at any time. ``ends[epoch][worker]`` is when a worker had done
     its last step of the epoch, ``steps`` lists (worker, began_at, samples, seconds).
     """
 
@@ -65,7 +65,7 @@ class TimedCluster(SimulatedCluster):
             if done and at - began >= told.budget_s:
                 break
             seconds = self.step_s(worker.index, task.samples, at)
-            waits = max(0.0, self.exchange_s - seconds) if told.overlap else self.exchange_s
+            waits = max(0.0, (seconds + self.exchange_s) / (1 + told.overlap) - seconds)
             self.steps.append((worker.name, at, task.samples, seconds + waits))
             self.times[task.task] = TaskTime(seconds, waits)
             done.append(task)

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
 
-from nfdt.schedulers import StepTime, water_fill
+from nfdt.schedulers import StepTime, lease_size, water_fill
+from nfdt.schedulers.group_shares import share_out
 
 Consistency = Literal["bsp", "free"]
 Batch = Literal["fixed", "dbs"]
 Groups = tuple[tuple[int, ...], ...]
 
+ENDLESS = 10**9  # tasks of an epoch whose end is far
 STALENESS_SCALE = 16.0  # so much delay doubles the samples that an update rule with compensation needs
 
 
@@ -29,12 +31,29 @@ class WorkerCost:
         step: Of the gradient alone.
         exchange_s: Seconds of a push with its reply, without waiting for the pushes of others.
         jitter: By what share its steps vary (their standard deviation); who waits for several waits for the slowest.
+        travel_s: The part of ``exchange_s`` that grows with the bytes.
+        ask_s: Seconds to ask for work, once per lease.
     """
 
     name: str
     step: StepTime
     exchange_s: float = 0.0
     jitter: float = 0.0
+    travel_s: float = 0.0
+    ask_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class SharedLink:
+    """A link that several workers share; in each direction one message after the other.
+
+    Attributes:
+        busy_s: Seconds that a push, or its reply, keeps it busy.
+        workers: Who shares it, by index.
+    """
+
+    busy_s: float
+    workers: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -46,12 +65,14 @@ class Cluster:
         local_batch: Samples of one worker's reference batch.
         shard_step_s: Seconds that the busiest shard takes per push; pushes to one shard wait for each other.
         allreduce_s: Seconds to average a gradient inside a group.
+        links: That are shared.
     """
 
     workers: tuple[WorkerCost, ...]
     local_batch: int
     shard_step_s: float = 0.0
     allreduce_s: float = 0.0
+    links: tuple[SharedLink, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,8 +128,9 @@ class Prediction:
 
 @dataclass(frozen=True)
 class _Pusher:
-    """Whoever pushes: a worker, or a group through its leader."""
+    """Whoever pushes: a worker, or a group through its first member."""
 
+    worker: int
     samples: float
     period_s: float
     jitter: float = 0.0
@@ -129,19 +151,22 @@ def predict(row: Row, cluster: Cluster) -> Prediction:
     """Throughput and staleness of a row; see :class:`Prediction`."""
     pushers = _groups(row, cluster) if row.groups else _workers(row, cluster)
     if row.consistency == "bsp":
-        step_s = max(slowest([(p.period_s, p.jitter) for p in pushers]), cluster.shard_step_s * len(pushers))
         total = sum(p.samples for p in pushers)
-        return Prediction(total / step_s, 0.0, 0.0, total / cluster.local_batch)
-    rates = [1 / p.period_s for p in pushers]
-    # Pushes that arrive faster than the shard applies them wait: everybody is slowed down alike.
-    slowed = max(1.0, sum(rates) * cluster.shard_step_s)
-    samples_per_s = sum(p.samples * rate for p, rate in zip(pushers, rates, strict=True)) / slowed
+        return Prediction(total / _round_s(pushers, cluster), 0.0, 0.0, total / cluster.local_batch)
+    rates = _rates(pushers, cluster)
+    samples_per_s = sum(p.samples * rate for p, rate in zip(pushers, rates, strict=True))
     # A gradient is computed on an answer one step older for each push that may overlap: others go on meanwhile.
     steps = 1 + row.overlap
     mean = steps * len(pushers) - 1
     most = steps * (sum(rates) - min(rates)) / min(rates) + row.overlap
-    merged = sum(p.samples**2 * rate for p, rate in zip(pushers, rates, strict=True)) / slowed / samples_per_s
+    merged = sum(p.samples**2 * rate for p, rate in zip(pushers, rates, strict=True)) / samples_per_s
     return Prediction(samples_per_s, float(mean), max(float(mean), most), merged / cluster.local_batch)
+
+
+def paces(row: Row, cluster: Cluster) -> list[tuple[int, float, float]]:
+    """Of each worker that pushes its index, its seconds per step alone, and its steps per second among the others."""
+    pushers = _workers(row, cluster)
+    return [(p.worker, p.period_s, rate) for p, rate in zip(pushers, _rates(pushers, cluster), strict=True)]
 
 
 def flat_rows(batch: Batch, overlap: int) -> list[Row]:
@@ -157,27 +182,62 @@ def flat_rows(batch: Batch, overlap: int) -> list[Row]:
     return [Row("free", batch, depth) for depth in range(min(overlap, 1) + 1)]
 
 
+def _rates(pushers: Sequence[_Pusher], cluster: Cluster) -> list[float]:
+    """Pushes per second of each: those that come faster than a link or the shards take them slow all down alike."""
+    rates = {p.worker: 1 / p.period_s for p in pushers}
+    shard = SharedLink(cluster.shard_step_s, frozenset(rates))
+    for shared in (*cluster.links, shard):
+        here = shared.workers & rates.keys()
+        slowed = max(1.0, shared.busy_s * sum(rates[worker] for worker in here))
+        rates.update({worker: rates[worker] / slowed for worker in here})
+    return list(rates.values())
+
+
+def _round_s(pushers: Sequence[_Pusher], cluster: Cluster) -> float:
+    """Of a barrier: pushes that arrive together wait for each other, and so do the replies, which leave together."""
+    shard = SharedLink(cluster.shard_step_s, frozenset(p.worker for p in pushers))
+    queue_s = 0.0
+    for shared in (*cluster.links, shard):
+        periods = sorted(p.period_s for p in pushers if p.worker in shared.workers)
+        free_s = 0.0
+        for period_s in periods:
+            free_s = max(period_s, free_s + shared.busy_s)
+        # Whose reply comes later begins later, so that its push no longer meets the others': only one of both counts.
+        replies_s = 0.0 if shared is shard else shared.busy_s * (len(periods) - 1)
+        queue_s = max(queue_s, free_s - periods[-1], replies_s)
+    asks_s = 2 * max(cluster.workers[p.worker].ask_s for p in pushers)  # the answer to the push, and a pull
+    return slowest([(p.period_s, p.jitter) for p in pushers]) + queue_s + asks_s
+
+
 def _workers(row: Row, cluster: Cluster) -> list[_Pusher]:
-    batch = float(cluster.local_batch)
+    batch, asks = float(cluster.local_batch), row.consistency != "bsp"
     if row.batch == "fixed":
         sizes = [batch] * len(cluster.workers)
     else:
         _, sizes = water_fill(batch * len(cluster.workers), [w.step for w in cluster.workers])
-    pairs = [(w, size) for w, size in zip(cluster.workers, sizes, strict=True) if size > 0]
-    return [_Pusher(size, _period(w.step.seconds(size), w.exchange_s, row.overlap), w.jitter) for w, size in pairs]
+    return [
+        _Pusher(index, size, _period(worker.step.seconds(size), worker, row.overlap, asks=asks), worker.jitter)
+        for index, (worker, size) in enumerate(zip(cluster.workers, sizes, strict=True))
+        if size > 0
+    ]
 
 
 def _groups(row: Row, cluster: Cluster) -> list[_Pusher]:
+    times = {index: worker.step for index, worker in enumerate(cluster.workers)}
+    shares = share_out(row.groups, times, cluster.local_batch, proportional=row.batch == "dbs")
     pushers = []
-    for indices in row.groups:
-        members = [cluster.workers[i] for i in indices]
-        samples = float(cluster.local_batch * len(members))
-        time_s, _ = water_fill(samples, [m.step for m in members])
-        time_s = slowest([(time_s, m.jitter) for m in members])
+    for share in shares:
+        members = [cluster.workers[i] for i in share.members]
+        steps = [(m.step.seconds(rows), m.jitter) for m, rows in zip(members, share.rows, strict=True)]
         inside = cluster.allreduce_s if len(members) > 1 else 0.0
-        pushers.append(_Pusher(samples, time_s + inside + max(m.exchange_s for m in members)))
+        exchange_s = max(m.exchange_s + m.ask_s for m in members)
+        pushers.append(_Pusher(share.members[0], float(share.batch), slowest(steps) + inside + exchange_s))
     return pushers
 
 
-def _period(step_s: float, exchange_s: float, overlap: int) -> float:
-    return max(step_s, exchange_s) if overlap else step_s + exchange_s
+def _period(step_s: float, worker: WorkerCost, overlap: int, *, asks: bool) -> float:
+    whole_s = step_s + worker.exchange_s
+    if asks and worker.ask_s:
+        step_s += worker.ask_s / lease_size(ENDLESS, 1, whole_s)
+    # With 1 + overlap steps under way, each passes through its computing and its exchange; no link carries two at once.
+    return max(step_s, (step_s + worker.exchange_s) / (1 + overlap), worker.travel_s / 2)

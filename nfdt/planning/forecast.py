@@ -10,7 +10,8 @@ from nfdt.core.algorithm import AlgorithmSpec
 from nfdt.core.groups import explicit_groups, wanted_groups
 from nfdt.planning.accuracy import Loss, expected_loss, measured_as
 from nfdt.planning.choice import choose
-from nfdt.planning.cost_model import Cluster, Prediction, Row, WorkerCost, flat_rows, predict
+from nfdt.planning.cost_model import Cluster, Prediction, Row, WorkerCost, flat_rows, predict, slowest
+from nfdt.planning.views import as_measured, encoded
 from nfdt.schedulers import StepTime
 from nfdt.schedulers.grouping import choose as choose_groups
 from nfdt.schedulers.grouping import divide
@@ -55,10 +56,14 @@ def forecast(algorithm: AlgorithmSpec, cluster: Cluster, samples: int) -> Foreca
         cluster: The workers.
         samples: Of an epoch.
     """
-    row = row_of(algorithm, cluster)
+    row = row_of(algorithm, cluster)  # what is chosen while a job trains is chosen before its codecs adapt
+    cluster = encoded(cluster, algorithm)
     if algorithm.topology == "ring":  # nobody pushes
-        workers = tuple(replace(worker, exchange_s=cluster.allreduce_s) for worker in cluster.workers)
-        cluster = replace(cluster, workers=workers, shard_step_s=0.0)
+        workers = tuple(replace(worker, exchange_s=cluster.allreduce_s, ask_s=0.0) for worker in cluster.workers)
+        cluster = replace(cluster, workers=workers, shard_step_s=0.0, links=())
+    elif algorithm.consistency in ("ssp", "softsync"):  # they ask for every single task
+        workers = tuple(replace(w, exchange_s=w.exchange_s + w.ask_s, ask_s=0.0) for w in cluster.workers)
+        cluster = replace(cluster, workers=workers)
     prediction = predict(row, cluster)
     if algorithm.consistency == "ssp":  # in the long run nobody is faster than the slowest
         prediction = _bounded(prediction, algorithm.staleness_bound, cluster)
@@ -112,7 +117,7 @@ def row_of(algorithm: AlgorithmSpec, cluster: Cluster) -> Row:
         return Row("free", "dbs", groups=explicit_groups(algorithm.groups, len(seconds)) or found)
     if algorithm.plan != "nothing":
         rows = flat_rows("dbs" if batch == "dbs" else "fixed", algorithm.overlap)
-        return choose(cluster, rows, current=rows[0]).row
+        return choose(as_measured(cluster, rows[0].batch), rows, current=rows[0]).row
     return Row("free", "dbs" if batch == "dbs" else "fixed", algorithm.overlap)
 
 
@@ -141,10 +146,13 @@ def recommend(forecasts: Sequence[Forecast]) -> tuple[Forecast, str]:
 
 def _bounded(free: Prediction, bound: int, cluster: Cluster) -> Prediction:
     """At the pace of the slowest worker; a bound of s steps leaves 1 / (s + 1) of the jitter to wait for."""
-    workers = tuple(replace(worker, jitter=worker.jitter / (bound + 1)) for worker in cluster.workers)
-    pace = predict(Row("bsp", "fixed"), replace(cluster, workers=workers)).samples_per_s
+    workers, batch = cluster.workers, cluster.local_batch
+    last = max(workers, key=lambda worker: worker.step.seconds(batch) + worker.exchange_s)
+    pace = predict(Row("free", "fixed"), replace(cluster, workers=(last,) * len(workers)))
+    waits = slowest([(w.step.seconds(batch) + w.exchange_s, w.jitter / (bound + 1)) for w in workers])
+    waits /= last.step.seconds(batch) + last.exchange_s
     most = min(free.most_staleness, float((bound + 1) * (len(workers) - 1)))
-    return replace(free, samples_per_s=min(pace, free.samples_per_s), most_staleness=max(free.staleness, most))
+    return replace(free, samples_per_s=pace.samples_per_s / waits, most_staleness=max(free.staleness, most))
 
 
 def _tail_s(row: Row, algorithm: AlgorithmSpec, cluster: Cluster) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nfdt.planning import Cluster, WorkerCost
+from nfdt.planning import Cluster, SharedLink, WorkerCost
 from nfdt.simulate.cluster import ClusterDescription, Link
 from nfdt.simulate.machines import Machine, Network
 
@@ -22,14 +22,18 @@ def costs_of(cluster: ClusterDescription, batch_size: int, weights: int) -> Clus
         links: list[Link] = [worker, cluster.shards]
         if worker.link is not None:
             links.append(cluster.links[worker.link])
-        latency_s = sum(link.latency_ms for link in links) / 1000
-        travel_s = size * max(_s_per_byte(link) for link in links)
+        there_and_back_s = 2 * sum(link.latency_ms for link in links) / 1000
+        travel_s = 2 * size * max(_s_per_byte(link) for link in links)
         step = Machine(number, worker, batch_size, cluster.seed).step
-        workers.append(WorkerCost(f"worker-{number}", step, 2 * (latency_s + travel_s) + apply_s, worker.jitter))
-    # A shard's own bytes in one direction, or its step, whichever is longer, keeps the next push waiting.
-    busy_s = max(apply_s, size / cluster.shards.count * _s_per_byte(cluster.shards))
+        exchange_s = there_and_back_s + travel_s + apply_s
+        cost = WorkerCost(f"worker-{number}", step, exchange_s, worker.jitter, travel_s, there_and_back_s)
+        workers.append(cost)
+    shared = [SharedLink(size / cluster.shards.count * _s_per_byte(cluster.shards), frozenset(range(len(described))))]
+    for name, link in cluster.links.items():
+        members = frozenset(number for number, worker in enumerate(described) if worker.link == name)
+        shared.append(SharedLink(size * _s_per_byte(link), members))
     allreduce_s = Network(cluster, 1).allreduce_s(described, size)
-    return Cluster(tuple(workers), batch_size, busy_s, allreduce_s)
+    return Cluster(tuple(workers), batch_size, apply_s, allreduce_s, tuple(s for s in shared if s.busy_s and s.workers))
 
 
 def _s_per_byte(link: Link) -> float:

@@ -74,9 +74,14 @@ class Road:
         self._lanes, self._shards, self.latency_s = list(lanes), list(shards), latency_s
 
     def send(self, now: float, sizes: Sequence[int]) -> float:
-        """When the last of these messages, one per shard and of so many bytes, has arrived."""
+        """When the last of these messages, one per shard and of so many bytes, has arrived.
+
+        One without content waits for nothing: its packet slips in between those of a large message.
+        """
         arrived = now
         for shard, size in zip(self._shards, sizes, strict=True):
+            if not size:
+                continue
             lanes = [*self._lanes, shard]
             begins = max(now, *(lane.free_at for lane in lanes if lane.s_per_byte), 0.0)
             arrived = max(arrived, begins + size * max(lane.s_per_byte for lane in lanes))

@@ -1,0 +1,70 @@
+"""A cluster as a row's bytes make it, and as its own workers see it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nfdt.codecs import WIDTHS, make_codec
+from nfdt.core.algorithm import AlgorithmSpec
+from nfdt.planning.cost_model import Batch, Cluster, Row, WorkerCost, paces
+
+MANY = 2**20  # elements: how much a codec saves hardly depends on them
+ERRORS = {"identity": 0.0, "bf16": 0.0, "int8": 0.0001, "int4": 0.0225}  # relative squares on normal numbers
+
+
+def encoded(cluster: Cluster, algorithm: AlgorithmSpec) -> Cluster:
+    """The cluster with the bytes of the row's codecs; an adaptive one takes of each link what is cheapest there.
+
+    Coding itself is taken to cost nothing, and an adaptive codec to be the same in both directions.
+    """
+    if algorithm.codec == "identity" and algorithm.reply_codec in (None, "identity"):
+        return cluster
+    loads = _loads(cluster)
+    parts = [_part(w, load, cluster.local_batch, algorithm) for w, load in zip(cluster.workers, loads, strict=True)]
+    workers = [
+        replace(worker, exchange_s=worker.exchange_s - worker.travel_s * (1 - part), travel_s=worker.travel_s * part)
+        for worker, part in zip(cluster.workers, parts, strict=True)
+    ]
+    links = [
+        replace(link, busy_s=link.busy_s * sum(parts[i] for i in link.workers) / len(link.workers))
+        for link in cluster.links
+    ]
+    return replace(cluster, workers=tuple(workers), links=tuple(links))
+
+
+def as_measured(cluster: Cluster, batch: Batch) -> Cluster:
+    """The cluster as free workers without overlap measure it: waiting for others is part of an exchange."""
+    waits = {index: 1 / rate - period_s for index, period_s, rate in paces(Row("free", batch), cluster)}
+    workers = [replace(w, exchange_s=w.exchange_s + waits.get(i, 0.0)) for i, w in enumerate(cluster.workers)]
+    return replace(cluster, workers=tuple(workers), shard_step_s=0.0, links=())
+
+
+def _loads(cluster: Cluster) -> list[float]:
+    """How many times as long as alone each worker's bytes travel on the links that it shares."""
+    rates = {index: 1 / period_s for index, period_s, _ in paces(Row("free", "fixed"), cluster)}
+    loads = [1.0] * len(cluster.workers)
+    for link in cluster.links:
+        load = link.busy_s * sum(rates[i] for i in link.workers)
+        for i in link.workers:
+            loads[i] = max(loads[i], load)
+    return loads
+
+
+def _part(worker: WorkerCost, load: float, batch: int, algorithm: AlgorithmSpec) -> float:
+    """What is left of the bytes of a push with its reply."""
+    if algorithm.codec != "adaptive":
+        reply = algorithm.reply_codec or ("int8" if algorithm.codec == "top-k" else algorithm.codec)
+        return (_size(algorithm.codec, algorithm.top_k) + _size(reply, algorithm.top_k)) / 2
+
+    def cost(name: str) -> float:
+        compute_s = worker.step.seconds(batch)
+        exchange_s = worker.exchange_s + worker.travel_s * (load * _size(name) - 1)
+        seconds = max(compute_s, exchange_s) if algorithm.overlap else compute_s + exchange_s
+        return seconds * (1 + ERRORS[name]) ** 2
+
+    affordable = [codec.name for codec in WIDTHS if ERRORS[codec.name] <= algorithm.error_budget]
+    return _size(min(affordable, key=cost))
+
+
+def _size(codec: str, top_k: float = 0.0) -> float:
+    return make_codec(codec, top_k=top_k).encoded_bytes(MANY) / (4 * MANY)
