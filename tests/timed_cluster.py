@@ -10,8 +10,9 @@ class TimedCluster(SimulatedCluster):
     """Everybody works until the job has ended.
 
     ``step_s(worker index, samples, now)`` says how long a gradient takes, ``exchange_s`` its push and reply, which are
-    hidden as far as the step's overlap allows: 1 + overlap steps are on their way at any time. ``ends[epoch][worker]`` is when a worker had done
-    its last step of the epoch, ``steps`` lists (worker, began_at, samples, seconds).
+    hidden as far as the step's overlap allows: 1 + overlap steps are on their way at any time.
+    ``ends[epoch][worker]`` is when a worker had done its last step of the epoch, ``steps`` lists (worker, began_at,
+    samples, seconds).
     """
 
     def __init__(self, spec, step_s, exchange_s=0.0):
