@@ -41,6 +41,7 @@ setup(
             "pandas>=2.2",
             "pytest>=8.2",
             "pytest-timeout>=2.3",
+            "pytest-xdist>=3.6",
             "ruff>=0.6",
             "scikit-learn>=1.5",
             "tensorboard>=2.18",

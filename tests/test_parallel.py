@@ -70,11 +70,6 @@ def test_training_holds_on_four_ranks_under_mpirun():
 
 
 @needs_horovod
-def test_training_holds_on_four_ranks_under_horovodrun():
-    run_tests(HOROVODRUN, 4, "tests/parallel/test_equals_keras.py")
-
-
-@needs_horovod
 @needs_mpi
 def test_a_horovod_script_trains_with_its_import_changed(tmp_path):
     said = run_ranks(MPIRUN, 2, "examples/horovod/digits.py", str(tmp_path))

@@ -16,6 +16,7 @@ from nfdt.cli.options import log_to_stderr, parse_settings, server_options, trai
 from nfdt.cli.quiet import quiet_start
 from nfdt.cli.script import describe_failure, exit_code_of, run_script
 from nfdt.cli.table import worker_table
+from nfdt.core.imports import quick_imports
 
 SCRIPT_ARGUMENTS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 
@@ -32,7 +33,8 @@ def train_script(context: click.Context, script: Path, args: Sequence[str], open
     """Run ``script`` inside ``opened`` and end the command with the exit code that tells how it went."""
     try:
         with ExitStack() as stack:
-            with nullcontext() if logging.getLogger().isEnabledFor(logging.DEBUG) else quiet_start():
+            shown = logging.getLogger().isEnabledFor(logging.DEBUG)
+            with nullcontext() if shown else quiet_start(), quick_imports():
                 stack.enter_context(opened)
             run_script(script, args)
     except BaseException as error:  # SystemExit and KeyboardInterrupt have exit codes of their own

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 
 import psutil
 import pytest
 
-from tests.integration.conftest import DEADLINE_S, Finished, environment
+from tests.integration.conftest import DEADLINE_S, environment
 
 DIGITS = """
 import json, sys
@@ -145,14 +143,11 @@ print(json.dumps(out))
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory):
+def shared(tmp_path_factory, script_nursery):
     """What several fits of one session left: a cluster's start costs more than they do."""
     script = tmp_path_factory.mktemp("shared") / "script.py"
     script.write_text(DIGITS + SHARED)
-    done = subprocess.run(
-        [sys.executable, str(script)], env=environment(), capture_output=True, text=True, timeout=DEADLINE_S
-    )
-    return answer(Finished(done.returncode, done.stdout, done.stderr))
+    return answer(script_nursery.run(script, environment=environment(), timeout_s=DEADLINE_S))
 
 
 def test_a_custom_train_step_loss_and_metric_of_the_script_travel(shared):

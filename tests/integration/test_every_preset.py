@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -49,14 +47,13 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found(tmp_path_factory, script_nursery):
     directory = tmp_path_factory.mktemp("presets")
     cluster = start_server(directory, "--workers", "4")
     script = directory / "script.py"
     script.write_text(SCRIPT)
-    command, env = [sys.executable, str(script)], environment(**cluster.env())
     try:
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=DEADLINE_S)
+        done = script_nursery.run(script, environment=environment(**cluster.env()), timeout_s=DEADLINE_S)
     finally:
         stop(cluster.process)
     assert done.returncode == 0, done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.integration.conftest import DEADLINE_S, environment
 from tests.integration.test_decorator import DIGITS, answer
 
 PREAMBLE = (
@@ -36,13 +37,8 @@ def fit(model, **arguments):
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory):
+def outcome(tmp_path_factory, script_nursery):
     """All of it in one script: a cluster's start costs more than the trainings."""
-    import subprocess
-    import sys
-
-    from tests.integration.conftest import DEADLINE_S, Finished, environment
-
     script = tmp_path_factory.mktemp("fidelity") / "script.py"
     script.write_text(
         PREAMBLE
@@ -131,10 +127,7 @@ print()
 print(json.dumps(out))
 """
     )
-    done = subprocess.run(
-        [sys.executable, str(script)], env=environment(), capture_output=True, text=True, timeout=DEADLINE_S
-    )
-    return answer(Finished(done.returncode, done.stdout, done.stderr))
+    return answer(script_nursery.run(script, environment=environment(), timeout_s=DEADLINE_S))
 
 
 def test_training_goes_on_locally_where_the_cluster_stopped(outcome):

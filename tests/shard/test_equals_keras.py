@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -69,22 +71,25 @@ def check_steps(reference, cluster, steps=5):
         same(found[index], wanted[index])
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+# Only ddc has code of its own for an optimizer: the other rules make a gradient and a rate, whatever takes them.
+RULES_AND_OPTIMIZERS = [
+    (rule, name) for rule in RULES for name in OPTIMIZERS if rule == "ddc" or name in ("momentum", "adam")
+]
+
+
+@pytest.mark.parametrize(("rule", "name"), RULES_AND_OPTIMIZERS)
 def test_no_delay_equals_the_optimizer_alone(rule, name):
     reference = Reference(OPTIMIZERS[name]())
     check_steps(reference, Cluster(reference, rule=rule))
 
 
-@pytest.mark.parametrize("rule", ["plain", "ddc"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("rule", "name"), [("plain", "momentum"), *(("ddc", name) for name in OPTIMIZERS)])
 def test_three_shards_equal_the_optimizer_alone(rule, name):
     reference = Reference(OPTIMIZERS[name]())
     check_steps(reference, Cluster(reference, rule=rule, shards=3))
 
 
-@pytest.mark.parametrize("rule", ["plain", "ddc"])
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize(("name", "rule"), list(zip(OTHERS, itertools.cycle(["plain", "ddc"]))))
 def test_any_optimizer_keeps_its_meaning(rule, name):
     reference = Reference(OTHERS[name]())
     check_steps(reference, Cluster(reference, rule=rule, shards=2))
@@ -116,8 +121,7 @@ def test_no_variable_is_cut_whose_optimizer_looks_at_all_of_it():
             make_plan({**manifest, "divisible": True}, 0, 2)
 
 
-@pytest.mark.parametrize("rule", ["dc-a", "ddc"])
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(("name", "rule"), list(zip(OPTIONS, itertools.cycle(["dc-a", "ddc"]))))
 def test_the_optimizers_options_keep_their_meaning(rule, name):
     reference = Reference(OPTIONS[name]())
     check_steps(reference, Cluster(reference, rule=rule, shards=1 if "global" in name else 2))
@@ -137,9 +141,8 @@ def test_constraints_hold_after_each_step(rule):
     check_steps(reference, Cluster(reference, rule=rule, shards=2))
 
 
-@pytest.mark.parametrize("rule", ["plain", "ddc"])
 @pytest.mark.parametrize("name", ["momentum", "nesterov", "adam"])
-@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize(("rule", "shards"), [("plain", 3), ("ddc", 1), ("ddc", 3)])
 def test_a_warm_start_continues_where_keras_stood(rule, name, shards):
     reference = Reference(OPTIMIZERS[name]())
     for gradient in gradients(3, seed=7):
