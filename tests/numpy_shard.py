@@ -37,9 +37,9 @@ class NumpyShard:
     def _ddc(self, g, d, tau, rate):
         mu, beta = self.momentum, 0.9 if self.updates < 50 else 0.99
         self.mean_delay = beta * self.mean_delay + (1 - beta) * tau if self.updates else tau
-        lengths = np.sqrt(self.total(g * g) * self.total(d * d))
-        cosine = np.divide(self.total(g * d), lengths, out=np.zeros_like(d), where=lengths > 0)
-        gc = g * (1 + cosine) / (1 + 0.25 * np.sqrt(self.total(d * d)) / (np.sqrt(self.steps) + 1e-10))
+        typical = np.sqrt(self.steps) + 1e-10
+        change = np.clip(0.2 * self.total(g * d) / (np.sqrt(self.total(g * g)) * typical + 1e-30), -1, 1)
+        gc = g * (1 + change) / (1 + 0.25 * np.sqrt(self.total(d * d)) / typical)
         m = mu ** (1 / (1 + self.mean_delay))
         step = (1 - m) * self.reserve + rate * gc
         self.reserve = m * self.reserve + rate * mu / (1 - mu) * gc

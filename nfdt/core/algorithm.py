@@ -50,7 +50,7 @@ class AlgorithmSpec(BaseModel):
     staleness_bound: int = Field(3, ge=0, description="ssp: how many steps a worker may be ahead of the slowest")
     softsync_n: int = Field(1, ge=1, description="n-softsync: the n of floor(M / n) gradients per update")
     dc_lambda: float | None = Field(
-        None, ge=0, description="compensation strength; None: 0.04 (dc), 2 (dc-a, dc-k), 1 (ddc)"
+        None, ge=0, description="compensation strength; None: 0.04 (dc), 2 (dc-a, dc-k), 0.2 (ddc)"
     )
     dc_clip: float = Field(1.0, gt=0, description="ddc: the compensation is at most this many times the gradient")
     gap: float = Field(0.25, ge=0, description="ddc: how strongly drift lowers the trust in a gradient; 0: not at all")

@@ -21,7 +21,7 @@ def _strength(spec: AlgorithmSpec, default: float) -> float:
 
 
 def _ddc(spec: AlgorithmSpec, traits: OptimizerTraits, blocks: Blocks) -> UpdateRule:
-    return make_ddc(traits, blocks, dc_lambda=_strength(spec, 1.0), dc_clip=spec.dc_clip, gap=spec.gap)
+    return make_ddc(traits, blocks, dc_lambda=_strength(spec, 0.2), dc_clip=spec.dc_clip, gap=spec.gap)
 
 
 RULES: dict[str, Factory] = {

@@ -1,4 +1,4 @@
-"""What all forms of DDC-ASGD share: measured delay, compensation by agreement, trust by drift."""
+"""What all forms of DDC-ASGD share: measured delay, compensation and trust by drift."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Reliability:
         blocks: What is judged together.
     """
 
-    dc_lambda: float = 1.0
+    dc_lambda: float = 0.2
     dc_clip: float = 1.0
     gap: float = 0.25
     blocks: Blocks = field(default_factory=Elements)
@@ -44,22 +44,22 @@ class Reliability:
 
         In each block, with ``d = w - backup``, ``|.|`` the Euclidean norm and ``<., .>`` the scalar product over it::
 
-            cos = <g, d> / (|g| |d|)
-            gc  = g (1 + clip(dc_lambda cos, -dc_clip, +dc_clip)) / (1 + gap |d| / sqrt(s))
+            c  = clip(dc_lambda <g, d> / (|g| sqrt(s)), -dc_clip, +dc_clip)
+            gc = g (1 + c) / (1 + gap |d| / sqrt(s))
 
-        ``dc_lambda cos g`` is ``lambda (g g^T) d``, the curvature of DC-ASGD before its diagonal is taken, with
-        ``lambda = dc_lambda / (|g| |d|)``. ``d = 0`` gives ``gc = g``; always ``|gc| <= (1 + dc_clip) |g|``.
+        ``c g`` is ``lambda (g g^T) d``, the curvature of DC-ASGD before its diagonal is taken, with
+        ``lambda = dc_lambda / (|g| sqrt(s))``. ``d = 0`` gives ``gc = g``; always ``|gc| <= (1 + dc_clip) |g|``.
 
         Returns:
             ``gc``, and the shard state with the mean delay and the counter moved on.
         """
         sums, gradient, drift = self.blocks.sums, push.gradient, push.weights - push.backup
-        length = ops.sqrt(sums(ops, drift * drift))
-        norms = ops.sqrt(sums(ops, gradient * gradient)) * length
-        agreement = self.dc_lambda * sums(ops, gradient * drift) / (norms + NORM_EPSILON)
-        agreement = ops.minimum(ops.maximum(agreement, -self.dc_clip), self.dc_clip)
-        gap = length / (ops.sqrt(shard["step_square"]) + STEP_EPSILON)
-        trusted = self.blocks.scaled(ops, gradient, (1.0 + agreement) / (1.0 + self.gap * gap))
+        typical = ops.sqrt(shard["step_square"]) + STEP_EPSILON
+        norms = ops.sqrt(sums(ops, gradient * gradient)) * typical
+        change = self.dc_lambda * sums(ops, gradient * drift) / (norms + NORM_EPSILON)
+        change = ops.minimum(ops.maximum(change, -self.dc_clip), self.dc_clip)
+        gap = ops.sqrt(sums(ops, drift * drift)) / typical
+        trusted = self.blocks.scaled(ops, gradient, (1.0 + change) / (1.0 + self.gap * gap))
         delay = mean_delay(ops, shard["mean_delay"], push.staleness, shard["seen"])
         return trusted, {**shard, "mean_delay": delay, "seen": shard["seen"] + 1.0}
 
