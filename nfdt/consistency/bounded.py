@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from nfdt.consistency.free import Free
 
 
@@ -21,14 +23,16 @@ class BoundedStaleness(Free):
         self.bound = bound
         self._steps: dict[str, int] = {}
         self._idle: set[str] = set()
+        self._levels: Counter[int] = Counter()  # how many active workers have done so many steps; there are few levels
 
     def joined(self, worker: str) -> None:
         """Count the worker's steps from where the slowest active worker is."""
-        self._steps[worker] = self._slowest(without=worker)
-        self._idle.discard(worker)
+        self._rest(worker)
+        self._enter(worker, min(self._levels, default=self._steps.get(worker, 0)))
 
     def left(self, worker: str) -> None:
         """Forget the worker."""
+        self._rest(worker)
         self._steps.pop(worker, None)
         self._idle.discard(worker)
 
@@ -39,19 +43,21 @@ class BoundedStaleness(Free):
 
     def finished(self, worker: str, tasks: int = 1) -> None:
         """The worker is so many steps further."""
-        if worker in self._steps:
+        if worker in self._idle:
             self._steps[worker] += tasks
+        elif worker in self._steps:
+            self._rest(worker)
+            self._enter(worker, self._steps[worker] + tasks)
 
     def idle(self, worker: str) -> None:
         """The worker blocks nobody until it starts again."""
-        if worker in self._steps:
-            self._idle.add(worker)
+        self._rest(worker)
 
     def may_start(self, worker: str, in_flight: int = 0) -> bool:
         """Whether the worker is at most ``bound`` steps ahead of the slowest active one."""
         if worker not in self._steps or worker in self._idle:
             return True
-        return self._steps[worker] + in_flight - self._slowest(without=None) <= self.bound
+        return self._steps[worker] + in_flight - min(self._levels) <= self.bound
 
     def waiting_for(self, worker: str, in_flight: int = 0) -> tuple[str, ...]:
         """The active workers that are more than ``bound`` steps behind."""
@@ -60,6 +66,18 @@ class BoundedStaleness(Free):
         limit = self._steps[worker] + in_flight - self.bound
         return tuple(sorted(w for w, steps in self._steps.items() if w not in self._idle and steps < limit))
 
-    def _slowest(self, without: str | None) -> int:
-        active = (steps for w, steps in self._steps.items() if w not in self._idle and w != without)
-        return min(active, default=self._steps.get(without or "", 0))
+    def _enter(self, worker: str, steps: int) -> None:
+        """The worker is active, and has done so many steps."""
+        self._idle.discard(worker)
+        self._steps[worker] = steps
+        self._levels[steps] += 1
+
+    def _rest(self, worker: str) -> None:
+        """The worker is active no more, if it was."""
+        if worker not in self._steps or worker in self._idle:
+            return
+        self._idle.add(worker)
+        level = self._steps[worker]
+        self._levels[level] -= 1
+        if not self._levels[level]:
+            del self._levels[level]

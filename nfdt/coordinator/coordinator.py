@@ -264,6 +264,12 @@ class Coordinator:
         """What is to be done in the world since the last call, in order."""
         return self._outbox.drain()
 
+    @property
+    def handed_out(self) -> bool:
+        """Whether somebody holds each task of the epoch: who waits for one goes on waiting until one comes back."""
+        run = self._run
+        return run is not None and isinstance(run.current, Training) and not run.training.book.remaining
+
     def waiting_for(self) -> tuple[str, ...]:
         """Who is waited for now: names of workers, or "client", "shards", "workers"."""
         if self._ended:
@@ -330,7 +336,7 @@ class Coordinator:
     def _tell_speeds(self, now: float) -> None:
         if self._pace.may_tell(now) and (news := self._pace.news(self._ready())):
             self._outbox.emit("speed", workers=news)
-        if self._pace.plans and (plan := self._pace.plan(self._ready())):
+        if self._pace.may_plan(len(self._members)) and (plan := self._pace.plan(self._ready())):
             self._outbox.emit("plan", **plan)
 
     def _ready(self) -> list[str]:

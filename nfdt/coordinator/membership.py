@@ -37,6 +37,7 @@ class Membership:
         self._wanted = wanted
         self._members: dict[str, Member] = {}
         self._ready: list[Member] | None = None  # sorted; None: to be found anew
+        self._ready_count = 0
         self.alone_since: float | None = now
         self.first_joined_at: float | None = None
         self.last_loss = ""
@@ -63,6 +64,7 @@ class Membership:
         if member is None:
             return None
         self._ready = None
+        self._ready_count -= member.ready
         self.last_loss = f"{worker}: {reason}"
         self._wanted = max(1, self._wanted - 1)
         if not self._members:
@@ -71,6 +73,7 @@ class Membership:
 
     def is_ready(self, member: Member) -> None:
         """It has asked for work: its model is built."""
+        self._ready_count += not member.ready
         member.ready, self._ready = True, None
 
     def ready(self) -> list[Member]:
@@ -97,11 +100,10 @@ class Membership:
 
     def may_begin(self, now: float, start_timeout_s: float) -> bool:
         """Whether everybody who is wanted (and not lost since) is ready, or somebody is and time is up."""
-        count = sum(member.ready for member in self._members.values())
-        if count >= self._wanted:
+        if self._ready_count >= self._wanted:
             return True
         waited = now - self.first_joined_at if self.first_joined_at is not None else 0.0
-        return count > 0 and waited >= start_timeout_s
+        return self._ready_count > 0 and waited >= start_timeout_s
 
     def anybody_will_do(self) -> None:
         """Training has begun: from now on anybody who is there is enough."""

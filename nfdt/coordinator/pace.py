@@ -65,6 +65,8 @@ class Pace:
         self._autopilot = _autopilot(spec) if follows_a_plan(spec) else None
         self.overlap = self._autopilot.row.overlap if self._autopilot else spec.algorithm.overlap
         self._throttle = Throttle(TELL_EVERY_S)
+        self._reports = 0  # since the last look at a plan
+        self._samples_per_s, self._leases = 0.0, 0  # of all workers, and how often that may still be used
         self._described: dict[str, dict[str, Any]] = {}
         self._told: dict[str, dict[str, Any]] = {}
 
@@ -117,7 +119,7 @@ class Pace:
         else:
             step_s = self._speeds.step_s(member.name, self.size_of(member.name))
             size = lease_size(book.remaining, len(members), step_s)
-        if self._shares_the_end:
+        if self._shares_the_end and self._ends_soon(member.name, size, members, book):
             size = min(size, self._steps_left_for(member, members, book, now))
         return size
 
@@ -125,6 +127,22 @@ class Pace:
     def _shares_the_end(self) -> bool:
         known = self._spec.train.kind == "arrays" and self._policy.name != "bsp"
         return known and self._spec.algorithm.tasks == "finish-together"
+
+    def _ends_soon(self, worker: str, size: int, members: Sequence[Member], book: LeaseBook) -> bool:
+        """Whether the worker's share of what is left may be under ``size`` steps, so that all have to be looked at.
+
+        The speed of all is added up once for as many leases as there are workers; until then it may double.
+        """
+        if self._leases <= 0:
+            lines = {m.name: line for m in members if (line := self._speeds.now(m.name))}
+            self._samples_per_s = sum(line.samples_per_s(self.size_of(name)) for name, line in lines.items())
+            self._leases = len(members)
+        self._leases -= 1
+        step_s = self._speeds.now(worker)
+        if step_s is None or not self._samples_per_s:
+            return True
+        least_s = book.remaining * self._spec.fit.batch_size / (2 * self._samples_per_s)
+        return least_s < (size + 1) * step_s.seconds(self.size_of(worker))
 
     def _steps_left_for(self, member: Member, members: Sequence[Member], book: LeaseBook, now: float) -> int:
         """The worker's steps if what is left of the epoch is shared so that all end together."""
@@ -181,10 +199,15 @@ class Pace:
         self._told = described
         return described
 
-    @property
-    def plans(self) -> bool:
-        """Whether the job chooses its row while it trains."""
-        return self._autopilot is not None
+    def may_plan(self, workers: int) -> bool:
+        """Whether a job that chooses its row looks at its ``workers`` now: once in as many reports; asked at each."""
+        if self._autopilot is None:
+            return False
+        self._reports += 1
+        if self._reports < workers:
+            return False
+        self._reports = 0
+        return True
 
     def plan(self, workers: Sequence[str]) -> dict[str, Any] | None:
         """A new decision of a job that chooses its row while it trains, as the data of an event."""

@@ -81,9 +81,9 @@ class SimulatedJob:
         clock = self.agenda.clock
         self.coordinator = Coordinator(self._crews.seen, self._crews.policy, clock, self._merger, self._crews.sizes)
         self._attendance = Attendance(self.agenda, self.coordinator, self._worker, topology, self._stir)
-        # Whether all who wait for tasks wait for the same: for any task to come back, or for the round's end.
-        finishing = spec.algorithm.tasks == "finish-together"
-        self._alike = not finishing and self._crews.policy.name in ("free", "softsync", "bsp")
+        # Whether all who wait for tasks wait for the same: for any task to come back, the round's end, or the slowest.
+        policies = {"dynamic": ("free", "softsync", "bsp", "ssp"), "finish-together": ()}
+        self._alike = self._crews.policy.name in policies.get(spec.algorithm.tasks, ("free", "softsync", "bsp"))
         self._waiting: dict[str, Signal] = {}
         self._settling = self._over = False
         self._fed: tuple[int, Iterator[Batch]] | None = None
@@ -227,7 +227,7 @@ class SimulatedJob:
 
     def _told_waiting(self) -> bool:
         """Whether somebody who waits was told something else."""
-        news, alike = False, self._alike and self.coordinator.phase == "train"
+        news, alike = False, self.coordinator.handed_out or (self._alike and self.coordinator.phase == "train")
         for name, signal in list(self._waiting.items()):
             told = self.coordinator.next(name)
             if not isinstance(told, ins.Wait):

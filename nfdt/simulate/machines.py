@@ -71,7 +71,9 @@ class Road:
     """
 
     def __init__(self, lanes: Sequence[Lane], shards: Sequence[Lane], latency_s: float) -> None:
-        self._lanes, self._shards, self.latency_s = list(lanes), list(shards), latency_s
+        limited = [[lane for lane in (*lanes, shard) if lane.s_per_byte] for shard in shards]
+        self._ways = [(way, max((lane.s_per_byte for lane in way), default=0.0)) for way in limited]
+        self.latency_s = latency_s
 
     def send(self, now: float, sizes: Sequence[int]) -> float:
         """When the last of these messages, one per shard and of so many bytes, has arrived.
@@ -79,15 +81,13 @@ class Road:
         One without content waits for nothing: its packet slips in between those of a large message.
         """
         arrived = now
-        for shard, size in zip(self._shards, sizes, strict=True):
+        for (lanes, s_per_byte), size in zip(self._ways, sizes, strict=True):
             if not size:
                 continue
-            lanes = [*self._lanes, shard]
-            begins = max(now, *(lane.free_at for lane in lanes if lane.s_per_byte), 0.0)
-            arrived = max(arrived, begins + size * max(lane.s_per_byte for lane in lanes))
+            begins = max([now, *(lane.free_at for lane in lanes)])
+            arrived = max(arrived, begins + size * s_per_byte)
             for lane in lanes:
-                if lane.s_per_byte:
-                    lane.free_at = begins + size * lane.s_per_byte
+                lane.free_at = begins + size * lane.s_per_byte
         return arrived + self.latency_s
 
 

@@ -122,10 +122,11 @@ class SimulatedWorker:
 
     def run(self) -> Steps:
         """The activity."""
-        report = ins.Report()
+        finished: tuple[Finished, ...] = ()
+        answer: Mapping[str, Any] = {}
         while True:
             yield from self.client.travel()
-            told: Any = self.ask(self.name, self._complete(report))
+            told: Any = self.ask(self.name, self._report(finished, answer))
             if isinstance(told, Signal):
                 began = self.clock()
                 told = yield told
@@ -133,44 +134,43 @@ class SimulatedWorker:
             yield from self.client.come_back(0)
             if isinstance(told, ins.Leave):
                 return
-            report = ins.Report()
-            if not isinstance(told, ins.Work):
-                report = replace(report, finished=(yield from self._drained()))
-            report = yield from self._carry_out(told, report)
+            if isinstance(told, ins.Work):
+                finished, answer = (yield from self._on_work(told)), {}
+            else:
+                finished = yield from self._drained()
+                answer = self._answer(told)
 
-    def _complete(self, report: ins.Report) -> ins.Report:
-        done: Any = report.finished
+    def _report(self, done: tuple[Finished, ...], answer: Mapping[str, Any]) -> ins.Report:
         self._times.fill(done)
-        return replace(
-            report,
+        return ins.Report(
             finished=tuple(d.task for d in done),
             times={d.task: ins.TaskTime(d.compute_s, d.exchange_s) for d in done if d.compute_s + d.exchange_s > 0},
             epoch=self._epoch,
             logs=self._logs,
             in_flight=frozenset(finished.task for finished in self._pipeline.in_flight),
+            **answer,
         )
 
-    def _carry_out(self, told: ins.Instruction, report: ins.Report) -> Any:
+    def _answer(self, told: ins.Instruction) -> Mapping[str, Any]:
+        """Carry out what is no training; the fields of the report that answer it."""
         match told:
-            case ins.Work():
-                return replace(report, finished=(yield from self._on_work(told)))
             case ins.BeginEpoch(epoch, untrained):
                 self._epoch, self._epoch_steps, self._logs = epoch, 0, {}
                 self._pipeline.forget()
                 self.trainer.begin_epoch(self.index, epoch, untrained)
             case ins.CollectState(epoch):
                 untrained, metrics = self.trainer.collect(self.index)
-                return replace(report, epoch_state=ins.EpochState(epoch, untrained, metrics, self._epoch_steps))
+                return {"epoch_state": ins.EpochState(epoch, untrained, metrics, self._epoch_steps)}
             case ins.Evaluate(epoch, tasks, untrained):
                 self._pipeline.forget()
                 weights = self._pipeline.weights(exact=True).weights
                 metrics = self.trainer.evaluate(self.index, weights, untrained, tasks)
-                return replace(report, evaluated=ins.Evaluated(epoch, tuple(t.task for t in tasks), metrics))
+                return {"evaluated": ins.Evaluated(epoch, tuple(t.task for t in tasks), metrics)}
             case ins.Summarise(_, metrics, validation, logs):
                 summary = self.trainer.summary(metrics, logs)
                 validated = self.trainer.summary(validation, {}) if validation else None
-                return replace(report, summary=ins.Summary(summary, validated))
-        return report
+                return {"summary": ins.Summary(summary, validated)}
+        return {}
 
     def _on_work(self, work: ins.Work) -> Any:
         finished: list[Finished] = []

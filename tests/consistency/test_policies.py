@@ -99,6 +99,33 @@ def test_finished_steps_never_differ_by_more_than_the_bound_and_one(bound, turns
     assert max(done.values()) - min(done.values()) <= bound + 1
 
 
+@given(
+    st.integers(0, 2),
+    st.lists(
+        st.tuples(st.sampled_from(["joined", "left", "started", "finished", "idle"]), st.integers(0, 3)), max_size=80
+    ),
+)
+def test_the_slowest_worker_is_known_without_looking_at_all(bound, events):
+    policy, steps, active = BoundedStaleness(bound), {}, set()
+    for kind, number in events:
+        name = f"w{number}"
+        getattr(policy, kind)(name)
+        others = [steps[w] for w in active - {name}]
+        if kind == "joined" or (kind == "started" and name not in active):
+            steps[name] = min(others, default=steps.get(name, 0))
+            active.add(name)
+        elif kind == "left":
+            steps.pop(name, None)
+            active.discard(name)
+        elif kind == "finished" and name in steps:
+            steps[name] += 1
+        elif kind == "idle":
+            active.discard(name)
+        for worker in ("w0", "w1", "w2", "w3"):
+            free = worker not in active or steps[worker] - min(steps[w] for w in active) <= bound
+            assert policy.may_start(worker) == free
+
+
 def test_a_synchronous_round_has_a_part_per_worker():
     assert [Barrier().round_parts(m) for m in (0, 1, 4)] == [1, 1, 4]
     assert Free().round_parts(4) == Softsync(2).round_parts(4) == BoundedStaleness(1).round_parts(4) == 1

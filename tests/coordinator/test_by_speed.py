@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from nfdt.coordinator import Emit, Report, TaskTime, Work
 from nfdt.coordinator.messages import to_report
+from nfdt.coordinator.pace import Pace
 from nfdt.core.wire import workers_pb2 as pb
 from tests.simulated_cluster import job, started
 from tests.timed_cluster import TimedCluster
@@ -53,6 +54,26 @@ def test_finishing_together_ends_sooner_than_leases_alone():
     ideal = 50 / (20 + 20 + 1)
     assert last_epoch("finish-together") <= ideal + 0.05 + 1e-6
     assert last_epoch("dynamic") > ideal + 0.3
+
+
+@given(seconds=SECONDS, steps=st.integers(8, 120))
+@settings(max_examples=20)
+def test_the_others_are_looked_at_only_where_it_changes_something(seconds, steps):
+    def run():
+        cluster = timed("asgd", seconds, samples=steps * BATCH, epochs=2, overrides={"tasks": "finish-together"})
+        return cluster.steps
+
+    found = run()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pace, "_ends_soon", lambda *_: True)
+        assert run() == found
+
+
+def test_most_leases_of_a_long_epoch_look_at_nobody_else(monkeypatch):
+    looks, look = [], Pace._steps_left_for
+    monkeypatch.setattr(Pace, "_steps_left_for", lambda *args: looks.append(1) or look(*args))
+    cluster = timed("asgd", [0.1] * 40, samples=4000 * BATCH, epochs=1, overrides={"tasks": "finish-together"})
+    assert len(looks) < len(cluster.steps) / 4
 
 
 def test_work_that_a_worker_has_not_begun_is_taken_back():
