@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from nfdt.coordinator.crew import Crew, Seat
+from nfdt.coordinator.group_plan import GroupPlan, name_of, told_groups
 from nfdt.coordinator.journal import Journal
 from nfdt.coordinator.outcome import SlotError, explained
 from nfdt.coordinator.site import Site
 from nfdt.core.errors import JobFailed
-from nfdt.core.groups import explicit_groups, wanted_groups
 from nfdt.core.ring_options import RingElastic
 from nfdt.core.spec import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.launch.ring import Ring
 from nfdt.launch.ring_command import RingShape, shown
 from nfdt.metrics import RECENT
-from nfdt.schedulers import Speeds, StepTime
-from nfdt.schedulers.group_shares import GroupShare, StatedSizes, share_out
-from nfdt.schedulers.grouping import Groups, Steadiness, choose, divide, pays
+from nfdt.schedulers.group_shares import GroupShare, StatedSizes
+from nfdt.schedulers.grouping import Groups
 
 Members = tuple[int, ...]
 WaitFor = Callable[[Callable[[], list[str]]], None]
@@ -55,17 +53,15 @@ class GroupCrew:
         self._rings, self._pool = site.rings, site.pool
         self._job_id, self._spec, self._crew, self._journal = job_id, spec, crew, journal
         workers = spec.cluster.workers
-        self._explicit = explicit_groups(spec.algorithm.groups, workers)
+        self._plan = GroupPlan(spec)
         self._worlds: dict[Members, Ring] = {}
         self._seats: dict[Members, Seat] = {}
-        self._planned = self._explicit or planned
+        self._planned = self._plan.explicit or planned
         self._first: Groups = self._planned or (tuple(range(workers)),)
-        self._speeds = Speeds()
         self._noted: dict[tuple[str, str], int] = {}
-        self._steadiness: Steadiness | None = None
         self._shares: dict[str, GroupShare] = {}
         self._told: set[Members] = set()
-        self._cost_s = self._exchange_s = 0.0
+        self._cost_s = 0.0
         self.sizes = StatedSizes(spec.fit.batch_size) if spec.train.kind == "arrays" else None
         self.learning_rate: float | None = None  # of the members' own optimizer
 
@@ -84,10 +80,10 @@ class GroupCrew:
     def form(self, wait_for: WaitFor) -> None:
         """Bring the first worlds up; where groups are to be found, measure their members and form them."""
         self._bring_up(self._first, wait_for)
-        groups = self._planned or self._choose()
+        groups = self._planned or self._plan.choose(self._living())
         if set(groups) != set(self._seats):
             self._change(groups, wait_for)
-        self._settle("as asked for" if self._explicit else "planned" if self._planned else "measured")
+        self._settle("as asked for" if self._plan.explicit else "planned" if self._planned else "measured")
 
     def disband(self) -> None:
         """End all worlds, and let their leaders go."""
@@ -112,11 +108,9 @@ class GroupCrew:
         """
         self._note()
         living = self._living()
-        if not living or self._steadiness is None:
+        if not living or not self._plan.settled:
             return []
-        groups, seconds = self._choose(), self._seconds(exchange=True)
-        moved = self._steadiness.look(self._seconds())
-        if moved and self._explicit is None and pays(living, groups, seconds, remaining_s, self._cost_s):
+        if groups := self._plan.review(living, remaining_s, self._cost_s):
             retire()
             self._change(groups, wait_for)
             self._settle("speeds have changed")
@@ -153,7 +147,7 @@ class GroupCrew:
         """Whether the members have told their speeds, or never will: only the first groups all have to come up."""
         seat = self._seats.get(members)
         if seat is None or seat.gone:
-            if self._steadiness is not None and self._worlds[members].failure:
+            if self._plan.settled and self._worlds[members].failure:
                 return True
             self._check(members)
         if seat is None and (seat := self._crew.recruit_leader(self._worlds[members])):
@@ -170,12 +164,6 @@ class GroupCrew:
         self._rings.end([self._worlds.pop(members) for members in ended])
         self._bring_up(groups, wait_for)
 
-    def _choose(self) -> Groups:
-        if self._explicit is not None:
-            return self._living()
-        count, seconds = wanted_groups(self._spec.algorithm.groups), self._seconds(exchange=True)
-        return choose(seconds) if count is None else divide(seconds, min(count, len(seconds)))
-
     # ---- speeds and shares
 
     def _note(self) -> None:
@@ -185,55 +173,26 @@ class GroupCrew:
                 fresh = steps - self._noted.get((seat.name, member), 0)
                 self._noted[seat.name, member] = steps
                 for rows, seconds in recent[-fresh:] if fresh > 0 else ():
-                    self._speeds.measured(member, int(rows), float(seconds))
+                    self._plan.measured(member, int(rows), float(seconds))
         reports = [seat.report for seat in self._seats.values() if not seat.gone and seat.report.get("steps")]
         if steps := sum(report["steps"] for report in reports):
-            self._exchange_s = sum(report.get("exchange_s", 0.0) for report in reports) / steps
-
-    def _times(self) -> dict[int, StepTime]:
-        """Of the living members; of one that has told nothing, the mean of the others.
-
-        What a group's exchange with the shards takes per step is part of every member's alpha: it changes nothing
-        inside a group, and the longer it takes, the less the groups differ.
-        """
-        batch = self._spec.fit.batch_size
-        members = [member for group in self._living() for member in group]
-        found = {member: time for member in members if (time := self._speeds.of(str(member))) is not None}
-        mean = sum(time.seconds(batch) for time in found.values()) / len(found) if found else 1.0
-        times = {member: found.get(member, StepTime(0.0, mean / batch)) for member in members}
-        return {m: StepTime(time.alpha_s + self._exchange_s, time.beta_s) for m, time in times.items()}
-
-    def _seconds(self, *, exchange: bool = False) -> dict[int, float]:
-        """Of a step of the reference batch, with the exchange or without."""
-        less = 0.0 if exchange else self._exchange_s
-        return {m: time.seconds(self._spec.fit.batch_size) - less for m, time in self._times().items()}
+            self._plan.exchange_s = sum(report.get("exchange_s", 0.0) for report in reports) / steps
 
     def _living(self) -> Groups:
         return tuple(sorted(members for members, seat in self._seats.items() if not seat.gone))
 
     def _settle(self, reason: str) -> None:
         """The groups stand: what each of them does, and from which speeds on they are looked at."""
-        groups, seconds = self._living(), self._seconds()
-        self._steadiness = Steadiness(groups, seconds)
+        groups = self._living()
+        self._plan.settle(groups)
         self._share_out(groups)
         shares = [self._shares[self._seats[members].name] for members in groups]
-        self._journal.record("groups", {"groups": [_described(s) for s in shares], "reason": reason})
+        self._journal.record("groups", told_groups(shares, reason))
         text = " | ".join(f"{name_of(s.members)} ({s.step_s * 1000:.0f} ms, rate x{s.rate:.2f})" for s in shares)
         self._journal.tell("info", f"groups ({reason}, up in {self._cost_s:.1f} s): {text}")
 
     def _share_out(self, groups: Groups) -> None:
-        algorithm = self._spec.algorithm
-        shares = share_out(
-            groups,
-            self._times(),
-            self._spec.fit.batch_size,
-            proportional=algorithm.batch == "dbs",
-            least=algorithm.batch_min,
-            most=algorithm.batch_max,
-            local_steps=algorithm.local_steps,
-            delta=algorithm.outer == "delta",
-        )
-        self._shares = {self._seats[share.members].name: share for share in shares}
+        self._shares = {self._seats[share.members].name: share for share in self._plan.shares(groups)}
         if self.sizes is not None:
             self.sizes.state({worker: share.batch for worker, share in self._shares.items()})
 
@@ -270,19 +229,3 @@ class GroupCrew:
         if any(failure is None for failure in failures):
             return None
         return f"All groups are gone. The last: {failures[-1]}"
-
-
-def name_of(members: Members) -> str:
-    """``0,1``."""
-    return ",".join(map(str, members))
-
-
-def _described(share: GroupShare) -> Mapping[str, Any]:
-    return {
-        "members": list(share.members),
-        "rows": list(share.rows),
-        "step_s": round(share.step_s, 6),
-        "staleness": round(share.staleness, 3),
-        "rate": round(share.rate, 6),
-        "local_steps": share.local_steps,
-    }

@@ -87,8 +87,8 @@ class Membership:
         return list(self._members.values())
 
     def expect(self, count: int) -> None:
-        """The next epoch waits for so many."""
-        self._wanted = count
+        """The next epoch waits for so many, who are still to join."""
+        self._wanted, self.first_joined_at = count, None
 
     def in_epoch(self, epoch: int) -> list[Member]:
         """Members that have begun this epoch."""

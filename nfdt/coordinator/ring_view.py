@@ -25,6 +25,12 @@ def is_grouped(spec: JobSpec) -> bool:
     return spec.algorithm.topology == "groups"
 
 
+def epochs_allow_groups(spec: JobSpec) -> bool:
+    """Whether the flat workers of a job may turn to groups, whose epochs are then what they were."""
+    whole = spec.train.kind == "arrays" and spec.fit.steps_per_epoch is None
+    return whole and spec.algorithm.plan == "topology" and spec.algorithm.topology == "flat"
+
+
 def grouped(spec: JobSpec) -> JobSpec:
     """The job with its workers in groups instead of flat."""
     algorithm = spec.algorithm.model_copy(update={"topology": "groups", "overlap": 0})

@@ -9,7 +9,7 @@ from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.crew import Crew
 from nfdt.coordinator.group_crew import GroupCrew, WaitFor
 from nfdt.coordinator.journal import Journal
-from nfdt.coordinator.ring_view import grouped, seen_by_coordinator
+from nfdt.coordinator.ring_view import epochs_allow_groups, grouped, seen_by_coordinator
 from nfdt.coordinator.site import Site
 from nfdt.core.errors import JobFailed
 from nfdt.core.spec import JobSpec
@@ -18,7 +18,7 @@ from nfdt.planning import Groups
 
 def may_form_groups(site: Site, spec: JobSpec) -> bool:
     """Whether a job that chooses its row can turn to groups: worlds start here, and its epochs stay what they were."""
-    if spec.algorithm.plan != "topology" or spec.train.kind != "arrays" or spec.fit.steps_per_epoch is not None:
+    if not epochs_allow_groups(spec):
         return False
     return site.rings is not None and site.launches_workers and importlib.util.find_spec("horovod") is not None
 

@@ -16,36 +16,40 @@ Make = Callable[[str, int, Post], SimulatedWorker]
 class Attendance:
     """The workers of one job, dead or alive.
 
+    A lost machine of a ring ends the job, one of a group ends the group for good.
+
     Args:
         agenda: The virtual clock.
         coordinator: Told who comes and who is gone.
         make: Makes workers.
-        topology: Of the job: a lost machine of a ring ends the job, one of a group ends the group for good.
         changed: Called after somebody came or went.
 
     Attributes:
         everybody: By name, the lost ones too.
+        changed: As given.
     """
 
-    def __init__(
-        self, agenda: Agenda, coordinator: Coordinator, make: Make, topology: str, changed: Callable[[], None]
-    ) -> None:
+    def __init__(self, agenda: Agenda, coordinator: Coordinator, make: Make, changed: Callable[[], None]) -> None:
         self.everybody: dict[str, SimulatedWorker] = {}
-        self._agenda, self._coordinator, self._make, self._changed = agenda, coordinator, make, changed
-        self._topology = topology
+        self._agenda, self._coordinator, self._make, self.changed = agenda, coordinator, make, changed
         self._alive: dict[str, Activity] = {}
         self._returning = 0
 
-    def seat(self, post: Post) -> None:
-        """A worker begins to live, with its machines' failures ahead of it."""
+    @property
+    def living(self) -> list[SimulatedWorker]:
+        """Those that are there."""
+        return [self.everybody[name] for name in self._alive]
+
+    def seat(self, post: Post, since: float | None = None) -> None:
+        """A worker begins to live, with its machines' failures from ``since`` on ahead of it; None: from now on."""
         index = len(self.everybody)
-        name = f"worker-{index}"
+        name = post.worker = f"worker-{index}"
         worker = self.everybody[name] = self._make(name, index, post)
         self._coordinator.joined(name, index)
         self._alive[name] = Activity(self._agenda, worker.run())
         for machine in post.crew.machines:
             fails_at_s = machine.described.fails_at_s
-            if fails_at_s is not None and fails_at_s >= self._agenda.clock.now():
+            if fails_at_s is not None and fails_at_s >= (self._agenda.clock.now() if since is None else since):
                 self._agenda.at(fails_at_s, lambda machine=machine: self._fail(machine, name, post))  # type: ignore[misc]
 
     def lose(self, name: str, reason: str) -> None:
@@ -57,17 +61,25 @@ class Attendance:
         self._coordinator.left(name, reason)
         if not self._alive and not self._returning:
             self._coordinator.fail("All workers have failed.")
-        self._changed()
+        self.changed()
+
+    def retire_all(self) -> None:
+        """All leave in order, because others take their place; the coordinator knows."""
+        for name, activity in self._alive.items():
+            activity.end()
+            self.everybody[name].client.lose()
+        self._alive.clear()
 
     def _fail(self, machine: Machine, name: str, post: Post) -> None:
         if name not in self._alive:
             return
-        if self._topology == "ring":
+        topology = self.everybody[name].spec.algorithm.topology
+        if topology == "ring":
             self._coordinator.fail(
                 f"Machine {machine.number} has failed, and with it the ring. Elastic rings are real."
             )
         returns_after_s = machine.described.returns_after_s
-        if returns_after_s is not None and self._topology == "flat":
+        if returns_after_s is not None and topology == "flat":
             self._returning += 1
             self._agenda.after(returns_after_s, lambda: self._return(post))
         self.lose(name, "its machine failed")
@@ -75,4 +87,4 @@ class Attendance:
     def _return(self, post: Post) -> None:
         self._returning -= 1
         self.seat(post)
-        self._changed()
+        self.changed()

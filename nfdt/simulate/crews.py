@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nfdt.consistency import ConsistencyPolicy
-from nfdt.coordinator.ring_view import policy_of, seen_by_coordinator
+from nfdt.coordinator.autopilot import WORLDS_S
+from nfdt.coordinator.group_plan import GroupPlan
+from nfdt.coordinator.ring_view import epochs_allow_groups, grouped, is_grouped, policy_of, seen_by_coordinator
 from nfdt.core.errors import UsageError
-from nfdt.core.groups import check_groups, explicit_groups, wanted_groups
+from nfdt.core.groups import check_groups
 from nfdt.core.spec import JobSpec
-from nfdt.schedulers import Speeds, StepTime
-from nfdt.schedulers.group_shares import StatedSizes, share_out
-from nfdt.schedulers.grouping import Groups, choose, divide
+from nfdt.schedulers.group_shares import GroupShare, StatedSizes
+from nfdt.schedulers.grouping import Groups
 from nfdt.simulate.machines import Machine, Network
-from nfdt.simulate.worker import Crew, Post, Share
+from nfdt.simulate.worker import Crew, Post, Share, SimulatedWorker
+
+MEASURED_STEPS = 20  # of each machine before groups are formed, half of them with a quarter of the rows
 
 
 class Crews:
-    """Forms the workers of a job from machines.
+    """Forms the workers of a job from machines, and forms groups anew when the servers' :class:`GroupPlan` says so.
 
     Args:
         spec: The job; ``workers`` is the number of machines.
@@ -26,8 +29,10 @@ class Crews:
         weights: Elements of the model.
 
     Attributes:
+        spec: The job as it is now.
         posts: One per worker, in order.
         sizes: The groups' batches; None without groups.
+        shares: What each group gets, in the order of ``posts``; empty without groups.
 
     Raises:
         UsageError: what only real clusters can do.
@@ -35,68 +40,99 @@ class Crews:
 
     def __init__(self, spec: JobSpec, machines: Sequence[Machine], network: Network, weights: int) -> None:
         _check(spec)
-        self._spec, self._machines, self._network, self._bytes = spec, list(machines), network, 4 * weights
-        self._speeds = Speeds()
+        self.spec, self._machines, self._network, self._bytes = spec, list(machines), network, 4 * weights
         self.sizes: StatedSizes | None = None
-        batch = spec.fit.batch_size
-        match spec.algorithm.topology:
-            case "flat":
-                self._groups: Groups = tuple((m.number,) for m in machines)
-            case "ring":
-                self._groups = (tuple(m.number for m in machines),)
-            case _:
-                self.sizes = StatedSizes(batch) if spec.train.kind == "arrays" else None
-                self._groups = self._formed()
-        self.posts = [Post(self._crew(members), Share((batch,) * len(members))) for members in self._groups]
-        self.review()
+        self.shares: tuple[GroupShare, ...] = ()
+        everybody = tuple(m.number for m in machines)
+        self._plan: GroupPlan | None = None
+        if is_grouped(spec) or epochs_allow_groups(spec):
+            self._plan = GroupPlan(spec)
+        if self._plan is not None and is_grouped(spec):
+            self._measure(self._plan)
+            self._form(self._plan.explicit or tuple(sorted(self._plan.choose((everybody,)))))
+        else:
+            flat = spec.algorithm.topology == "flat"
+            self.posts = self._posts(tuple((n,) for n in everybody) if flat else (everybody,))
 
     @property
     def seen(self) -> JobSpec:
         """The job as its coordinator sees it."""
-        seen = seen_by_coordinator(self._spec, len(self.posts))
+        seen = seen_by_coordinator(self.spec, len(self.posts))
         cluster = seen.cluster.model_copy(update={"workers": len(self.posts)})
         return seen.model_copy(update={"attended": True, "cluster": cluster})
 
     @property
     def policy(self) -> ConsistencyPolicy:
         """Who may proceed."""
-        return policy_of(self._spec)
+        return policy_of(self.spec)
+
+    @property
+    def may_turn(self) -> bool:
+        """Whether these are flat workers that may become groups."""
+        return epochs_allow_groups(self.spec)
 
     def member_stepped(self, machine: int, samples: int, seconds: float) -> None:
-        """A member of a group has done its part of a step."""
-        if self.sizes is not None:
-            self._speeds.measured(str(machine), samples, seconds)
+        """A machine has done its part of a step."""
+        if self._plan is not None:
+            self._plan.measured(str(machine), samples, seconds)
 
-    def review(self) -> None:
-        """Between two epochs: share out among the members of groups what their last steps suggest."""
-        if self._spec.algorithm.topology != "groups":
-            return
-        algorithm = self._spec.algorithm
-        shares = share_out(
-            self._groups,
-            self._times(),
-            self._spec.fit.batch_size,
-            proportional=algorithm.batch == "dbs",
-            least=algorithm.batch_min,
-            most=algorithm.batch_max,
-        )
-        for post, share in zip(self.posts, shares, strict=True):
+    def seated(self) -> None:
+        """All posts are held: what their workers get has their names from now on."""
+        if self.sizes is not None:
+            batches = [share.batch for share in self.shares]
+            self.sizes.state({post.worker: batch for post, batch in zip(self.posts, batches, strict=True)})
+
+    def review(self, workers: Sequence[SimulatedWorker], remaining_s: float) -> bool:
+        """Between two epochs of groups: other posts, where that pays; else these workers get what their speeds suggest.
+
+        Args:
+            workers: Those that live.
+            remaining_s: Seconds of training that are left.
+
+        Returns:
+            Whether the posts are new.
+        """
+        if self._plan is None or not is_grouped(self.spec) or not workers:
+            return False
+        self.posts = sorted((worker.post for worker in workers), key=lambda post: post.members)
+        if steps := sum(worker.statistics.steps for worker in workers):
+            self._plan.exchange_s = sum(worker.statistics.exchange_s for worker in workers) / steps
+        living = tuple(post.members for post in self.posts)
+        found = self._plan.review(living, remaining_s, WORLDS_S)
+        if found:
+            self._form(tuple(sorted(found)))
+            return True
+        self._share_out(self._plan, living)
+        self.seated()
+        return False
+
+    def turn(self, groups: Groups) -> None:
+        """Flat workers become these groups."""
+        self.spec = grouped(self.spec)
+        self._form(groups)
+
+    def _measure(self, plan: GroupPlan) -> None:
+        """What the first world of real groups measures before they form: here, what is described."""
+        batch = self.spec.fit.batch_size
+        for machine in self._machines:
+            for rows in (batch, max(1, batch // 4)) * (MEASURED_STEPS // 2):
+                plan.measured(str(machine.number), rows, machine.step.seconds(rows))
+
+    def _form(self, groups: Groups) -> None:
+        assert self._plan is not None, "only such jobs come here"
+        self.sizes = StatedSizes(self.spec.fit.batch_size) if self.spec.train.kind == "arrays" else None
+        self.posts = self._posts(groups)
+        self._plan.settle(groups)
+        self._share_out(self._plan, groups)
+
+    def _share_out(self, plan: GroupPlan, groups: Groups) -> None:
+        self.shares = plan.shares(groups)
+        for post, share in zip(self.posts, self.shares, strict=True):
             post.share = Share(share.rows, share.rate)
-        if self.sizes is not None:
-            self.sizes.state({f"worker-{i}": share.batch for i, share in enumerate(shares)})
 
-    def _formed(self) -> Groups:
-        """Groups by the speeds that are described: measuring them first is not simulated."""
-        algorithm = self._spec.algorithm
-        if explicit := explicit_groups(algorithm.groups, len(self._machines)):
-            return explicit
-        batch, count = self._spec.fit.batch_size, wanted_groups(algorithm.groups)
-        seconds = [machine.step.seconds(batch) for machine in self._machines]
-        groups = choose(seconds) if count is None else divide(seconds, min(count, len(seconds)))
-        return tuple(sorted(groups))
-
-    def _times(self) -> dict[int, StepTime]:
-        return {m.number: self._speeds.of(str(m.number)) or m.step for m in self._machines}
+    def _posts(self, groups: Groups) -> list[Post]:
+        batch = self.spec.fit.batch_size
+        return [Post(self._crew(members), Share((batch,) * len(members))) for members in groups]
 
     def _crew(self, members: tuple[int, ...]) -> Crew:
         machines = tuple(self._machines[number] for number in members)

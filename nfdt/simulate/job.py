@@ -13,6 +13,7 @@ from typing import Any
 from nfdt.coordinator import instructions as ins
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.merging import StateMerger
+from nfdt.coordinator.ring_view import is_ring
 from nfdt.core.errors import JobFailed
 from nfdt.core.events import Event
 from nfdt.core.program.state import State, load_state
@@ -25,6 +26,7 @@ from nfdt.simulate.crews import Crews, simulated
 from nfdt.simulate.events import Agenda, Signal
 from nfdt.simulate.machines import Machine, Network
 from nfdt.simulate.record import Record
+from nfdt.simulate.regrouping import Regrouping
 from nfdt.simulate.shards import LocalShards
 from nfdt.simulate.trainer import Read, Trainer
 from nfdt.simulate.worker import Post, SimulatedWorker
@@ -66,7 +68,7 @@ class SimulatedJob:
         trainer: Trainer | None = None,
     ) -> None:
         self.agenda, self.record = Agenda(), Record()
-        self.spec = spec = simulated(spec, cluster.count, cluster.shards.count)
+        spec = simulated(spec, cluster.count, cluster.shards.count)
         self._events: list[Event] = []
         self.trainer = trainer or Trainer(spec, manifest, read)
         self.trainer.begin(spec)
@@ -74,13 +76,12 @@ class SimulatedJob:
         rules = [{"rule": entry["rule"], "decay": entry.get("decay")} for entry in manifest["untrained"]]
         self._merger = StateMerger(rules, [state.untrained[i] for i in range(len(rules))])
         machines = [Machine(i, w, spec.fit.batch_size, cluster.seed) for i, w in enumerate(cluster.each())]
-        topology = spec.algorithm.topology
-        self._network = Network(cluster, count_shards(manifest, spec.cluster.shards), ring=topology == "ring")
+        self._network = Network(cluster, count_shards(manifest, spec.cluster.shards), ring=is_ring(spec))
         self._crews = Crews(spec, machines, self._network, self.trainer.layout.size)
         self.shards = LocalShards(spec, manifest, state, len(self._crews.posts))
         clock = self.agenda.clock
         self.coordinator = Coordinator(self._crews.seen, self._crews.policy, clock, self._merger, self._crews.sizes)
-        self._attendance = Attendance(self.agenda, self.coordinator, self._worker, topology, self._stir)
+        self._attendance = Attendance(self.agenda, self.coordinator, self._worker, self._stir)
         # Whether all who wait for tasks wait for the same: for any task to come back, the round's end, or the slowest.
         policies = {"dynamic": ("free", "softsync", "bsp", "ssp"), "finish-together": ()}
         self._alike = self._crews.policy.name in policies.get(spec.algorithm.tasks, ("free", "softsync", "bsp"))
@@ -88,8 +89,16 @@ class SimulatedJob:
         self._settling = self._over = False
         self._fed: tuple[int, Iterator[Batch]] | None = None
         self._permitted = spec.fit.initial_epoch - 1
-        for post in self._crews.posts:
-            self._attendance.seat(post)
+        self._regrouping = Regrouping(
+            self.agenda, self.coordinator, self._crews, self._attendance, self._network, self._emit
+        )
+        self._regrouping.seat("as described")
+        self._stir()
+
+    @property
+    def spec(self) -> JobSpec:
+        """The job as it is now; flat workers may have become groups."""
+        return self._crews.spec
 
     # ---- a client's side
 
@@ -251,7 +260,7 @@ class SimulatedJob:
             case ins.GiveUp(worker, reason):
                 self._attendance.lose(worker, reason)
             case ins.EpochDone():
-                self._crews.review()
+                self._regrouping.review()
             case ins.Failed(reason):
                 self._end("failed", reason)
             case ins.TrainingDone():
@@ -264,6 +273,8 @@ class SimulatedJob:
             self.record.progressed(now, data)
         elif kind == "epoch_end":
             self.record.epoch_ended(now, data)
+        elif kind == "groups":
+            self.record.grouped(now, data)
         self._events.append(Event(len(self._events) + 1, now, kind, dict(data)))  # type: ignore[arg-type]
 
     def _end(self, state: str, reason: str | None) -> None:

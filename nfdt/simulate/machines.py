@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from nfdt.coordinator.autopilot import ShardLoad
 from nfdt.schedulers import StepTime
 from nfdt.simulate.cluster import ClusterDescription, Link, Workers
 
@@ -105,6 +106,7 @@ class Network:
         self._shared = {name: _both(link) for name, link in cluster.links.items()}
         self._shards = [_both(cluster.shards) for _ in range(shards)]
         self._busy_until = 0.0
+        self._pushes, self._waited_s = 0, 0.0
         self.apply_s = 0.0 if ring else cluster.shards.apply_s
 
     def roads(self, described: Workers) -> tuple[Road, Road]:
@@ -127,8 +129,15 @@ class Network:
 
     def applied(self, now: float) -> float:
         """When the shards have applied a push that arrives now."""
-        self._busy_until = max(now, self._busy_until) + self.apply_s
+        begins = max(now, self._busy_until)
+        self._pushes, self._waited_s = self._pushes + 1, self._waited_s + begins - now
+        self._busy_until = begins + self.apply_s
         return self._busy_until
+
+    @property
+    def load(self) -> ShardLoad:
+        """What a push has meant to a shard so far."""
+        return ShardLoad(self.apply_s, self._waited_s / max(1, self._pushes))
 
     def allreduce_s(self, members: Sequence[Workers], size: int) -> float:
         """Of a ring allreduce of ``size`` bytes among these: ``2 (n-1) lat + 2 (n-1)/n bytes / bandwidth``."""

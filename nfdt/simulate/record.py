@@ -49,6 +49,7 @@ class Record:
         machines: By number.
         seconds: Virtual seconds of training so far, all epochs together.
         dropped: Gradients that were not finite.
+        groups: When groups were formed, and what the event says of them.
     """
 
     points: list[Point] = field(default_factory=list)
@@ -57,6 +58,7 @@ class Record:
     machines: dict[int, MachineUse] = field(default_factory=dict)
     seconds: float = 0.0
     dropped: int = 0
+    groups: list[tuple[float, Mapping[str, Any]]] = field(default_factory=list)
     _samples: int = 0
 
     # ---- a worker's listener
@@ -88,6 +90,10 @@ class Record:
         self.seconds = at_s
         logs = {**data["logs"], **{f"val_{name}": value for name, value in (data["val_logs"] or {}).items()}}
         self.points.append(Point(at_s, self._samples, int(data["epoch"]), logs, ends_epoch=True))
+
+    def grouped(self, at_s: float, data: Mapping[str, Any]) -> None:
+        """A ``groups`` event."""
+        self.groups.append((at_s, dict(data)))
 
     @property
     def samples(self) -> int:

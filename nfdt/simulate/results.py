@@ -64,6 +64,7 @@ def result_of(
         "mean_staleness": record.mean_staleness,
         "most_staleness": record.most_staleness,
         "dropped": record.dropped,
+        "groups": [{"at_s": round(at_s, DIGITS), **groups} for at_s, groups in record.groups],
         "bytes_sent": sum(int(w.get("bytes_sent", 0)) for w in workers.values()),
         "bytes_received": sum(int(w.get("bytes_received", 0)) for w in workers.values()),
         "machines": [

@@ -177,5 +177,6 @@ def _mean(gradients: Sequence[Array], samples: Sequence[int]) -> Array:
     if len(gradients) == 1:
         return gradients[0]
     total = sum(samples)
-    mean = sum(np.float32(count / total) * gradient for gradient, count in zip(gradients, samples, strict=True))
+    with np.errstate(invalid="ignore", over="ignore"):  # the shards drop what is not finite
+        mean = sum(np.float32(count / total) * gradient for gradient, count in zip(gradients, samples, strict=True))
     return np.asarray(mean, np.float32)

@@ -69,10 +69,17 @@ class Post:
     Attributes:
         crew: Its machines.
         share: How they split a task; changes between epochs.
+        worker: Name of the worker that holds it now, or did last.
     """
 
     crew: Crew
     share: Share
+    worker: str = ""
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Numbers of its machines."""
+        return tuple(machine.number for machine in self.crew.machines)
 
 
 class Listener(Protocol):

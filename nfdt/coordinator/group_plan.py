@@ -1,0 +1,116 @@
+"""Which groups the workers of a job form, and what each group gets, decided from steps that were measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nfdt.core.groups import explicit_groups, wanted_groups
+from nfdt.core.spec import JobSpec
+from nfdt.schedulers import Speeds, StepTime
+from nfdt.schedulers.group_shares import GroupShare, share_out
+from nfdt.schedulers.grouping import Groups, Steadiness, choose, divide, pays
+
+
+class GroupPlan:
+    """Pure: measured steps go in, groups and their shares come out.
+
+    Args:
+        spec: The job; ``workers`` is the number of members of all groups.
+
+    Attributes:
+        explicit: The groups that the job asks for; None where they are found by speed.
+        exchange_s: What a group's exchange with the shards takes per step. It is part of every member's alpha: it
+            changes nothing inside a group, and the longer it takes, the less the groups differ.
+    """
+
+    def __init__(self, spec: JobSpec) -> None:
+        self.explicit = explicit_groups(spec.algorithm.groups, spec.cluster.workers)
+        self.exchange_s = 0.0
+        self._algorithm, self._batch = spec.algorithm, spec.fit.batch_size
+        self._speeds = Speeds()
+        self._steadiness: Steadiness | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether groups stand."""
+        return self._steadiness is not None
+
+    def measured(self, member: str, rows: int, seconds: float) -> None:
+        """A step of so many rows took a member so long."""
+        self._speeds.measured(member, rows, seconds)
+
+    def choose(self, living: Groups) -> Groups:
+        """The groups that the members of these should form."""
+        if self.explicit is not None:
+            return living
+        count, seconds = wanted_groups(self._algorithm.groups), self._seconds(living, exchange=True)
+        return choose(seconds) if count is None else divide(seconds, min(count, len(seconds)))
+
+    def settle(self, groups: Groups) -> None:
+        """These groups stand; they are looked at from the speeds of now on."""
+        self._steadiness = Steadiness(groups, self._seconds(groups))
+
+    def review(self, living: Groups, remaining_s: float, cost_s: float) -> Groups | None:
+        """Between two epochs: other groups, if speeds have changed and that pays; None: they stay.
+
+        Args:
+            living: Those of the groups that stand whose members live.
+            remaining_s: Seconds of training that are left, as far as one knows.
+            cost_s: What the change takes.
+        """
+        if self._steadiness is None:
+            return None
+        groups, seconds = self.choose(living), self._seconds(living, exchange=True)
+        moved = self._steadiness.look(self._seconds(living))
+        if moved and self.explicit is None and pays(living, groups, seconds, remaining_s, cost_s):
+            return groups
+        return None
+
+    def shares(self, groups: Groups) -> tuple[GroupShare, ...]:
+        """What each group does from its next epoch on."""
+        algorithm = self._algorithm
+        return share_out(
+            groups,
+            self._times(groups),
+            self._batch,
+            proportional=algorithm.batch == "dbs",
+            least=algorithm.batch_min,
+            most=algorithm.batch_max,
+            local_steps=algorithm.local_steps,
+            delta=algorithm.outer == "delta",
+        )
+
+    def _times(self, groups: Groups) -> dict[int, StepTime]:
+        """Of all members; of one that has told nothing, the mean of the others."""
+        members = [member for group in groups for member in group]
+        found = {member: time for member in members if (time := self._speeds.of(str(member))) is not None}
+        mean = sum(time.seconds(self._batch) for time in found.values()) / len(found) if found else 1.0
+        times = {member: found.get(member, StepTime(0.0, mean / self._batch)) for member in members}
+        return {m: StepTime(time.alpha_s + self.exchange_s, time.beta_s) for m, time in times.items()}
+
+    def _seconds(self, groups: Groups, *, exchange: bool = False) -> dict[int, float]:
+        """Of a step of the reference batch, with the exchange or without."""
+        less = 0.0 if exchange else self.exchange_s
+        return {m: time.seconds(self._batch) - less for m, time in self._times(groups).items()}
+
+
+def name_of(members: Sequence[int]) -> str:
+    """``0,1``."""
+    return ",".join(map(str, members))
+
+
+def told_groups(shares: Sequence[GroupShare], reason: str) -> dict[str, Any]:
+    """Groups that stand as the data of an event."""
+    return {"groups": [_described(share) for share in shares], "reason": reason}
+
+
+def _described(share: GroupShare) -> Mapping[str, Any]:
+    return {
+        "members": list(share.members),
+        "rows": list(share.rows),
+        "step_s": round(share.step_s, 6),
+        "staleness": round(share.staleness, 3),
+        "rate": round(share.rate, 6),
+        "local_steps": share.local_steps,
+    }

@@ -1,0 +1,75 @@
+"""How the workers of a simulated job become groups, or other groups, between two epochs: what ``JobRun`` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nfdt.coordinator.autopilot import WORLDS_S, told
+from nfdt.coordinator.coordinator import Coordinator
+from nfdt.coordinator.group_plan import told_groups
+from nfdt.simulate.attendance import Attendance
+from nfdt.simulate.crews import Crews
+from nfdt.simulate.events import Agenda
+from nfdt.simulate.machines import Network
+
+
+class Regrouping:
+    """Asks the servers' own code after every epoch, and seats the workers that it wants.
+
+    Args:
+        agenda: The virtual clock.
+        coordinator: Says when flat workers shall become groups.
+        crews: Say when groups shall become others.
+        attendance: The workers.
+        network: Knows how busy the shards are.
+        emit: Tells an event.
+    """
+
+    def __init__(
+        self,
+        agenda: Agenda,
+        coordinator: Coordinator,
+        crews: Crews,
+        attendance: Attendance,
+        network: Network,
+        emit: Callable[[str, Mapping[str, Any]], None],
+    ) -> None:
+        self._agenda, self._coordinator, self._crews = agenda, coordinator, crews
+        self._attendance, self._network, self._emit = attendance, network, emit
+
+    def seat(self, reason: str, since: float | None = None) -> None:
+        """All posts are held from now on; machines may have failed from virtual second ``since`` on."""
+        for post in self._crews.posts:
+            self._attendance.seat(post, since)
+        self._crews.seated()
+        if shares := self._crews.shares:
+            self._emit("groups", told_groups(shares, reason))
+
+    def review(self) -> None:
+        """An epoch is over."""
+        coordinator, crews, living = self._coordinator, self._crews, self._attendance.living
+        remaining_s = coordinator.epoch_s * (crews.spec.fit.epochs - coordinator.epoch)
+        if coordinator.phase != "hold" or remaining_s <= 0:
+            return
+        if crews.review(living, remaining_s):
+            self._replace_all("speeds have changed")
+            coordinator.expect(len(crews.posts))
+        elif crews.may_turn and len(living) == len(self._attendance.everybody):
+            choice = coordinator.plan_groups(self._network.load, remaining_s)
+            if choice is not None:
+                crews.turn(choice.row.groups)
+                self._emit("plan", told(choice))
+                self._replace_all("planned")
+                coordinator.renew(crews.seen, crews.sizes)
+
+    def _replace_all(self, reason: str) -> None:
+        """Everybody leaves; the worlds of groups come up while nobody trains."""
+        since = self._agenda.clock.now()
+        self._coordinator.retire_all()
+        self._attendance.retire_all()
+        self._agenda.after(WORLDS_S, lambda: self._come_up(reason, since))
+
+    def _come_up(self, reason: str, since: float) -> None:
+        self.seat(reason, since)
+        self._attendance.changed()

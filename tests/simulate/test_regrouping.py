@@ -1,0 +1,87 @@
+"""Groups that form anew while a job is simulated, and flat workers that become groups."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nfdt.coordinator.autopilot import WORLDS_S
+from tests.simulate.jobs import ROWS, as_text, build, cluster, simulate
+
+SLOWER_AT_S, EPOCHS = 15.0, 24
+CHANGING = cluster({"step_ms": 1000, "count": 3}, {"step_ms": 1000, "drift": [{"at_s": SLOWER_AT_S, "slowdown": 4}]})
+BUSY = cluster({"step_ms": 1000, "count": 6}, shards={"apply_ms": 600})
+
+
+def train(described, algorithm="group-sync", epochs=EPOCHS, **options):
+    return simulate(described, algorithm, model=build(rate=0.002, momentum=0.0), epochs=epochs, **options)[0]
+
+
+@pytest.fixture(scope="module")
+def changing():
+    return train(CHANGING)
+
+
+def groups_of(job):
+    return [[tuple(group["members"]) for group in data["groups"]] for _, data in job.record.groups]
+
+
+def ends_of(job):
+    return [point.at_s for point in job.record.points if point.ends_epoch]
+
+
+def test_a_machine_that_becomes_slower_gets_a_group_of_its_own(changing):
+    assert groups_of(changing) == [[(0, 1, 2, 3)], [(0, 1, 2), (3,)]]
+    (began, first), (at_s, then) = changing.record.groups
+    assert (began, first["reason"], then["reason"]) == (0.0, "as described", "speeds have changed")
+    assert at_s > SLOWER_AT_S + WORLDS_S
+    before = max(end for end in ends_of(changing) if end < at_s)
+    assert at_s == pytest.approx(before + WORLDS_S, abs=0.01)
+    assert changing.record.samples == EPOCHS * ROWS
+    assert {worker for worker, _ in changing.record.answered} == {"worker-0", "worker-1", "worker-2"}
+    assert np.isfinite(changing.snapshot().weights).all()
+
+
+def test_the_same_seed_gives_the_same_groups_and_weights(changing):
+    again = train(CHANGING)
+    assert again.record.groups == changing.record.groups
+    assert as_text(again) == as_text(changing)
+
+
+@pytest.mark.parametrize(("epochs", "options"), [(EPOCHS, {"groups": "1"}), (9, {})])
+def test_groups_stay_where_they_are_named_or_a_change_would_not_pay(epochs, options):
+    job = train(CHANGING, epochs=epochs, **options)
+    assert ends_of(job)[-1] > SLOWER_AT_S
+    assert groups_of(job) == [[(0, 1, 2, 3)]]
+
+
+def test_a_machine_that_fails_while_worlds_come_up_takes_its_new_group_with_it(changing):
+    fails_at_s = changing.record.groups[1][0] - WORLDS_S / 2
+    drift = [{"at_s": SLOWER_AT_S, "slowdown": 4}]
+    described = cluster({"step_ms": 1000, "count": 3}, {"step_ms": 1000, "drift": drift, "fails_at_s": fails_at_s})
+    job = train(described)
+    assert groups_of(job) == groups_of(changing)
+    assert {worker for worker, _ in job.record.answered} == {"worker-0", "worker-1"}
+    assert job.record.samples == EPOCHS * ROWS
+
+
+def test_auto_turns_to_groups_where_pushes_are_dear():
+    job = train(BUSY, "auto")
+    (at_s, data), *_ = job.record.groups
+    assert data["reason"] == "planned"
+    assert sorted(n for members in groups_of(job)[0] for n in members) == list(range(6))
+    assert len(data["groups"]) < 6
+    assert job.spec.algorithm.topology == "groups"
+    assert job.record.samples == EPOCHS * ROWS
+    ends = ends_of(job)
+    epochs = list(zip(ends, ends[1:], strict=False))
+    flat = [end - began for began, end in epochs if end < at_s]
+    grouped = [end - began for began, end in epochs if began > at_s]
+    assert max(grouped) < min(flat)
+
+
+@pytest.mark.parametrize("options", [{"plan": "overlap"}, {"steps_per_epoch": 10}])
+def test_auto_stays_flat_where_it_may_not_turn(options):
+    job = train(BUSY, "auto", **options)
+    assert job.record.groups == []
+    assert job.spec.algorithm.topology == "flat"
