@@ -10,10 +10,12 @@ import sys
 from pathlib import Path
 
 import keras
+import numpy as np
 import pytest
 
 from benchmarks import (
     accuracy,
+    batched,
     convergence,
     convergence_report,
     embedding,
@@ -28,7 +30,7 @@ from benchmarks import (
 from benchmarks.emulated import Training
 from benchmarks.epochs import Work, measured
 from benchmarks.hetero_jobs import batches_per_update
-from benchmarks.images import training_images
+from benchmarks.images import read_images, training_images
 from benchmarks.keras2 import python_of_keras2
 from benchmarks.laps import Goal, LapClock, seconds_to, throughput
 from benchmarks.models import build
@@ -300,6 +302,16 @@ def test_simulate_says_what_the_simulator_takes(tmp_path):
     got = written(report, tmp_path)
     assert set(got["ratios"]) == {"overhead@asgd"}
     assert {"ms gradient", "ms shard", "ms simulator", "ms per step", "steps"} == {row["unit"] for row in got["rows"]}
+
+
+def test_gradients_computed_together_are_those_computed_one_by_one(monkeypatch):
+    monkeypatch.setattr(batched, "WORKERS", 2)
+    images = read_images(None).take(batched.SAMPLES)
+    ways = batched.Ways(lambda: simulate.build(1, 0.01, 1), images, 4).all()
+    expected = ways["one by one"]()
+    assert np.abs(expected).max() > 0
+    for compute in ways.values():
+        np.testing.assert_allclose(compute(), expected, rtol=1e-3, atol=1e-6)
 
 
 def test_a_row_s_value_is_the_median_of_its_runs():

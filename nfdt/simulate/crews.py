@@ -144,7 +144,15 @@ def _check(spec: JobSpec) -> None:
     algorithm = spec.algorithm
     check_groups(algorithm, spec.cluster)
     if algorithm.outer == "delta":
-        raise UsageError("outer: expected 'gradient' in the simulator. Received: 'delta', which only real groups do.")
+        raise UsageError(
+            "outer: expected 'gradient' in the simulator. Received: 'delta', which only real groups do. "
+            "Leave outer out, or run the script on real workers."
+        )
+    if spec.cluster.elastic:
+        raise UsageError(
+            "min_workers, max_workers, host_discovery_script: expected none in the simulator. Received: an elastic "
+            "ring. Leave them out, or run the script on real workers."
+        )
     if algorithm.scale_lr or algorithm.warmup_epochs:
         raise UsageError(
             "scale_lr, warmup_epochs: expected none in the simulator. Received: "

@@ -142,6 +142,15 @@ def test_callbacks_decide_as_they_do_on_a_cluster():
     assert len(history.history["loss"]) == 1
 
 
-def test_what_only_real_groups_do_is_refused():
-    with pytest.raises(UsageError, match="outer"):
-        simulate(cluster({"count": 2}), "group-sync", outer="delta")
+@pytest.mark.parametrize(
+    ("algorithm", "options", "named"),
+    [
+        ("group-sync", {"outer": "delta"}, "outer"),
+        ("allreduce", {"min_workers": 1}, "min_workers"),
+        ("allreduce", {"scale_lr": "linear"}, "scale_lr"),
+        ("allreduce", {"warmup_epochs": 2}, "warmup_epochs"),
+    ],
+)
+def test_what_only_real_workers_do_is_refused(algorithm, options, named):
+    with pytest.raises(UsageError, match=f"{named}.*expected.*Received"):
+        simulate(cluster({"count": 2}), algorithm, **options)
