@@ -109,7 +109,7 @@ def test_a_large_variable_is_cut_and_trained_the_same(rule, name):
     reference = Reference({**OPTIMIZERS, **OTHERS, **OPTIONS}[name](), layout=LARGE)
     reference.apply(gradients(1, seed=7, layout=LARGE)[0])
     cluster = Cluster(reference, rule=rule, shards=3, warm=True)
-    assert [store.size for store in cluster.stores] == [6592, 6656, 6602]
+    assert [store.size for store in cluster.stores] == [6592, 6720, 6538]
     check_steps(reference, cluster, steps=3)
 
 
