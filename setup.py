@@ -49,6 +49,7 @@ setup(
             "types-psutil",
         ],
         "examples": ["scikit-learn>=1.5"],
+        "mutation": ["mutmut>=3.8,<4"],
     },
     entry_points={"console_scripts": ["nfdt=nfdt.cli:main", "hfdt=nfdt.cli:hfdt_main"]},
     classifiers=["Programming Language :: Python :: 3.11", "Programming Language :: Python :: 3.12"],

@@ -131,11 +131,13 @@ def main() -> None:
     images = read_images(options.data_dir).take(SAMPLES)
     cases = {
         "MLP, 25 k, batch 64": Ways(lambda: simulate.build(1, 0.01, 100), images, 64),
-        "MLP, 52 k, batch 128": Ways(lambda: convergence.build(1, 0.01, 100), images, 128),
+        "MLP, 52 k, batch 128": Ways(lambda: convergence.build(1, 0.01, 100, convergence.Plan()), images, 128),
     }
     if not options.quick:
         colours = read_cifar10(options.data_dir).take(SAMPLES)
-        cases["CNN, 57 k, batch 128"] = Ways(lambda: convergence.build_cnn(1, 0.01, 100), colours, 128)
+        cases["CNN, 57 k, batch 128"] = Ways(
+            lambda: convergence.build_cnn(1, 0.01, 100, convergence.Plan()), colours, 128
+        )
     report = Report("batched", [1], notes=[f"{options.threads} threads"])
     run(report, cases)
     report.finish(options.json)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -61,7 +61,9 @@ class Plan:
         samples: Of an epoch, at most.
         batch: Local batch.
         dataset: Of ``DATASETS``.
+        optimizer: Of ``OPTIMIZERS``.
         momentum: Of SGD.
+        weight_decay: Of the optimizer, decoupled.
     """
 
     rows: Sequence[str] = MAIN
@@ -72,7 +74,9 @@ class Plan:
     samples: int = 60_000
     batch: int = 128
     dataset: str = "fashion-mnist"
+    optimizer: str = "sgd"
     momentum: float = MOMENTUM
+    weight_decay: float = 0.0
 
 
 QUICK = Plan(rows=("ddc-asgd", "asgd", "dc-asgd-a"), workers=(8,), speeds=("equal",), epochs=2, samples=8192, batch=32)
@@ -88,30 +92,30 @@ def machines(workers: int, speeds: str) -> ClusterDescription:
     return parse_cluster({"workers": described})
 
 
-def build(seed: int, rate: float, updates: int, momentum: float = MOMENTUM) -> keras.Model:
+def build(seed: int, rate: float, updates: int, plan: Plan) -> keras.Model:
     """An MLP of 52 k parameters for small grey images."""
     keras.utils.set_random_seed(seed)
     layers = [keras.layers.Flatten(), *(keras.layers.Dense(width, activation="relu") for width in (64, 32))]
-    return _compiled(_optimizer(rate, updates, momentum), (28, 28, 1), layers)
+    return _compiled(_optimizer(rate, updates, plan), (28, 28, 1), layers)
 
 
-def build_cnn(seed: int, rate: float, updates: int, momentum: float = MOMENTUM) -> keras.Model:
+def build_cnn(seed: int, rate: float, updates: int, plan: Plan) -> keras.Model:
     """A CNN of 60 k parameters for small coloured images."""
     keras.utils.set_random_seed(seed)
     layers: list[Any] = []
     for width in (16, 32, 64):
         layers += [keras.layers.Conv2D(width, 3, padding="same", activation="relu"), keras.layers.MaxPooling2D()]
     layers += [keras.layers.Flatten(), keras.layers.Dense(32, activation="relu")]
-    return _compiled(_optimizer(rate, updates, momentum), (32, 32, 3), layers)
+    return _compiled(_optimizer(rate, updates, plan), (32, 32, 3), layers)
 
 
-def _optimizer(rate: float, updates: int, momentum: float) -> keras.optimizers.Optimizer:
-    """SGD; a fifth of the updates to warm up, then a cosine to zero."""
+def _optimizer(rate: float, updates: int, plan: Plan) -> keras.optimizers.Optimizer:
+    """The plan's; a fifth of the updates to warm up, then a cosine to zero."""
     warmup = max(1, updates // 5)
     schedule = keras.optimizers.schedules.CosineDecay(
         0.0, max(1, updates - warmup), warmup_target=rate, warmup_steps=warmup
     )
-    return keras.optimizers.SGD(schedule, momentum=momentum)
+    return OPTIMIZERS[plan.optimizer](schedule, plan)
 
 
 def _compiled(optimizer: keras.optimizers.Optimizer, shape: tuple[int, ...], layers: Sequence[Any]) -> keras.Model:
@@ -122,6 +126,12 @@ def _compiled(optimizer: keras.optimizers.Optimizer, shape: tuple[int, ...], lay
     return model
 
 
+OPTIMIZERS: dict[str, Callable[[Any, Plan], keras.optimizers.Optimizer]] = {
+    "sgd": lambda rate, plan: keras.optimizers.SGD(
+        rate, momentum=plan.momentum, weight_decay=plan.weight_decay or None
+    ),
+    "adamw": lambda rate, plan: keras.optimizers.AdamW(rate, weight_decay=plan.weight_decay),
+}
 DATASETS = {"fashion-mnist": (read_images, build), "cifar10": (read_cifar10, build_cnn)}
 
 
@@ -145,7 +155,7 @@ class Bench:
         rows = slice(plan.samples)
         self._data = train.name
         self._training = VirtualTraining(
-            partial(model, momentum=plan.momentum),
+            partial(model, plan=plan),
             (train.images[rows], train.labels[rows]),
             (test.images, test.labels),
             plan.batch,
@@ -174,6 +184,10 @@ class Bench:
         case = f"{self._data} M={workers} {speeds} lr={rate:g}"
         if self._plan.momentum != MOMENTUM:
             case += f",momentum={self._plan.momentum:g}"
+        if self._plan.optimizer != "sgd":
+            case += f",{self._plan.optimizer}"
+        if self._plan.weight_decay:
+            case += f",weight_decay={self._plan.weight_decay:g}"
         try:
             trained = self._training.run(preset, cluster, seed=seed, rate=rate, merged=merged, overrides=overrides)
         except NfdtError as error:
@@ -235,7 +249,9 @@ def main() -> None:
     parser.add_argument("--speeds", choices=SPEEDS, action="append")
     parser.add_argument("--dataset", choices=DATASETS)
     parser.add_argument("--rates", help="learning rates, as in 0.1,0.02")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
     parser.add_argument("--momentum", type=float, default=MOMENTUM)
+    parser.add_argument("--weight-decay", type=float, default=0.0)
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--samples", type=int)
     parser.add_argument("--seeds", type=int, help="how many; default 3")
@@ -247,7 +263,8 @@ def main() -> None:
         "rates": options.rates and tuple(map(float, options.rates.split(","))),
         **{name: getattr(options, name) for name in ("speeds", "epochs", "samples", "dataset")},
     }
-    plan = replace(plan, momentum=options.momentum, **{name: value for name, value in given.items() if value})
+    optimizer = {name: getattr(options, name) for name in ("optimizer", "momentum", "weight_decay")}
+    plan = replace(plan, **optimizer, **{name: value for name, value in given.items() if value})
     report = Report("convergence", list(range(options.seeds or (1 if options.quick else 3))))
     run(report, plan, options.data_dir, options.json)
     report.finish(options.json)

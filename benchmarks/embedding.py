@@ -16,6 +16,7 @@ from benchmarks.shards import TOKEN, served
 from nfdt.core.arrays import ParameterLayout
 from nfdt.core.rows import Rows, RowVector, RowWeights, TableLayout
 from nfdt.core.spec import resolve_algorithm
+from nfdt.core.wire.job_token import worker_token
 from nfdt.transport.stream import StreamClient
 
 WIDTH, TOUCHED = 64, 0.01
@@ -48,9 +49,8 @@ def serve(pipe: Connection, layout: ParameterLayout, by_rows: bool) -> None:
         "tables": [0],
     }
     row = resolve_algorithm("asgd", sparse=by_rows)
-    pipe.send(
-        start_shard(manifest, State(np.zeros(layout.size, np.float32)), row, 0, 1, workers=1, token=TOKEN).address
-    )
+    running = start_shard(manifest, State(np.zeros(layout.size, np.float32)), row, 0, 1, workers=1, token=TOKEN)
+    pipe.send(running.address)
     pipe.recv()
 
 
@@ -76,7 +76,8 @@ def worker(layout: ParameterLayout, *, by_rows: bool, share_memory: bool) -> Ite
         gradients = [split.join(gradients[0].dense, [dense])]
     with served(serve, layout, by_rows) as (address, _):
         tables = (0,) if by_rows else ()
-        client = StreamClient([address], layout, "worker-0", TOKEN, tables=tables, share_memory=share_memory)
+        token = worker_token(TOKEN, "worker-0")
+        client = StreamClient([address], layout, "worker-0", token, tables=tables, share_memory=share_memory)
         client.pull()
         turn = 0
 

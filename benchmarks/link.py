@@ -18,6 +18,7 @@ from benchmarks.shards import TOKEN, layout_of, serve_shard, served
 from benchmarks.wire import SEED
 from nfdt.core.presets import AXES
 from nfdt.core.spec import resolve_algorithm
+from nfdt.core.wire.job_token import worker_token
 from nfdt.transport.choice import make_choice
 from nfdt.transport.emulated_link import EmulatedLink
 from nfdt.transport.stream import StreamClient
@@ -63,7 +64,9 @@ class Peer:
         choice = make_choice(resolve_algorithm(ALGORITHM, codec=codec), work.size)
         link = EmulatedLink(mbit, LATENCY_MS, threading.Event())
         options = {"choice": choice, "emulated": link}
-        self.client = StreamClient([address], layout_of(work.size), f"{codec} {mbit:g}", TOKEN, **options)
+        name = f"{codec} {mbit:g}"
+        token = worker_token(TOKEN, name)
+        self.client = StreamClient([address], layout_of(work.size), name, token, **options)
         self._gradients = np.random.default_rng(SEED).normal(0, 0.01, (4, work.size)).astype(np.float32)
         self.client.pull()
 

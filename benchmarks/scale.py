@@ -20,6 +20,7 @@ from nfdt.core.arrays import ParameterLayout
 from nfdt.core.clock import SystemClock
 from nfdt.core.spec import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.wire.job_token import worker_token
 from nfdt.transport.stream import StreamClient
 
 WORKERS = (1, 2, 4, 8, 16)
@@ -33,7 +34,7 @@ SOME_WORKERS = 4  # what a shard keeps for all workers together is there with so
 def push(pipe: Connection, addresses: list[str], layout: ParameterLayout, name: str) -> None:
     """A worker: pushes for as many seconds as the pipe says, and says how often."""
     gradient = np.random.default_rng(SEED).normal(0, 0.01, layout.size).astype(np.float32)
-    client = StreamClient(addresses, layout, name, TOKEN)
+    client = StreamClient(addresses, layout, name, worker_token(TOKEN, name))
     client.pull()
     client.push(gradient, samples=1)
     pipe.send(name)

@@ -7,13 +7,16 @@ import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
 
 from nfdt.core.arrays import ParameterLayout
 from nfdt.core.spec import resolve_algorithm
+
+if TYPE_CHECKING:
+    from nfdt.shard.servicer import RunningShard
 
 TOKEN = "t" * 32  # a shard and its workers live as long as the program that started them
 RATE, MOMENTUM = 1e-4, 0.9
@@ -32,8 +35,8 @@ def start(
     shards: int = 1,
     workers: int = 1,
     codec: str = "identity",
-) -> str:
-    """Start a shard in this process; its address."""
+) -> RunningShard:
+    """Start a shard in this process; it serves for as long as it is held."""
     import keras
 
     from nfdt.core.program.state import State
@@ -52,12 +55,13 @@ def start(
     }
     state = State(np.zeros(layout.size, np.float32))
     row = resolve_algorithm(algorithm, codec=codec)
-    return start_shard(manifest, state, row, index, shards, workers=workers, token=TOKEN).address
+    return start_shard(manifest, state, row, index, shards, workers=workers, token=TOKEN)
 
 
 def serve_shard(pipe: Connection, *shard: Any) -> None:
     """A shard, see :func:`start`; sends the bytes that it alone holds for every message, until the process is ended."""
-    pipe.send(start(*shard))
+    running = start(*shard)
+    pipe.send(running.address)
     while True:
         pipe.recv()
         ctypes.CDLL(None).malloc_trim(0)  # what the allocator keeps for later is not in use
@@ -66,7 +70,8 @@ def serve_shard(pipe: Connection, *shard: Any) -> None:
 
 def serve_shards(pipe: Connection, layout: ParameterLayout, jobs: list[tuple[str, str]]) -> None:
     """A shard for every (algorithm, codec), all in this process, until it is ended; only one is used at a time."""
-    pipe.send([start(layout, algorithm, codec=codec) for algorithm, codec in jobs])
+    running = [start(layout, algorithm, codec=codec) for algorithm, codec in jobs]
+    pipe.send([shard.address for shard in running])
     pipe.recv()
 
 

@@ -22,6 +22,7 @@ from benchmarks import embedding
 from benchmarks.report import Report, Row, arguments
 from benchmarks.shards import MOMENTUM, RATE, TOKEN, layout_of, serve_shards, served, started
 from nfdt.core.spec import resolve_algorithm
+from nfdt.core.wire.job_token import worker_token
 from nfdt.transport.choice import make_choice
 from nfdt.transport.emulated_link import EmulatedLink
 from nfdt.transport.stream import StreamClient
@@ -83,7 +84,7 @@ class Ours:
             [address],
             layout_of(size),
             name,
-            TOKEN,
+            worker_token(TOKEN, name),
             share_memory=self.share_memory,
             choice=make_choice(resolve_algorithm(self.algorithm, codec=self.codec), size),
             emulated=EmulatedLink(self.mbit, 0.0, threading.Event()) if self.mbit else None,

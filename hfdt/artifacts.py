@@ -10,6 +10,7 @@ import numpy as np
 
 from hfdt.ranks import World
 from nfdt.core.arrays import Array
+from nfdt.core.private_files import replacing
 from nfdt.core.wire.artifacts import default_cache
 
 
@@ -50,7 +51,6 @@ def share(world: World, folder: str, names: Iterable[str], cache: Path | None = 
         data = world.broadcast((own / name).read_bytes() if world.leads else None)
         if not readable and not (cache / name).exists():
             cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-            partial = cache / f"{name}.{os.getpid()}"
-            partial.write_bytes(data)
-            partial.replace(cache / name)
+            with replacing(cache / name) as file:
+                file.write(data)
     return RankArtifacts(own if readable else cache)

@@ -40,7 +40,7 @@ class Attendance:
         self.address, self._ring = address, ring
         self._channel = open_channel(address, token)
         self.stub: Any = workers_pb2_grpc.WorkersStub(self._channel)
-        self.job_id = ""
+        self.job_id = self._job_token = ""
         self._closing = False
         self.stopped = threading.Event()
         self._inbox: queue.SimpleQueue[pb.Assignment] = queue.SimpleQueue()
@@ -69,6 +69,8 @@ class Attendance:
                     kind = assignment.WhichOneof("assignment")
                     if kind == "dismiss" or (kind == "release" and assignment.release.job_id == self.job_id):
                         self.stopped.set()
+                    if kind == "worker":
+                        self._job_token = assignment.worker.job_token
                     self._inbox.put(assignment)
         except NfdtError as error:
             if self._closing:
@@ -95,6 +97,7 @@ class Attendance:
 
     def ask(self, request: pb.NextRequest) -> pb.NextReply:
         """Report and ask for work."""
+        request.job_token = self._job_token
         with translated(self.address):
             return self.stub.Next(request, timeout=NEXT_TIMEOUT_S)
 

@@ -12,6 +12,7 @@ import numpy as np
 from hfdt.collectives import allreduce, broadcast_variables, gather_json, shared_state
 from hfdt.optimizer import adopt
 from hfdt.world import horovod, rank, size
+from nfdt.core.arrays import Array
 from nfdt.core.errors import UsageError
 
 
@@ -236,12 +237,21 @@ def _build_optimizer(model: Any) -> bool:
     return True
 
 
-def average_logs(logs: Mapping[str, Any]) -> dict[str, float]:
-    """Mean of each number in the logs over the ranks that have it; the same names on all ranks."""
-    numbers = {name: float(value) for name, value in logs.items() if np.ndim(value) == 0 and not isinstance(value, str)}
-    per_rank: list[dict[str, float]] = gather_json(numbers)
+def average_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Mean of each number or array in the logs over the ranks that have it; the same names on all ranks.
+
+    Of arrays that differ in shape, those like the first rank's count.
+    """
+    arrays = {name: np.asarray(value) for name, value in logs.items()}
+    numbers = {name: array.tolist() for name, array in arrays.items() if array.dtype.kind in "biuf"}
+    per_rank: list[dict[str, Any]] = gather_json(numbers)
     names = sorted(set().union(*per_rank))
-    return {name: float(np.mean([found[name] for found in per_rank if name in found])) for name in names}
+    return {name: _mean([np.asarray(found[name], np.float64) for found in per_rank if name in found]) for name in names}
+
+
+def _mean(values: Sequence[Array]) -> Any:
+    mean = np.mean([value for value in values if value.shape == values[0].shape], axis=0)
+    return float(mean) if mean.ndim == 0 else mean.astype(np.float32)
 
 
 def average_differing(variables: Sequence[Any]) -> None:

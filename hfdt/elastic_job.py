@@ -11,10 +11,8 @@ from hfdt.job import Answer, RingJob
 from hfdt.ranks import World
 from hfdt.rows import cut_rows
 from hfdt.snapshot import Snapshot
-from nfdt.core.arrays import Array
 from nfdt.core.program.state import State
 from nfdt.core.spec import JobSpec
-from nfdt.core.training import merge, untrained_state
 from nfdt.core.wire import workers_pb2 as pb
 
 
@@ -66,15 +64,14 @@ class ElasticJob(RingJob):
     def _is_killed(self) -> bool:
         return self.steps + 1 > self.attempted and super()._is_killed()
 
-    def _epoch_metrics(self) -> list[list[Array]]:
-        return [*super()._epoch_metrics(), *(merge.decode_arrays(data) for data in self._orphans)]
+    def _epoch_metrics(self) -> list[bytes]:
+        return [*super()._epoch_metrics(), *self._orphans]
 
     # ---- commits
 
     def commit(self, answer: Answer) -> None:
         """Copy the state; when this returns, every rank has its copy. Collective."""
-        metrics = merge.encode_arrays(untrained_state.read_metrics(self._model))
-        found = [_unpack(data) for data in self._world.gather(_pack(self._number, metrics))]
+        found = [_unpack(data) for data in self._world.gather(_pack(self._number, self._metrics.collect()))]
         before = self.snapshot.commit if self.snapshot else -1
         state = self.step.read()
         self.snapshot = Snapshot(
@@ -107,11 +104,7 @@ class ElasticJob(RingJob):
         counts: Mapping[str, int] = own.own if own is not None else {}
         self._epoch_samples, self._epoch_steps = counts.get("epoch_samples", 0), counts.get("epoch_steps", 0)
         self._logs = self._logs if own is not None else {}
-        mine = snapshot.metrics.get(self._number)
-        if mine is None:
-            self._model.reset_metrics()
-        else:
-            untrained_state.write_metrics(self._model, merge.decode_arrays(mine))
+        self._metrics.load(snapshot.metrics.get(self._number, b""))
         lost = [snapshot.metrics[number] for number in sorted(set(snapshot.metrics) - set(present))]
         self._orphans = (*snapshot.orphans, *lost)
         self.snapshot = snapshot

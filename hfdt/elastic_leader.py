@@ -11,6 +11,7 @@ from hfdt.attendance import Attendance
 from hfdt.elastic_state import RingState
 from hfdt.orders import Order
 from hfdt.state_service import StateService
+from nfdt.core.heartbeat import Heartbeat
 from nfdt.core.ring_options import NEWS
 from nfdt.core.wire import workers_pb2 as pb
 
@@ -100,7 +101,14 @@ class ElasticLeader:
         self._dismissed |= kind == "dismiss"
         if assignment is not None and kind == "worker" and assignment.worker.job_id == self._attendance.job_id:
             self._worker = assignment.worker.worker
+            self._beat()
             self._attendance.say("worker", ready=pb.SlotReady(job_id=self._attendance.job_id))
+
+    def _beat(self) -> None:
+        """The server hears from this worker as its job advances."""
+        job, busy = self._state.job, pb.NextRequest(job_id=self._attendance.job_id, worker=self._worker, busy=True)
+        assert job is not None
+        job.advanced = Heartbeat(lambda: self._attendance.ask(busy), job.spec.heartbeat_s)
 
     def _exchange(self, job: Any) -> None:
         request = self._answer or pb.NextRequest()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
 from pathlib import Path
 
 from google.protobuf import json_format
 
 from hfdt.attendance import Attendance, failure_of
+from nfdt.core.private_files import replacing
 from nfdt.core.wire import workers_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -27,10 +27,9 @@ def leave_failure(directory: Path, rank: int, error: BaseException) -> None:
     """Write down what this rank raised, for rank 0 and for the server; appears whole or not at all."""
     message = failure_of("", error, rank)
     value = json_format.MessageToDict(message, preserving_proto_field_name=True)
-    partial = directory / f".failure-{rank}.{os.getpid()}"
     try:
-        partial.write_text(json.dumps(value))
-        partial.replace(failure_file(directory, rank))
+        with replacing(failure_file(directory, rank)) as file:
+            file.write(json.dumps(value).encode())
     except OSError as problem:
         logger.warning("rank %d could not write down why it failed: %s", rank, problem)
 
@@ -56,10 +55,18 @@ class FailureWatch:
     def _look(self) -> None:
         pause = threading.Event()
         while not pause.wait(LOOK_S):
-            for path in sorted(self._directory.glob("failure-*.json"), key=lambda p: p.stat().st_mtime):
-                if self._attendance.job_id and path != self._own:
-                    failed = json_format.ParseDict(json.loads(path.read_text()), pb.SlotFailed())
-                    failed.job_id = self._attendance.job_id
-                    self._attendance.say("worker", failed=failed)
+            try:
+                if self._tell():
                     self.told.set()
                     return
+            except (OSError, ValueError, json_format.ParseError) as error:  # of one file, at one moment: look again
+                logger.warning("what a rank left behind could not be read: %s", error)
+
+    def _tell(self) -> bool:
+        for path in sorted(self._directory.glob("failure-*.json"), key=lambda p: p.stat().st_mtime):
+            if self._attendance.job_id and path != self._own:
+                failed = json_format.ParseDict(json.loads(path.read_text()), pb.SlotFailed())
+                failed.job_id = self._attendance.job_id
+                self._attendance.say("worker", failed=failed)
+                return True
+        return False

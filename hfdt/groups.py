@@ -55,6 +55,7 @@ class GroupJob(RingJob):
         self._members, self._connect = tuple(members), connect
         self._rows = [1] * len(members)
         self._rate = 1.0
+        self._validated: int | None = None  # the epoch whose final weights the model has
         self._pace = Pace()
         self.speeds: dict[str, Any] = {}
         super().__init__(spec, world, artifacts, number=self._members[world.rank])
@@ -82,14 +83,19 @@ class GroupJob(RingJob):
         return super()._on_begin_epoch(begin)
 
     def _on_work(self, work: pb.Work) -> Answer:
+        if work.pull:
+            self.exchange.forget()
+        self.exchange.wants_weights = not work.no_weights
         answer = super()._on_work(work)
         self.step.settle()  # what is reported as finished is on the shards
         self.tell_speeds()
         return answer
 
     def _on_evaluate(self, request: pb.Evaluate) -> Answer:
-        self._show(self.exchange.pull())
-        self.exchange.forget()
+        if self._validated != request.epoch:
+            self._show(self.exchange.pull())
+            self.exchange.forget()
+            self._validated = request.epoch
         return super()._on_evaluate(request)
 
     def _require_equal_weights(self) -> None:
@@ -144,7 +150,7 @@ class GroupJob(RingJob):
                 if done >= LEAST and time.perf_counter() - began > MEASURE_S:
                     break
             self._untrained.write(untrained)
-            self._model.reset_metrics()
+            self._metrics.reset()
         self.tell_speeds()
 
     def _probe(self, rows: int) -> None:

@@ -26,7 +26,9 @@ from nfdt.core.program.state import State, load_state
 from nfdt.core.spec import DataSpec, JobSpec
 from nfdt.core.training import data, merge, untrained_state
 from nfdt.core.training.direct_call import as_tensors
-from nfdt.core.training.gradient_step import in_graph, scalar_logs
+from nfdt.core.training.gradient_step import in_graph, numbers, step_logs
+from nfdt.core.training.metric_states import merge_metric_states
+from nfdt.core.training.metrics import ModelMetrics
 from nfdt.core.wire import workers_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -42,6 +44,9 @@ class RingJob:
         world: The ranks.
         artifacts: Of the job.
         number: This rank's among the job's workers, where that is not its rank: its seeds, and what ``emulate`` says.
+
+    Attributes:
+        advanced: Called after each step and each batch of the validation; rank 0 tells the job server by it.
     """
 
     def __init__(self, spec: JobSpec, world: World, artifacts: RankArtifacts, *, number: int | None = None) -> None:
@@ -52,7 +57,8 @@ class RingJob:
         self._model = unpack.unpack(manifest, artifacts.read, allow_code=spec.code)
         self._untrained = untrained_state.UntrainedState(self._model, manifest, worker=self._number)
         self.step = self._make_step(manifest, load_state(artifacts.path(manifest["state"])))
-        self._test: Any = in_graph(lambda batch: scalar_logs(self._model.test_step(batch), "test_step"), self._model)
+        self._test: Any = in_graph(lambda batch: step_logs(self._model.test_step(batch), "test_step"), self._model)
+        self._metrics = ModelMetrics(self._model)
         self._train = _source(spec.train, artifacts)
         self._validation = _source(spec.validation, artifacts)
         self._order = lru_cache(maxsize=2)(self._sample_order)
@@ -61,6 +67,7 @@ class RingJob:
         self._epoch_samples = self._epoch_steps = self.steps = 0
         self.compute_s = 0.0
         self.samples = 0
+        self.advanced: Callable[[], None] = lambda: None
 
     def _make_step(self, manifest: Mapping[str, Any], state: State) -> Any:
         scaled = self.spec.algorithm.scale_lr is not None
@@ -87,17 +94,21 @@ class RingJob:
             )
         self._epoch_samples = self._epoch_steps = 0
         self._logs = {}
-        self._model.reset_metrics()
+        self._metrics.reset()
         self._take_untrained(begin.untrained)
         self._base = self._untrained.read()
         return Answer()
 
     def _on_work(self, work: pb.Work) -> Answer:
         answer = Answer()
+        if work.untrained:
+            self._take_untrained(work.untrained)
+            self._base, self._epoch_steps = self._untrained.read(), 0
         for tasks in self._steps_of(work):
             began = time.perf_counter()
             self._train_on(tasks)
             self.compute_s += time.perf_counter() - began
+            self.advanced()
         for task in work.tasks:
             answer.finished.add(task=task.task, samples=task.stop - task.start)
         for name, value in self._running_logs().items():
@@ -117,6 +128,7 @@ class RingJob:
         self.samples += total
         if rows:
             self._logs = logs
+            self._metrics.stepped(rows, logs)
             self._epoch_samples += rows
             self._epoch_steps += 1
 
@@ -150,7 +162,7 @@ class RingJob:
 
     def _running_logs(self) -> dict[str, float]:
         """The running logs of the epoch: those of all ranks, weighted by their samples."""
-        own = {"samples": self._epoch_samples, "logs": {name: float(v) for name, v in self._logs.items()}}
+        own = {"samples": self._epoch_samples, "logs": numbers(self._logs)}
         reports = [json.loads(text) for text in self._world.gather(json.dumps(own).encode())]
         found: dict[str, list[tuple[float, int]]] = {}
         for report in reports:
@@ -173,42 +185,34 @@ class RingJob:
             epoch=collect.epoch,
             steps=max(steps),
             untrained=merge.encode_arrays(merged),
-            metrics=merge.encode_arrays(merge.merge_metrics(metrics)),
+            metrics=merge_metric_states(metrics),
         )
         return Answer(epoch_state=state)
 
-    def _epoch_metrics(self) -> list[list[Array]]:
-        return [merge.decode_arrays(part) for part in self._gather(untrained_state.read_metrics(self._model))]
+    def _epoch_metrics(self) -> list[bytes]:
+        return self._world.gather(self._metrics.collect())
 
     def _gather(self, arrays: list[Array]) -> list[bytes]:
         return self._world.gather(merge.encode_arrays(arrays))
 
     def _on_evaluate(self, request: pb.Evaluate) -> Answer:
         self._take_untrained(request.untrained)
-        self._model.reset_metrics()
+        self._metrics.reset()
         for task in request.tasks:
-            batch, _ = self._own_part([task], self._validation)
+            batch, rows = self._own_part([task], self._validation)
             if batch is not None:
                 self._test(as_tensors(batch))
-        metrics = [merge.decode_arrays(part) for part in self._gather(untrained_state.read_metrics(self._model))]
-        merged = merge.encode_arrays(merge.merge_metrics(metrics))
+                self._metrics.stepped(rows)
+            self.advanced()
+        merged = merge_metric_states(self._world.gather(self._metrics.collect()))
         return Answer(
             evaluated=pb.Evaluated(epoch=request.epoch, tasks=[t.task for t in request.tasks], metrics=merged)
         )
 
     def summarise(self, request: pb.Summarise) -> Answer:
         """Turn merged metrics into logs. Rank 0 alone does it."""
-        summary = {"logs": self._summary(request.metrics, dict(request.logs)), "val_logs": None}
-        if request.validation_metrics:
-            summary["val_logs"] = self._summary(request.validation_metrics, {})
+        summary = self._metrics.summary(request.metrics, request.validation_metrics, dict(request.logs))
         return Answer(summary_json=json.dumps(summary))
-
-    def _summary(self, metrics: bytes, running: dict[str, float]) -> dict[str, float]:
-        if not metrics:
-            return running
-        untrained_state.write_metrics(self._model, merge.decode_arrays(metrics))
-        result = {name: float(value) for name, value in untrained_state.metric_results(self._model).items()}
-        return result if not running or set(result) == set(running) else running
 
     def _require_equal_weights(self) -> None:
         """Every rank has applied the same updates: if their weights differ, somebody's result is wrong.

@@ -78,6 +78,7 @@ class Exchange:
     Attributes:
         weights: Flat, shape ``(P,)``, float32, as this group received them last; None: they have to be pulled.
         version: Updates that ``optimizer.iterations`` shows with them.
+        wants_weights: Whether the answers to pushes shall hold weights.
     """
 
     def __init__(self, world: World, client: ParameterClient | None, size: int, first_update: int, shards: int) -> None:
@@ -85,6 +86,7 @@ class Exchange:
         self._first, self._shards = first_update, shards
         self.weights: Array | None = None
         self.version = first_update
+        self.wants_weights = True
         self.exchange_s = 0.0
         self.dropped = 0
         self.staleness: Counter[int] = Counter()
@@ -117,11 +119,15 @@ class Exchange:
         """
         began = time.perf_counter()
         pushed = self._push(vector, samples, rate, task) if self._client else None
-        if task.parts > 1:
-            self.weights = None
-        else:
+        if self._is_answered(task):
             self._spread(pushed)
+        else:
+            self.weights = None
         self.exchange_s += time.perf_counter() - began
+
+    def _is_answered(self, task: pb.Task) -> bool:
+        """Whether the answer to the task's push holds weights; else they are pulled before the next step."""
+        return self.wants_weights and task.parts <= 1
 
     def _push(self, vector: Array, samples: int, rate: float, task: pb.Task) -> Pushed:
         assert self._client is not None
@@ -129,7 +135,8 @@ class Exchange:
         if self._shards > 1 and not np.isfinite(vector).all():
             vector = np.full_like(vector, np.nan)
         numbers = {"round": task.round, "part": task.part, "parts": max(task.parts, 1)}
-        pushed = self._client.push(vector, samples=samples, rate=rate, want_weights=task.parts <= 1, **numbers)
+        answered = self._is_answered(task)
+        pushed = self._client.push(vector, samples=samples, rate=rate, want_weights=answered, **numbers)
         self.staleness[pushed.staleness] += 1
         self.batch_sizes[samples] += 1
         self.dropped += not pushed.applied

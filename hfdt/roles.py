@@ -22,6 +22,7 @@ from hfdt.job import RingJob
 from hfdt.orders import Order
 from hfdt.ranks import World, is_broken_world
 from hfdt.state_service import StateService
+from nfdt.core.heartbeat import Heartbeat
 from nfdt.core.program.state import load_state
 from nfdt.core.spec import JobSpec, parse_job
 from nfdt.core.wire import workers_pb2 as pb
@@ -141,7 +142,8 @@ class Leader:
                 return None
 
     def _work(self, job: Any, job_id: str, name: str, service: StateService | None = None) -> None:
-        answer = pb.NextRequest()
+        answer, busy = pb.NextRequest(), pb.NextRequest(job_id=job_id, worker=name, busy=True)
+        job.advanced = Heartbeat(lambda: self._attendance.ask(busy), job.spec.heartbeat_s)
         while not self._attendance.stopped.is_set():
             answer.job_id, answer.worker, answer.wait_s = job_id, name, self._wait_s
             answer.statistics_json = self._statistics(job)

@@ -15,7 +15,7 @@ from nfdt.core.errors import ShapeMismatch, UsageError
 from nfdt.core.program.optimizer import inner_optimizer
 from nfdt.core.program.state import State
 from nfdt.core.training.direct_call import as_tensors
-from nfdt.core.training.gradient_step import in_graph, own_loss_scale, replace_optimizer, scalar_logs
+from nfdt.core.training.gradient_step import in_graph, own_loss_scale, replace_optimizer, step_logs
 
 GRADIENT = "hfdt_gradient"
 
@@ -100,7 +100,7 @@ class AllreduceStep:
 
     def _computed(self, batch: Any) -> tuple[Any, dict[str, Any]]:
         self._recording.begin(tf.cast(self.optimizer.iterations.value, tf.int64))
-        logs = scalar_logs(self._model.train_step(batch), "train_step")
+        logs = step_logs(self._model.train_step(batch), "train_step")
         return self._recording.recorded(), logs
 
     def _applied(self, reduced: Any) -> None:

@@ -44,14 +44,16 @@ def merge_statistics(
         shards: Per shard its counts, with ``workers``: {name: {pushes, duplicates, dropped, staleness}}.
 
     Returns:
-        The workers' rows; ``duplicates`` summed over shards, ``staleness`` of the shards where the
-        worker reported none (it died before its first report).
+        The workers' rows; ``duplicates`` summed over shards, ``dropped`` of the shard that dropped most, ``staleness``
+        of the shards where the worker reported none (it died before its first report).
     """
     merged: dict[str, dict[str, Any]] = {}
     for name, row in workers.items():
         counts = [shard.get("workers", {}).get(name, {}) for shard in shards]
         total = {**row, "duplicates": sum(int(c.get("duplicates", 0)) for c in counts)}
         total.pop(RECENT, None)
+        if dropped := [int(c["dropped"]) for c in counts if "dropped" in c]:
+            total["dropped"] = max(dropped)  # the worker cannot tell a push that was dropped from one that came twice
         if "staleness" not in total and counts:
             total["staleness"] = dict(counts[0].get("staleness", {}))
         merged[name] = total

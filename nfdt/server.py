@@ -8,7 +8,9 @@ import json
 import logging
 import os
 import secrets
+import shutil
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Sequence
@@ -26,19 +28,25 @@ from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.service import JobsService
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.jobs.tokens import MIN_LENGTH, ensure_token_file
-from nfdt.core.machine import boot_id, versions
+from nfdt.core.machine import boot_id, process_lives, versions
+from nfdt.core.parent import Parent
 from nfdt.core.wire import jobs_pb2_grpc, workers_pb2_grpc
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.wire.artifacts import default_cache
 from nfdt.core.wire.channel import is_loopback, join_address, make_server, same_token, split_address
+from nfdt.core.wire.descriptors import raise_descriptor_limit
 from nfdt.launch.local import LocalLauncher, SlotOptions
 from nfdt.launch.machine import find_gpus
 from nfdt.launch.ring import RingLauncher
 from nfdt.launch.ring_command import RingShape
 from nfdt.launch.server_options import ServerOptions, shard_host
+from nfdt.launch.slot_end import SlotEnd
 
 _log = logging.getLogger(__name__)
 
 GRACE_S = 2.0
+REAP_S = 2.0  # from the end of a slot's stream to that of its process
+LOOK_S = 1.0
 MAX_THREADS = 4096
 
 
@@ -98,9 +106,10 @@ def _occupy(state_dir: Path) -> int:
 
 def _bind(options: ServerOptions, slot_token: str) -> tuple[grpc.Server, str, str]:
     """The server, its address, and the address for this machine's own slots: plain text on loopback."""
-    accepted = (*options.tokens, slot_token)
+    slots_only = f"/{pb.DESCRIPTOR.services_by_name['Workers'].full_name}/"
 
     def authenticate(method: str, token: str) -> bool:
+        accepted = (*options.tokens, slot_token) if method.startswith(slots_only) else options.tokens
         return any([same_token(one, token) for one in accepted])  # all of them: the time tells nothing
 
     server, address = make_server(
@@ -133,6 +142,7 @@ def _make_launcher(options: ServerOptions, local: str, token: str) -> LocalLaunc
         host=host,
         gpus=find_gpus(os.environ),
         shard_options=() if is_loopback(host) else tuple(security),
+        kept_logs=default_cache().parent / "logs" if options.embedded else None,
     )
     return LocalLauncher(replace(slots, command=tuple(options.slot_command)) if options.slot_command else slots)
 
@@ -151,12 +161,20 @@ def _make_site(
         if launcher is not None and hello.boot_id == boot_id() and hello.pid in launcher.pids:
             os.kill(hello.pid, signal.SIGKILL)
 
+    def end_of(hello: pb.SlotHello) -> SlotEnd | None:
+        return launcher.end_of(hello.name, REAP_S) if launcher is not None else None
+
+    def lives(hello: pb.SlotHello) -> bool:
+        here = hello.boot_id == boot_id() and hello.host == socket.gethostname()
+        return not here or process_lives(hello.pid)
+
     return Site(
         store=JobStore(options.state_dir / "jobs.sqlite"),
         artifacts=artifacts,
-        pool=SlotPool(),
+        pool=SlotPool(lives),
         launcher=launcher,
         launches_workers=launcher is not None and options.workers > 0,
+        most_workers=None if options.embedded else options.workers,
         rings=rings,
         takes_hosts=options.embedded,
         keeps_checkpoints=not options.embedded,
@@ -164,6 +182,7 @@ def _make_site(
         attend_timeout_s=options.attend_timeout_s,
         shard_ca_file=None if is_loopback(shard_host(options)) else options.tls_cert,
         kill=kill,
+        end_of=end_of,
     )
 
 
@@ -177,6 +196,7 @@ def serve(options: ServerOptions) -> RunningServer:
     if not options.tokens or min(map(len, options.tokens)) < MIN_LENGTH:
         raise UsageError(f"A job server needs a token of at least {MIN_LENGTH} characters. Received: none.")
     slot_token = secrets.token_hex(32)
+    raise_descriptor_limit()
     server, address, local = _bind(options, slot_token)
     lock = _occupy(options.state_dir)
     schedulers: list[Scheduler] = []
@@ -225,6 +245,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--insecure", action="store_true")
     parser.add_argument("--allow-code", action="store_true")
     parser.add_argument("--embedded", action="store_true", help="token from standard input, end when it closes")
+    parser.add_argument("--folder", type=Path, help="of an embedded server: removed at the end, with all that is in it")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--shards", type=int, default=1)
     parser.add_argument(
@@ -247,15 +268,28 @@ def _read_token(arguments: argparse.Namespace) -> Sequence[str]:
     return ensure_token_file(arguments.token_file or arguments.state_dir / "token")
 
 
-def _stop_at_end_of_input(server: RunningServer) -> None:
-    while sys.stdin.readline():
-        pass
-    server.stop()
+def _run(server: RunningServer, arguments: argparse.Namespace, parent: Parent) -> None:
+    """Serve until told to stop; an embedded server removes what it kept.
+
+    A parent that still lives may want the log, and removes the rest itself.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: threading.Thread(target=server.stop).start())
+    try:
+        print(json.dumps({"address": server.address}), flush=True)
+        while not server.wait(0) and not (arguments.embedded and parent.is_gone):
+            (parent if arguments.embedded else server).wait(LOOK_S)
+    finally:
+        server.stop()
+        if arguments.folder is not None:
+            shutil.rmtree(arguments.state_dir, ignore_errors=True)
+            if parent.is_gone:
+                shutil.rmtree(arguments.folder, ignore_errors=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of ``python -m nfdt.server``: prints one JSON line with the address when it serves."""
-    arguments = _parse(argv)
+    arguments, parent = _parse(argv), Parent()
     logging.basicConfig(
         level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )
@@ -266,13 +300,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except NfdtError as error:
         _log.error("%s", error)
         return error.exit_code
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: threading.Thread(target=server.stop).start())
-    print(json.dumps({"address": server.address}), flush=True)
-    if arguments.embedded:
-        threading.Thread(target=_stop_at_end_of_input, args=(server,), name="stdin", daemon=True).start()
-    while not server.wait(1.0):
-        pass
+    _run(server, arguments, parent)
     return 0
 
 

@@ -11,11 +11,12 @@ import json
 import logging
 import os
 import queue
+import secrets
 import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +25,18 @@ import grpc
 from nfdt.core.arrays import ParameterLayout
 from nfdt.core.errors import NfdtError, ServerUnreachable
 from nfdt.core.imports import quick_imports
-from nfdt.core.machine import boot_id, versions
+from nfdt.core.machine import boot_id, give_back_memory, versions
 from nfdt.core.parent import die_with_parent
 from nfdt.core.spec import parse_job
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire import workers_pb2_grpc
 from nfdt.core.wire.artifacts import ArtifactReader, default_cache
+from nfdt.core.wire.attending import PATIENCE_S, AttendStream, Patience, Questions
 from nfdt.core.wire.channel import is_loopback, open_channel, split_address
-from nfdt.core.wire.status import translated
 
 logger = logging.getLogger(__name__)
 
-NEXT_TIMEOUT_S = 60.0
+IDLE_BYTES = 2**30  # what a slot may keep for itself between two jobs
 
 
 class Slot:
@@ -48,16 +49,25 @@ class Slot:
         name: Unique among the server's slots.
         ca_file: PEM certificates to trust, when the server speaks TLS.
         listening: How a shard serves: ``host``, ``cert``, ``key``, ``insecure`` of ``start_shard``.
+        patience_s: How long to look for a server, or a shard, that does not answer.
     """
 
     def __init__(
-        self, address: str, token: str, role: str, name: str, *, ca_file: str | None, listening: Mapping[str, Any]
+        self,
+        address: str,
+        token: str,
+        role: str,
+        name: str,
+        *,
+        ca_file: str | None,
+        listening: Mapping[str, Any],
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._address, self._role, self._name = address, role, name
-        self._ca_file, self._listening = ca_file, listening
+        self._ca_file, self._listening, self._patience_s = ca_file, listening, patience_s
         self._channel = open_channel(address, token, ca_file=ca_file)
         self._stub: Any = workers_pb2_grpc.WorkersStub(self._channel)
-        self._outbox: queue.SimpleQueue[pb.SlotMessage | None] = queue.SimpleQueue()
+        self._stream = AttendStream(self._stub, self._hello(), address)
         self._inbox: queue.SimpleQueue[pb.Assignment | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
 
@@ -67,7 +77,6 @@ class Slot:
         Raises:
             NfdtError: the server is gone or refuses this slot.
         """
-        self._outbox.put(pb.SlotMessage(hello=self._hello()))
         threading.Thread(target=self._listen, name="attend", daemon=True).start()
         load()
         if self._role == "worker":
@@ -76,9 +85,9 @@ class Slot:
             kind = assignment.WhichOneof("assignment")
             if kind == "dismiss":
                 break
-            if kind in ("shard", "worker"):
-                self._serve(assignment, kind)
-        self._outbox.put(None)
+            if kind in ("shard", "worker") and not self._serve(assignment, kind):
+                break
+        self._stream.close()
         self._channel.close()
 
     def _hello(self) -> pb.SlotHello:
@@ -90,29 +99,33 @@ class Slot:
             versions=versions(),
             device="gpu:0" if os.environ.get("CUDA_VISIBLE_DEVICES", "-1") not in ("", "-1") else "cpu",
             boot_id=boot_id(),
+            key=secrets.token_hex(16),
+            patience_s=self._patience_s,
         )
 
     def _listen(self) -> None:
-        """Read the stream; a stream that ends by itself means that the server is gone, and so are we."""
+        """Take assignments; that they end by themselves means that the server is gone, and so are we."""
         try:
-            with translated(self._address):
-                for assignment in self._stub.Attend(iter(self._outbox.get, None), wait_for_ready=False):
-                    kind = assignment.WhichOneof("assignment")
-                    if kind in ("release", "dismiss"):
-                        self._stopped.set()
-                    else:
-                        self._stopped.clear()
-                    self._inbox.put(assignment)
-                    if kind == "dismiss":
-                        return
+            for assignment in self._stream.assignments():
+                kind = assignment.WhichOneof("assignment")
+                if kind in ("release", "dismiss"):
+                    self._stopped.set()
+                else:
+                    self._stopped.clear()
+                self._inbox.put(assignment)
+                if kind == "dismiss":
+                    return
         except NfdtError as error:
+            if self._stream.closed:
+                return
             if not self._stopped.is_set() or isinstance(error, ServerUnreachable):
                 logger.error("%s: %s", self._name, error)
                 logging.shutdown()
                 os._exit(error.exit_code)
         self._inbox.put(None)
 
-    def _serve(self, assignment: pb.Assignment, kind: str) -> None:
+    def _serve(self, assignment: pb.Assignment, kind: str) -> bool:
+        """Whether this process may serve another job after this one."""
         job_id = getattr(assignment, kind).job_id
         try:
             if kind == "worker":
@@ -124,9 +137,15 @@ class Slot:
                 logger.info("%s: job %s is over (%s)", self._name, job_id, error)
             else:
                 logger.exception("%s: job %s failed", self._name, job_id)
-                self._outbox.put(pb.SlotMessage(failed=_failure(job_id, error)))
-                return
-        self._outbox.put(pb.SlotMessage(finished=pb.SlotFinished(job_id=job_id)))
+                self._stream.say(failed=_failure(job_id, error))
+                return True
+        if (kept := give_back_memory()) > IDLE_BYTES:
+            # TensorFlow's allocator keeps what it once had, many times the weights; whoever started this process
+            # starts another one.
+            logger.info("%s: keeps %d MB after job %s and ends", self._name, kept >> 20, job_id)
+            return False
+        self._stream.say(finished=pb.SlotFinished(job_id=job_id))
+        return True
 
     def _reader(self, job_id: str, shared: str) -> ArtifactReader:
         return ArtifactReader(self._stub, job_id, shared, default_cache(), self._address)
@@ -146,12 +165,15 @@ class Slot:
         addresses = list(assignment.shards)
         tables = sparse_tables(manifest, spec.algorithm, len(addresses))
         local = all(is_loopback(split_address(address)[0]) for address in addresses)
+        job = (assignment.job_id, assignment.job_token)
+        questions = Questions(self._stub, job, self._address, self._patience_s, self._stopped)
         client = StreamClient(
             addresses,
             layout,
             assignment.worker,
             assignment.job_token,
             timeout_s=spec.step_timeout_s,
+            patience=Patience(self._patience_s, self._stopped),
             overlap=spec.algorithm.overlap,
             choice=make_choice(spec.algorithm, layout.size),
             tables=tables,
@@ -167,22 +189,14 @@ class Slot:
                 read=reader.read,
                 open_array=reader.open_array,
                 client=client,
-                ask=self._asker(assignment.job_id),
+                ask=questions.ask,
                 stopped=self._stopped,
                 tables=tables,
             )
-            self._outbox.put(pb.SlotMessage(ready=pb.SlotReady(job_id=assignment.job_id)))
+            self._stream.say(ready=pb.SlotReady(job_id=assignment.job_id))
             worker.run()
         finally:
             client.close()
-
-    def _asker(self, job_id: str) -> Callable[[pb.NextRequest], pb.NextReply]:
-        def ask(request: pb.NextRequest) -> pb.NextReply:
-            request.job_id = job_id
-            with translated(self._address):
-                return self._stub.Next(request, timeout=NEXT_TIMEOUT_S)
-
-        return ask
 
     def _run_shard(self, assignment: pb.ShardAssignment) -> None:
         from nfdt.core.program.code import load_code
@@ -204,7 +218,7 @@ class Slot:
             **self._listening,
         )
         try:
-            self._outbox.put(pb.SlotMessage(ready=pb.SlotReady(job_id=assignment.job_id, address=shard.address)))
+            self._stream.say(ready=pb.SlotReady(job_id=assignment.job_id, address=shard.address))
             self._stopped.wait()
         finally:
             shard.stop()
@@ -269,6 +283,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tls-cert", help="of a shard that does not listen on loopback")
     parser.add_argument("--tls-key")
     parser.add_argument("--insecure", action="store_true", help="let a shard speak plain text on a network")
+    parser.add_argument("--wait", type=float, default=PATIENCE_S, metavar="SECONDS", help="for a server that is silent")
     parser.add_argument("--watch-stdin", action="store_true", help="exit when standard input closes")
     parser.add_argument("--log-level", default="info")
     options = parser.parse_args(argv)
@@ -285,7 +300,8 @@ def main(argv: list[str] | None = None) -> int:
         listening = {"host": options.host, "insecure": options.insecure}
         if options.tls_cert:
             listening |= {"cert": options.tls_cert, "key": options.tls_key}
-        Slot(options.server, token, options.role, options.name, ca_file=options.ca_file, listening=listening).attend()
+        security = {"ca_file": options.ca_file, "listening": listening}
+        Slot(options.server, token, options.role, options.name, patience_s=options.wait, **security).attend()
     except (NfdtError, grpc.RpcError) as error:
         logger.error("%s", error)
         return getattr(error, "exit_code", 1)

@@ -17,6 +17,7 @@ import numpy as np
 from nfdt.core.arrays import Array, ParameterLayout
 from nfdt.core.emulation import Emulation
 from nfdt.core.errors import ProtocolError
+from nfdt.core.heartbeat import Heartbeat
 from nfdt.core.order import order_crc, sample_order
 from nfdt.core.program import unpack
 from nfdt.core.program.optimizer import inner_optimizer
@@ -24,6 +25,7 @@ from nfdt.core.rows import RowVector
 from nfdt.core.spec import JobSpec
 from nfdt.core.training import data, evaluate, gradient_step, merge, untrained_state
 from nfdt.core.training.direct_call import Prepared
+from nfdt.core.training.metrics import ModelMetrics
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.lease_times import LeaseTimes
 from nfdt.pipeline import Pipeline
@@ -76,14 +78,17 @@ class Worker:
         layout = ParameterLayout.from_json(manifest["layout"])
         self._step = gradient_step.GradientStep(self._model, layout, loss_scale=manifest["loss_scale"], tables=tables)
         self._evaluate = evaluate.EvaluateStep(self._model, layout)
+        self._metrics = ModelMetrics(self._model)
         self._train = self._source(spec.train)
         self._validation = self._source(spec.validation)
         self._order = lru_cache(maxsize=2)(self._sample_order)
         self._statistics = Statistics()
         self._times = LeaseTimes()
+        self._heartbeat = Heartbeat(lambda: ask(pb.NextRequest(worker=name, busy=True)), spec.heartbeat_s)
+        self._validated: int | None = None  # the epoch whose final weights the pipeline holds, exactly
         self._epoch = 0
         self._epoch_steps = 0
-        self._logs: dict[str, Any] = {}
+        self._logs: dict[str, float] = {}
 
     def run(self) -> None:
         """Work until told to leave or stopped."""
@@ -116,7 +121,7 @@ class Worker:
         request.in_flight.extend(finished.task for finished in self._pipeline.in_flight)
         request.wait_s = 0.0 if request.in_flight else WAIT_S  # who can report more does so at once
         for name, value in self._logs.items():
-            request.logs[name] = float(value)
+            request.logs[name] = value
         request.statistics_json = self._statistics.to_json(self._client, self._spec.algorithm.codec)
         return request
 
@@ -128,7 +133,7 @@ class Worker:
             )
         self._epoch, self._epoch_steps, self._logs = begin.epoch, 0, {}
         self._pipeline.forget()
-        self._model.reset_metrics()
+        self._metrics.reset()
         self._take_untrained(begin.untrained)
         return pb.NextRequest()
 
@@ -136,6 +141,12 @@ class Worker:
         answer = pb.NextRequest()
         logs: Mapping[str, Any] = {}
         self._pipeline.overlap = min(work.overlap, self._spec.algorithm.overlap)
+        if work.untrained:
+            self._take_untrained(work.untrained)
+            self._epoch_steps = 0
+        if work.pull:
+            self._exchange(answer, self._pipeline.drain)
+            self._pipeline.forget()
         self._times.begin(self._statistics.compute_s)
         batch: Any = None
         for task, following in zip(work.tasks, (*work.tasks[1:], None), strict=True):
@@ -143,12 +154,12 @@ class Worker:
                 return answer
             if self._times.over(work.budget_s):
                 break
-            logs = self._train_on(batch or self._prepared(task), task)
+            logs = self._train_on(batch or self._prepared(task), task, want_weights=not work.no_weights)
             batch = self._prepared(following) if following else None  # while the push is on its way
             self._exchange(answer, self._pipeline.settle)
             self._times.spent(task.task, self._statistics.compute_s)
         self._times.fill(answer.finished)
-        self._logs = {name: float(value) for name, value in logs.items()}
+        self._logs = gradient_step.numbers(logs)
         return answer
 
     def _drained(self) -> pb.NextRequest:
@@ -161,7 +172,7 @@ class Worker:
     def _prepared(self, task: pb.Task) -> Prepared:
         return self._step.prepare(self._batch(self._train, task))
 
-    def _train_on(self, batch: Prepared, task: pb.Task) -> Mapping[str, Any]:
+    def _train_on(self, batch: Prepared, task: pb.Task, *, want_weights: bool) -> Mapping[str, Any]:
         """Compute a gradient and send it."""
         samples = task.stop - task.start
         statistics = self._statistics
@@ -183,7 +194,7 @@ class Worker:
             part=task.part,
             parts=task.parts,
             rate=self._spec.rate_of(samples),
-            want_weights=task.parts == 1,
+            want_weights=want_weights and task.parts == 1,
             compute_s=computed - pulled,
         )
         statistics.compute_s += computed - pulled
@@ -192,6 +203,7 @@ class Worker:
         statistics.steps += 1
         statistics.batch_sizes[samples] += 1
         self._epoch_steps += 1
+        self._metrics.stepped(samples, result.logs)
         return result.logs
 
     def _exchange(self, answer: pb.NextRequest, take: Callable[[], list[tuple[pb.Finished, Pushed]]]) -> None:
@@ -204,39 +216,34 @@ class Worker:
         self._statistics.exchange_s += time.perf_counter() - began
 
     def _on_collect_state(self, collect: pb.CollectState) -> pb.NextRequest:
+        self._pipeline.forget()  # where the epoch only stands still, weights may be replaced
         state = pb.EpochState(
             epoch=collect.epoch,
             steps=self._epoch_steps,
             untrained=merge.encode_arrays(self._untrained.read()),
-            metrics=merge.encode_arrays(untrained_state.read_metrics(self._model)),
+            metrics=self._metrics.collect(),
         )
         return pb.NextRequest(epoch_state=state)
 
     def _on_evaluate(self, request: pb.Evaluate) -> pb.NextRequest:
-        self._pipeline.forget()
+        if self._validated != request.epoch:
+            self._pipeline.forget()
+            self._validated = request.epoch
         weights = self._pipeline.weights(exact=True).weights
         self._take_untrained(request.untrained)
-        self._model.reset_metrics()
+        self._metrics.reset()
         for task in request.tasks:
             self._evaluate(weights, self._batch(self._validation, task))
-        metrics = merge.encode_arrays(untrained_state.read_metrics(self._model))
+            self._metrics.stepped(task.stop - task.start)
+            self._heartbeat()
+        metrics = self._metrics.collect()
         return pb.NextRequest(
             evaluated=pb.Evaluated(epoch=request.epoch, tasks=[t.task for t in request.tasks], metrics=metrics)
         )
 
     def _on_summarise(self, request: pb.Summarise) -> pb.NextRequest:
-        summary = {"logs": self._summary(request.metrics, dict(request.logs)), "val_logs": None}
-        if request.validation_metrics:
-            summary["val_logs"] = self._summary(request.validation_metrics, {})
+        summary = self._metrics.summary(request.metrics, request.validation_metrics, dict(request.logs))
         return pb.NextRequest(summary_json=json.dumps(summary))
-
-    def _summary(self, metrics: bytes, running: dict[str, float]) -> dict[str, float]:
-        """Logs from merged metric variables, or the step's own where they are no metrics (as in Keras) or are lost."""
-        if not metrics:
-            return running
-        untrained_state.write_metrics(self._model, merge.decode_arrays(metrics))
-        result = {name: float(value) for name, value in untrained_state.metric_results(self._model).items()}
-        return result if not running or set(result) == set(running) else running
 
     def _take_untrained(self, encoded: bytes) -> None:
         if encoded:

@@ -27,6 +27,7 @@ from nfdt.core.nests import flatten_structure
 from nfdt.core.program.pack import pack
 from nfdt.core.program.state import load_state
 from nfdt.core.spec import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
+from nfdt.core.wire.job_token import worker_token
 from nfdt.shard.building import build_store
 from nfdt.shard.plan import count_shards, sparse_tables
 from nfdt.shard.servicer import start_shard
@@ -176,7 +177,7 @@ class _Job:
         addresses = [shard.address for shard in self.running]
         options |= {"timeout_s": DEADLINE_S, "share_memory": self.transport == "shared_memory", "tables": self.tables}
         options["emulated"] = make_link(cluster.emulate, len(self.clients), self.stopped)
-        self.clients.append(StreamClient(addresses, self.layout, worker, TOKEN, **options))
+        self.clients.append(StreamClient(addresses, self.layout, worker, worker_token(TOKEN, worker), **options))
         return self.clients[-1]
 
     def close(self) -> None:

@@ -27,8 +27,9 @@ from nfdt.coordinator import (
     Work,
 )
 from nfdt.core.clock import ManualClock
+from nfdt.core.named_arrays import dump_arrays, load_arrays
 from nfdt.core.spec import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
-from nfdt.core.training.merge import decode_arrays, encode_arrays
+from nfdt.core.training.merge import encode_arrays
 
 RULES = [{"rule": "mean", "decay": None}]
 
@@ -80,10 +81,10 @@ class SimulatedWorker:
                 self._train(epoch, tasks, told.overlap)
             case CollectState(epoch):
                 state = encode_arrays([np.array([float(self.index)])])
-                metrics = encode_arrays([np.array(float(self.samples))])
+                metrics = dump_arrays({"sum/0": np.array(float(self.samples))})
                 self.report = Report(epoch_state=EpochState(epoch, state, metrics, self.steps))
             case Evaluate(epoch, tasks, _):
-                metrics = encode_arrays([np.array(float(sum(t.stop - t.start for t in tasks)))])
+                metrics = dump_arrays({"sum/0": np.array(float(sum(t.stop - t.start for t in tasks)))})
                 self.report = Report(evaluated=Evaluated(epoch, tuple(t.task for t in tasks), metrics))
             case Summarise(_, metrics, validation, logs):
                 self.report = Report(summary=self._summary(metrics, validation, logs))
@@ -114,9 +115,8 @@ class SimulatedWorker:
         )
 
     def _summary(self, metrics, validation, logs):
-        totals = decode_arrays(metrics)
-        seen = float(totals[0]) if totals else -1.0
-        rows = float(decode_arrays(validation)[0]) if validation else None
+        seen = float(load_arrays(metrics)["sum/0"]) if metrics else -1.0
+        rows = float(load_arrays(validation)["sum/0"]) if validation else None
         return Summary({"seen": seen, **logs}, None if rows is None else {"rows": rows})
 
 

@@ -14,9 +14,17 @@ def plain_sgd(weights, gradient, rate):
 
 
 class SimulatedShard:
-    """Weights, version, backups and state of one shard; ``optimizer`` stands for the user's own."""
+    """Weights, version, backups and state of one shard; ``optimizer`` stands for the user's own, before its decay."""
 
-    def __init__(self, rule: UpdateRule, weights: np.ndarray, optimizer: Optimizer = plain_sgd, updates: int = 0):
+    def __init__(
+        self,
+        rule: UpdateRule,
+        weights: np.ndarray,
+        optimizer: Optimizer = plain_sgd,
+        updates: int = 0,
+        weight_decay: float = 0.0,
+    ):
+        self.weight_decay = weight_decay
         self.rule = rule
         self.weights = weights
         self.optimizer = optimizer
@@ -46,7 +54,7 @@ class SimulatedShard:
         self.last_staleness = int(tau)
         self.last_gradient = correction.gradient
         self._apply(correction, self._scalar(rate) * correction.learning_rate_scale)
-        reply = self.rule.reply(np, self.weights, self._scalar(rate), tau, self.state)
+        reply = self.rule.reply(np, self.weights, self._scalar(rate), tau, self.state, self._decay())
         return self._hand_out(worker, reply)
 
     def backup(self, worker):
@@ -54,12 +62,19 @@ class SimulatedShard:
 
     def _apply(self, correction, rate):
         if self.rule.owns_optimizer:
+            updates = self._scalar(self.version)
             advance = self.rule.advance(
-                np, correction.gradient, self.weights, rate, self._scalar(self.version), correction.shard
+                np, correction.gradient, self.weights, rate, updates, correction.shard, self._decay()
             )
             self.weights, self.state = advance.weights, advance.shard
         else:
-            after = self.optimizer(self.weights, correction.gradient, rate)
+            decay = self._decay()
+            if decay is None:
+                decayed = self.weights
+            else:
+                taken = self.rule.lessened(np, decay, correction.shard) if self.rule.lessens_decay else decay
+                decayed = self.weights - rate * taken
+            after = self.optimizer(decayed, correction.gradient, rate)
             self.state = self.rule.observe(np, self.weights, after, correction.shard)
             self.weights = after
         self.version += 1
@@ -68,6 +83,9 @@ class SimulatedShard:
         self._backups[worker] = weights
         self._pulled[worker] = self.version
         return weights
+
+    def _decay(self):
+        return self.weight_decay * self.weights if self.weight_decay else None
 
     def _scalar(self, value):
         return np.asarray(value, self.weights.dtype)

@@ -90,7 +90,7 @@ def test_commands_in_the_documentation_parse(where, words):
     known = {name for parameter in command.params for name in parameter.opts}
     options = [word.split("=")[0] for word in words if word.startswith("-")]
     if command.name in ("run", "mpi", "simulate", "plan"):  # what follows the script belongs to the script
-        script = next((i for i, word in enumerate(words) if word.endswith(".py")), len(words))
+        script = next((i for i, word in enumerate(words) if word.endswith(".py") or word == "-m"), len(words))
         options = [word for word in words[:script] if word.startswith("-")]
     assert set(options) <= known, where
 

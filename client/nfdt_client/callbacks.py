@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from nfdt_client.capture import Capture
 
 _TEST_HOOKS = ("on_test_begin", "on_test_batch_begin", "on_test_batch_end", "on_test_end")
-_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 # Keras' own callbacks that neither look at the weights nor change them.
 _BLIND = (
     *("ProgbarLogger", "History", "CSVLogger", "TerminateOnNaN"),
@@ -19,7 +18,8 @@ _BLIND = (
 )
 
 
-def _each(callbacks: Any) -> list[Any]:
+def each(callbacks: Any) -> list[Any]:
+    """The callbacks that ``fit`` was given, one by one."""
     from keras import tree
 
     if hasattr(callbacks, "callbacks") and hasattr(callbacks, "on_train_begin"):
@@ -29,7 +29,7 @@ def _each(callbacks: Any) -> list[Any]:
 
 def watches_tests(callbacks: Any) -> bool:
     """Whether a callback wants to be there when the model is evaluated: then that happens in this process."""
-    for callback in _each(callbacks):
+    for callback in each(callbacks):
         if type(callback).__name__ == "SwapEMAWeights":
             return True
         for hook in _TEST_HOOKS:
@@ -42,7 +42,7 @@ def watches_tests(callbacks: Any) -> bool:
 
 def watches_weights(callbacks: Any) -> bool:
     """Whether a callback may look at or change the model between epochs."""
-    for callback in _each(callbacks):
+    for callback in each(callbacks):
         kind = type(callback)
         own = kind.__module__.startswith("keras.")
         if own and kind.__name__ in _BLIND:
@@ -50,18 +50,6 @@ def watches_weights(callbacks: Any) -> bool:
         if own and kind.__name__ == "EarlyStopping" and not callback.restore_best_weights:
             continue
         return True
-    return False
-
-
-def watches_batches(callbacks: Any) -> bool:
-    """Whether a callback may look at the model between batches."""
-    for callback in _each(callbacks):
-        if type(callback).__module__.startswith("keras.") and type(callback).__name__ != "LambdaCallback":
-            if isinstance(getattr(callback, "save_freq", "epoch"), int):
-                return True
-            continue
-        if any(not getattr(getattr(callback, hook), "_is_default", False) for hook in _BATCH_HOOKS):
-            return True
     return False
 
 

@@ -26,14 +26,19 @@ class Capture:
         arguments: Of ``fit``, by name, defaults filled in.
         train: Training data.
         validation: Validation data that go with the job; None when there are none or Keras evaluates here.
-        local_validation: Validation data that only this process can read, as (x, y, sample_weight).
+        validation_data: What ``fit`` was given as such, as (x, y, sample_weight).
     """
 
     model: Any
     arguments: dict[str, Any]
     train: Arrays | Stream
     validation: Arrays | None = None
-    local_validation: tuple[Any, Any, Any] | None = None
+    validation_data: tuple[Any, Any, Any] | None = None
+
+    @property
+    def local_validation(self) -> tuple[Any, Any, Any] | None:
+        """Validation data that Keras evaluates in this process."""
+        return self.validation_data if self.validation is None else None
 
     @property
     def epochs(self) -> int:
@@ -153,14 +158,13 @@ def _with_validation(captured: Capture, validation_data: Any) -> Capture:
 
     arguments = captured.arguments
     x, y, sample_weight = data_adapter_utils.unpack_x_y_sample_weight(validation_data)
-    captured.local_validation = (x, y, sample_weight)
+    captured.validation_data = (x, y, sample_weight)
     if not training_data.is_arrays((x, y, sample_weight)) or callbacks.watches_tests(arguments["callbacks"]):
         return captured
     steps = arguments["validation_steps"]
     batch_size = arguments["validation_batch_size"] or arguments["batch_size"]
     data = training_data.read(x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps)
     if isinstance(data, Arrays):
-        captured.local_validation = None
         captured.validation = data.head(steps * data.batch_size) if steps else data
     return captured
 

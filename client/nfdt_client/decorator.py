@@ -103,6 +103,8 @@ class _Submitted(BaseException):
 class _Submitter(Session):
     """A session whose first fit is handed in, unattended, instead of run."""
 
+    tells_idle = False
+
     def _fit(self, model: Any, arguments: dict[str, Any]) -> Any:
         from nfdt_client.capture import capture, check_batch
         from nfdt_client.handle import JobHandle

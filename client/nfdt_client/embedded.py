@@ -4,37 +4,45 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import secrets
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nfdt.core.errors import ServerUnreachable
+from nfdt.core.private_files import make_folder, private, sweep
 
+logger = logging.getLogger(__name__)
+
+PREFIX = "nfdt-"  # of the folder's name
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 KILL_TIMEOUT_S = 5.0
 TAIL_LINES = 20
 
 
-def server_command(workers: int, shards: int, state_dir: Path, rings: Sequence[Mapping[str, Any]] = ()) -> list[str]:
+def server_command(
+    workers: int, shards: int, folder: Path, rings: Sequence[Mapping[str, Any]] = (), network: Sequence[str] = ()
+) -> list[str]:
     """How the server is started; ``-P`` keeps a file of the user's from shadowing a module of ours.
 
     Args:
         workers: Worker processes it starts.
         shards: Shard processes it starts.
-        state_dir: Where it keeps everything.
+        folder: Where it keeps everything; it removes it at the end.
         rings: The Horovod rings it starts.
+        network: Arguments that say where it listens; loopback unless given.
     """
     return [
-        *(sys.executable, "-P", "-m", "nfdt.server", "--embedded"),
-        *("--workers", str(workers), "--shards", str(shards), "--state-dir", str(state_dir)),
+        *(sys.executable, "-P", "-m", "nfdt.server", "--embedded", *network),
+        *("--workers", str(workers), "--shards", str(shards)),
+        *("--state-dir", str(folder / "state"), "--folder", str(folder)),
         *(part for ring in rings for part in ("--ring", json.dumps(ring))),
     ]
 
@@ -44,12 +52,14 @@ class EmbeddedServer:
 
     The child reads the token from the first line of its standard input, answers with one JSON line
     that holds its address, and ends when its standard input is closed: also when this process dies.
+    Its folder is removed by whichever of the two ends last; what is left when both are killed, by the next start.
 
     Args:
         workers: Worker processes to start.
         shards: Shard processes to start.
         rings: Horovod rings to start: what a ring's shape is made of, each.
-        command: Replaces the server's command line; the state directory is not passed on then.
+        network: Arguments of the server that say where it listens; loopback unless given.
+        command: Replaces the server's command line; the folder is not passed on then.
     """
 
     def __init__(
@@ -58,20 +68,27 @@ class EmbeddedServer:
         shards: int,
         *,
         rings: Sequence[Mapping[str, Any]] = (),
+        network: Sequence[str] = (),
         command: list[str] | None = None,
     ) -> None:
         self.token = secrets.token_hex(32)
-        self._workers, self._shards, self._rings, self._command = workers, shards, rings, command
+        self._workers, self._shards, self._rings, self._network = workers, shards, rings, network
+        self._command = command
         self._directory: Path | None = None
+        self._lock = -1
         self._process: subprocess.Popen[str] | None = None
         self._answer = ""
         self._answered = threading.Event()
 
     def start(self) -> None:
         """Start the child and return at once; its processes warm up meanwhile."""
-        self._directory = Path(tempfile.mkdtemp(prefix="nfdt-"))
-        command = self._command or server_command(self._workers, self._shards, self._directory / "state", self._rings)
-        with self._log_file.open("w") as log:
+        for folder in sweep(PREFIX):
+            logger.info("Removed %s, which a killed script and its server left behind.", folder)
+        self._directory, self._lock = make_folder(PREFIX)
+        command = self._command or server_command(
+            self._workers, self._shards, self._directory, self._rings, self._network
+        )
+        with open(self._log_file, "w", opener=private) as log:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -80,6 +97,7 @@ class EmbeddedServer:
                 text=True,
                 env={"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ},
                 start_new_session=True,  # Ctrl-C goes to the script alone; it takes the server down itself
+                pass_fds=(self._lock,),
             )
         threading.Thread(target=self._read_answer, name="embedded-server", daemon=True).start()
         assert self._process.stdin is not None
@@ -112,8 +130,10 @@ class EmbeddedServer:
             if process is not None:
                 _end(process)
         finally:
-            if self._directory is not None:
+            if self._directory is not None and self._lock >= 0:
                 shutil.rmtree(self._directory, ignore_errors=True)
+                os.close(self._lock)
+                self._lock = -1
 
     @property
     def _log_file(self) -> Path:
@@ -122,9 +142,11 @@ class EmbeddedServer:
 
     def _read_answer(self) -> None:
         process = self._process
-        if process is not None and process.stdout is not None:
-            self._answer = process.stdout.readline()
-        self._answered.set()
+        try:
+            if process is not None and process.stdout is not None:
+                self._answer = process.stdout.readline()
+        finally:
+            self._answered.set()
 
     def _explain(self, what: str) -> str:
         with contextlib.suppress(OSError):

@@ -83,8 +83,8 @@ class Feeder:
             try:
                 self._feed(epoch)
             except Exception as error:  # whatever the user's code raises is the job's end
+                self.error = error  # before the job fails of it: whoever hears of that shall find it
                 self._outbox.put(pb.FedBatch(epoch=epoch, error=f"{type(error).__name__}: {error}"))
-                self.error = error
                 return
 
     def _feed(self, epoch: int) -> None:

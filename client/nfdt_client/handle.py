@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from nfdt.core.arrays import Array, ParameterLayout
 from nfdt.core.errors import JobFailed, UsageError
@@ -22,6 +23,8 @@ from nfdt_client.options import resolve
 from nfdt_client.upload import download
 
 POLL_S = 0.5
+
+LogValue = float | npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class JobStatus:
     epochs: int
     submitted_at: float
     ended_at: float
-    logs: Mapping[str, float]
+    logs: Mapping[str, Any]
     worker_statistics: Mapping[str, Any]
 
     @property
@@ -53,13 +56,13 @@ class JobResult:
 
     Attributes:
         weights: The trainable variables in model order; one flat vector where the server does not tell the shapes.
-        history: As ``History.history``: one list per metric, an entry per epoch.
+        history: As ``History.history``: one list per metric, an entry per epoch; arrays where its result is one.
         workers: Statistics of each worker, as ``history.nfdt``.
         manifest: The program's manifest (model configuration, layout, ...); empty when unknown.
     """
 
     weights: list[Array]
-    history: dict[str, list[float]]
+    history: dict[str, list[LogValue]]
     workers: dict[str, Any]
     manifest: dict[str, Any]
     state: State
@@ -111,7 +114,7 @@ class JobHandle:
             TimeoutError: it has not ended within ``timeout_s`` seconds.
             JobFailed, JobCancelled, or what a worker's code raised: it ended without success.
         """
-        history: dict[str, list[float]] = {}
+        history: dict[str, list[LogValue]] = {}
         produced: dict[str, Any] = {}
         for event in self._until_end(timeout_s):
             if event.kind == "epoch_end":
@@ -143,7 +146,7 @@ class JobHandle:
             time.sleep(min(left, POLL_S))
         yield from self.events()
 
-    def _fetch(self, produced: Mapping[str, Any], history: dict[str, list[float]]) -> JobResult:
+    def _fetch(self, produced: Mapping[str, Any], history: dict[str, list[LogValue]]) -> JobResult:
         description = self._connection.show(self.job_id)
         artifact = produced.get("artifact") or description.result_artifact
         if not artifact:
@@ -196,14 +199,31 @@ def status_of(description: pb.JobDescription) -> JobStatus:
     )
 
 
-def epoch_logs(data: Mapping[str, Any]) -> dict[str, float]:
-    """The logs of an ``epoch_end`` event as Keras names them: validation with the prefix ``val_``."""
+def epoch_logs(data: Mapping[str, Any]) -> dict[str, LogValue]:
+    """The logs of an ``epoch_end`` event as Keras has them: validation with the prefix ``val_``, lists as arrays."""
     validation = {f"val_{name}": value for name, value in (data.get("val_logs") or {}).items()}
-    return {**(data.get("logs") or {}), **validation}
+    return {name: _as_array(value) for name, value in {**(data.get("logs") or {}), **validation}.items()}
+
+
+def _as_array(value: Any) -> LogValue:
+    """A list as an array, of float32 as Keras' metrics are where that loses nothing; any other value as it is."""
+    if not isinstance(value, list):
+        return value
+    array = np.asarray(value)
+    with np.errstate(over="ignore"):
+        single = array.astype(np.float32) if array.dtype == np.float64 else array
+    return single if np.array_equal(single, array, equal_nan=array.dtype.kind == "f") else array
+
+
+def describe_log(value: LogValue) -> str:
+    """A log's value in a few characters."""
+    if isinstance(value, float | int):
+        return f"{value:.4g}"
+    return np.array2string(np.asarray(value), precision=4, threshold=8, max_line_width=1000).replace("\n", "")
 
 
 def _numbers(logs: Mapping[str, Any]) -> str:
-    return " ".join(f"{name}={value:.4g}" for name, value in logs.items())
+    return " ".join(f"{name}={describe_log(value)}" for name, value in logs.items())
 
 
 def describe_stall(data: Mapping[str, Any]) -> str:

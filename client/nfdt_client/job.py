@@ -33,9 +33,9 @@ class AttendedJob:
         """All events of the job until its end."""
         return self.connection.watch(self.job_id)
 
-    def proceed(self, epoch: int) -> None:
-        """Let this epoch begin."""
-        self.connection.control(self.job_id, proceed=pb.Proceed(epoch=epoch))
+    def proceed(self, epoch: int, until: int | None = None) -> None:
+        """Let this epoch begin, or go on; it stands still after ``until`` of its steps and at its end. None: never."""
+        self.connection.control(self.job_id, proceed=pb.Proceed(epoch=epoch, until=until or 0))
 
     def stop_training(self) -> None:
         """Finish now; the job succeeds."""
@@ -46,13 +46,13 @@ class AttendedJob:
         self.connection.control(self.job_id, set_learning_rate=pb.SetLearningRate(value=value))
 
     def set_state(self, state: State) -> None:
-        """Go on from other weights, optimizer and untrained variables; between epochs only."""
+        """Go on from other weights, optimizer and untrained variables; while training stands still only."""
         blob = Blob(encode(state))
         upload(self.connection, {blob.sha256: blob})
         self.connection.control(self.job_id, set_weights=pb.SetWeights(artifact=blob.sha256))
 
     def snapshot(self) -> State:
-        """The state at the end of the epoch."""
+        """The state at the end of the epoch; in the middle of one as every shard has it now."""
         return self.fetch(self.connection.snapshot(self.job_id))
 
     def fetch(self, artifact: str) -> State:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from nfdt.core.errors import JobFailed
 from nfdt.core.program.state import State
+from nfdt_client.batch_hooks import BatchHooks, Pauses
 from nfdt_client.failures import failure_of
 from nfdt_client.feed import Feeder
 from nfdt_client.handle import describe_stall, epoch_logs
@@ -44,7 +45,8 @@ class Fit:
         epochs: Index after the last.
         steps_per_execution: Batches between two calls of the batch hooks.
         watches_weights: Whether a callback may look at or change the weights between epochs.
-        watches_batches: Whether a callback may look at the weights between batches.
+        watches_batches: Whether a callback may look at the weights between batches where training goes on.
+        pauses: When training stands still for the batch hooks; None: never.
         validate: Validation in this process; None when the workers do it or there is none.
         validation_steps: Batches of the workers' validation, for the test hooks; 0 when there is none.
     """
@@ -57,14 +59,16 @@ class Fit:
     steps_per_execution: int = 1
     watches_weights: bool = True
     watches_batches: bool = False
+    pauses: Pauses | None = None
     validate: Validation | None = None
     validation_steps: int = 0
 
 
 def begin_epoch(model: Any, callbacks: Any, epoch: int) -> None:
-    """What Keras does first in an epoch."""
+    """What Keras does in an epoch before it trains."""
     model.reset_metrics()
     callbacks.on_epoch_begin(epoch)
+    callbacks.on_train_batch_begin(0)
 
 
 class Mirror:
@@ -79,7 +83,9 @@ class Mirror:
     def __init__(self, fit: Fit, job: AttendedJob, feeder: Feeder | None = None) -> None:
         self._fit, self._job, self._feeder = fit, job, feeder
         self._callbacks, self._model = fit.callbacks, fit.model
-        self._epoch, self._seen = fit.initial_epoch, 0
+        self._hooks = BatchHooks(fit.callbacks, fit.model, fit.steps_per_execution)
+        self._epoch, self._steps = fit.initial_epoch, 0  # of the epoch, 0 where that is not known beforehand
+        self._until: int | None = None  # steps after which training stands still
         self._known: State | None = None  # what the cluster's state is, where callbacks may change it
         self._rate = fit.state.learning_rate
         self._stopping = False
@@ -133,15 +139,20 @@ class Mirror:
         return self._finish()
 
     def _begin(self, epoch: int) -> None:
-        self._epoch, self._seen = epoch, 0
+        self._epoch = epoch
         begin_epoch(self._model, self._callbacks, epoch)
         self._send_changes()
         self._proceed(epoch)
 
     def _proceed(self, epoch: int) -> None:
+        self._hooks.begin_epoch()
         if self._feeder is not None:
             self._feeder.begin(epoch)
-        self._job.proceed(epoch)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self._until = self._fit.pauses(self._hooks.done) if self._fit.pauses is not None else None
+        self._job.proceed(self._epoch, self._until)
 
     def _send_changes(self) -> None:
         """Tell the cluster what callbacks did to the model since its state was last the same on both sides."""
@@ -173,6 +184,7 @@ class Mirror:
         """The cluster knows better than we did how many steps there are: the progress bar shall count to that."""
         params = self._callbacks.params or {}
         steps = data.get("steps")
+        self._steps = int(steps or 0) if self._feeder is None else 0  # a stream may end before it said it would
         if steps and steps != params.get("steps"):
             self._callbacks.set_params({**params, "steps": steps})
             bar = getattr(getattr(self._callbacks, "_progbar", None), "progbar", None)
@@ -180,10 +192,31 @@ class Mirror:
                 bar.target = steps
 
     def _on_progress(self, data: Mapping[str, Any]) -> None:
-        if data.get("epoch", self._epoch) == self._epoch:
-            self._refresh()
-            self._advance(int(data["steps"]), data.get("logs") or {})
-            self._send_learning_rate()
+        if data.get("epoch", self._epoch) != self._epoch or self._stopping:
+            return
+        steps, logs, more = int(data["steps"]), data.get("logs") or {}, data.get("pause")
+        if more is not None:
+            self._on_pause(steps, logs, more)
+            return
+        self._refresh()
+        self._advance(steps if self._until is None else min(steps, self._until - 1), logs)
+        if self._hooks.done < self._steps:
+            self._hooks.begin()
+        self._send_learning_rate()
+
+    def _on_pause(self, steps: int, logs: Logs, more: bool) -> None:
+        """Training stands still after these steps: callbacks see this moment, and what they change counts at once."""
+        self._load(self._job.snapshot())
+        if self._fit.watches_weights:
+            self._known = self._fit.state.read()
+        self._hooks.advance(steps, self._fit.state.metric_logs(logs), flush=True)
+        if more:
+            self._hooks.begin()
+        self._send_changes()
+        if self._hooks.stopped:
+            self._stop()
+        else:
+            self._go_on()
 
     def _refresh(self) -> None:
         """Bring the weights of this moment here for callbacks between batches, in at most a tenth of the time."""
@@ -194,15 +227,9 @@ class Mirror:
             self._refresh_at = now + REFRESH_FACTOR * (now - began)
 
     def _advance(self, steps: int, logs: Logs, flush: bool = False) -> None:
-        """Call the batch hooks for every step finished since the last call, ``steps_per_execution`` at a time."""
-        size = self._fit.steps_per_execution
-        while not self._stopping and (self._seen + size <= steps or (flush and self._seen < steps)):
-            end = min(self._seen + size, steps)
-            self._callbacks.on_train_batch_begin(self._seen)
-            self._callbacks.on_train_batch_end(end - 1, dict(logs))
-            self._seen = end
-            if self._model.stop_training:
-                self._stop()
+        self._hooks.advance(steps, logs, flush=flush)
+        if self._hooks.stopped:
+            self._stop()
 
     def _stop(self) -> None:
         if not self._stopping:
@@ -212,7 +239,8 @@ class Mirror:
     def _on_epoch_end(self, data: Mapping[str, Any]) -> None:
         if data.get("epoch", self._epoch) != self._epoch:
             return
-        self._advance(int(data.get("steps") or self._seen), data.get("logs") or {}, flush=True)
+        logs = epoch_logs({"logs": data.get("logs")})
+        self._advance(int(data.get("steps") or self._hooks.done), logs, flush=True)
         if self._stopping or self._epoch + 1 >= self._fit.epochs:
             self._last = data
             return
@@ -232,7 +260,11 @@ class Mirror:
 
     def _close_epoch(self, data: Mapping[str, Any]) -> None:
         logs = epoch_logs({"logs": data.get("logs")})
-        validation = self._fit.validate(self._epoch) if self._fit.validate is not None else data.get("val_logs")
+        validation = (
+            self._fit.validate(self._epoch)
+            if self._fit.validate is not None
+            else epoch_logs({"logs": data.get("val_logs")})
+        )
         if validation and self._fit.validate is None:
             self._replay_test_hooks(validation)
         logs.update(epoch_logs({"val_logs": validation}))
@@ -265,7 +297,8 @@ def _warn_of_dropped(workers: Mapping[str, Mapping[str, Any]]) -> None:
     steps = sum(int(worker.get("steps") or 0) for worker in workers.values())
     if dropped:
         logger.warning(
-            "%d of %d gradients were NaN or infinite and were dropped. The training diverges: lower the learning rate, "
+            "%d of %d gradients were NaN or infinite, or would have made weights so, and were dropped. The training "
+            "diverges: lower the learning rate, "
             "clip the gradients (clipnorm=), or use algorithm='ddc-asgd'.",
             dropped,
             steps,

@@ -8,20 +8,28 @@ from typing import Any
 import numpy as np
 
 from nfdt.core.arrays import ParameterLayout
-from nfdt.core.errors import UsageError
+from nfdt.core.errors import ShapeMismatch, UsageError
 from nfdt.core.program.state import State, dump_state
 
 
 class ModelState:
     """Weights, optimizer variables and untrained variables of one model object; reads and writes in place.
 
+    Which variables are trained is settled here: as in Keras, whose traced step keeps its variables, a later change of
+    ``layer.trainable`` has no effect.
+
     Args:
         model: A built and compiled Keras model.
     """
 
     def __init__(self, model: Any) -> None:
+        from nfdt.core.training.metrics import ModelMetrics
+
         self._model = model
-        self._layout = ParameterLayout.of([(v.path, tuple(v.shape)) for v in model.trainable_variables])
+        self._trainable = list(model.trainable_variables)
+        self._untrained = list(model.non_trainable_variables)
+        self._metrics, self._counted = ModelMetrics(model), b""
+        self._layout = ParameterLayout.of([(v.path, tuple(v.shape)) for v in self._trainable])
 
     @classmethod
     def of(cls, model: Any, manifest: Mapping[str, Any] | None) -> ModelState:
@@ -39,9 +47,9 @@ class ModelState:
 
     def read(self) -> State:
         """A copy of the state now."""
-        weights = self._layout.flatten([np.asarray(v) for v in self._model.trainable_variables])
+        weights = self._layout.flatten([np.asarray(v) for v in self._trainable])
         optimizer = {i: np.asarray(v).copy() for i, v in enumerate(self._optimizer_variables())}
-        untrained = {i: np.asarray(v).copy() for i, v in enumerate(self._model.non_trainable_variables)}
+        untrained = {i: np.asarray(v).copy() for i, v in enumerate(self._untrained)}
         return State(weights, optimizer, untrained)
 
     def write(self, state: State, *, keep_learning_rate: bool = False) -> None:
@@ -52,11 +60,25 @@ class ModelState:
             keep_learning_rate: Leave the optimizer's learning rate alone.
         """
         arrays = self._layout.unflatten(np.asarray(state.weights))
-        for variable, array in zip(self._model.trainable_variables, arrays, strict=True):
+        for variable, array in zip(self._trainable, arrays, strict=True):
             variable.assign(array)
         skip = self._learning_rate_index() if keep_learning_rate else set()
         _assign(self._optimizer_variables(), {i: a for i, a in state.optimizer.items() if i not in skip})
-        _assign(self._model.non_trainable_variables, state.untrained)
+        _assign(self._untrained, state.untrained)
+        self._show_metrics(state.metrics)
+
+    def metric_logs(self, logs: Mapping[str, Any]) -> dict[str, Any]:
+        """The logs of the metrics that were written; ``logs`` themselves where none are known."""
+        return self._metrics.logs(self._counted, logs)
+
+    def _show_metrics(self, counted: bytes) -> None:
+        """Let the model's metrics be these; a model that is compiled with others, or without any, keeps its own."""
+        self._counted = counted if self._model.compiled else b""
+        if self._counted:
+            try:
+                self._metrics.load(self._counted)
+            except ShapeMismatch:
+                self._counted = b""
 
     @property
     def learning_rate(self) -> float | None:

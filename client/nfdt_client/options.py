@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,15 +20,23 @@ from nfdt.core.spec import (
     ClusterSpec,
     Emulation,
     JobSpec,
-    check_names,
+    find_idle,
     resolve_algorithm,
     resolve_cluster,
 )
-from nfdt_client import ring
+from nfdt_client import batch_hooks, ring
+from nfdt_client.layers import (
+    ARGUMENT,
+    Setting,
+    flatten,
+    from_environment,
+    from_file,
+    refuse_idle,
+    telling_origins,
+)
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "NFDT_"
 CONNECTION = ("server", "token", "token_file", "ca_file")
 TIMEOUTS = ("start_timeout_s", "step_timeout_s")
 EMULATION = tuple(f"emulate.{name}" for name in Emulation.model_fields)
@@ -37,18 +44,11 @@ NAMES: tuple[str, ...] = (
     "algorithm",
     *CONNECTION,
     *TIMEOUTS,
+    "batch_hooks",
     *(name for name in OVERRIDES if name != "emulate"),
     *EMULATION,
 )
 _TUPLES = ("emulate.slowdown", "emulate.step_ms", "emulate.bandwidth_mbit", "emulate.latency_ms")
-
-
-@dataclass(frozen=True)
-class Setting:
-    """An option's value and the layer it came from, in words."""
-
-    value: Any
-    origin: str
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class Options:
 
     Attributes:
         server: ``HOST:PORT`` of a job server; None for the embedded one.
+        batch_hooks: When the batch hooks of callbacks are called: auto, exact, or approximate.
         workers_given: Whether somebody asked for a number of workers, or it is the default.
         world: The launcher's world that this script is a rank of, for jobs whose ranks it shall be.
         settings: Every option by name with its value and origin, for ``nfdt config``.
@@ -68,6 +69,7 @@ class Options:
     ca_file: str | None = None
     start_timeout_s: float = 120.0
     step_timeout_s: float = 600.0
+    batch_hooks: str = "auto"
     workers_given: bool = False
     world: Place | None = None
     settings: Mapping[str, Setting] = field(default_factory=dict, repr=False)
@@ -103,60 +105,6 @@ def read_token(path: Path) -> str:
     if not token:
         raise UsageError(f"The token file {path} is empty. Expected: the server's token.")
     return token
-
-
-def _flatten(options: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """``{"emulate": {"fail": x}}`` as ``{"emulate.fail": x}``; names checked, None left out."""
-    flat: dict[str, Any] = {}
-    for name, value in options.items():
-        if name == "emulate" and value is not None:
-            items = value.model_dump(exclude_defaults=True) if isinstance(value, Emulation) else value
-            if not isinstance(items, Mapping):
-                raise UsageError(f"{where}: emulate: expected a mapping of names to values. Received: {value!r}.")
-            flat.update({f"emulate.{key}": item for key, item in items.items()})
-        elif name != "emulate":
-            flat[name] = value
-    try:
-        check_names(flat, NAMES)
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from None
-    return {name: value for name, value in flat.items() if value is not None}
-
-
-def _from_environment(environ: Mapping[str, str]) -> dict[str, Setting]:
-    variables = {name: PREFIX + name.replace(".", "_").upper() for name in NAMES}
-    return {
-        name: Setting(environ[variable], f"environment {variable}")
-        for name, variable in variables.items()
-        if environ.get(variable)
-    }
-
-
-def _table_of(path: Path) -> Mapping[str, Any] | None:
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not valid TOML: {error}.") from None
-    if path.name == "nfdt.toml" and "tool" not in document:
-        return document
-    table = document.get("tool", {}).get("nfdt")
-    if table is not None and not isinstance(table, Mapping):
-        raise UsageError(f"{path}: [tool.nfdt]: expected a table. Received: {table!r}.")
-    return table
-
-
-def _from_file(start: Path) -> dict[str, Setting]:
-    """Options of the nearest ``nfdt.toml`` or ``pyproject.toml`` with [tool.nfdt], from ``start`` upwards."""
-    for directory in (start, *start.parents):
-        for name in ("nfdt.toml", "pyproject.toml"):
-            path = directory / name
-            table = _table_of(path) if path.is_file() else None
-            if table is None:
-                continue
-            if "token" in table:
-                raise UsageError(f"{path}: a token does not belong into this file. Expected: token_file.")
-            return {key: Setting(value, str(path)) for key, value in _flatten(table, str(path)).items()}
-    return {}
 
 
 def _coerce(name: str, value: Any) -> Any:
@@ -201,20 +149,73 @@ def resolve(
     Raises:
         UsageError: unknown option or preset, or a value that cannot be used; the message names the valid ones.
     """
+    (options,) = resolve_each(arguments, [None], environ, directory, default_algorithm)
+    return options
+
+
+def resolve_each(
+    arguments: Mapping[str, Any],
+    algorithms: Sequence[str | None],
+    environ: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+    default_algorithm: str = DEFAULT_PRESET,
+) -> list[Options]:
+    """Merge the layers for each of several presets; see :func:`resolve`.
+
+    An option is told to have no effect if it has none with any of them.
+
+    Args:
+        arguments: As for :func:`resolve`.
+        algorithms: Presets given like an argument; None: whatever the layers name.
+        environ: As for :func:`resolve`.
+        directory: As for :func:`resolve`.
+        default_algorithm: As for :func:`resolve`.
+    """
+    environ = os.environ if environ is None else environ
     layers = {
-        **_from_file((directory or Path.cwd()).resolve()),
-        **_from_environment(os.environ if environ is None else environ),
-        **{name: Setting(value, "argument") for name, value in _flatten(arguments, "arguments").items()},
+        **from_file((directory or Path.cwd()).resolve(), NAMES),
+        **from_environment(environ, NAMES),
+        **{name: Setting(value, ARGUMENT) for name, value in flatten(arguments, "arguments", NAMES).items()},
     }
     given = {name: Setting(_coerce(name, s.value), s.origin) for name, s in layers.items()}
-    options = _validated(given, default_algorithm)
-    return _in_world(options, os.environ if environ is None else environ)
+    found, idle = [], []
+    for algorithm in algorithms:
+        chosen = {**given, "algorithm": Setting(algorithm, ARGUMENT)} if algorithm else given
+        with telling_origins(chosen):
+            options, reasons = _without_idle(chosen, default_algorithm, environ)
+            found.append(_with_counts(options))
+        idle.append(reasons)
+    refuse_idle(given, idle)
+    return found
+
+
+def _without_idle(
+    given: dict[str, Setting], default_algorithm: str, environ: Mapping[str, str]
+) -> tuple[Options, dict[str, str]]:
+    """The options, those without effect left out, and why each of these has none."""
+    options = _in_world(_validated(given, default_algorithm), environ)
+    idle = find_idle(options.algorithm, options.cluster, given)
+    if not idle:
+        return options, {}
+    rest = {name: setting for name, setting in given.items() if name not in idle}
+    options = _in_world(_validated(rest, default_algorithm), environ)
+    ignored = {name: Setting(given[name].value, f"{given[name].origin}: no effect") for name in idle}
+    return replace(options, settings={**options.settings, **ignored}), idle
+
+
+def _with_counts(options: Options) -> Options:
+    """Emulation has a value for each worker, where the number of workers is known by now."""
+    if options.server is None or options.workers_given:
+        try:
+            options.cluster.emulate.check_counts(options.cluster.workers)
+        except ValueError as error:
+            raise UsageError(f"{error}.") from None
+    return options
 
 
 def _in_world(options: Options, environ: Mapping[str, str]) -> Options:
     """An allreduce job of a script that mpirun, srun or horovodrun started runs on the ranks of that world."""
     if options.algorithm.topology != "ring":
-        _refuse_ring_options(options)
         return options
     if options.cluster.shards != 1:
         raise UsageError(f"shards: expected 1, because allreduce has none. Received: {options.cluster.shards}.")
@@ -242,17 +243,6 @@ def _in_world(options: Options, environ: Mapping[str, str]) -> Options:
     return replace(options, cluster=cluster, world=world)
 
 
-def _refuse_ring_options(options: Options) -> None:
-    """What only a single ring can do."""
-    cluster = options.cluster
-    if cluster.elastic or cluster.timeline or cluster.autotune_log:
-        raise UsageError(
-            "min_workers, max_workers, host_discovery_script, timeline, autotune_log: expected algorithm='allreduce', "
-            f"whose workers are one ring. Received: algorithm={options.algorithm.name!r}. Leave the option out; "
-            "workers of other algorithms may come and go anyway."
-        )
-
-
 def _validated(given: dict[str, Setting], default_algorithm: str) -> Options:
     values = {name: setting.value for name, setting in given.items()}
     preset = values.pop("algorithm", None) or default_algorithm
@@ -260,6 +250,7 @@ def _validated(given: dict[str, Setting], default_algorithm: str) -> Options:
     cluster = resolve_cluster(emulate=emulate, **{name: values.pop(name) for name in CLUSTER_OPTIONS if name in values})
     timeouts: dict[str, Any] = {name: _seconds(name, values.pop(name)) for name in TIMEOUTS if name in values}
     connection = {name: values.pop(name) for name in CONNECTION if name in values}
+    hooks = values.pop("batch_hooks", "auto")
     algorithm = resolve_algorithm(preset, **values)
     check_groups(algorithm, cluster)
     server = _checked_server(connection["server"]) if "server" in connection else None
@@ -268,6 +259,7 @@ def _validated(given: dict[str, Setting], default_algorithm: str) -> Options:
         cluster,
         server=server,
         ca_file=connection.get("ca_file"),
+        batch_hooks=batch_hooks.check_mode(hooks, algorithm),
         workers_given="workers" in given,
         settings=_explained(given, preset, algorithm, cluster),
         _token=connection.get("token"),
@@ -283,6 +275,7 @@ def _explained(
     """Every option with the validated value and the layer that won."""
     resolved: dict[str, Any] = {
         "algorithm": preset,
+        "batch_hooks": "auto",
         **{name: JobSpec.model_fields[name].default for name in TIMEOUTS},
         **{name: getattr(cluster, name) for name in CLUSTER_OPTIONS},
         **{name: value for name, value in algorithm.model_dump().items() if name != "name"},
@@ -296,6 +289,6 @@ def _explained(
         elif name == "token":
             settings[name] = Setting("(hidden)", origin)
         else:
-            as_given = name in given and name in (*CONNECTION, *TIMEOUTS)
+            as_given = name in given and name in (*CONNECTION, *TIMEOUTS, "batch_hooks")
             settings[name] = Setting(given[name].value if as_given else resolved.get(name), origin)
     return settings

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from nfdt.core.errors import PolicyRefused, ServerUnreachable, UsageError
 from nfdt.core.spec import ClusterSpec
-from nfdt_client import callbacks, patch, ring
+from nfdt_client import batch_hooks, callbacks, patch, ring
 from nfdt_client.capture import Capture, bind, capture, check_batch
 from nfdt_client.connection import Connection
 from nfdt_client.embedded import EmbeddedServer
@@ -27,6 +27,11 @@ from nfdt_client.upload import upload
 
 logger = logging.getLogger(__name__)
 
+IDLE = (
+    "No model.fit was called: nothing was distributed. Only model.fit trains on workers; train_on_batch, a loop of "
+    "your own, and a fit in another thread run in this process."
+)
+
 
 class Session:
     """While it is entered, ``keras.Model.fit`` of this context trains on a cluster.
@@ -37,12 +42,17 @@ class Session:
 
     Attributes:
         fits: ``history.nfdt`` of every fit so far.
+        tells_idle: Whether a block that ends in order without a fit is warned about; else its caller does that.
     """
+
+    tells_idle = True
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.fits: list[dict[str, Any]] = []
         self._id = uuid.uuid4().hex
+        self._idle = True
+        self._outer: patch.Captor | None = None
         self._link: Connection | None = None
         self._embedded: EmbeddedServer | None = None
         self._undo = contextlib.ExitStack()
@@ -54,7 +64,9 @@ class Session:
 
             patch.PATCH.install(keras.Model)
             undo.callback(patch.PATCH.remove, keras.Model)
-            undo.callback(_leave, patch.enter(self))
+            token = patch.enter(self)
+            undo.callback(_leave, token)
+            self._idle, self._outer = True, None if token.old_value is Token.MISSING else token.old_value
             self._undo = undo.pop_all()
         return self
 
@@ -62,6 +74,9 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._undo.close()
+        in_order = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+        if self.tells_idle and self._idle and in_order:
+            logger.warning(IDLE)
 
     def _open(self, undo: contextlib.ExitStack) -> None:
         """Have a server to speak to, until ``undo``."""
@@ -91,6 +106,7 @@ class Session:
 
     def fit(self, original: patch.Fit, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Train ``model`` on the cluster as ``original`` would here; what callbacks call is plain Keras."""
+        self._has_fit()
         arguments = bind(original, model, args, kwargs)
         token = patch.enter(None)
         try:
@@ -101,6 +117,12 @@ class Session:
             raise
         finally:
             patch.leave(token)
+
+    def _has_fit(self) -> None:
+        """Note that something is distributed, by this session or by one inside of it."""
+        self._idle = False
+        if isinstance(self._outer, Session):
+            self._outer._has_fit()
 
     def _fit(self, model: Any, arguments: dict[str, Any]) -> Any:
         captured = capture(model, arguments, self.options)
@@ -114,6 +136,8 @@ class Session:
             return _nothing_to_train(captured, listeners)
         begin_epoch(model, listeners, initial_epoch)
         submission, manifest = self.prepare(captured, batch, initial_epoch, attended=True)
+        each, size = callbacks.each(listeners), int(model.steps_per_execution or 1)
+        pauses = batch_hooks.plan_pauses(self.options.batch_hooks, self.options.algorithm, each, size)
         job = self._start(submission, manifest)
         validate = callbacks.local_validation(captured, listeners)
         fit = Fit(
@@ -122,9 +146,10 @@ class Session:
             ModelState.of(model, manifest),
             initial_epoch,
             captured.epochs,
-            steps_per_execution=int(model.steps_per_execution or 1),
+            steps_per_execution=size,
             watches_weights=validate is not None or callbacks.watches_weights(listeners),
-            watches_batches=callbacks.watches_batches(listeners),
+            watches_batches=self.options.batch_hooks != "exact" and batch_hooks.look_at_batches(each),
+            pauses=pauses,
             validate=validate,
             validation_steps=captured.validation.batches if captured.validation is not None else 0,
         )
@@ -144,6 +169,7 @@ class Session:
         from nfdt.core.program.pack import pack
 
         packed = pack(captured.model, batch)
+        look_at_metrics(captured, batch, attended=attended)
         cluster = self._place(packed.code)
         check_shards(captured.model, packed.manifest, cluster)
         submission = specify(
@@ -217,6 +243,30 @@ def _nothing_to_train(captured: Capture, listeners: Any) -> Any:
     listeners.on_train_end(None)
     captured.model.history.nfdt = {}
     return captured.model.history
+
+
+def look_at_metrics(captured: Capture, batch: Any, *, attended: bool) -> None:
+    """Have the validation run here where ``test_step`` returns what workers cannot tell.
+
+    Raises:
+        CaptureError: a metric cannot be merged.
+        UsageError: nobody is here to validate.
+    """
+    from nfdt.core.program.metrics import check_metrics
+
+    validation = captured.validation
+    sample = None if validation is None else validation.head(validation.batch_size).nest
+    own = check_metrics(captured.model, batch, sample)
+    if not own:
+        return
+    what = f"test_step returns logs that are no results of metrics: {', '.join(own)}."
+    if not attended:
+        raise UsageError(
+            f"submit: {what} Workers validate with metrics alone. Expected: for instance keras.metrics.Mean, updated "
+            "and returned by test_step; or nfdt.distribute, which validates such a model in this script."
+        )
+    logger.warning("%s The model is therefore validated in this process, not on the workers.", what)
+    captured.validation = None
 
 
 def check_shards(model: Any, manifest: dict[str, Any], cluster: ClusterSpec) -> None:

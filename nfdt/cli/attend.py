@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from nfdt_client.connection import Connection
 
 from nfdt.core.errors import JobFailed, ServerUnreachable
+from nfdt.core.wire import workers_pb2, workers_pb2_grpc
+from nfdt.core.wire.attending import Patience
 from nfdt.core.wire.channel import open_channel
 from nfdt.launch.local import LocalLauncher, SlotOptions
 
@@ -19,6 +22,7 @@ _log = logging.getLogger(__name__)
 
 POLL_S = 0.5
 RETRY_S = 0.5
+TELL_S = 5.0
 
 
 def wait_for_server(options: SlotOptions, timeout_s: float, *, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -43,31 +47,53 @@ def wait_for_server(options: SlotOptions, timeout_s: float, *, sleep: Callable[[
         connection.close()
 
 
-def attend(options: SlotOptions, slots: int) -> None:
-    """Keep ``slots`` worker slots attending until the server is gone.
+def attend(options: SlotOptions, slots: int, *, wait_s: float = 0.0) -> None:
+    """Keep ``slots`` worker slots attending until the server has been gone for ``wait_s`` seconds.
 
     Raises:
-        JobFailed: slots end as fast as they are started; the message says where their logs are.
+        JobFailed: slots end as fast as they are started, the message says where their logs are; or none can be
+            started.
     """
     gone = threading.Event()
     channel = open_channel(options.server, options.token, ca_file=options.ca_file)
-    threading.Thread(target=_watch, args=(channel, gone), name="health", daemon=True).start()
-    launcher = LocalLauncher(options)
+    threading.Thread(target=_watch, args=(channel, Patience(wait_s, gone), gone), name="health", daemon=True).start()
+    ended: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    teller = threading.Thread(target=_tell, args=(channel, ended), name="ended", daemon=True)
+    teller.start()
+    launcher = LocalLauncher(options, ended.put)
     try:
         launcher.ensure("worker", slots)
         while not gone.wait(POLL_S):
-            if launcher.failure:
-                raise JobFailed(launcher.failure)
+            failure = launcher.failure
+            if failure and (launcher.given_up.is_set() or not launcher.pids):
+                raise JobFailed(failure)
     finally:
         launcher.stop()
+        ended.put(None)
+        teller.join(TELL_S)
         channel.close()
 
 
-def _watch(channel: grpc.Channel, gone: threading.Event) -> None:
-    """Read the server's health until the stream ends, which is when the server is gone."""
-    try:
-        for _ in health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()):
-            pass
-    except grpc.RpcError as error:
-        _log.info("the server's health stream ended: %s", error)
-    gone.set()
+def _watch(channel: grpc.Channel, patience: Patience, gone: threading.Event) -> None:
+    """Read the server's health; a stream that ends and cannot be opened again means that the server is gone."""
+    while True:
+        try:
+            for _ in health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()):
+                patience.success()
+        except grpc.RpcError as error:
+            _log.info("the server's health stream ended: %s", error)
+        except ValueError:  # the channel was closed
+            return
+        if not patience.failure():
+            gone.set()
+            return
+
+
+def _tell(channel: grpc.Channel, ended: queue.SimpleQueue[str | None]) -> None:
+    """Tell the server of slots that have ended; one that cannot be told misses them after a while."""
+    stub = workers_pb2_grpc.WorkersStub(channel)
+    for name in iter(ended.get, None):
+        try:
+            stub.Ended(workers_pb2.SlotEnded(name=name), timeout=TELL_S)
+        except grpc.RpcError as error:
+            _log.info("the server was not told of the end of slot %s: %s", name, error)

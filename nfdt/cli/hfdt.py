@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 import nfdt
 from nfdt.cli.doctor import doctor
 from nfdt.cli.errors import Commands
-from nfdt.cli.options import log_to_stderr, parse_settings, server_options, training_options
+from nfdt.cli.options import (
+    ScriptCommand,
+    log_to_stderr,
+    parse_settings,
+    script_argument,
+    server_options,
+    training_options,
+)
 from nfdt.cli.ring_options import ring_options
-from nfdt.cli.run import SCRIPT_ARGUMENTS, train_script
+from nfdt.cli.run import train_script
+from nfdt.cli.script import Script
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -24,7 +30,7 @@ def hfdt() -> None:
     """
 
 
-@click.command(context_settings=SCRIPT_ARGUMENTS)
+@click.command(cls=ScriptCommand)
 @click.option("-np", "--workers", "workers", metavar="N", help="How many ranks train.")
 @click.option("-H", "--hosts", metavar="HOST:SLOTS,...", help="Hosts and how many ranks each takes.")
 @click.option("--hostfile", metavar="FILE", help="A file with hosts that the launcher reads.")
@@ -32,18 +38,16 @@ def hfdt() -> None:
 @ring_options
 @training_options
 @server_options
-@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@script_argument()
 @click.pass_context
 def run(
     context: click.Context,
-    script: Path,
-    args: tuple[str, ...],
+    script: Script,
     settings: tuple[str, ...],
     log_level: str,
     **options: str | bool | None,
 ) -> None:
-    """Run SCRIPT unmodified; every model.fit in it trains on the ranks of one allreduce ring.
+    """Run SCRIPT, or with -m a module, unmodified; every model.fit in it trains on the ranks of one allreduce ring.
 
     For example: hfdt run -np 4 train.py. Under mpirun or srun the ranks are those that it started.
     """
@@ -51,7 +55,7 @@ def run(
 
     log_to_stderr(log_level)
     chosen = {**options, **parse_settings(settings)}
-    train_script(context, script, args, session(options=chosen, default_algorithm="allreduce"))
+    train_script(context, script, session(options=chosen, default_algorithm="allreduce"))
 
 
 hfdt.add_command(run)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from nfdt_client.handle import JobHandle, JobStatus, status_of
+from nfdt_client.handle import JobHandle, JobStatus, describe_log, status_of
 from nfdt_client.upload import download
 
 from nfdt.cli.options import log_to_stderr, open_connection, server_options
@@ -76,7 +76,7 @@ def _description(status: JobStatus) -> str:
         ("state", status.state + (f": {status.reason}" if status.reason else "")),
         ("algorithm", f"{status.algorithm}, {status.workers} workers"),
         ("epoch", _epoch(status, " of ")),
-        ("logs", "  ".join(f"{name} {value:.4g}" for name, value in status.logs.items()) or "-"),
+        ("logs", "  ".join(f"{name} {describe_log(value)}" for name, value in status.logs.items()) or "-"),
         ("submitted", _when(status.submitted_at)),
         ("ended", _when(status.ended_at)),
     ]

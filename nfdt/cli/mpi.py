@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,9 +15,17 @@ from nfdt_client.embedded import EmbeddedServer
 from nfdt_client.options import resolve
 
 from nfdt.cli.attend import attend, wait_for_server
-from nfdt.cli.options import FILE, log_to_stderr, parse_settings, training_options
-from nfdt.cli.run import SCRIPT_ARGUMENTS, train_script
-from nfdt.cli.serve import LOG_DIR, end_on_sigterm
+from nfdt.cli.options import (
+    FILE,
+    ScriptCommand,
+    log_to_stderr,
+    parse_settings,
+    script_argument,
+    training_options,
+)
+from nfdt.cli.run import train_script
+from nfdt.cli.script import Script
+from nfdt.cli.serve import LOG_DIR, end_as_killed, end_on_sigterm
 from nfdt.core.errors import UsageError
 from nfdt.core.place import Place, find_place
 from nfdt.launch.local import SlotOptions
@@ -53,37 +59,36 @@ class Network:
         return ["--listen", f"{socket.gethostname()}:0", *security, *(["--insecure"] if self.insecure else [])]
 
 
-@click.command(context_settings=SCRIPT_ARGUMENTS)
+@click.command(cls=ScriptCommand)
 @training_options
 @click.option("--tls-cert", type=FILE, help="For ranks on several machines: certificate of rank 0's machine.")
 @click.option("--tls-key", type=FILE, help="Its private key.")
 @click.option("--insecure", is_flag=True, help="Let ranks on several machines talk in plain text.")
-@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@script_argument()
 @click.pass_context
 def mpi(
     context: click.Context,
-    script: Path,
-    args: tuple[str, ...],
+    script: Script,
     settings: tuple[str, ...],
     log_level: str,
     algorithm: str | None,
     **network: Any,
 ) -> None:
-    """Run SCRIPT under mpirun or srun: rank 0 serves and runs it, every other rank is a worker.
+    """Run SCRIPT, or with -m a module, under mpirun or srun: rank 0 serves and runs it, every other rank is a worker.
 
     For example: mpirun -np 9 nfdt mpi train.py
     """
     log_to_stderr(log_level)
-    end_on_sigterm()
     place = find_place(os.environ)
     if place is None:
         raise UsageError("nfdt mpi: started by no launcher. Expected: mpirun -np 3 nfdt mpi SCRIPT, or srun likewise.")
     if place.size < 2:
         raise UsageError("nfdt mpi: rank 0 serves, the others work. Expected: 2 ranks or more. Received: 1.")
     if place.rank:
+        end_on_sigterm()
         work(place)
     else:
+        end_as_killed()
         options: dict[str, Any] = {"algorithm": algorithm, "workers": place.size - 1, **parse_settings(settings)}
         _require_flat(options)
         with _serving(place, Network(**network)) as invitation:
@@ -94,7 +99,7 @@ def mpi(
             }
             from nfdt_client.decorator import session
 
-            train_script(context, script, args, session(options={**options, **connection}))
+            train_script(context, script, session(options={**options, **connection}))
 
 
 def _require_flat(options: Mapping[str, Any]) -> None:
@@ -112,17 +117,15 @@ def _require_flat(options: Mapping[str, Any]) -> None:
 def _serving(place: Place, network: Network) -> Iterator[Invitation]:
     """Rank 0: a job server in a process of its own, and an invitation that the other ranks read."""
     one_host = on_one_host(place, os.environ)
-    with tempfile.TemporaryDirectory(prefix="nfdt-mpi-") as folder:
-        command = [sys.executable, "-P", "-m", "nfdt.server", "--embedded", "--state-dir", folder]
-        server = EmbeddedServer(0, 1, command=[*command, *network.server_options(one_host=one_host)])
-        try:
-            server.start()
-            ca_file = "" if one_host or not network.tls_cert else str(Path(network.tls_cert).resolve())
-            invitation = Invitation(server.address(), server.token, ca_file)
-            with invite(meeting_file(place, os.environ), invitation):
-                yield invitation
-        finally:
-            server.stop()
+    server = EmbeddedServer(0, 1, network=network.server_options(one_host=one_host))
+    try:
+        server.start()
+        ca_file = "" if one_host or not network.tls_cert else str(Path(network.tls_cert).resolve())
+        invitation = Invitation(server.address(), server.token, ca_file)
+        with invite(meeting_file(place, os.environ), invitation):
+            yield invitation
+    finally:
+        server.stop()
 
 
 def work(place: Place) -> None:

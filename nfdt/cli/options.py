@@ -12,12 +12,52 @@ import click
 from nfdt_client.connection import Connection
 from nfdt_client.options import resolve
 
+from nfdt.cli.script import Script
 from nfdt.core.errors import UsageError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 FILE = click.Path(exists=True, dir_okay=False)
 LOG_LEVELS = click.Choice(["debug", "info", "warning", "error"])
+
+
+class ScriptCommand(click.Command):
+    """A command that ends in SCRIPT or ``-m MODULE``; what follows belongs to the script, as for ``python``."""
+
+    allow_interspersed_args = False
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Let our own options end before ``-m``."""
+        takes_value = {
+            name: not (option.is_flag or option.count)
+            for option in self.get_params(ctx)
+            if isinstance(option, click.Option)
+            for name in (*option.opts, *option.secondary_opts)
+        }
+        at = 0
+        while at < len(args) and args[at].startswith("-") and args[at] != "--" and args[at][:2] != "-m":
+            at += 2 if takes_value.get(args[at]) else 1
+        ours, rest = args[:at], args[at:]
+        if rest and rest[0][:2] == "-m":
+            rest = ["--", "-m", *([rest[0][2:]] if rest[0] != "-m" else []), *rest[1:]]
+        return super().parse_args(ctx, [*ours, *rest])
+
+
+def script_argument(*, required: bool = True) -> Callable[[_Command], _Command]:
+    """``SCRIPT ARGS`` or ``-m MODULE ARGS`` of a :class:`ScriptCommand`, as the parameter ``script``."""
+
+    def read(context: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> Script | None:
+        if not words:
+            return None
+        if words[0] != "-m":
+            FILE.convert(words[0], parameter, context)
+            return Script(words[0], words[1:])
+        if len(words) == 1:
+            raise click.BadParameter("-m: expected the name of a module after it.", context, parameter)
+        return Script(words[1], words[2:], is_module=True)
+
+    metavar = "SCRIPT|-m MODULE [ARGS]..."
+    return click.argument("script", nargs=-1, type=click.UNPROCESSED, required=required, callback=read, metavar=metavar)
 
 
 def server_options(command: _Command) -> _Command:

@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import click
-from nfdt_client.options import Options, resolve
+from nfdt_client.options import Options, resolve_each
 
-from nfdt.cli.options import log_to_stderr, open_connection, parse_settings, server_options
+from nfdt.cli.options import (
+    ScriptCommand,
+    log_to_stderr,
+    open_connection,
+    parse_settings,
+    script_argument,
+    server_options,
+)
 from nfdt.cli.quiet import quiet_start
-from nfdt.cli.run import SCRIPT_ARGUMENTS
-from nfdt.cli.script import describe_failure, exit_code_of
+from nfdt.cli.script import Script, describe_failure, exit_code_of
 from nfdt.cli.table import format_bytes, render
 from nfdt.cli.work import Profile, Work
 from nfdt.core.errors import UsageError
@@ -33,7 +39,7 @@ CAPTION = (
 )
 
 
-@click.command(context_settings=SCRIPT_ARGUMENTS)
+@click.command(cls=ScriptCommand)
 @click.option("--workers", metavar="N", help="So many machines like this one.")
 @click.option("--cluster", "file", type=click.Path(path_type=Path), help="Instead: what the workers are like, TOML.")
 @click.option("--job", metavar="ID", help="Instead: the workers that a job of a server has measured.")
@@ -41,8 +47,7 @@ CAPTION = (
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any other option; repeatable.")
 @click.option("--format", "format_", type=click.Choice(["text", "json"]), default="text", help="How to print.")
 @server_options
-@click.argument("script", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@script_argument(required=False)
 @click.pass_context
 def plan(
     context: click.Context,
@@ -52,8 +57,7 @@ def plan(
     algorithms: str,
     settings: tuple[str, ...],
     format_: str,
-    script: Path | None,
-    args: tuple[str, ...],
+    script: Script | None,
     **server: str | None,
 ) -> None:
     """Predict what each algorithm would do with SCRIPT, and say which to take and why.
@@ -65,7 +69,7 @@ def plan(
     log_to_stderr("warning")
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
     given = {**parse_settings(settings), "workers": workers}
-    chosen = [resolve({**given, "algorithm": name}) for name in names]
+    chosen = resolve_each(given, names)
     if sum(each is not None for each in (workers, file, job)) > 1 or (job is None) == (script is None):
         raise UsageError("plan: expected [--workers N | --cluster FILE] SCRIPT, or --job ID.")
     told: list[str] = []
@@ -74,7 +78,7 @@ def plan(
     else:
         count = chosen[0].cluster.workers
         cluster = read_cluster(file) if file else parse_cluster({"workers": [{"count": count, "speed": 1.0}]})
-        work = _seen(context, script, args, chosen[0], profiled=cluster.is_relative)
+        work = _seen(context, script, chosen[0], profiled=cluster.is_relative)
         if work.profile:
             told.append(_profiled(work.profile, work, None if file else count))
             cluster = cluster.measured(work.profile.step, work.batch_size, work.profile.apply_s)
@@ -104,15 +108,15 @@ def _profiled(profile: Profile, work: Work, count: int | None) -> str:
     return f"measured here: {measured}" + (f"; {count} machines like this one, each to itself" if count else "")
 
 
-def _seen(context: click.Context, script: Path, args: Sequence[str], options: Options, *, profiled: bool) -> Work:
+def _seen(context: click.Context, script: Script, options: Options, *, profiled: bool) -> Work:
     """What the script's first ``fit`` asks for."""
     try:
         with quiet_start():
             from nfdt.cli.simulated import first_fit
 
-        work = first_fit(script, args, options, profiled=profiled)
+        work = first_fit(script, options, profiled=profiled)
     except BaseException as error:  # as in nfdt run
-        if message := describe_failure(error, script):
+        if message := describe_failure(error):
             click.echo(message, err=True)
         context.exit(exit_code_of(error))
     if work is None:

@@ -5,20 +5,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from pathlib import Path
 from typing import Any
 
 import click
 from nfdt_client.decorator import session
 from nfdt_client.session import Session
 
-from nfdt.cli.options import log_to_stderr, parse_settings, server_options, training_options
+from nfdt.cli.options import (
+    ScriptCommand,
+    log_to_stderr,
+    parse_settings,
+    script_argument,
+    server_options,
+    training_options,
+)
 from nfdt.cli.quiet import quiet_start
-from nfdt.cli.script import describe_failure, exit_code_of, run_script
+from nfdt.cli.script import Script, describe_failure, exit_code_of, run_script
 from nfdt.cli.table import worker_table
 from nfdt.core.imports import quick_imports
-
-SCRIPT_ARGUMENTS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 
 
 def print_workers(fits: Sequence[Mapping[str, Any]]) -> None:
@@ -29,40 +33,38 @@ def print_workers(fits: Sequence[Mapping[str, Any]]) -> None:
         click.echo(worker_table(workers), err=True)
 
 
-def train_script(context: click.Context, script: Path, args: Sequence[str], opened: Session) -> None:
+def train_script(context: click.Context, script: Script, opened: Session) -> None:
     """Run ``script`` inside ``opened`` and end the command with the exit code that tells how it went."""
     try:
         with ExitStack() as stack:
             shown = logging.getLogger().isEnabledFor(logging.DEBUG)
             with nullcontext() if shown else quiet_start(), quick_imports():
                 stack.enter_context(opened)
-            run_script(script, args)
+            run_script(script)
     except BaseException as error:  # SystemExit and KeyboardInterrupt have exit codes of their own
-        if message := describe_failure(error, script):
+        if message := describe_failure(error):
             click.echo(message, err=True)
         context.exit(exit_code_of(error))
     finally:
         print_workers([workers for workers in opened.fits if workers])
 
 
-@click.command(context_settings=SCRIPT_ARGUMENTS)
+@click.command(cls=ScriptCommand)
 @click.option("--workers", metavar="N", help="How many workers train.")
 @training_options
 @server_options
-@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@script_argument()
 @click.pass_context
 def run(
     context: click.Context,
-    script: Path,
-    args: tuple[str, ...],
+    script: Script,
     settings: tuple[str, ...],
     log_level: str,
     **options: str | None,
 ) -> None:
-    """Run SCRIPT unmodified; every model.fit in it trains on workers.
+    """Run SCRIPT, or with -m a module, unmodified; every model.fit in it trains on workers.
 
     Without --server, a job server and its workers are started here and taken down at the end.
     """
     log_to_stderr(log_level)
-    train_script(context, script, args, session(options={**options, **parse_settings(settings)}))
+    train_script(context, script, session(options={**options, **parse_settings(settings)}))

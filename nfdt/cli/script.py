@@ -1,35 +1,106 @@
-"""Run a user's Python file as ``python FILE ARGS`` would, inside this process."""
+"""Run a user's program as ``python FILE ARGS`` or ``python -m MODULE ARGS`` would, inside this process."""
 
 from __future__ import annotations
 
-import runpy
+import importlib.util
+import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+import types
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, SourceFileLoader
 
-from nfdt.core.errors import NfdtError
+from nfdt.core.errors import NfdtError, UsageError
 
 INTERRUPTED = 130
 
 
+@dataclass(frozen=True)
+class Script:
+    """What ``python`` would be given.
+
+    Attributes:
+        name: A file, or the name of a module.
+        args: What follows it.
+        is_module: Whether ``-m`` stands before it.
+    """
+
+    name: str
+    args: tuple[str, ...] = ()
+    is_module: bool = False
+
+    def __str__(self) -> str:
+        return f"-m {self.name}" if self.is_module else self.name
+
+    @property
+    def directory(self) -> str:
+        """What Python puts first on ``sys.path``: where the file lies, links followed; for a module, where we are."""
+        return os.getcwd() if self.is_module else os.path.dirname(os.path.realpath(self.name))
+
+
+def run_script(script: Script) -> None:
+    """Execute ``script`` as ``__main__``; what it raises, SystemExit included, passes through.
+
+    Raises:
+        UsageError: there is no such module.
+    """
+    main = types.ModuleType("__main__")
+    vars(main).update(__builtins__=sys.modules["builtins"], __annotations__={}, __package__=None, __cached__=None)
+    with _process_of(script, main):
+        code = _load_module(script.name, main) if script.is_module else _load_file(script.name, main)
+        exec(code, vars(main))
+
+
 @contextmanager
-def _arguments_of(script: Path, args: Sequence[str]) -> Iterator[None]:
-    """``sys.argv`` and ``sys.path`` as the script would find them; both are put back."""
-    argv, path = sys.argv, sys.path
-    kept = path if sys.flags.safe_path else path[1:]  # path[0] is the directory of what Python started
-    sys.argv, sys.path = [str(script), *args], [str(script.resolve().parent), *kept]
+def _process_of(script: Script, main: types.ModuleType) -> Iterator[None]:
+    """``sys.argv``, ``sys.path`` and ``__main__`` as the script would find them; all are put back."""
+    argv, path, ours = sys.argv, sys.path, sys.modules["__main__"]
+    sys.argv = ["-m" if script.is_module else script.name, *script.args]
+    if not sys.flags.safe_path:  # then path[0] is the directory of what Python started
+        sys.path = [script.directory, *path[1:]]
+    sys.modules["__main__"] = main
     try:
         yield
     finally:
-        sys.argv, sys.path = argv, path
+        sys.argv, sys.path, sys.modules["__main__"] = argv, path, ours
 
 
-def run_script(script: Path, args: Sequence[str]) -> None:
-    """Execute ``script`` as ``__main__``; what it raises, SystemExit included, passes through."""
-    with _arguments_of(script, args):
-        runpy.run_path(str(script), run_name="__main__")
+def _load_file(name: str, main: types.ModuleType) -> types.CodeType:
+    path = os.path.join(os.getcwd(), name)
+    loader = SourceFileLoader("__main__", path)
+    vars(main).update(__file__=path, __loader__=loader)
+    code: types.CodeType = loader.source_to_code(loader.get_data(path), path)
+    return code
+
+
+def _load_module(name: str, main: types.ModuleType) -> types.CodeType:
+    spec = _find(name)
+    if spec is not None and spec.submodule_search_locations is not None:  # a package
+        spec = _find(f"{name}.__main__")
+    get_code = getattr(spec.loader, "get_code", None) if spec is not None else None
+    if spec is None or get_code is None:
+        raise UsageError(
+            f"-m: expected the name of a module, or of a package with a __main__, as in -m package.module. "
+            f"Received: {name!r}, which is not found from {os.getcwd()}."
+        )
+    vars(main).update(
+        __file__=spec.origin, __loader__=spec.loader, __spec__=spec, __package__=spec.parent, __cached__=spec.cached
+    )
+    sys.argv[0] = str(spec.origin)
+    code: types.CodeType = get_code(spec.name)
+    return code
+
+
+def _find(name: str) -> ModuleSpec | None:
+    """A module's place; imports the packages it is in, as Python does."""
+    try:
+        return importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            return None
+        raise  # a package of the user's lacks something else
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -50,7 +121,11 @@ def exit_code_of(error: BaseException) -> int:
     return 1
 
 
-def describe_failure(error: BaseException, script: Path) -> str:
+def _is_import(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith("<frozen importlib")
+
+
+def describe_failure(error: BaseException) -> str:
     """What to print on stderr: Python's traceback from the script's first line on.
 
     Nothing for an interrupt or a plain exit code; the message alone for an error of the product that
@@ -61,8 +136,11 @@ def describe_failure(error: BaseException, script: Path) -> str:
     if isinstance(error, SystemExit):
         return "" if error.code is None or isinstance(error.code, int) else str(error.code)
     report = traceback.TracebackException.from_exception(error)
-    first = next((i for i, frame in enumerate(report.stack) if frame.filename == str(script)), None)
-    if first is None and isinstance(error, NfdtError):
+    ours = [index for index, frame in enumerate(report.stack) if frame.filename == __file__]
+    script = [frame for frame in report.stack[ours[-1] + 1 :] if not _is_import(frame)] if ours else []
+    if not script and isinstance(error, NfdtError):
         return f"Error: {error}"
-    report.stack = traceback.StackSummary.from_list(report.stack[first or 0 :])
+    if ours and not script:  # it could not be compiled
+        return "".join(report.format_exception_only()).rstrip("\n")
+    report.stack = traceback.StackSummary.from_list(script or report.stack)
     return "".join(report.format()).rstrip("\n")

@@ -15,8 +15,9 @@ from nfdt_client.options import resolve
 
 from nfdt.cli.attend import attend, wait_for_server
 from nfdt.cli.options import FILE, LOG_LEVELS, log_to_stderr, server_options
-from nfdt.core.errors import UsageError
+from nfdt.core.errors import ServerUnreachable, UsageError
 from nfdt.core.jobs.tokens import ensure_token_file
+from nfdt.core.wire.attending import PATIENCE_S
 from nfdt.launch.local import SlotOptions
 from nfdt.server import ServerOptions, find_gpus, serve
 
@@ -32,6 +33,17 @@ def _terminate(_signal: int, _frame: FrameType | None) -> None:
 def end_on_sigterm() -> None:
     """Make SIGTERM an orderly exit: what is open is closed, processes that were started are ended."""
     signal.signal(signal.SIGTERM, _terminate)
+
+
+def end_as_killed() -> None:
+    """Make SIGTERM and SIGHUP an orderly exit with the code that a shell shows for a process they have killed."""
+
+    def end(number: int, _: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # not where nohup has it ignored
+            signal.signal(number, end)
 
 
 @click.command()
@@ -69,14 +81,14 @@ def server(state_dir: Path, token_file: Path | None, log_level: str, **options: 
 @server_options
 @click.option("--slots", type=click.IntRange(1), default=1, show_default=True, help="Worker processes to keep here.")
 @click.option("--name", default=socket.gethostname(), show_default=True, help="Prefix of the slots' names.")
-@click.option("--wait", "wait_s", type=click.FloatRange(0), default=60.0, show_default=True, metavar="SECONDS")
+@click.option("--wait", "wait_s", type=click.FloatRange(0), default=PATIENCE_S, show_default=True, metavar="SECONDS")
 @click.option("--log-dir", type=DIRECTORY, default=LOG_DIR, show_default=True)
 @click.option("--log-level", type=LOG_LEVELS, default="info", show_default=True)
 def worker(slots: int, name: str, wait_s: float, log_dir: Path, log_level: str, **connection: str | None) -> None:
     """Offer this machine's worker slots to a job server.
 
-    Slots that end are started again. When the server is gone, the command waits for it to come back
-    (--wait) and then ends with exit code 4.
+    Slots that end are started again. When the server does not answer, the slots wait for it (--wait), go on
+    where they stopped when it is back, and end otherwise: the exit code is 4 then.
     """
     log_to_stderr(log_level)
     end_on_sigterm()
@@ -90,9 +102,9 @@ def worker(slots: int, name: str, wait_s: float, log_dir: Path, log_level: str, 
         prefix=f"{name}-",
         ca_file=chosen.ca_file,
         gpus=find_gpus(os.environ),
+        wait_s=wait_s,
     )
-    while True:
-        wait_for_server(options, wait_s)
-        click.echo(f"{slots} slots attend {chosen.server}", err=True)
-        attend(options, slots)
-        click.echo(f"{chosen.server} is gone; waiting {wait_s:g} s for it", err=True)
+    wait_for_server(options, wait_s)
+    click.echo(f"{slots} slots attend {chosen.server}", err=True)
+    attend(options, slots, wait_s=wait_s)
+    raise ServerUnreachable(f"{chosen.server} has not answered for {wait_s:g} s. Start it, then this command again.")

@@ -10,10 +10,9 @@ from typing import Any
 
 import click
 
-from nfdt.cli.options import LOG_LEVELS, log_to_stderr, parse_settings
+from nfdt.cli.options import LOG_LEVELS, ScriptCommand, log_to_stderr, parse_settings, script_argument
 from nfdt.cli.quiet import quiet_start
-from nfdt.cli.run import SCRIPT_ARGUMENTS
-from nfdt.cli.script import describe_failure, exit_code_of, run_script
+from nfdt.cli.script import Script, describe_failure, exit_code_of, run_script
 from nfdt.cli.table import format_bytes, render
 from nfdt.core.errors import UsageError
 from nfdt.simulate.cluster import ClusterDescription, read_cluster
@@ -24,7 +23,7 @@ COLUMNS = (
 )
 
 
-@click.command(context_settings=SCRIPT_ARGUMENTS)
+@click.command(cls=ScriptCommand)
 @click.option(
     "--cluster", "file", required=True, type=click.Path(path_type=Path), help="What the cluster is like: TOML."
 )
@@ -33,8 +32,7 @@ COLUMNS = (
 @click.option("--seed", default=0, help="Of Keras, NumPy and Python before each run of the script.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any other option; repeatable.")
 @click.option("--log-level", type=LOG_LEVELS, default="warning", help="What nfdt itself logs to stderr.")
-@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@script_argument()
 @click.pass_context
 def simulate(
     context: click.Context,
@@ -44,8 +42,7 @@ def simulate(
     seed: int,
     settings: tuple[str, ...],
     log_level: str,
-    script: Path,
-    args: tuple[str, ...],
+    script: Script,
 ) -> None:
     """Run SCRIPT unmodified, once per algorithm, on a cluster that is only described.
 
@@ -53,13 +50,13 @@ def simulate(
     """
     log_to_stderr(log_level)
     cluster, names = read_cluster(file), [name.strip() for name in algorithms.split(",") if name.strip()]
-    options = [_resolved(name, parse_settings(settings)) for name in names]
+    options = _resolved(names, _undescribed(parse_settings(settings)))
     results: list[dict[str, Any]] = []
     for name, resolved in zip(names, options, strict=True):
         try:
-            results += simulated_fits(script, args, name, resolved, cluster, seed)
+            results += simulated_fits(script, name, resolved, cluster, seed)
         except BaseException as error:  # as in nfdt run
-            if message := describe_failure(error, script):
+            if message := describe_failure(error):
                 click.echo(message, err=True)
             context.exit(exit_code_of(error))
     if not results:
@@ -70,10 +67,18 @@ def simulate(
             click.echo(f"wrote {written}", err=True)
 
 
-def _resolved(name: str, settings: Mapping[str, str]) -> Any:
-    from nfdt_client.options import resolve
+def _undescribed(settings: Mapping[str, str]) -> Mapping[str, str]:
+    """Raise UsageError for what the cluster's file says and an option could only contradict."""
+    for name in settings:
+        if name in ("workers", "shards") or name.startswith("emulate"):
+            raise UsageError(f"--set {name}: no effect in a simulation. Expected: that in the file of --cluster.")
+    return settings
 
-    return resolve({**settings, "algorithm": name})
+
+def _resolved(names: Sequence[str], settings: Mapping[str, str]) -> Any:
+    from nfdt_client.options import resolve_each
+
+    return resolve_each(settings, names)
 
 
 @contextmanager
@@ -87,7 +92,7 @@ def _exit_is_an_end() -> Iterator[None]:
 
 
 def simulated_fits(
-    script: Path, args: Sequence[str], algorithm: str, options: Any, cluster: ClusterDescription, seed: int
+    script: Script, algorithm: str, options: Any, cluster: ClusterDescription, seed: int
 ) -> list[dict[str, Any]]:
     """Run the script once; one result per ``fit`` in it."""
     with quiet_start():
@@ -99,7 +104,7 @@ def simulated_fits(
     click.echo(f"== {algorithm}", err=True)
     sys.stderr.flush()
     with SimulatedSession(options, cluster) as session, _exit_is_an_end():
-        run_script(script, args)
+        run_script(script)
     found = []
     for number, (job, workers) in enumerate(zip(session.jobs, session.fits, strict=True)):
         name = algorithm if len(session.jobs) == 1 else f"{algorithm} (fit {number + 1})"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from nfdt_client.capture import Capture, capture
@@ -17,7 +17,7 @@ from nfdt_client.specify import Submission
 from nfdt_client.training_data import Stream, rows_of
 
 from nfdt.cli.profiling import profile
-from nfdt.cli.script import run_script
+from nfdt.cli.script import Script, run_script
 from nfdt.cli.work import Work
 from nfdt.core.errors import UsageError
 from nfdt.core.program.pack import pack
@@ -54,8 +54,10 @@ class SimulatedSession(Session):
         jobs: Every job so far, ended.
 
     Raises:
-        UsageError: workers have a speed and no step time.
+        UsageError: workers have a speed and no step time, or batch hooks shall be exact.
     """
+
+    tells_idle = False
 
     def __init__(self, options: Options, cluster: ClusterDescription) -> None:
         if cluster.is_relative:  # so that the same file and seed give the same bytes everywhere
@@ -63,7 +65,12 @@ class SimulatedSession(Session):
                 "workers: expected step_ms in the simulator. Received: speed. nfdt plan measures the script's steps "
                 "with the same file, and prints the step_ms to write into it."
             )
-        super().__init__(options)
+        if options.batch_hooks == "exact":
+            raise UsageError(
+                "batch_hooks: expected 'auto' or 'approximate' in the simulator, whose epochs do not stand still. "
+                "Received: 'exact'."
+            )
+        super().__init__(replace(options, batch_hooks="approximate"))
         self.jobs: list[SimulatedJob] = []
         self._described = cluster
 
@@ -103,6 +110,8 @@ class _Looker(Session):
         profiled: Whether to measure what the model's steps take here.
     """
 
+    tells_idle = False
+
     def __init__(self, options: Options, *, profiled: bool) -> None:
         super().__init__(options)
         self._profiled = profiled
@@ -128,11 +137,11 @@ class _Looker(Session):
         return captured.train.samples if steps is None else min(captured.train.samples, steps * captured.batch_size)
 
 
-def first_fit(script: Path, args: Sequence[str], options: Options, *, profiled: bool = False) -> Work | None:
+def first_fit(script: Script, options: Options, *, profiled: bool = False) -> Work | None:
     """Run a script up to its first ``fit``, and ``profiled``, a few of its steps; None: it has none."""
     try:
         with _Looker(options, profiled=profiled):
-            run_script(script, args)
+            run_script(script)
     except _Seen as seen:
         return seen.work
     return None

@@ -120,7 +120,7 @@ class Float16(_Bucketed):
         sign &= 0x8000
         rounded &= 0x7FFF
         rounded |= sign
-        np.copyto(levels.view("<u2"), rounded, casting="unsafe")
+        np.copyto(levels.view("<u2"), rounded)
 
     def _read(self, levels: Payload, values: Floats) -> None:
         bits = values.view(np.int32)
@@ -154,7 +154,7 @@ class Int8(_Levels):
 
     def _write(self, rows: Rows, levels: Payload) -> None:
         rows += _TO_INTEGER
-        np.copyto(levels, rows.reshape(-1).view(np.uint32)[: levels.size], casting="unsafe")
+        np.copyto(levels, rows.reshape(-1).view(np.uint32)[: levels.size])
 
     def _read(self, levels: Payload, values: Floats) -> None:
         np.copyto(values, levels.view(np.int8))
@@ -174,7 +174,7 @@ class Int4(_Levels):
         rows += _TO_INTEGER + np.float32(8)
         nibbles = rows.reshape(-1).view(np.uint32)[: 2 * levels.size].astype(np.uint8)
         pairs = nibbles.view("<u2")
-        np.copyto(levels, pairs | pairs >> 4, casting="unsafe")
+        np.copyto(levels, pairs | pairs >> 4)
 
     def _read(self, levels: Payload, values: Floats) -> None:
         pairs = levels.astype("<u2")

@@ -69,7 +69,7 @@ class BFloat16:
             part = slice(start, start + BLOCK)
             block = vector[part]
             if -_ROUNDS_DOWN < block.min() and block.max() < _ROUNDS_DOWN:  # which no NaN is
-                np.copyto(halves[part], _nearest_halves(bits[part], scratch[: block.size]), casting="unsafe")
+                np.copyto(halves[part], _nearest_halves(bits[part], scratch[: block.size]))
             else:
                 halves[part] = _upper_halves(bits[part])
         return payload

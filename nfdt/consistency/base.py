@@ -42,6 +42,20 @@ class ConsistencyPolicy(Protocol):
         """Whom the worker waits for when it may not start; else empty."""
         ...
 
+    def must_pull(self, worker: str, in_flight: int = 0) -> bool:
+        """Whether the weights that the worker holds may lack updates that its next task must see.
+
+        It holds the answer to the newest push that it has reported; ``in_flight`` as in :meth:`may_start`.
+        """
+        ...
+
+    def will_pull(self, worker: str, in_flight: int = 0) -> bool:
+        """Whether the answer to the push of the task that has just started is certainly too old for any later task.
+
+        ``in_flight`` tasks were begun and not finished when it started.
+        """
+        ...
+
     def round_parts(self, workers: int) -> int:
         """Local batches that form one synchronous global batch; 1 for asynchronous policies."""
         ...

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+from collections import Counter, deque
 
 from nfdt.consistency.free import Free
 
@@ -10,10 +11,16 @@ from nfdt.consistency.free import Free
 class BoundedStaleness(Free):
     """A worker may start while it is at most ``bound`` steps ahead of the slowest active one.
 
-    These are the steps it has finished, and those it overlaps, over the steps that the slowest has finished.
+    These are the steps it has finished, and those it overlaps, over the steps that the slowest has finished. Step c,
+    counted from 0, is computed on weights that hold the steps 0 to c - bound - 1 of every active worker: a worker pulls
+    where the answer to its last push may be older than that.
 
-    A worker that joins, or comes back after it was idle, starts level with the slowest active one: it
-    has just pulled fresh weights, and must neither hold the others up nor be held up for its past.
+    A worker that joins starts level with the slowest active one: it must neither hold the others up nor be held up for
+    a past that it does not have. One that comes back after it was idle goes on from its own steps, or level with the
+    slowest if that has done more. Once nobody is active, everybody starts anew.
+
+    References:
+        Ho et al., NIPS 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server".
     """
 
     name = "ssp"
@@ -24,60 +31,87 @@ class BoundedStaleness(Free):
         self._steps: dict[str, int] = {}
         self._idle: set[str] = set()
         self._levels: Counter[int] = Counter()  # how many active workers have done so many steps; there are few levels
+        self._seen: dict[str, deque[float]] = {}  # steps of all others that the answers to a worker's steps surely hold
 
     def joined(self, worker: str) -> None:
         """Count the worker's steps from where the slowest active worker is."""
-        self._rest(worker)
-        self._enter(worker, min(self._levels, default=self._steps.get(worker, 0)))
+        self.left(worker)
+        self._enter(worker, min(self._levels, default=0))
 
     def left(self, worker: str) -> None:
         """Forget the worker."""
-        self._rest(worker)
+        self.idle(worker)
         self._steps.pop(worker, None)
         self._idle.discard(worker)
 
     def started(self, worker: str, tasks: int = 1) -> None:
         """The worker is active (again)."""
-        if worker not in self._steps or worker in self._idle:
+        if worker not in self._steps:
             self.joined(worker)
+        elif worker in self._idle:
+            self._enter(worker, self._level_of(worker))
+        own = self._steps[worker]
+        others = (level for level, count in self._levels.items() if count > (level == own))
+        self._seen.setdefault(worker, deque(maxlen=self.bound + 1)).append(min(others, default=math.inf))
 
     def finished(self, worker: str, tasks: int = 1) -> None:
         """The worker is so many steps further."""
-        if worker in self._idle:
-            self._steps[worker] += tasks
-        elif worker in self._steps:
-            self._rest(worker)
-            self._enter(worker, self._steps[worker] + tasks)
+        if worker not in self._steps:
+            return
+        if worker not in self._idle:
+            self._count(self._steps[worker], -1)
+            self._count(self._steps[worker] + tasks, 1)
+        self._steps[worker] += tasks
 
     def idle(self, worker: str) -> None:
         """The worker blocks nobody until it starts again."""
-        self._rest(worker)
+        if worker not in self._steps or worker in self._idle:
+            return
+        self._idle.add(worker)
+        self._count(self._steps[worker], -1)
+        if not self._levels:
+            self._steps = dict.fromkeys(self._steps, 0)
 
     def may_start(self, worker: str, in_flight: int = 0) -> bool:
         """Whether the worker is at most ``bound`` steps ahead of the slowest active one."""
-        if worker not in self._steps or worker in self._idle:
+        if worker not in self._steps or not self._levels:
             return True
-        return self._steps[worker] + in_flight - min(self._levels) <= self.bound
+        return self._level_of(worker) + in_flight - min(self._levels) <= self.bound
 
     def waiting_for(self, worker: str, in_flight: int = 0) -> tuple[str, ...]:
         """The active workers that are more than ``bound`` steps behind."""
         if self.may_start(worker, in_flight):
             return ()
-        limit = self._steps[worker] + in_flight - self.bound
+        limit = self._level_of(worker) + in_flight - self.bound
         return tuple(sorted(w for w, steps in self._steps.items() if w not in self._idle and steps < limit))
 
+    def must_pull(self, worker: str, in_flight: int = 0) -> bool:
+        """Whether the answer to its last push may lack steps of others that the bound promises."""
+        seen = self._seen.get(worker)
+        if worker not in self._steps or not seen or self.bound < in_flight:
+            return True
+        last = seen[max(0, len(seen) - 1 - in_flight)]  # before there is an answer, what it pulled for its first step
+        return last < self._level_of(worker) + in_flight - self.bound
+
+    def will_pull(self, worker: str, in_flight: int = 0) -> bool:
+        """Whether the answer to the step that has just started will lack steps that the bound promises the next one."""
+        seen = self._seen.get(worker, (math.inf,))
+        return seen[-1] < self._steps.get(worker, 0) + in_flight + 1 - self.bound
+
+    def _level_of(self, worker: str) -> int:
+        """The steps that the worker's next one is counted from."""
+        own = self._steps[worker]
+        return max(own, min(self._levels, default=own)) if worker in self._idle else own
+
     def _enter(self, worker: str, steps: int) -> None:
-        """The worker is active, and has done so many steps."""
+        """The worker is active from now on, and has done so many steps; nobody has seen those that it will do."""
         self._idle.discard(worker)
         self._steps[worker] = steps
-        self._levels[steps] += 1
+        self._count(steps, 1)
+        self._seen.clear()
 
-    def _rest(self, worker: str) -> None:
-        """The worker is active no more, if it was."""
-        if worker not in self._steps or worker in self._idle:
-            return
-        self._idle.add(worker)
-        level = self._steps[worker]
-        self._levels[level] -= 1
+    def _count(self, level: int, change: int) -> None:
+        """So many active workers more are at a level."""
+        self._levels[level] += change
         if not self._levels[level]:
             del self._levels[level]

@@ -32,6 +32,14 @@ class Free:
         """Nobody."""
         return ()
 
+    def must_pull(self, worker: str, in_flight: int = 0) -> bool:
+        """Never: no update has to be seen by anybody."""
+        return False
+
+    def will_pull(self, worker: str, in_flight: int = 0) -> bool:
+        """Never."""
+        return False
+
     def round_parts(self, workers: int) -> int:
         """1: every batch is an update of its own."""
         return 1

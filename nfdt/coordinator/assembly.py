@@ -102,5 +102,5 @@ class JobAssembly(JobDesk):
         for seat in seats:
             parts.coordinator.joined(seat.name, seat.index, seat.details)
             seat.admitted = True
-            if not seat.started:
+            if seat.started_at is None:
                 self.crew.start_worker(seat, here)

@@ -10,7 +10,7 @@ from nfdt.coordinator.merging import StateMerger
 from nfdt.coordinator.shard_control import ShardControl
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.jobs.artifacts import ArtifactStore
-from nfdt.core.program.state import dump_state, load_state
+from nfdt.core.program.state import dump_state_parts, load_state
 
 
 def merger_of(manifest: Mapping[str, Any], artifacts: ArtifactStore) -> StateMerger:
@@ -51,7 +51,8 @@ class StateComposer:
             if moment != self._moment or not self._artifacts.has(self._artifact):
                 state = self._shards.read()
                 untrained = dict(enumerate(self._merger.current))
-                self._artifact = self._artifacts.put(dump_state(state.weights, state.optimizer, untrained))
+                parts = dump_state_parts(state.weights, state.optimizer, untrained, self._merger.metrics)
+                self._artifact = self._artifacts.put(*parts)
                 self._moment = moment
             return self._artifact
 

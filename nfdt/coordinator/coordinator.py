@@ -21,6 +21,7 @@ from nfdt.consistency import ConsistencyPolicy
 from nfdt.coordinator.autopilot import ShardLoad
 from nfdt.coordinator.epoch_run import EpochRun
 from nfdt.coordinator.epochs import EpochPlanner
+from nfdt.coordinator.gate import Gate
 from nfdt.coordinator.instructions import (
     BeginEpoch,
     Effect,
@@ -38,7 +39,7 @@ from nfdt.coordinator.membership import Membership
 from nfdt.coordinator.merging import StateMerger
 from nfdt.coordinator.outbox import Outbox
 from nfdt.coordinator.pace import Pace, told_of_streams
-from nfdt.coordinator.phases import Training
+from nfdt.coordinator.training import Training
 from nfdt.core.clock import Clock
 from nfdt.core.errors import ProtocolError
 from nfdt.core.spec import JobSpec
@@ -86,6 +87,7 @@ class Coordinator:
         self._began_at = clock.now()
         self.epoch_s = 0.0
         self._permitted = -1 if spec.attended else spec.fit.epochs
+        self._until: int | None = None
         self._stopping = False
         self._ended: Leave | None = None
         if text := told_of_streams(spec):
@@ -99,6 +101,11 @@ class Coordinator:
         if self._ended:
             return "ended"
         return self._run.current.name if self._run else "hold"
+
+    @property
+    def standing(self) -> bool:
+        """Whether the epoch stands still for the client: :meth:`proceed` lets it go on."""
+        return self._run is not None and self._run.training.gate.standing
 
     @property
     def fresh(self) -> bool:
@@ -155,6 +162,11 @@ class Coordinator:
             member.epoch, member.seen_at = None, self._clock.now()
             self._outbox.emit("worker_joined", worker=worker, index=member.index, **details)
 
+    def excuse(self, worker: str) -> None:
+        """That nothing is heard of the worker is no fault of its own."""
+        if (member := self._members.get(worker)) is not None:
+            member.seen_at = self._clock.now()
+
     def plan_with(self, spec: JobSpec) -> None:
         """The batch sizes of the epochs that begin from now on."""
         self._planner.plan_with(spec)
@@ -173,6 +185,8 @@ class Coordinator:
             self._members.is_ready(member)
             self._policy.joined(worker)
             self._pace.joined(worker)
+        if report and report.busy:
+            return self._ended or Wait()
         if report:
             member.in_flight = report.in_flight
         if self._run and report and self._run.current.absorb(member, report, now):
@@ -188,16 +202,28 @@ class Coordinator:
 
     # ---- client
 
-    def proceed(self, epoch: int) -> None:
-        """The client has seen the end of the epoch before: this one may begin."""
+    def proceed(self, epoch: int, until: int | None = None) -> None:
+        """The client has seen the end of the epoch before: this one may begin, or go on where it stands still.
+
+        It stands still after ``until`` of its steps and at its end (None: it does not), until more are let through.
+        """
         self._permitted = max(self._permitted, epoch)
+        self._until = until
+        if self._run and epoch == self.epoch:
+            self._run.training.gate.go_on(until)
         self._advance()
+
+    def replaced(self) -> None:
+        """The shared state is another one: where an epoch stands still, its workers go on with that."""
+        if self._run and self.standing:
+            self._run.training.replaced(self.merger.encoded)
 
     def stop_training(self) -> None:
         """End cleanly: drop what is not leased, complete what is, then the epoch's end and the job's."""
         self._stopping = True
-        if self._run and isinstance(self._run.current, Training):
-            self._run.current.book.stop()
+        if self._run and self.phase == "train":
+            self._run.training.book.stop()
+            self._run.training.gate.go_on(None)
         self._advance()
 
     def fed(self, epoch: int, data: bytes, samples: int) -> None:
@@ -307,7 +333,9 @@ class Coordinator:
         parts = self._policy.round_parts(len(workers))
         epoch = self._planner.begin(self.epoch, parts, workers, self._feed, self._pace.sizes)
         begin = BeginEpoch(self.epoch, self.merger.encoded, epoch.order_crc)
-        training = Training(begin, epoch.book, self._policy, self._pace, self._members, epoch.ranks)
+        gate = Gate(self._until)
+        training = Training(begin, epoch.book, self._policy, self._pace, self._members, epoch.ranks, gate)
+        self.merger.metrics = b""
         validation = self._planner.validation
         number = self.epoch
         self._run = EpochRun(number, training, self._members, self.merger, self._outbox, lambda: validation(number))

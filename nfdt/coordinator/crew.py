@@ -12,8 +12,11 @@ from nfdt.core.jobs.admission import version_conflict
 from nfdt.core.jobs.launcher import Role
 from nfdt.core.spec import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.wire.job_token import worker_token
 from nfdt.launch.ring import Ring
 
+QUICK_DEATHS = 3  # in a row, and nobody left who was there before them: then the job is given up
+QUICK_S = 10.0
 SPARE_JOINS = 8  # workers that may take over from lost ones, besides twice the wanted number
 
 
@@ -25,9 +28,11 @@ class Seat:
         address: Of a shard that serves.
         gone: It does not work for the job any more.
         members: Of the group that it leads.
-        started: It has been told to be a worker.
+        started_at: When it was told to be a worker; None before.
         admitted: It takes part in the training; until then it waits.
         report: What it last told of itself.
+        call: The number of its last call of Next.
+        reply: The answer to that one, once there is one.
     """
 
     slot: Slot
@@ -36,10 +41,12 @@ class Seat:
     address: str = ""
     gone: bool = False
     members: tuple[int, ...] = ()
-    started: bool = False
+    started_at: float | None = None
     admitted: bool = False
     vacant: bool = False  # of a ring whose speaker is gone: another one will sit here
     report: dict[str, Any] = field(default_factory=dict)
+    call: int = 0
+    reply: pb.NextReply | None = None
 
     @property
     def details(self) -> dict[str, Any]:
@@ -57,7 +64,7 @@ class Crew:
         job_id: The job.
         spec: What it is.
         session: The client session; slots that have run its code serve no other.
-        token: Between the job's workers and shards.
+        token: The job's key: shards get it, workers tokens made of it.
         listener: Told what the slots say.
     """
 
@@ -66,6 +73,9 @@ class Crew:
         self._session = session or job_id
         self._token, self._listener = token, listener
         self._joined = 0
+        self._quick_deaths = 0
+        self._newcomers = 0  # the number from which on workers have joined since the first of these deaths
+        self.last_death = ""
         self.ring = ""  # of an allreduce job, once it has one
         self.shards: list[Seat] = []
         self.workers: dict[str, Seat] = {}
@@ -96,10 +106,9 @@ class Crew:
 
     def recruit_workers(self, count: int) -> list[Seat]:
         """Take free worker slots for up to ``count`` more workers; a newcomer always gets a new number."""
-        limit = 3 * slots_of(self.spec) + SPARE_JOINS - self._joined
         taken = self._site.pool.take(
             "worker",
-            min(count, limit),
+            min(count, self.may_join),
             self._job_id,
             self._listener,
             session=self._session,
@@ -108,6 +117,23 @@ class Crew:
             ring=self.ring,
         )
         return [self._seat(slot) for slot in taken]
+
+    @property
+    def may_join(self) -> int:
+        """How many more workers may take over from lost ones."""
+        return max(0, 3 * slots_of(self.spec) + SPARE_JOINS - self._joined)
+
+    def died(self, seat: Seat, how: str) -> bool:
+        """Note how a worker's process has ended; whether they die as fast as they come and nobody else is left."""
+        self.last_death = f"{seat.name} is lost: {how}"
+        age_s = 0.0 if seat.started_at is None else self._site.clock.now() - seat.started_at
+        if age_s >= QUICK_S and seat.report.get("steps"):
+            self._quick_deaths = 0
+            return False
+        if not self._quick_deaths:
+            self._newcomers = self._joined
+        self._quick_deaths += 1
+        return self._quick_deaths >= QUICK_DEATHS and all(s.index >= self._newcomers for s in self.living())
 
     def recruit_leader(self, ring: Ring) -> Seat | None:
         """Take the slot of a group's rank 0, once it attends."""
@@ -129,7 +155,7 @@ class Crew:
         for seat in (shard, worker):
             role: Role = "shard" if seat is shard else "worker"
             (slot,) = pool.take(role, 1, self._job_id, self._listener, session=self._session, ring=ring)
-            seat.slot, seat.address, seat.vacant = slot, "", False
+            seat.slot, seat.address, seat.vacant, seat.call = slot, "", False, 0
         return True
 
     def living(self) -> list[Seat]:
@@ -160,7 +186,7 @@ class Crew:
     def start_worker(self, seat: Seat, here: int) -> None:
         """Tell a slot to be a worker; ``here`` is how many of the job's workers share this machine's cores."""
         local = self._site.is_here(seat.slot.hello)
-        seat.started = True
+        seat.started_at = self._site.clock.now()
         message = pb.WorkerAssignment(
             job_id=self._job_id,
             spec_json=self.spec.model_dump_json(),
@@ -168,7 +194,7 @@ class Crew:
             index=seat.index,
             shards=[shard.address for shard in self.shards],
             artifact_dir=self._artifact_dir(seat.slot),
-            job_token=self._token,
+            job_token=worker_token(self._token, seat.name),
             threads=max(1, self._site.cores // max(1, here)) if local and not seat.slot.hello.ring else 0,
         )
         seat.slot.send(pb.Assignment(worker=message))

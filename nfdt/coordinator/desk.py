@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from nfdt.coordinator import instructions as ins
 from nfdt.coordinator.composer import StateComposer
 from nfdt.coordinator.coordinator import Coordinator
-from nfdt.coordinator.crew import Crew, Seat
+from nfdt.coordinator.crew import QUICK_DEATHS, QUICK_S, Crew, Seat
 from nfdt.coordinator.ending import Abandoned, Ending
 from nfdt.coordinator.group_crew import GroupCrew
 from nfdt.coordinator.journal import Journal
@@ -23,15 +23,22 @@ from nfdt.coordinator.site import Site
 from nfdt.coordinator.slots import News, Slot
 from nfdt.coordinator.succession import Succession
 from nfdt.coordinator.wishes import Wishes
-from nfdt.core.errors import JobCancelled, JobFailed, UsageError
+from nfdt.core.errors import AuthenticationFailed, JobCancelled, JobFailed, UsageError
 from nfdt.core.jobs.admission import read_manifest, references
 from nfdt.core.jobs.feed import FeedQueue
 from nfdt.core.spec import JobSpec
 from nfdt.core.wire import jobs_pb2
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.wire.job_token import worker_of
 from nfdt.metrics import new_decisions, parse_statistics
 
 MAX_WAIT_S = 30.0  # of one call of Next
+MAX_NAME = 80  # that is quoted
+TOO_QUICK = (
+    f"{QUICK_DEATHS} workers in a row or more ended within {QUICK_S:.0f} s or before their first step, and nobody is "
+    "left from before: no more are started. If memory is short, use fewer workers on one machine or a smaller "
+    "batch_size."
+)
 
 
 @dataclass(frozen=True)
@@ -91,6 +98,16 @@ class JobDesk:
 
     def _on_slot(self, slot: Slot, news: News, message: pb.SlotMessage | None) -> None:
         """A slot of the job is ready, has finished, has failed, or is lost."""
+        if news == "lost":  # by a thread of gRPC's that all streams share: it cannot wait for the process to end
+            threading.Thread(target=self._lose, args=(slot,), name=f"end of {slot.name}", daemon=True).start()
+        else:
+            self._hear(slot, news, message)
+
+    def _lose(self, slot: Slot) -> None:
+        end, hello = self._site.end_of(slot.hello), slot.hello
+        self._hear(slot, "lost", how=str(end or f"its process ended ({hello.pid} on {hello.host}, slot {hello.name})"))
+
+    def _hear(self, slot: Slot, news: News, message: pb.SlotMessage | None = None, how: str = "") -> None:
         with self._changed:
             seat = self.crew.seat_of(slot)
             if seat is None or seat.gone or self._ended:
@@ -102,14 +119,14 @@ class JobDesk:
                 self._succession.begin(self._parts.coordinator, self._ending.end)
             else:
                 seat.gone = True
-                self._seat_gone(seat, news, message)
+                self._seat_gone(seat, news, message, how)
             self._changed.notify_all()
 
-    def _seat_gone(self, seat: Seat, news: News, message: pb.SlotMessage | None) -> None:
+    def _seat_gone(self, seat: Seat, news: News, message: pb.SlotMessage | None, how: str) -> None:
         if news == "failed" and message is not None:
             self._ending.end(SlotError(seat.name, message.failed, seat.members))
         elif seat in self.crew.shards:
-            what = "its process ended" if news == "lost" else "it stopped serving"
+            what = how or "it stopped serving"
             hello = seat.slot.hello
             self._ending.end(
                 JobFailed(
@@ -117,27 +134,50 @@ class JobDesk:
                     "and with it its part of the weights. Submit the job again."
                 )
             )
-        elif self._parts is not None:
-            self._parts.coordinator.left(seat.name, "its process ended" if news == "lost" else "it left the job")
+        else:
+            asked = self.spec.cluster.emulate.kills(seat.index)
+            how = "it was killed, as emulate.fail asks" if how and asked else how
+            if self._parts is not None:
+                self._parts.coordinator.left(seat.name, how or "it left the job")
+            if how and not asked and not seat.slot.hello.ring and self.crew.died(seat, how):
+                self._ending.end(JobFailed(f"{self.crew.last_death}. {TOO_QUICK}"))
 
     def next(self, request: pb.NextRequest, alive: Callable[[], bool]) -> pb.NextReply:
-        """A worker reports and asks for work; waits for some up to the time it gives."""
-        report = to_report(request)
+        """A worker reports and asks for work; waits for some up to the time it gives.
+
+        A call that is made again, as its answer was lost, gets the same answer; its report counts once.
+
+        Raises:
+            AuthenticationFailed: it is not the worker that it says.
+        """
+        if worker_of(self._token, request.job_token) != request.worker:
+            raise AuthenticationFailed(
+                f"Job {self.job_id}: expected the token that {request.worker[:MAX_NAME]!r} was assigned with. "
+                "Received: another one."
+            )
+        report: ins.Report | None = to_report(request)
         deadline = self._clock.now() + min(request.wait_s, MAX_WAIT_S)
         with self._changed:
             seat = self.crew.workers.get(request.worker)
             if seat is None:
                 return to_reply(ins.Leave("The job has ended."))
-            self._take_statistics(seat, request.statistics_json)
-            instruction = self._instruct(seat, report)
-            self._changed.notify_all()
-            while isinstance(instruction, ins.Wait) and not self._ended and alive():
-                left = deadline - self._clock.now()
-                if left <= 0:
+            if request.call and request.call <= seat.call:
+                report = None
+            else:
+                seat.call, seat.reply = request.call, None
+                self._take_statistics(seat, request.statistics_json)
+            while seat.call == request.call and seat.reply is None:
+                instruction = self._instruct(seat, report)
+                if report is not None:
+                    self._changed.notify_all()
+                    report = None
+                if not isinstance(instruction, ins.Wait):
+                    seat.reply = self._completed(to_reply(instruction), seat)
+                elif (left := deadline - self._clock.now()) <= 0 or not alive():
                     break
-                self._changed.wait(left)
-                instruction = self._instruct(seat)
-            return self._completed(to_reply(instruction), seat)
+                else:
+                    self._changed.wait(left)
+            return (seat.reply if seat.call == request.call else None) or to_reply(ins.Wait())
 
     def _instruct(self, seat: Seat, report: ins.Report | None = None) -> ins.Instruction:
         if seat.gone or self._ended:
@@ -183,7 +223,7 @@ class JobDesk:
                 case "cancel":
                     self._ending.end(JobCancelled(request.cancel.reason or "somebody cancelled it"))
                 case "proceed":
-                    wishes.permitted = max(wishes.permitted, request.proceed.epoch)
+                    wishes.permit(request.proceed.epoch, request.proceed.until or None)
                 case "stop_training":
                     wishes.stop_training = True
                 case "set_learning_rate":
@@ -195,6 +235,12 @@ class JobDesk:
         if request.HasField("set_weights"):
             with self._reading("weights can be set", standing=True) as composer:
                 composer.replace(request.set_weights.artifact)
+                self._replaced()
+
+    def _replaced(self) -> None:
+        with self._changed:
+            if self._parts is not None:
+                self._parts.coordinator.replaced()
 
     def _set_learning_rate(self, parts: Parts, value: float) -> None:
         """Where the user's optimizer is: on the shards, or with the members of groups that push differences."""
@@ -206,12 +252,19 @@ class JobDesk:
     def snapshot(self) -> str:
         """The artifact of the state: of the last epoch's end between two epochs, else as every shard has it now."""
         with self._changed:
-            moment = self._moment if self._stands() else object()
+            passing = not self._between_epochs()
+            moment = object() if passing else self._moment
         with self._reading("a snapshot can be taken", standing=False) as composer:
-            return composer.compose(moment)
+            artifact = composer.compose(moment)
+        if passing:
+            self.journal.passing(artifact)
+        return artifact
+
+    def _between_epochs(self) -> bool:
+        return self._parts is not None and self._parts.coordinator.phase in ("hold", "ended")
 
     def _stands(self) -> bool:
-        return self._parts is not None and self._parts.coordinator.phase in ("hold", "ended")
+        return self._between_epochs() or (self._parts is not None and self._parts.coordinator.standing)
 
     @contextmanager
     def _reading(self, what: str, *, standing: bool) -> Iterator[StateComposer]:
@@ -219,7 +272,7 @@ class JobDesk:
         with self._changed:
             if self._parts is None or self._ended or (standing and not self._stands()):
                 phase = self._parts.coordinator.phase if self._parts is not None else "start"
-                when = "between two epochs" if standing else "once it trains"
+                when = "between two epochs, or while one stands still" if standing else "once it trains"
                 raise UsageError(f"Job {self.job_id}: {what} {when}. Received: in phase {phase}.")
             self._readers += 1
             composer = self._parts.composer

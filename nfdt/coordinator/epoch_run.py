@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 from nfdt.coordinator.instructions import FlushShards, Summarise
 from nfdt.coordinator.membership import Membership
-from nfdt.coordinator.merging import StateMerger, merged_metrics
+from nfdt.coordinator.merging import StateMerger
 from nfdt.coordinator.outbox import Outbox
-from nfdt.coordinator.phases import Collecting, Phase, Summarising, Training, Validating
+from nfdt.coordinator.phases import Collecting, Phase, Summarising, Validating
+from nfdt.coordinator.training import Training
+from nfdt.core.training.metric_states import merge_metric_states
 from nfdt.schedulers import LeaseBook
 
 
@@ -18,6 +20,8 @@ class EpochRun:
     ::
 
         train --all tasks done--> collect --states in, shards flushed--> validate, if it does --> summarise
+          |  ^
+          v  |  stand still for the client, with everybody's state collected: a phase called train as well
 
     Attributes:
         current: The phase that is on.
@@ -54,12 +58,15 @@ class EpochRun:
 
     def advance(self) -> bool:
         """Take every transition that is due; whether the epoch is over."""
-        while self.current.done:
+        while True:
+            if self.current is self.training and self.training.is_due_to_stand:
+                self.current = Collecting(self.epoch, self._taking_part(), "train")
+            if not self.current.done:
+                return False
             if isinstance(self.current, Summarising):
                 return True
             if not self._step():
                 return False
-        return False
 
     def finish(self, seconds: float) -> None:
         """Tell the world about the epoch's end."""
@@ -82,21 +89,35 @@ class EpochRun:
         if isinstance(phase, Training):
             self._collect(phase)
         elif isinstance(phase, Collecting):
-            if not self._flushed:
+            if phase.name == "train":
+                self._stand(phase)
+            elif not self._flushed:
                 return False
-            self._validate(phase)
+            else:
+                self._validate(phase)
         elif isinstance(phase, Validating):
-            self._summarise(merged_metrics(phase.metrics))
+            self._summarise(merge_metric_states(phase.metrics))
         return True
+
+    def _stand(self, collected: Collecting) -> None:
+        """Show the state of this moment, and tell the client that it is waited for, and whether a step follows."""
+        training = self.training
+        self._merger.show(collected.untrained(training.counts), merge_metric_states(collected.metrics()))
+        training.gate.stand(training.book.steps_finished)
+        self.current = training
+        self._outbox.progress(self.epoch, training, pause=not training.book.done)
 
     def _collect(self, training: Training) -> None:
         self._outbox.progress(self.epoch, training)
         self._outbox.add(FlushShards(self.epoch))
-        self.current = Collecting(self.epoch, {m.name: m.index for m in self._members.in_epoch(self.epoch)})
+        self.current = Collecting(self.epoch, self._taking_part())
+
+    def _taking_part(self) -> dict[str, int]:
+        return {m.name: m.index for m in self._members.in_epoch(self.epoch)}
 
     def _validate(self, collected: Collecting) -> None:
-        self._merger.merge(collected.untrained())
-        self._metrics = merged_metrics(collected.metrics())
+        self._merger.merge(collected.untrained(self.training.counts))
+        self._metrics = merge_metric_states(collected.metrics())
         book = self._validation()
         if book is None:
             self._summarise(b"")
@@ -105,4 +126,5 @@ class EpochRun:
 
     def _summarise(self, validation_metrics: bytes) -> None:
         logs = self.training.logs.mean()
+        self._merger.metrics = validation_metrics or self._metrics
         self.current = Summarising(Summarise(self.epoch, self._metrics, validation_metrics, logs))

@@ -8,6 +8,8 @@ from typing import Any
 
 from nfdt.schedulers import Task
 
+LogValue = float | list[Any]
+
 # ---- to a worker: the answer to its call of Next
 
 
@@ -21,13 +23,18 @@ class Work:
     """Train on these tasks; they are all that the worker holds.
 
     After ``budget_s`` seconds (0: no limit) it begins no further one and reports; what it has not begun goes back.
-    ``overlap`` pushes may be unanswered while it computes.
+    ``overlap`` pushes may be unanswered while it computes. ``untrained`` (safetensors) is taken first, unless it is
+    empty. ``pull``: on weights that it pulls now, not on the answer to its last push. ``no_weights``: the answers to
+    these tasks' pushes need not hold any, they would be too old.
     """
 
     epoch: int
     tasks: tuple[Task, ...]
     budget_s: float = 0.0
     overlap: int = 0
+    untrained: bytes = b""
+    pull: bool = False
+    no_weights: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,7 @@ class BeginEpoch:
 
 @dataclass(frozen=True)
 class CollectState:
-    """Send the untrained state and the metric variables of the epoch."""
+    """Send the untrained state and the metrics of the epoch."""
 
     epoch: int
 
@@ -86,7 +93,10 @@ Instruction = Wait | Work | BeginEpoch | CollectState | Evaluate | Summarise | L
 
 @dataclass(frozen=True)
 class EpochState:
-    """The answer to :class:`CollectState`; ``steps`` are the train steps of this worker in the epoch."""
+    """The answer to :class:`CollectState`.
+
+    ``steps`` are the train steps of this worker since it was given an untrained state, with the epoch or with work.
+    """
 
     epoch: int
     untrained: bytes
@@ -105,10 +115,10 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Summary:
-    """The answer to :class:`Summarise`."""
+    """The answer to :class:`Summarise`; an array is a nested list."""
 
-    logs: Mapping[str, float]
-    val_logs: Mapping[str, float] | None = None
+    logs: Mapping[str, LogValue]
+    val_logs: Mapping[str, LogValue] | None = None
 
 
 @dataclass(frozen=True)
@@ -124,7 +134,8 @@ class Report:
     """What a worker did since its last call; ``finished`` are task numbers, ``epoch`` is that of ``logs``.
 
     ``times`` says what finished tasks took, by their numbers, where the worker measured it. ``in_flight`` are tasks
-    it has begun and not finished; it takes more work all the same.
+    it has begun and not finished; it takes more work all the same. ``busy``: it is still at what it was told, and makes
+    headway; the rest is empty.
     """
 
     finished: tuple[int, ...] = ()
@@ -135,6 +146,7 @@ class Report:
     summary: Summary | None = None
     times: Mapping[int, TaskTime] = field(default_factory=dict)
     in_flight: frozenset[int] = frozenset()
+    busy: bool = False
 
 
 # ---- to the world: effects, drained by the servicer

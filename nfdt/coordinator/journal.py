@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nfdt.coordinator.outcome import Outcome
-from nfdt.core.errors import NfdtError
+from nfdt.core.errors import NfdtError, UsageError
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.store import JobStore
 from nfdt.launch.ring_log import Stall, describe
@@ -28,17 +28,34 @@ class Journal:
 
     def __init__(self, store: JobStore, artifacts: ArtifactStore, job_id: str, keep: frozenset[str]) -> None:
         self._store, self._artifacts, self._job_id, self._keep = store, artifacts, job_id, keep
+        self._unstored: Outcome | None = None  # how the job ended, while the store does not take it
+        self._passing = ""
 
     def begin(self, outcome: Outcome) -> None:
         """The job's next state."""
         self._store.transition(self._job_id, outcome.state, reason=outcome.reason, error=outcome.error)
 
     def end(self, outcome: Outcome) -> None:
-        """The job's last state; that it cannot be stored is logged, there is nobody left to tell."""
+        """The job's last state; one that the store does not take now is left to :meth:`settled`."""
+        self._unstored = outcome
         try:
-            self.begin(outcome)
+            self.settled()
         except NfdtError:
-            _log.exception("job %s: its end could not be stored", self._job_id)
+            _log.exception("job %s: its end could not be stored yet: %s", self._job_id, outcome)
+
+    def settled(self) -> bool:
+        """Whether nothing is left to store of the job's end; what is, is tried again.
+
+        Raises:
+            NfdtError: it still cannot be stored.
+        """
+        if self._unstored is not None:
+            try:
+                self.begin(self._unstored)
+            except UsageError:
+                _log.exception("job %s: its end does not follow from its state", self._job_id)
+            self._unstored = None
+        return True
 
     def record(self, kind: str, data: Mapping[str, Any]) -> None:
         """An event, and what it changes in the job's description."""
@@ -73,6 +90,13 @@ class Journal:
         before = self._store.get(self._job_id).checkpoint_artifact
         self._store.update(self._job_id, checkpoint_artifact=artifact)
         if before and before != artifact and before not in self._keep:
+            self._artifacts.delete(before)
+
+    def passing(self, artifact: str) -> None:
+        """The state in the middle of an epoch, which nobody needs after the next one: that before is deleted."""
+        before, self._passing = self._passing, artifact
+        job = self._store.get(self._job_id)
+        if before not in ("", artifact, job.checkpoint_artifact, job.result_artifact, *self._keep):
             self._artifacts.delete(before)
 
     def result(self, artifact: str, statistics: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ class Member:
         epoch: The epoch it has begun last; None before.
         leased_at: When it got the tasks it holds.
         in_flight: Those of them that it has begun, and need not be told again.
+        pulls: Whether it was told to pull weights before it begins what it holds, and after that.
         released: It was told to leave; its end is no loss.
     """
 
@@ -27,6 +28,7 @@ class Member:
     epoch: int | None = None
     leased_at: float = 0.0
     in_flight: frozenset[int] = frozenset()
+    pulls: tuple[bool, bool] = (False, False)
     released: bool = False
 
 

@@ -5,21 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nfdt.core.training.merge import Array, decode_arrays, encode_arrays, merge_metrics, merge_untrained
+from nfdt.core.training.merge import Array, decode_arrays, encode_arrays, merge_untrained
 
 
 class StateMerger:
-    """Holds what every worker started the epoch from, and merges what they come back with."""
+    """Holds what every worker started the epoch from, and merges what they come back with.
+
+    Attributes:
+        metrics: What all workers' metrics have counted, merged: in the epoch that is over (in its validation, if there
+            was one), or up to the moment at which it stands still; empty while it is trained.
+    """
 
     def __init__(self, rules: Sequence[Mapping[str, Any]] = (), base: Sequence[Array] = ()) -> None:
         self._rules = rules
         self._base = list(base)
         self._initial = True
+        self._shown: list[Array] | None = None
+        self.metrics = b""
 
     @property
     def current(self) -> list[Array]:
         """The shared state now, in the program's order."""
-        return self._base
+        return self._base if self._shown is None else self._shown
 
     @property
     def encoded(self) -> bytes:
@@ -32,12 +39,14 @@ class StateMerger:
         if decoded and self._rules:
             self.replace(merge_untrained(self._rules, self._base, decoded))
 
+    def show(self, states: Iterable[tuple[int, int, bytes]], metrics: bytes) -> None:
+        """In the middle of an epoch: what the state and the metrics are now; the workers go on with their own."""
+        decoded = [(index, steps, decode_arrays(data)) for index, steps, data in states]
+        if decoded and self._rules:
+            self._shown = merge_untrained(self._rules, self._base, decoded)
+        self.metrics = metrics
+
     def replace(self, arrays: Sequence[Array]) -> None:
         """Replace the shared state, for instance by what a callback has set."""
-        self._base = list(arrays)
+        self._base, self._shown = list(arrays), None
         self._initial = False
-
-
-def merged_metrics(states: Sequence[bytes]) -> bytes:
-    """The sum of metric variables (each safetensors); empty for none."""
-    return encode_arrays(merge_metrics([decode_arrays(s) for s in states])) if states else b""

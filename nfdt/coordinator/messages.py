@@ -36,6 +36,7 @@ def to_report(request: pb.NextRequest) -> ins.Report:
         else None,
         summary=_to_summary(request.summary_json) if request.summary_json else None,
         in_flight=frozenset(request.in_flight),
+        busy=request.busy,
         times={done.task: time for done in request.finished if (time := _to_time(done)) is not None},
     )
 
@@ -52,12 +53,18 @@ def _to_summary(text: str) -> ins.Summary:
         value = json.loads(text)
         validation = value.get("val_logs")
         return ins.Summary(_numbers(value["logs"]), None if validation is None else _numbers(validation))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ProtocolError(f"Summary: expected {{'logs': {{name: number}}}}. Received: {text[:200]!r}.") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ProtocolError(
+            f"Summary: expected {{'logs': {{name: number or list}}}}. Received: {text[:200]!r}."
+        ) from error
 
 
-def _numbers(logs: Mapping[str, Any]) -> dict[str, float]:
-    return {str(name): float(value) for name, value in logs.items()}
+def _numbers(logs: Mapping[str, Any]) -> dict[str, ins.LogValue]:
+    return {str(name): _number(value) for name, value in logs.items()}
+
+
+def _number(value: Any) -> ins.LogValue:
+    return [_number(element) for element in value] if isinstance(value, list) else float(value)
 
 
 def to_task(task: Task) -> pb.Task:
@@ -79,8 +86,9 @@ def to_task(task: Task) -> pb.Task:
 def to_reply(instruction: ins.Instruction) -> pb.NextReply:
     """An instruction as the answer to Next."""
     match instruction:
-        case ins.Work(epoch, tasks, budget_s, overlap):
+        case ins.Work(epoch, tasks, budget_s, overlap, untrained, pull, no_weights):
             work = pb.Work(epoch=epoch, tasks=map(to_task, tasks), budget_s=budget_s, overlap=overlap)
+            work.untrained, work.pull, work.no_weights = untrained, pull, no_weights
             return pb.NextReply(work=work)
         case ins.BeginEpoch(epoch, untrained, crc):
             return pb.NextReply(begin_epoch=pb.BeginEpoch(epoch=epoch, untrained=untrained, order_crc=crc))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from nfdt.coordinator.instructions import Effect, Emit
-from nfdt.coordinator.phases import Training
 from nfdt.coordinator.progress import StallWatch, Throttle
+from nfdt.coordinator.training import Training
 
 STALL_AFTER_S = 15.0
 
@@ -27,7 +27,7 @@ class Outbox:
         """One more event."""
         self.add(Emit(kind, data))
 
-    def progress(self, epoch: int, training: Training) -> None:
+    def progress(self, epoch: int, training: Training, **more: Any) -> None:
         """A progress event, whatever was told last."""
         book = training.book
         self.emit(
@@ -36,6 +36,7 @@ class Outbox:
             steps=book.steps_finished,
             samples=book.samples_finished,
             logs=training.logs.mean(),
+            **more,
         )
 
     def useful(self, now: float, epoch: int, training: Training | None) -> None:

@@ -1,13 +1,11 @@
-"""The phases of an epoch in which workers do something: each instructs, absorbs reports, survives losses."""
+"""What a phase of an epoch is, and those after training: each instructs, absorbs reports, survives losses."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from nfdt.consistency import ConsistencyPolicy
 from nfdt.coordinator.instructions import (
-    BeginEpoch,
     CollectState,
     EpochState,
     Evaluate,
@@ -15,16 +13,13 @@ from nfdt.coordinator.instructions import (
     Report,
     Summarise,
     Summary,
-    TaskTime,
     Wait,
-    Work,
 )
-from nfdt.coordinator.membership import Member, Membership
-from nfdt.coordinator.pace import Pace
-from nfdt.coordinator.progress import RunningLogs
-from nfdt.schedulers import LeaseBook
+from nfdt.coordinator.membership import Member
+from nfdt.schedulers import LeaseBook, lease_size
 
-LEASE_BUDGET_S = 0.25  # a little more than a lease shall last
+VALIDATION_LEASE_S = 1.0  # what is asked for at once: a worker is heard of, and a lost one's rows are few
+LEAST_S = 1e-6
 
 
 class Phase(Protocol):
@@ -54,106 +49,14 @@ class Phase(Protocol):
         ...
 
 
-class Training:
-    """Tasks are leased as the consistency policy allows and the task policy decides.
+class Collecting:
+    """Every worker that took part sends its untrained state and its metrics.
 
-    Args:
-        begin: What every worker is told first.
-        book: The epoch's tasks.
-        policy: Who may proceed.
-        pace: How fast everybody is, and how much it shall get.
-        members: Who takes part.
-        ranks: Which part of a round is meant for whom; may change from round to round.
+    ``name``: ``train`` where the epoch only stands still.
     """
 
-    name = "train"
-
-    def __init__(
-        self,
-        begin: BeginEpoch,
-        book: LeaseBook,
-        policy: ConsistencyPolicy,
-        pace: Pace,
-        members: Membership,
-        ranks: Mapping[str, int],
-    ) -> None:
-        self.book = book
-        self.logs = RunningLogs()
-        self._begin = begin
-        self._policy = policy
-        self._pace = pace
-        self._members = members
-        self._ranks = ranks
-        self._divided = False
-        self._divide()
-
-    def instruct(self, member: Member, now: float) -> Instruction:
-        """BeginEpoch once, then work as the lease book and the policy allow."""
-        worker, epoch = member.name, self._begin.epoch
-        if member.epoch != epoch:
-            member.epoch = epoch
-            return self._begin
-        held = self.book.held(worker, begun=member.in_flight)
-        if held:
-            return Work(epoch, held, LEASE_BUDGET_S, self._pace.overlap)
-        if self.book.exhausted(worker):
-            self._policy.idle(worker)
-            return Wait()
-        if not self.book.available(worker) or not self._policy.may_start(worker, len(member.in_flight)):
-            return Wait()
-        size = self._pace.lease(member, self._members.ready(), self.book, now)
-        if not size:
-            self._policy.idle(worker)
-            return Wait()
-        tasks = self.book.issue(worker, size, self._ranks.get(worker))
-        self._policy.started(worker, len(tasks))
-        member.leased_at = now
-        return Work(epoch, tasks, LEASE_BUDGET_S, self._pace.overlap)
-
-    def absorb(self, member: Member, report: Report, now: float) -> bool:
-        """Tick tasks off, take back what the worker has not begun, note its speed and its running logs."""
-        tasks = [t for t in (self.book.finish(member.name, number) for number in report.finished) if t]
-        if tasks or report.in_flight:
-            self.book.give_back(member.name, begun=report.in_flight)
-        if not tasks:
-            return False
-        self._policy.finished(member.name, len(tasks))
-        unmeasured = TaskTime((now - member.leased_at) / len(tasks))
-        for task in tasks:
-            self._pace.stepped(member.name, task.samples, report.times.get(task.task, unmeasured))
-        self._divide()
-        logs = report.logs if report.epoch == self._begin.epoch else {}
-        self.logs.add(member.name, sum(t.samples for t in tasks), logs)
-        return True
-
-    def lost(self, worker: str) -> int:
-        """Its tasks go to the others."""
-        return self.book.lose(worker)
-
-    def _divide(self) -> None:
-        """Share the epoch out among the workers, once, as soon as the task policy can."""
-        if self._divided or not self._pace.divides:
-            return
-        if shares := self._pace.shares([m.name for m in self._members.ready()]):
-            self.book.divide(shares)
-            self._divided = True
-
-    @property
-    def done(self) -> bool:
-        """Whether every task is finished."""
-        return self.book.done
-
-    def waiting_for(self) -> tuple[str, ...]:
-        """The workers that hold tasks."""
-        return self.book.holders()
-
-
-class Collecting:
-    """Every worker that took part sends its untrained state and its metrics."""
-
-    name = "collect"
-
-    def __init__(self, epoch: int, workers: Mapping[str, int]) -> None:
+    def __init__(self, epoch: int, workers: Mapping[str, int], name: str = "collect") -> None:
+        self.name = name
         self.states: dict[str, EpochState] = {}
         self._epoch = epoch
         self._indices = dict(workers)
@@ -186,9 +89,9 @@ class Collecting:
         """Who has not answered."""
         return tuple(sorted(self._expected))
 
-    def untrained(self) -> list[tuple[int, int, bytes]]:
-        """(worker index, steps, safetensors) of each state."""
-        return [(self._indices[w], s.steps, s.untrained) for w, s in self.states.items()]
+    def untrained(self, counts: Callable[[str], bool]) -> list[tuple[int, int, bytes]]:
+        """(worker index, steps, safetensors) of each state that counts."""
+        return [(self._indices[w], s.steps, s.untrained) for w, s in self.states.items() if counts(w)]
 
     def metrics(self) -> list[bytes]:
         """Metric variables of each state, by worker index."""
@@ -196,7 +99,7 @@ class Collecting:
 
 
 class Validating:
-    """The validation data are shared out in guided pieces."""
+    """The validation data are shared out in guided pieces of at most about a second."""
 
     name = "validate"
 
@@ -206,13 +109,16 @@ class Validating:
         self._book = book
         self._untrained = untrained
         self._workers = workers
+        self._task_s: dict[str, float] = {}  # what a task took each worker last
 
     def instruct(self, member: Member, now: float) -> Instruction:
         """Evaluate what the worker holds, or a new piece."""
         tasks = self._book.held(member.name)
         if not tasks:
-            size = -(-self._book.remaining // (2 * max(1, self._workers())))
-            tasks = self._book.issue(member.name, max(1, size))
+            left, task_s = self._book.remaining, self._task_s.get(member.name)
+            size = lease_size(left, self._workers(), task_s, target_s=VALIDATION_LEASE_S, most=max(1, left))
+            tasks = self._book.issue(member.name, size)
+            member.leased_at = now
         return Evaluate(self._epoch, tasks, self._untrained) if tasks else Wait()
 
     def absorb(self, member: Member, report: Report, now: float) -> bool:
@@ -224,6 +130,7 @@ class Validating:
             return False
         for task in answer.tasks:
             self._book.finish(member.name, task)
+        self._task_s[member.name] = max(now - member.leased_at, LEAST_S) / len(answer.tasks)
         self.metrics.append(answer.metrics)
         return True
 

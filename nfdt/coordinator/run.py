@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from nfdt.coordinator import instructions as ins
@@ -17,6 +19,7 @@ from nfdt.coordinator.ring_view import seen_by_coordinator, slots_of
 from nfdt.coordinator.site import Site
 from nfdt.coordinator.topology import Turn, may_form_groups
 from nfdt.core.errors import JobCancelled, JobFailed, NfdtError
+from nfdt.core.machine import give_back_memory
 from nfdt.core.spec import JobSpec
 from nfdt.metrics import merge_statistics
 from nfdt.planning import Choice
@@ -24,6 +27,7 @@ from nfdt.planning import Choice
 _log = logging.getLogger(__name__)
 
 TICK_S = 1.0
+LATE_S = 5.0
 ALONE_S = 20.0
 
 
@@ -37,6 +41,8 @@ class JobRun(JobAssembly):
     def __init__(self, site: Site, job_id: str, spec: JobSpec, session: str) -> None:
         super().__init__(site, job_id, spec, session)
         self._alone_since: float | None = None
+        self._told_launch_failure = False
+        self._refused: dict[str, int] = {}
         self._may_form_groups = may_form_groups(site, spec)
         self.thread = threading.Thread(target=self._live, name=job_id, daemon=True)
 
@@ -55,9 +61,18 @@ class JobRun(JobAssembly):
                 reason = explained(self.ring, reason)
             outcome = None if isinstance(reason, Abandoned) else outcome_of(reason)
         self.close(outcome)
+        give_back_memory()
 
     def close(self, outcome: Outcome | None) -> None:
-        """Let everything go, then tell how the job ended (None: tell nothing)."""
+        """Let everything go, then tell how the job ended (None: tell nothing); each happens whatever fails before."""
+        with contextlib.ExitStack() as last_things:
+            if outcome is not None:
+                last_things.callback(self.journal.end, outcome)
+            last_things.callback(self._let_go, usable=outcome is not None and outcome.state != "failed")
+            if self.ring is not None and outcome is not None:
+                self.journal.ring_news(*self.ring.news())
+
+    def _let_go(self, *, usable: bool) -> None:
         with self._changed:
             self._ended = True
             if self._succession is not None:
@@ -65,14 +80,10 @@ class JobRun(JobAssembly):
             self._changed.notify_all()
         self.feed.close()
         self.crew.release()
-        if self.ring is not None and outcome is not None:
-            self.journal.ring_news(*self.ring.news())
         if self._site.rings is not None:
-            self._site.rings.release(self.job_id, usable=outcome is not None and outcome.state != "failed")
+            self._site.rings.release(self.job_id, usable=usable)
         if self._parts is not None:
             self._parts.shards.close()
-        if outcome is not None:
-            self.journal.end(outcome)
 
     def _begin(self) -> Parts:
         self.journal.begin(Outcome("starting"))
@@ -100,14 +111,21 @@ class JobRun(JobAssembly):
         while not done:
             with self._changed:
                 self._ending.check()
-                if self._clock.now() - ticked_at >= TICK_S:
+                if (since_s := self._clock.now() - ticked_at) >= TICK_S:
                     ticked_at = self._clock.now()
+                    self._excuse(parts, everybody=since_s >= LATE_S)
                     self._tick(parts, ticked_at)
                 effects = self._drain(parts)
                 if not effects:
                     self._changed.wait(TICK_S)
             for effect in effects:
                 done = self._carry_out(parts, effect) or done
+
+    def _excuse(self, parts: Parts, *, everybody: bool) -> None:
+        """Nobody is silent whose stream is being taken up, nor anybody while this server itself did not run."""
+        for seat in self.crew.living():
+            if everybody or seat.slot.away:
+                parts.coordinator.excuse(seat.name)
 
     def _tick(self, parts: Parts, now: float) -> None:
         self._attend(now)
@@ -128,13 +146,18 @@ class JobRun(JobAssembly):
             return effects
         if self._wishes.take_stop():
             coordinator.stop_training()
-        if coordinator.phase == "hold" and self._wishes.permits(coordinator.epoch):
+        epoch = coordinator.epoch
+        if coordinator.standing:
+            coordinator.proceed(epoch, self._wishes.steps_of(epoch))
+            if not coordinator.standing:
+                self._changed.notify_all()
+        elif coordinator.phase == "hold" and self._wishes.permits(epoch):
             # One epoch at a time: its end is carried out before the next one may begin.
             if self._succession is None:
-                coordinator.proceed(coordinator.epoch)
+                coordinator.proceed(epoch, self._wishes.steps_of(epoch))
             elif ranks := self.crew.ranks:  # an elastic ring says how many there are
                 coordinator.plan_with(seen_by_coordinator(self.spec, ranks=ranks))
-                coordinator.proceed(coordinator.epoch)
+                coordinator.proceed(epoch, self._wishes.steps_of(epoch))
         effects = coordinator.drain()
         if effects:
             self._changed.notify_all()
@@ -173,15 +196,29 @@ class JobRun(JobAssembly):
                 parts.coordinator.fail(reason)
             return
         missing = slots_of(self.spec) - len(self.crew.living())
+        launch_failure = ""
         if missing > 0:
             self._seat_workers(parts, self.crew.recruit_workers(missing))
+            launch_failure = self._tell_launch_failure()
         if self.crew.living():
             self._alone_since = None
             return
         self._alone_since = now if self._alone_since is None else self._alone_since
         attending, _ = self._site.pool.attending("worker", self.crew.accepts)
-        if now - self._alone_since > ALONE_S and not attending:
-            parts.coordinator.fail("All workers are gone, and no worker slot attends the server any more.")
+        if now - self._alone_since > ALONE_S and not (attending and self.crew.may_join):
+            why = "no worker slot attends the server any more" if not attending else "as many as may have taken over"
+            last = f" The last: {self.crew.last_death}." if self.crew.last_death else ""
+            failed = f" {launch_failure}." if launch_failure else ""
+            parts.coordinator.fail(f"All workers are gone, and {why}.{failed}{last}")
+
+    def _tell_launch_failure(self) -> str:
+        """Why this machine starts no worker slots, which the job is told once; "" where it does."""
+        launcher = self._site.launcher
+        failure = launcher.failure if launcher is not None and self._site.launches_workers else None
+        if failure and not self._told_launch_failure:
+            self.journal.tell("warning", f"Workers that are gone are not replaced. {failure}.")
+        self._told_launch_failure = failure is not None
+        return failure or ""
 
     def _carry_out(self, parts: Parts, effect: ins.Effect) -> bool:
         """Do what the coordinator asks; True when training is done."""
@@ -239,9 +276,24 @@ class JobRun(JobAssembly):
     def _keep_checkpoint(self, parts: Parts) -> None:
         """Write the epoch's state down, before the next one may begin."""
         self._moment += 1
-        self.journal.workers(self._statistics())
+        counts = parts.shards.statistics() if self.ring is None else []
+        statistics = self._statistics(counts)
+        self.journal.workers(statistics)
+        self._tell_refused(statistics)
         if self._site.keeps_checkpoints:
             self.journal.checkpoint(parts.composer.compose(self._moment))
+
+    def _tell_refused(self, statistics: Mapping[str, Mapping[str, Any]]) -> None:
+        """Name, epoch by epoch, the workers of which shards refused pushes."""
+        for name, row in statistics.items():
+            refused = int(row.get("dropped") or 0)
+            if news := refused - self._refused.get(name, 0):
+                self.journal.tell(
+                    "warning",
+                    f"{news} pushes of {name} were refused in the epoch that has ended: the gradient was NaN or "
+                    "infinite, or would have made weights so. The weights are those before.",
+                )
+            self._refused[name] = refused
 
     def _keep_result(self, parts: Parts) -> None:
         artifact = parts.composer.compose(self._moment)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nfdt.coordinator.capacity import check_capacity
 from nfdt.coordinator.need import Need
 from nfdt.coordinator.outbox import STALL_AFTER_S
 from nfdt.coordinator.outcome import outcome_of
@@ -18,14 +19,15 @@ from nfdt.coordinator.ring_view import is_grouped, is_ring, refuse_reach, slots_
 from nfdt.coordinator.run import JobRun
 from nfdt.coordinator.site import Site
 from nfdt.core.arrays import ParameterLayout
-from nfdt.core.errors import JobFailed, NfdtError, UsageError, VersionMismatch
+from nfdt.core.errors import JobFailed, NfdtError, UsageError
 from nfdt.core.groups import check_groups
-from nfdt.core.jobs.admission import version_conflict
+from nfdt.core.jobs.admission import check_versions
 from nfdt.core.jobs.feed import FeedQueue
 from nfdt.core.jobs.lifecycle import is_terminal
 from nfdt.core.jobs.runner import Census
 from nfdt.core.spec import JobSpec, parse_job
 from nfdt.core.wire import jobs_pb2 as pb
+from nfdt.core.wire.parsing import Seldom
 from nfdt.launch.ring_command import RingShape, shown
 from nfdt.shard.plan import count_shards
 
@@ -55,6 +57,7 @@ class Scheduler:
         self._queue: deque[JobRun] = deque()
         self._head: _Waiting | None = None
         self._stopping = False
+        self._warnings = Seldom(_log)
         self._thread = threading.Thread(target=self._dispatch, name="scheduler", daemon=True)
 
     def start(self) -> None:
@@ -79,14 +82,16 @@ class Scheduler:
     # ---- the Jobs service
 
     def admit(self, spec: JobSpec, manifest: Mapping[str, Any]) -> None:
-        """Refuse a program that no shards could hold."""
+        """Refuse a program that no shards could hold, and a job that this server can never run."""
         try:
-            ParameterLayout.of_program(manifest)
+            layout = ParameterLayout.of_program(manifest)
             if is_ring(spec) or is_grouped(spec):
                 self._admit_ring(spec)
             if not is_ring(spec):
                 count_shards(manifest, spec.cluster.shards)
             check_groups(spec.algorithm, spec.cluster)
+            state_bytes = self._site.artifacts.path(manifest["state"]).stat().st_size
+            check_capacity(spec, weights_bytes=4 * layout.size, state_bytes=state_bytes, here=self._site.capacity())
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, NfdtError):
                 raise
@@ -181,21 +186,36 @@ class Scheduler:
 
     def _dispatch(self) -> None:
         while not self._stopping:
-            self._forget_ended()
-            with self._lock:
-                first = self._queue[0] if self._queue else None
-            if first is not None and self._settle(first):
-                with self._lock:
-                    self._queue.remove(first)
-                continue
+            try:
+                if self._turn():
+                    continue
+            except Exception:  # whatever it is, there are other jobs
+                _log.exception("the scheduler goes on")
             self._site.pool.wait(LOOK_S)
 
+    def _turn(self) -> bool:
+        """Whether the first job of the queue could be started or ended."""
+        self._forget_ended()
+        with self._lock:
+            first = self._queue[0] if self._queue else None
+        if first is None or not self._settle(first):
+            return False
+        with self._lock:
+            self._queue.remove(first)
+        return True
+
     def _forget_ended(self) -> None:
+        """Drop the runs that have ended; one whose end could not be stored stays until it is."""
         with self._lock:
             queued = set(map(id, self._queue))
-            for job_id, run in list(self._runs.items()):
-                if id(run) not in queued and not run.thread.is_alive():
-                    del self._runs[job_id]
+            ended = [r for r in self._runs.values() if id(r) not in queued and not r.thread.is_alive()]
+        for run in ended:
+            try:
+                if run.journal.settled():
+                    with self._lock:
+                        del self._runs[run.job_id]
+            except NfdtError as error:
+                self._warnings.warn("the end of job %s: %s", run.job_id, error)
 
     def _settle(self, run: JobRun) -> bool:
         """Start the first job of the queue, or end it; False while it has to wait."""
@@ -208,12 +228,14 @@ class Scheduler:
                 self._head = _Waiting(run, shards, stall)
             if not self._ready(self._head):
                 return False
+            run.thread.start()
         except Exception as error:
             if not isinstance(error, NfdtError):
                 _log.exception("job %s", run.job_id)
-            run.close(outcome_of(error))
-            return True
-        run.thread.start()
+            try:
+                run.close(outcome_of(error))
+            except Exception:  # it has told how it ended all the same
+                _log.exception("job %s", run.job_id)
         return True
 
     def _ready(self, waiting: _Waiting) -> bool:
@@ -258,7 +280,8 @@ class Scheduler:
         attending, free = self._site.pool.attending("shard")
         launcher.ensure("shard", max(0, attending - free) + waiting.shards)
         if self._site.launches_workers and waiting.run.groups is None:
-            launcher.ensure("worker", waiting.run.spec.cluster.workers)
+            wanted, most = waiting.run.spec.cluster.workers, self._site.most_workers
+            launcher.ensure("worker", wanted if most is None else min(wanted, most))
 
     def _give_up(self, run: JobRun, short: list[Need], late: bool) -> None:
         if run.ring is not None:
@@ -274,18 +297,9 @@ class Scheduler:
             if launcher is not None and launched and launcher.failure:
                 raise JobFailed(f"No {need.role} slots: {launcher.failure}")
             if late and need.attending == 0:
-                self._check_versions(run, need)
+                if need.role == "worker":
+                    check_versions(run.spec, self._site.pool.census().versions)
                 raise JobFailed(
                     f"No {need.role} slot attends this server after {run.spec.start_timeout_s:g} s; "
                     f"the job wants {need.wanted}. Add some with `nfdt worker --server HOST:PORT --slots N`."
-                )
-
-    def _check_versions(self, run: JobRun, need: Need) -> None:
-        if need.role != "worker":
-            return
-        for versions in self._site.pool.census().versions:
-            if conflict := version_conflict(run.spec.versions, versions):
-                raise VersionMismatch(
-                    f"The job carries code, and no attending worker runs the versions it was packed with ({conflict}). "
-                    "Install the same versions on both sides."
                 )

@@ -32,27 +32,38 @@ class WorkersService(workers_pb2_grpc.WorkersServicer):
 
     @answering
     def Attend(self, request_iterator: Iterator[pb.SlotMessage], context: Any) -> Iterator[pb.Assignment]:
-        """Keep a slot: its assignments go out, what it says comes in, the end of the stream is its death."""
+        """Keep a slot: its assignments go out, what it says comes in; a stream that ends is the process's end."""
         first = next(request_iterator, None)
         if first is None or not first.HasField("hello"):
             raise ProtocolError("Attend: expected a hello first. Received something else.")
-        slot = self._pool.join(first.hello)
-        if not context.add_callback(lambda: self._pool.leave(slot)):
-            self._pool.leave(slot)
-        threading.Thread(target=self._listen, args=(slot, request_iterator), name=slot.name, daemon=True).start()
-        while (assignment := slot.outbox.get()) is not None:
-            yield assignment
+        joined = self._pool.join(first.hello, first.received)
+        slot, stream = joined.slot, joined.stream
+        if not context.add_callback(lambda: self._pool.broke(slot, stream)):
+            self._pool.broke(slot, stream)
+        arguments = (slot, stream, request_iterator)
+        threading.Thread(target=self._listen, args=arguments, name=slot.name, daemon=True).start()
+        if first.hello.key:
+            yield pb.Assignment(welcome=pb.Welcome(resumed=joined.resumed), received=slot.received)
+        yield from slot.outbox.messages(stream)
 
-    def _listen(self, slot: Slot, messages: Iterator[pb.SlotMessage]) -> None:
+    def _listen(self, slot: Slot, stream: int, messages: Iterator[pb.SlotMessage]) -> None:
         try:
             for message in messages:
                 self._pool.receive(slot, message)
         except NfdtError as error:
             _log.error("slot %s is sent away: %s", slot.name, error)
+            self._pool.leave(slot, stream)
         except Exception as error:
             _log.info("slot %s: the stream broke (%s)", slot.name, type(error).__name__)
-        finally:
-            self._pool.leave(slot)
+        self._pool.broke(slot, stream)
+        self._pool.await_return(slot, stream)
+        self._pool.leave(slot, stream)
+
+    @answering
+    def Ended(self, request: pb.SlotEnded, context: Any) -> pb.SlotEndedReply:
+        """A slot's process has ended."""
+        self._pool.ended(request.name)
+        return pb.SlotEndedReply()
 
     @answering
     def Next(self, request: pb.NextRequest, context: Any) -> pb.NextReply:

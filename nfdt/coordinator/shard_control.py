@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
+import grpc
+
 from nfdt.core.arrays import Array, ParameterLayout
-from nfdt.core.errors import NfdtError, ProtocolError, ShapeMismatch
+from nfdt.core.errors import NfdtError, ProtocolError, ServerUnreachable, ShapeMismatch
 from nfdt.core.named_arrays import dump_arrays, load_arrays
 from nfdt.core.program.state import State
 from nfdt.core.wire import shards_pb2 as pb
@@ -58,8 +62,8 @@ class ShardControl:
             channel.close()
         self._pool.shutdown(wait=False)
 
-    def _on_all(self, call: Any, *arguments: Iterable[Any]) -> list[Any]:
-        return list(self._pool.map(call, range(len(self._stubs)), *arguments))
+    def _on_all(self, call: Callable[[int], Any]) -> list[Any]:
+        return list(self._pool.map(partial(_again, call), range(len(self._stubs))))
 
     def _administer(self, request: pb.AdminRequest) -> list[pb.AdminReply]:
         def call(index: int) -> pb.AdminReply:
@@ -121,6 +125,17 @@ class ShardControl:
         self._on_all(call)
 
 
+def _again(call: Callable[[int], Any], index: int) -> Any:
+    """Make a call, twice if its connection was lost: a server that was stopped for a while finds old ones dead."""
+    try:
+        return call(index)
+    except ServerUnreachable as error:
+        lost = error.__cause__
+        if not isinstance(lost, grpc.RpcError) or lost.code() != grpc.StatusCode.UNAVAILABLE:
+            raise
+        return call(index)
+
+
 def _optimizer_of(part: Mapping[str, Array]) -> dict[int, Array]:
     named = [(name.partition("/"), array) for name, array in part.items()]
     return {int(index): a for (group, _, index), a in named if group == "optimizer" and index.isdecimal()}
@@ -135,14 +150,15 @@ def connect_shards(
 
 
 def _gather(chunks: Iterable[pb.StateChunk], limit: int) -> bytes:
-    data = bytearray()
+    data = io.BytesIO()  # hands its bytes out without a copy
     for chunk in chunks:
+        at = data.tell()
         if chunk.total_bytes > limit:
             raise ProtocolError(f"Shard state: expected at most {limit} bytes. Received: {chunk.total_bytes}.")
-        if chunk.offset != len(data) or len(data) + len(chunk.data) > chunk.total_bytes:
-            raise ProtocolError(f"Shard state: expected byte {len(data)}. Received: byte {chunk.offset}.")
-        data += chunk.data
-    return bytes(data)
+        if chunk.offset != at or at + len(chunk.data) > chunk.total_bytes:
+            raise ProtocolError(f"Shard state: expected byte {at}. Received: byte {chunk.offset}.")
+        data.write(chunk.data)
+    return data.getvalue()
 
 
 def _chunks(data: bytes) -> Iterator[pb.StateChunk]:

@@ -156,7 +156,7 @@ class Succession:
             while self._goes_on():
                 shard, worker = self._take()
                 self._start(shard, worker, coordinator)
-        except JobFailed as error:
+        except Exception as error:  # whatever it was: the job waits for this thread
             reason = explained(self._ring, error)
             with self._changed:
                 fail(reason)

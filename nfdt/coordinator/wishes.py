@@ -14,6 +14,7 @@ class Wishes:
     Attributes:
         attended: A client decides at each epoch's end; it may have gone, then nobody does any more.
         permitted: The last epoch that the client lets begin.
+        until: So many of its steps; there, and at its end, it stands still. None: it does not.
         stop_training: The client wants the job to end cleanly; taken once.
         learning_rate: The last one set.
         watchers: Clients that watch.
@@ -23,6 +24,7 @@ class Wishes:
     attended: bool
     unwatched_since: float
     permitted: int = -1
+    until: int | None = None
     stop_training: bool = False
     learning_rate: float | None = None
     watchers: int = 0
@@ -32,9 +34,18 @@ class Wishes:
         self.watchers += change
         self.unwatched_since = now
 
+    def permit(self, epoch: int, until: int | None) -> None:
+        """The client lets an epoch begin, or go on where it stands still."""
+        if epoch >= self.permitted:
+            self.permitted, self.until = epoch, until
+
     def permits(self, epoch: int) -> bool:
         """Whether this epoch may begin."""
         return not self.attended or self.permitted >= epoch
+
+    def steps_of(self, epoch: int) -> int | None:
+        """After how many steps of this epoch, and at its end, it stands still; None: never, or no longer."""
+        return self.until if self.attended and epoch == self.permitted else None
 
     def set_learning_rate(self, value: float) -> None:
         """Note another learning rate.

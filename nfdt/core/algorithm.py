@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from nfdt.core.effect import ReadWith
 from nfdt.core.groups import PATTERN as GROUPS
 from nfdt.core.presets import AXES
 from nfdt.core.ring_options import CODECS
+
+_DELAYS_COUNT = ReadWith(topology=("flat", "groups"))  # the ranks of a ring push nowhere
+_STRENGTH = ReadWith(update_rule=("dc", "dc-a", "dc-k", "ddc"), outer=("gradient",))
+_DDC = ReadWith(update_rule=("ddc",))
+_MEANS = ReadWith(update_rule=("dc-a", "dc-k"))
+_DBS = ReadWith(batch=("dbs",))
+_RING = ReadWith(topology=("ring",))
+_DELTA = ReadWith(topology=("groups",), outer=("delta",))
 
 
 def _one_of(axis: str, value: str) -> str:
@@ -24,56 +33,78 @@ class AlgorithmSpec(BaseModel):
 
     name: str
     topology: str = "flat"
-    consistency: str = "free"
-    update_rule: str = "ddc"
+    consistency: Annotated[str, _DELAYS_COUNT] = "free"
+    update_rule: Annotated[str, _DELAYS_COUNT] = "ddc"
     batch: str = "fixed"
-    tasks: str = "dynamic"
+    tasks: Annotated[str, _DELAYS_COUNT] = "dynamic"
     overlap: int = Field(
         0, ge=0, le=2, description="pushes that may be unanswered while a worker computes its next gradient"
     )
-    plan: Literal["nothing", "overlap", "topology"] = Field(
-        "nothing",
-        description="chosen from measured speeds while the job trains: nothing; overlap (0, or as given); topology "
-        "(that, and groups instead of flat workers)",
+    plan: Annotated[Literal["nothing", "overlap", "topology"], ReadWith(topology=("flat",), consistency=("free",))] = (
+        Field(
+            "nothing",
+            description="chosen from measured speeds while the job trains: nothing; overlap (0, or as given); topology "
+            "(that, and groups instead of flat workers)",
+        )
     )
     codec: str = "identity"
     reply_codec: str | None = Field(
         None, description="codec of the weights that workers receive; None: that of the gradients, int8 for top-k"
     )
-    top_k: float = Field(0.05, gt=0, le=1, description="top-k: the fraction of the elements that is sent")
-    error_budget: float = Field(
+    top_k: Annotated[float, ReadWith(codec=("top-k",)), ReadWith(reply_codec=("top-k",))] = Field(
+        0.05, gt=0, le=1, description="top-k: the fraction of the elements that is sent"
+    )
+    error_budget: Annotated[float, ReadWith(codec=("adaptive",))] = Field(
         0.05, gt=0, lt=1, description="adaptive: greatest relative squared error of a codec that may be chosen"
     )
-    sparse: bool = Field(
-        True, description="gradients of embeddings travel as rows, where that changes nothing: see how_it_works"
+    sparse: Annotated[bool, ReadWith(topology=("flat",), consistency=("free", "ssp", "bsp"), codec=("identity",))] = (
+        Field(True, description="gradients of embeddings travel as rows, where that changes nothing: see how_it_works")
     )
-    staleness_bound: int = Field(3, ge=0, description="ssp: how many steps a worker may be ahead of the slowest")
-    softsync_n: int = Field(1, ge=1, description="n-softsync: the n of floor(M / n) gradients per update")
-    dc_lambda: float | None = Field(
+    staleness_bound: Annotated[int, ReadWith(consistency=("ssp",))] = Field(
+        3, ge=0, description="ssp: how many steps a worker may be ahead of the slowest"
+    )
+    softsync_n: Annotated[int, ReadWith(consistency=("softsync",))] = Field(
+        1, ge=1, description="n-softsync: the n of floor(M / n) gradients per update"
+    )
+    dc_lambda: Annotated[float | None, _STRENGTH] = Field(
         None, ge=0, description="compensation strength; None: 0.04 (dc), 2 (dc-a, dc-k), 0.2 (ddc)"
     )
-    dc_clip: float = Field(1.0, gt=0, description="ddc: the compensation is at most this many times the gradient")
-    gap: float = Field(0.25, ge=0, description="ddc: how strongly drift lowers the trust in a gradient; 0: not at all")
-    batch_min: int = Field(1, ge=1, description="dbs: fewest samples of one worker's batch")
-    batch_max: int | None = Field(
+    dc_clip: Annotated[float, _DDC] = Field(
+        1.0, gt=0, description="ddc: the compensation is at most this many times the gradient"
+    )
+    gap: Annotated[float, _DDC] = Field(
+        0.25, ge=0, description="ddc: how strongly drift lowers the trust in a gradient; 0: not at all"
+    )
+    batch_min: Annotated[int, _DBS] = Field(1, ge=1, description="dbs: fewest samples of one worker's batch")
+    batch_max: Annotated[int | None, _DBS] = Field(
         None, ge=1, description="dbs: most samples of one worker's batch (memory); None: no bound"
     )
-    batch_multiple: int = Field(1, ge=1, description="dbs: batches are multiples of this, where rows do not end")
-    scale_lr: Literal["linear", "sqrt"] | None = Field(
+    batch_multiple: Annotated[int, ReadWith(topology=("flat",), batch=("dbs",))] = Field(
+        1, ge=1, description="dbs: batches are multiples of this, where rows do not end"
+    )
+    scale_lr: Annotated[Literal["linear", "sqrt"] | None, _RING] = Field(
         None, description="allreduce: multiply the learning rate by the number of ranks, or its square root"
     )
-    warmup_epochs: float = Field(0.0, ge=0, description="allreduce: epochs over which scale_lr rises from 1")
-    dc_decay: float = Field(0.95, ge=0, lt=1, description="dc-a, dc-k: decay of the mean square of the gradients")
+    warmup_epochs: Annotated[float, ReadWith(topology=("ring",), scale_lr=("linear", "sqrt"))] = Field(
+        0.0, ge=0, description="allreduce: epochs over which scale_lr rises from 1"
+    )
+    dc_decay: Annotated[float, _MEANS] = Field(
+        0.95, ge=0, lt=1, description="dc-a, dc-k: decay of the mean square of the gradients"
+    )
 
-    groups: str = Field(
+    groups: Annotated[str, ReadWith(topology=("groups",)), ReadWith(plan=("topology",))] = Field(
         "auto", pattern=GROUPS, description="groups: auto, a number of groups, or their members as in '0,1;2,3'"
     )
-    outer: Literal["gradient", "delta"] = Field(
+    outer: Annotated[Literal["gradient", "delta"], ReadWith(topology=("groups",))] = Field(
         "gradient", description="groups: push gradients, or what local_steps steps have changed"
     )
-    local_steps: int = Field(16, ge=1, description="outer='delta': steps of the fastest group between two pushes")
-    outer_lr: float = Field(0.7, gt=0, description="outer='delta': learning rate for what is pushed")
-    outer_momentum: float = Field(0.9, ge=0, lt=1, description="outer='delta': Nesterov momentum of what is pushed")
+    local_steps: Annotated[int, _DELTA] = Field(
+        16, ge=1, description="outer='delta': steps of the fastest group between two pushes"
+    )
+    outer_lr: Annotated[float, _DELTA] = Field(0.7, gt=0, description="outer='delta': learning rate for what is pushed")
+    outer_momentum: Annotated[float, _DELTA] = Field(
+        0.9, ge=0, lt=1, description="outer='delta': Nesterov momentum of what is pushed"
+    )
 
     @property
     def encodes_replies(self) -> bool:

@@ -8,7 +8,11 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class Emulation(BaseModel):
-    """Make one machine behave like several unequal ones. Empty: no emulation."""
+    """Make one machine behave like several unequal ones. Empty: no emulation.
+
+    A list has one value, which is for every worker, or one for each; what is beyond the workers that a job begins with
+    is for those that join later.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -17,39 +21,54 @@ class Emulation(BaseModel):
         (), description="worker i takes at least step_ms[i] per batch of batch_size samples, less or more in proportion"
     )
     bandwidth_mbit: tuple[Annotated[float, Field(gt=0)], ...] = Field(
-        (), description="millions of bits per second of worker i's link in each direction; one value is for all workers"
+        (), description="millions of bits per second of worker i's link in each direction"
     )
     latency_ms: tuple[Annotated[float, Field(ge=0)], ...] = Field(
-        (), description="of worker i's link, in each direction; one value is for all workers"
+        (), description="of worker i's link, in each direction"
     )
     fail: str | None = Field(
         None, pattern=r"^\d+@\d+(,\d+@\d+)*$", description="'2@30': worker 2 is killed at its step 30"
     )
 
-    @field_validator("bandwidth_mbit", "latency_ms", mode="before")
+    @field_validator("slowdown", "step_ms", "bandwidth_mbit", "latency_ms", mode="before")
     @classmethod
     def _one_for_all(cls, value: Any) -> Any:
         return (value,) if isinstance(value, (int, float, str)) else value
 
     def link_of(self, worker: int) -> tuple[float | None, float]:
         """Bandwidth in Mbit/s (None: not limited) and latency in ms of worker number ``worker``'s link."""
+        return _of(worker, self.bandwidth_mbit), _of(worker, self.latency_ms) or 0.0
 
-        def of(values: tuple[float, ...]) -> float | None:
-            return values[0] if len(values) == 1 else values[worker] if worker < len(values) else None
+    def check_counts(self, workers: int) -> None:
+        """Raise ValueError for a list that has neither one value nor one for each worker."""
+        for name, values in self.model_dump(include={"slowdown", "step_ms", "bandwidth_mbit", "latency_ms"}).items():
+            if 1 < len(values) < workers:
+                raise ValueError(
+                    f"emulate.{name}: expected one value, which is for every worker, or one for each of {workers}. "
+                    f"Received: {len(values)} values"
+                )
 
-        return of(self.bandwidth_mbit), of(self.latency_ms) or 0.0
+    def kills(self, worker: int) -> bool:
+        """Whether worker number ``worker`` is to be killed at some step."""
+        return self.fail is not None and any(int(one.partition("@")[0]) == worker for one in self.fail.split(","))
 
     def step_s(self, worker: int, measured_s: float, batch_share: float) -> float:
         """How long a step of this worker shall take, in seconds; never less than it took.
 
         Args:
-            worker: Its number; beyond the options' length nothing is emulated.
+            worker: Its number; beyond the length of a list nothing is emulated.
             measured_s: What the gradient really took.
             batch_share: The batch's size over the one that ``step_ms`` is meant for.
         """
         wanted = measured_s
-        if worker < len(self.slowdown):
-            wanted = max(wanted, measured_s * self.slowdown[worker])
-        if worker < len(self.step_ms):
-            wanted = max(wanted, self.step_ms[worker] / 1000 * batch_share)
+        if (slowdown := _of(worker, self.slowdown)) is not None:
+            wanted = max(wanted, measured_s * slowdown)
+        if (step_ms := _of(worker, self.step_ms)) is not None:
+            wanted = max(wanted, step_ms / 1000 * batch_share)
         return wanted
+
+
+def _of(worker: int, values: tuple[float, ...]) -> float | None:
+    if len(values) == 1:
+        return values[0]
+    return values[worker] if worker < len(values) else None

@@ -20,7 +20,8 @@ Kind = Literal[
     "speed",  # {"workers": {name: {"samples_per_s", "step_s", "step_exchange_s": float, "batch_size": int}}}
     "plan",  # {"row": {"topology", "batch", "overlap"}, "samples_per_s": float, "reason": str}: what speeds chose
     "codec",  # {"worker": str, "push": str, "reply": str, "at_push": int, "predicted_ms", "before_ms", ...: float}
-    "epoch_end",  # {"epoch", "logs": {...}, "val_logs": {...}|None, "seconds": float, "steps": int, "samples": int}
+    "epoch_end",  # {"epoch", "logs": {...}, "val_logs": {...}|None, "seconds": float, "steps": int, "samples": int}: in
+    # the logs a metric whose result is an array has nested lists of numbers
     "stalled",  # {"waiting_for": [worker or rank], "since_s": float, "tensors": [str] (that ranks have not submitted)}
     "log",  # {"worker": str|None, "level": str, "text": str}
     "result",  # {"artifact": sha256, "workers": {name: {...statistics...}}}

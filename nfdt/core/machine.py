@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import importlib.metadata
+import os
 import platform
+import re
 import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -22,3 +28,84 @@ def boot_id() -> str:
     """Which start of which machine this is; equal for all processes on it."""
     path = Path("/proc/sys/kernel/random/boot_id")
     return path.read_text().strip() if path.exists() else socket.gethostname()
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of memory that processes here may have.
+
+    Attributes:
+        total: Of the machine, or of the container where that has a limit.
+        available: What is left of it before something has to be swapped out or killed.
+    """
+
+    total: int
+    available: int
+
+
+def memory(root: Path = Path("/")) -> Memory:
+    """What processes here may have, as the kernel tells under ``root``; the least of machine and control groups."""
+    try:
+        kilobytes = dict(re.findall(r"^(\w+): +(\d+) kB$", (root / "proc/meminfo").read_text(), re.MULTILINE))
+        machine = Memory(int(kilobytes["MemTotal"]) * 1024, int(kilobytes["MemAvailable"]) * 1024)
+    except (OSError, KeyError):
+        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return Memory(pages, pages)
+    found = [machine, *_control_groups(root)]
+    return Memory(min(one.total for one in found), max(0, min(one.available for one in found)))
+
+
+_CONTROL_GROUPS = (  # mount, line of /proc/self/cgroup, limit, use, and what of the use can be given up at once
+    ("sys/fs/cgroup", r"^0::(.*)$", "memory.max", "memory.current", "inactive_file"),
+    (
+        "sys/fs/cgroup/memory",
+        r"^\d+:memory:(.*)$",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file",
+    ),
+)
+
+
+def _control_groups(root: Path) -> Iterator[Memory]:
+    """The groups that this process is in and that have a limit; versions 2 and 1."""
+    try:
+        own = (root / "proc/self/cgroup").read_text()
+    except OSError:
+        return
+    for mount, line, limit, use, cache in _CONTROL_GROUPS:
+        if (found := re.search(line, own, re.MULTILINE)) is None:
+            continue
+        top = root / mount
+        group = top / found[1].lstrip("/")
+        for folder in (group, *(parent for parent in group.parents if parent.is_relative_to(top))):
+            with contextlib.suppress(OSError, ValueError):  # no such group here, or "max": it has no limit
+                most, used = int((folder / limit).read_text()), int((folder / use).read_text())
+                files = re.search(rf"^{cache} (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
+                yield Memory(most, most - used + (int(files[1]) if files else 0))
+
+
+def give_back_memory() -> int:
+    """Collect garbage, and give what the allocator keeps of freed memory back to the system, where it can.
+
+    For the end of work that took much memory: models are cycles, and glibc keeps what many threads have freed.
+
+    Returns:
+        The bytes that this process has for itself all the same; 0 where the system does not tell.
+    """
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+    with contextlib.suppress(OSError):
+        _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+        return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+def process_lives(pid: int) -> bool:
+    """Whether a process of this machine runs; one that nobody has waited for yet does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state not in "ZX"
+    except OSError:
+        return not Path("/proc/self/stat").exists()  # who cannot tell believes it

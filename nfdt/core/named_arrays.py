@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,29 @@ def storable(array: Any) -> Array:
 def dump_arrays(arrays: Mapping[str, Any]) -> bytes:
     """Named arrays as safetensors; inverse of :func:`load_arrays`."""
     return bytes(save({name: storable(array) for name, array in arrays.items()}))
+
+
+_NAMES = {"b": "BOOL", "i": "I", "u": "U", "f": "F", "c": "C"}  # of safetensors, by kind; with the bits of all but one
+
+
+def dump_parts(arrays: Mapping[str, Any]) -> list[bytes | memoryview]:
+    """What :func:`dump_arrays` returns, in parts that are the memory of the arrays themselves where they can be.
+
+    For large arrays, of which there shall be no copy.
+    """
+    kept = {name: storable(array) for name, array in arrays.items()}
+    kept = dict(sorted(kept.items(), key=lambda item: (-item[1].itemsize, item[0])))  # so that all are aligned
+    header: dict[str, Any] = {}
+    at = 0
+    for name, array in kept.items():
+        kind = array.dtype.kind
+        dtype = _NAMES[kind] if kind == "b" else f"{_NAMES[kind]}{8 * array.itemsize}"
+        header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [at, at + array.nbytes]}
+        at += array.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    contents = [array.reshape(-1).view(np.uint8).data for array in kept.values() if array.nbytes]
+    return [len(text).to_bytes(8, "little") + text, *contents]
 
 
 def load_arrays(source: bytes | Path) -> dict[str, Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -24,6 +25,42 @@ def die_with_parent(*, watch_stdin: bool = True) -> None:
 
 
 def _watch() -> None:
-    while os.read(0, 4096):
-        pass
+    _read_to_end()
     os._exit(0)
+
+
+def _read_to_end() -> None:
+    """Return when standard input has ended, or cannot be read."""
+    with contextlib.suppress(OSError):
+        while os.read(0, 4096):
+            pass
+
+
+class Parent:
+    """The process that started this one and holds the other end of its standard input; a server ends with it.
+
+    A process that the parent has forked may keep standard input open after the parent's end: then another process
+    adopts this one.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getppid()
+        self._ended = threading.Event()
+        self._reader = threading.Thread(target=self._read, name="parent", daemon=True)
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when standard input has ended, or after ``timeout_s``; nothing else may read it from now on."""
+        if self._reader.ident is None:
+            self._reader.start()
+        self._ended.wait(timeout_s)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has ended, or has closed standard input so that this process ends."""
+        return self._ended.is_set() or os.getppid() != self._pid
+
+    def _read(self) -> None:
+        try:
+            _read_to_end()
+        finally:
+            self._ended.set()

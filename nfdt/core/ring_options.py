@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import shlex
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from nfdt.core.effect import ReadWith
 
 CODECS = ("identity", "fp16", "bf16")  # how the gradients of a ring may travel
 NEWS = "ring news: "  # begins what a ring writes to its log for the events of its job
 MOST_COOLDOWN_S = 600
 GLOO_TIMEOUT_S = 60  # how long ranks wait for one that is being started, and for a host that is silent
 PATH = r"^[^-]"  # never an option of a launcher
+ANY_WORLD = ReadWith(topology=("ring", "groups"))  # of Horovod
+LATER_WORLDS = ReadWith(plan=("topology",))
+RING = ReadWith(topology=("ring",))
+ELASTIC = ReadWith(topology=("ring",), elastic=(True,))
 
 
 class RingTuning(BaseModel):
@@ -19,19 +25,25 @@ class RingTuning(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    fusion_threshold_mb: int | None = Field(
+    fusion_threshold_mb: Annotated[int | None, ANY_WORLD, LATER_WORLDS] = Field(
         None, ge=0, le=65536, description="allreduce: small tensors are reduced together up to this size, in MiB"
     )
-    cycle_time_ms: float | None = Field(
+    cycle_time_ms: Annotated[float | None, ANY_WORLD, LATER_WORLDS] = Field(
         None, gt=0, le=10_000, description="allreduce: how often Horovod looks for tensors to reduce, in ms"
     )
-    autotune: bool = Field(False, description="allreduce: let Horovod search for both while it trains")
-    autotune_log: str | None = Field(None, pattern=PATH, description="allreduce: a CSV file of what autotune tried")
-    timeline: str | None = Field(None, pattern=PATH, description="allreduce: a trace of all reductions, for Perfetto")
-    stall_warning_s: int | None = Field(
+    autotune: Annotated[bool, ANY_WORLD, LATER_WORLDS] = Field(
+        False, description="allreduce: let Horovod search for both while it trains"
+    )
+    autotune_log: Annotated[str | None, RING] = Field(
+        None, pattern=PATH, description="allreduce: a CSV file of what autotune tried"
+    )
+    timeline: Annotated[str | None, RING] = Field(
+        None, pattern=PATH, description="allreduce: a trace of all reductions, for Perfetto"
+    )
+    stall_warning_s: Annotated[int | None, ANY_WORLD, LATER_WORLDS] = Field(
         None, ge=1, description="allreduce: seconds after which ranks that keep others waiting are named; None: 60"
     )
-    stall_shutdown_s: int | None = Field(
+    stall_shutdown_s: Annotated[int | None, ANY_WORLD, LATER_WORLDS] = Field(
         None, ge=1, description="allreduce: seconds after which they end the ring; None: never"
     )
 
@@ -77,28 +89,30 @@ class RingElastic(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    min_workers: int | None = Field(
+    min_workers: Annotated[int | None, RING] = Field(
         None, ge=1, description="allreduce: ranks may die down to this number; makes the ring elastic"
     )
-    max_workers: int | None = Field(None, ge=1, description="allreduce: elastic: ranks may become this many")
-    host_discovery_script: str | None = Field(
+    max_workers: Annotated[int | None, RING] = Field(
+        None, ge=1, description="allreduce: elastic: ranks may become this many"
+    )
+    host_discovery_script: Annotated[str | None, RING] = Field(
         None, pattern=PATH, description="allreduce: elastic: a program that prints the hosts there are, 'a:2' each"
     )
-    network_interfaces: str | None = Field(
+    network_interfaces: Annotated[str | None, ELASTIC] = Field(
         None,
         pattern=r"^[A-Za-z0-9][\w.,-]*$",
         description="allreduce: elastic: 'eth0', where the script's hosts are reached; None: this machine only",
     )
-    commit_steps: int = Field(
+    commit_steps: Annotated[int, ELASTIC] = Field(
         10, ge=1, description="allreduce: elastic: steps between two copies of the state; later ones are redone"
     )
-    elastic_timeout_s: int = Field(
+    elastic_timeout_s: Annotated[int, ELASTIC] = Field(
         120, ge=1, description="allreduce: elastic: how long there may be fewer than min_workers"
     )
-    reset_limit: int | None = Field(
+    reset_limit: Annotated[int | None, ELASTIC] = Field(
         None, ge=1, description="allreduce: elastic: how often ranks may come or go; None: any number of times"
     )
-    host_cooldown_s: int = Field(
+    host_cooldown_s: Annotated[int, ELASTIC] = Field(
         2,
         ge=1,
         le=MOST_COOLDOWN_S,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, Self
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from nfdt.core.algorithm import AlgorithmSpec
+from nfdt.core.effect import why_idle
 from nfdt.core.emulation import Emulation
 from nfdt.core.errors import UsageError
 from nfdt.core.presets import DEFAULT_PRESET, PRESETS
-from nfdt.core.ring_options import RingElastic, RingTuning
+from nfdt.core.ring_options import ANY_WORLD, LATER_WORLDS, RING, RingElastic, RingTuning
 
 MAX_WORKERS = 4096
 MAX_SHARDS = 256
@@ -26,15 +28,17 @@ class ClusterSpec(RingTuning, RingElastic):
 
     workers: int = Field(2, ge=1, le=MAX_WORKERS)
     shards: int = Field(1, ge=1, le=MAX_SHARDS)
-    launcher: Literal["auto", "mpirun", "horovodrun", "world"] = Field(
+    launcher: Annotated[Literal["auto", "mpirun", "horovodrun", "world"], ANY_WORLD, LATER_WORLDS] = Field(
         "auto", description="allreduce: what starts the ranks; auto: mpirun where it exists"
     )
-    hosts: str | None = Field(
+    hosts: Annotated[str | None, RING] = Field(
         None,
         pattern=r"^[A-Za-z0-9][\w.-]*(:\d+)?(,[A-Za-z0-9][\w.-]*(:\d+)?)*$",
         description="allreduce: 'a:2,b:2', hosts and how many ranks each takes",
     )
-    hostfile: str | None = Field(None, pattern=r"^[^-]", description="allreduce: a file that the launcher reads")
+    hostfile: Annotated[str | None, RING] = Field(
+        None, pattern=r"^[^-]", description="allreduce: a file that the launcher reads"
+    )
     emulate: Emulation = Emulation()
 
     @model_validator(mode="after")
@@ -105,6 +109,17 @@ class JobSpec(_Spec):
     step_timeout_s: float = Field(600.0, gt=0, description="a worker silent this long is given up")
     start_timeout_s: float = Field(120.0, gt=0, description="how long to wait for the asked number of workers")
 
+    @property
+    def heartbeat_s(self) -> float:
+        """How often a worker tells that it is still at something: well before it is given up."""
+        return self.step_timeout_s / 4
+
+    @field_validator("cluster")
+    @classmethod
+    def _emulation_of_every_worker(cls, cluster: ClusterSpec) -> ClusterSpec:
+        cluster.emulate.check_counts(cluster.workers)
+        return cluster
+
     @field_validator("fit")
     @classmethod
     def _batch_within_bounds(cls, fit: FitSpec, info: Any) -> FitSpec:
@@ -127,6 +142,7 @@ class JobSpec(_Spec):
 
 CLUSTER_OPTIONS = tuple(k for k in ClusterSpec.model_fields if k != "emulate")
 _ALGORITHM_OPTIONS = tuple(k for k in AlgorithmSpec.model_fields if k != "name")
+_PARTS = frozenset(name for row in PRESETS.values() for name in row)
 OVERRIDES: tuple[str, ...] = (*_ALGORITHM_OPTIONS, *CLUSTER_OPTIONS, "emulate")
 
 
@@ -140,11 +156,19 @@ def _explain(error: ValidationError, received: Mapping[str, Any]) -> str:
     return " ".join(parts)
 
 
-def check_names(options: Mapping[str, Any], valid: tuple[str, ...] = OVERRIDES) -> None:
+def similar(name: str, valid: Iterable[str]) -> str:
+    """`` Did you mean 'x'?`` where a valid name is like this one, else nothing."""
+    close = difflib.get_close_matches(name, list(valid), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def check_names(options: Mapping[str, Any], valid: Sequence[str] = OVERRIDES) -> None:
     """Raise UsageError for the first option that is not in ``valid``, naming the valid ones."""
     for name in options:
         if name not in valid:
-            raise UsageError(f"Unknown option {name!r}. Expected one of: {', '.join(sorted(valid))}.")
+            raise UsageError(
+                f"Unknown option {name!r}.{similar(name, valid)} Expected one of: {', '.join(sorted(valid))}."
+            )
 
 
 def resolve_algorithm(name: str | None = None, **overrides: Any) -> AlgorithmSpec:
@@ -155,13 +179,33 @@ def resolve_algorithm(name: str | None = None, **overrides: Any) -> AlgorithmSpe
     """
     name = name or DEFAULT_PRESET
     if name not in PRESETS:
-        raise UsageError(f"Unknown algorithm {name!r}. Expected one of: {', '.join(PRESETS)}.")
+        raise UsageError(f"Unknown algorithm {name!r}.{similar(name, PRESETS)} Expected one of: {', '.join(PRESETS)}.")
     check_names(overrides, _ALGORITHM_OPTIONS)
     given = {k: v for k, v in overrides.items() if v is not None}
     try:
         return AlgorithmSpec(name=name, **{**PRESETS[name], **given})
     except ValidationError as error:
         raise UsageError(f"algorithm {name!r}: {_explain(error, given)}") from None
+
+
+def find_idle(algorithm: AlgorithmSpec, cluster: ClusterSpec, given: Iterable[str]) -> dict[str, str]:
+    """Which of the given options have no effect with this algorithm, and why.
+
+    A part that is what the preset has anyway says nothing new, and nothing wrong.
+    """
+    chosen = {**cluster.model_dump(), "elastic": cluster.elastic, **algorithm.model_dump()}
+    own = resolve_algorithm(algorithm.name).model_dump()
+    options = {**ClusterSpec.model_fields, **AlgorithmSpec.model_fields}
+    idle = {}
+    for name in given:
+        if name not in options or (name in _PARTS and chosen[name] == own[name]):
+            continue
+        metadata = options[name].metadata
+        if reason := why_idle(metadata, chosen):
+            rows = [row for row, parts in PRESETS.items() if not why_idle(metadata, {**chosen, **parts})]
+            instead = f" It has one with algorithm={' or '.join(map(repr, rows))}." if rows else ""
+            idle[name] = f"{reason}{instead}"
+    return idle
 
 
 def resolve_cluster(**options: Any) -> ClusterSpec:

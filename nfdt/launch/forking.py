@@ -16,7 +16,7 @@ from pathlib import Path
 
 from nfdt.launch.nursery import READY
 
-COMMAND = (sys.executable, "-m", "nfdt.launch.nursery")
+COMMAND = (sys.executable, "-P", "-m", "nfdt.launch.nursery")
 END_S = 5.0
 NOT_FORKED = 1
 

@@ -11,20 +11,25 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from nfdt.core.jobs.launcher import Role
+from nfdt.core.wire.attending import PATIENCE_S
 from nfdt.launch.forking import ForkedSlot, Nursery
+from nfdt.launch.slot_end import SlotEnd, keep
 
 _log = logging.getLogger(__name__)
 
 TERMINATE_S = 5.0
 CRASHES = 5  # in a row, each within CRASH_S of its start: then no slot is started again
 CRASH_S = 10.0
+MOST_ENDS = 1000  # whose reasons are remembered
 RESTART_S = 0.5  # after a crash before the next start, twice as long after each further one
-SLOT = (sys.executable, "-m", "nfdt.slot")
+DOUBLINGS = 4
+FAILED_STARTS = 3  # in a row: then they are a failure, and tried again all the same
+SLOT = (sys.executable, "-P", "-m", "nfdt.slot")  # -P: a file of the user's shadows no module of ours
 
 Process = subprocess.Popen[bytes] | ForkedSlot
 
@@ -42,8 +47,10 @@ class SlotOptions:
         shard_options: More arguments of shard slots: how they secure an address that is not loopback.
         ca_file: PEM certificates, when the server speaks TLS.
         gpus: ``CUDA_VISIBLE_DEVICES`` of worker i is ``gpus[i % len(gpus)]``; empty: as inherited.
+        wait_s: How long a slot looks for a server that does not answer.
         command: The program; tests give another one. Slots of another one, or with GPUs, are not forked.
         environment: Added to what is inherited.
+        kept_logs: Where the log of a slot that failed is copied to, if ``logs`` does not outlive the job.
     """
 
     server: str
@@ -54,8 +61,10 @@ class SlotOptions:
     shard_options: tuple[str, ...] = ()
     ca_file: str | None = None
     gpus: tuple[str, ...] = ()
+    wait_s: float = PATIENCE_S
     command: Sequence[str] = SLOT
     environment: Mapping[str, str] = field(default_factory=dict)
+    kept_logs: Path | None = None
 
 
 def slot_arguments(options: SlotOptions, role: Role, name: str) -> list[str]:
@@ -63,6 +72,8 @@ def slot_arguments(options: SlotOptions, role: Role, name: str) -> list[str]:
     argv = ["--server", options.server, "--role", role, "--name", name, "--watch-stdin"]
     if role == "shard":
         argv += ["--host", options.host, *options.shard_options]
+    if options.wait_s != PATIENCE_S:
+        argv += ["--wait", str(options.wait_s)]
     if options.ca_file:
         argv += ["--ca-file", options.ca_file]
     return argv
@@ -83,6 +94,7 @@ def slot_environment(options: SlotOptions, role: Role, index: int, inherited: Ma
 
 @dataclass
 class _Slot:
+    name: str
     role: Role
     index: int
     process: Process
@@ -95,17 +107,25 @@ class LocalLauncher:
     Slots die with this process however it goes, see :mod:`nfdt.core.parent`: one thread starts all of
     them and holds the pipes that are their standard input. Where they can be forked a nursery does that.
 
+    Args:
+        options: How slots are started.
+        ended: Told the name of each slot that has ended, on a thread that must not wait.
+
     Attributes:
         given_up: Set once slots die as fast as they are started: no more are started.
     """
 
-    def __init__(self, options: SlotOptions) -> None:
-        self._options = options
+    def __init__(self, options: SlotOptions, ended: Callable[[str], None] = lambda name: None) -> None:
+        self._options, self._ended = options, ended
         self._changed = threading.Condition()
         self._wanted: dict[Role, int] = {"worker": 0, "shard": 0}
         self._slots: list[_Slot] = []
+        self._ends: dict[str, SlotEnd] = {}
         self._crashes = 0
         self._crashed_at = 0.0
+        self._failed_starts = 0  # in a row
+        self._failed_start_at = 0.0
+        self._start_error = ""
         self._nursery: Nursery | None = None
         self._forks = sys.platform.startswith("linux") and options.command == SLOT and not options.gpus
         self.given_up = threading.Event()
@@ -129,10 +149,20 @@ class LocalLauncher:
 
     @property
     def failure(self) -> str | None:
-        """Why no slots are started any more; None while they are."""
-        if not self.given_up.is_set():
+        """Why no slots can be started; None while they can."""
+        if self.given_up.is_set():
+            last = f" The last: {next(reversed(self._ends.values()))}." if self._ends else ""
+            what = f"{CRASHES} times slot processes ended within {CRASH_S:.0f} s of their start"
+            return f"{what}; see {self._options.logs}.{last}"
+        if self._failed_starts < FAILED_STARTS:
             return None
-        return f"{CRASHES} times slot processes ended within {CRASH_S:.0f} s of their start; see {self._options.logs}"
+        return f"{self._start_error}. It is tried again every {_pause_s(DOUBLINGS + 1):.0f} s"
+
+    def end_of(self, name: str, timeout_s: float) -> SlotEnd | None:
+        """How a slot of this launcher ended, once that is known; None for slots of others and such as live."""
+        with self._changed:
+            self._changed.wait_for(lambda: not any(slot.name == name for slot in self._slots), timeout_s)
+            return self._ends.get(name)
 
     def stop(self) -> None:
         """End all slots: close their standard input and terminate them, kill what is left after a deadline."""
@@ -152,10 +182,14 @@ class LocalLauncher:
                     self._changed.wait(0.2 if self._slots or missing else None)
                     continue
             for role, index in missing:
-                self._start(role, index)
+                if not self._start(role, index):
+                    break
         with self._changed:
             slots, self._slots = self._slots, []
+            self._changed.notify_all()
         _end([slot.process for slot in slots])
+        for slot in slots:
+            self._ended(slot.name)
         if self._nursery is not None:
             self._nursery.stop()
 
@@ -163,8 +197,21 @@ class LocalLauncher:
         for slot in [s for s in self._slots if s.process.poll() is not None]:
             self._slots.remove(slot)
             _close_stdin(slot.process)
+            self._note_end(slot)
+            self._ended(slot.name)
             self._count(slot.started_at, crashed=slot.process.returncode != 0)
-            _log.info("%s slot %s ended with %s", slot.role, slot.process.pid, slot.process.returncode)
+            self._changed.notify_all()
+
+    def _note_end(self, slot: _Slot) -> None:
+        log, code = self._options.logs / f"{slot.name}.log", int(slot.process.returncode or 0)
+        if code and self._options.kept_logs is not None:
+            log = keep(log, self._options.kept_logs)
+        self._ends[slot.name] = SlotEnd(code, log)
+        if len(self._ends) > MOST_ENDS:
+            del self._ends[next(iter(self._ends))]
+        _log.log(
+            logging.WARNING if code else logging.INFO, "%s slot %s: %s", slot.role, slot.name, self._ends[slot.name]
+        )
 
     def _count(self, started_at: float, *, crashed: bool) -> None:
         """Count crashes in a row; processes that run side by side and end together, as with their nursery, are one."""
@@ -178,9 +225,10 @@ class LocalLauncher:
             self.given_up.set()
 
     def _pauses(self) -> bool:
-        """Whether what crashed may not be started yet."""
-        pause_s = RESTART_S * 2 ** (self._crashes - 1) if self._crashes else 0.0
-        return time.monotonic() < self._crashed_at + pause_s
+        """Whether what crashed, or could not be started, may not be started yet."""
+        now = time.monotonic()
+        start_at = self._failed_start_at + _pause_s(self._failed_starts)
+        return now < max(start_at, self._crashed_at + _pause_s(self._crashes))
 
     def _missing(self) -> list[tuple[Role, int]]:
         missing: list[tuple[Role, int]] = []
@@ -189,13 +237,28 @@ class LocalLauncher:
             missing += [(role, index) for index in range(count) if index not in taken]
         return missing
 
-    def _start(self, role: Role, index: int) -> None:
+    def _start(self, role: Role, index: int) -> bool:
+        """Start a slot; False when that failed, and is to be tried again."""
         name = f"{self._options.prefix}{role}-{index}-{secrets.token_hex(3)}"
-        log = os.open(self._options.logs / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        arguments = slot_arguments(self._options, role, name)
-        environment = slot_environment(self._options, role, index, os.environ)
         try:
-            process = self._fork(arguments, f"nfdt {role} {index}", environment, log) or subprocess.Popen(
+            process = self._new_process(role, index, name)
+        except Exception as error:  # whatever it is: the other slots live only as long as this thread
+            self._start_error = f"{role} slot {index} cannot be started: {type(error).__name__}: {error}"
+            self._failed_starts += 1
+            self._failed_start_at = time.monotonic()
+            _log.error("%s", self._start_error)
+            return False
+        self._failed_starts = 0
+        with self._changed:
+            self._slots.append(_Slot(name, role, index, process, time.monotonic()))
+        return True
+
+    def _new_process(self, role: Role, index: int, name: str) -> Process:
+        log = os.open(self._options.logs / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            arguments = slot_arguments(self._options, role, name)
+            environment = slot_environment(self._options, role, index, os.environ)
+            return self._fork(arguments, f"nfdt {role} {index}", environment, log) or subprocess.Popen(
                 [*self._options.command, *arguments],
                 env=environment,
                 stdin=subprocess.PIPE,
@@ -203,14 +266,8 @@ class LocalLauncher:
                 stderr=log,
                 start_new_session=True,
             )
-        except OSError as error:
-            self.given_up.set()
-            _log.error("cannot start %s: %s", name, error)
-            return
         finally:
             os.close(log)
-        with self._changed:
-            self._slots.append(_Slot(role, index, process, time.monotonic()))
 
     def _fork(self, arguments: list[str], name: str, environment: dict[str, str], log: int) -> ForkedSlot | None:
         """A slot of the nursery, which is started when there is none; None where slots cannot be forked."""
@@ -233,6 +290,10 @@ class LocalLauncher:
         self._forks = nursery.ready
         nursery.stop()
         self._nursery = None
+
+
+def _pause_s(failures: int) -> float:
+    return RESTART_S * 2 ** min(failures - 1, DOUBLINGS) if failures else 0.0
 
 
 def _close_stdin(process: Process) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from nfdt.core.errors import JobFailed
+from nfdt.core.private_files import private
 from nfdt.launch.ring_command import RingShape, Surroundings, choose_launcher, ring_command, ring_environment, shown
 from nfdt.launch.ring_log import RingNews, Stall
 from nfdt.launch.timeline import finish_timeline, timelines
@@ -30,6 +31,7 @@ TAIL_LINES = 30
 QUIT_S = 4.0  # how long ranks that were dismissed may take to leave their world
 TERMINATE_S = 5.0
 END_S = 8.0  # how long a ring that has lost a rank may take to end
+NAME = "ring-"
 ENDED = ""  # job of a ring that is about to end
 _NOISE = re.compile(r"^\s*(-{10,}|)\s*$")
 
@@ -47,7 +49,7 @@ class Ring:
     Attributes:
         name: What rank 0's slots say they belong to.
         command: The launcher's argv.
-        directory: Token, log, and what a rank that failed left behind.
+        directory: Token, and what a rank that failed left behind; removed when the ring has ended.
         job_id: The job it works for; None: it is free.
     """
 
@@ -96,15 +98,25 @@ class Ring:
 
     @property
     def log(self) -> Path:
-        """Standard output and error of the launcher and all ranks."""
-        return self.directory / "log"
+        """Standard output and error of the launcher and all ranks; stays when the ring has ended."""
+        return self.directory.with_suffix(".log")
+
+    def clean_up(self) -> None:
+        """Remove the token and what failed ranks left behind: the ring has ended.
+
+        Ranks of a world that somebody else started wait for the server to remove the directory.
+        """
+        if self.shape.launcher == "world":
+            (self.directory / "token").unlink(missing_ok=True)
+        else:
+            shutil.rmtree(self.directory, ignore_errors=True)
 
 
 class RingLauncher:
     """Starts and ends the rings of a server; any thread may call.
 
     Args:
-        directory: Where each ring gets a directory; made with mode 0700.
+        directory: Where each ring gets a directory, beside its log; made with mode 0700.
         server: ``host:port`` that rank 0 attends.
         token: The slots' token; rank 0 reads it from a file of mode 0600.
         keeps: Whether a ring whose job has ended waits for the next one (a server of one script), or is ended.
@@ -128,6 +140,8 @@ class RingLauncher:
         self._lock = threading.Lock()
         self._rings: list[Ring] = []
         self._worlds = 0
+        for left in directory.glob(f"{NAME}*/"):  # by a killed server: a state directory serves one at a time
+            shutil.rmtree(left, ignore_errors=True)
 
     def prepare(self, shape: RingShape) -> None:
         """Start a ring that the first job of this shape will find warm."""
@@ -176,9 +190,11 @@ class RingLauncher:
         return [*options, "--ca-file", self._shard_ca_file] if self._shard_ca_file else options
 
     def _end_and_forget(self, rings: list[Ring]) -> None:
-        _end_soon(rings)
-        with self._lock:
-            self._rings = [ring for ring in self._rings if ring not in rings]
+        try:
+            _end_soon(rings)
+        finally:
+            with self._lock:
+                self._rings = [ring for ring in self._rings if ring not in rings]
 
     def stop(self) -> None:
         """End all rings; their slots have been dismissed, so that those without a job end by themselves."""
@@ -187,29 +203,32 @@ class RingLauncher:
         _end_soon(rings)
 
     def _start(self, shape: RingShape, job_id: str | None) -> Ring:
-        name = f"ring-{secrets.token_hex(4)}"
+        name = f"{NAME}{secrets.token_hex(4)}"
         directory = self._directory / name
-        directory.mkdir(parents=True, mode=0o700)
-        with os.fdopen(os.open(directory / "token", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(self._token)
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        directory.mkdir(mode=0o700)
         program = [*self._command, "--server", self._server, "--ring", str(directory), *self._group_options(shape)]
-        command = ring_command(shape, program, self._look())
-        with (directory / "log").open("wb") as log:
-            process = subprocess.Popen(
-                command,
-                env=ring_environment(
-                    os.environ, variables=shape.tuning.variables(), in_world=shape.launcher == "world"
-                ),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        try:
+            command = ring_command(shape, program, self._look())
+            with open(directory / "token", "x", opener=private) as file:
+                file.write(self._token)
+            process = _launch(command, shape, directory.with_suffix(".log"))
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
         _log.info("%s: %s", name, shown(command))
         ring = Ring(name, shape, command, directory, process, job_id)
         self._rings.append(ring)
         self._worlds += shape.launcher == "world"
         return ring
+
+
+def _launch(command: Sequence[str], shape: RingShape, log: Path) -> subprocess.Popen[bytes]:
+    environment = ring_environment(os.environ, variables=shape.tuning.variables(), in_world=shape.launcher == "world")
+    with open(log, "wb", opener=private) as output:
+        return subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
 
 
 def _end_soon(rings: Sequence[Ring]) -> None:
@@ -234,6 +253,8 @@ def _end(rings: Sequence[Ring]) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(ring.process.pid, signal.SIGKILL)
             ring.process.wait()
+    for ring in rings:
+        ring.clean_up()
     for named in {ring.shape.tuning.timeline for ring in rings}:
         for path in timelines(Path(named)) if named else ():
             finish_timeline(path)

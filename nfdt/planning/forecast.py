@@ -145,14 +145,23 @@ def recommend(forecasts: Sequence[Forecast]) -> tuple[Forecast, str]:
 
 
 def _bounded(free: Prediction, bound: int, cluster: Cluster) -> Prediction:
-    """At the pace of the slowest worker; a bound of s steps leaves 1 / (s + 1) of the jitter to wait for."""
+    """At the pace of the slowest worker; a bound of s steps leaves 1 / (s + 1) of the jitter to wait for.
+
+    Who waits for the slowest pulls after that, and begins together with it: of two workers that begin together one
+    misses the other's update, of two that never wait each does. In between we take the squares of both step times over
+    the slowest one's, which the simulator confirms.
+    """
     workers, batch = cluster.workers, cluster.local_batch
     last = max(workers, key=lambda worker: worker.step.seconds(batch) + worker.exchange_s)
     pace = predict(Row("free", "fixed"), replace(cluster, workers=(last,) * len(workers)))
-    waits = slowest([(w.step.seconds(batch) + w.exchange_s, w.jitter / (bound + 1)) for w in workers])
-    waits /= last.step.seconds(batch) + last.exchange_s
-    most = min(free.most_staleness, float((bound + 1) * (len(workers) - 1)))
-    return replace(free, samples_per_s=pace.samples_per_s / waits, most_staleness=max(free.staleness, most))
+    steps_s = [worker.step.seconds(batch) + worker.exchange_s for worker in workers]
+    period_s = slowest([(step_s, w.jitter / (bound + 1)) for step_s, w in zip(steps_s, workers, strict=True)])
+    busy = [(step_s / max(steps_s)) ** 2 for step_s in steps_s]
+    pairs, never_wait = len(busy) * (len(busy) - 1), sum(busy) ** 2 - sum(share**2 for share in busy)
+    staleness = free.staleness * (1 + never_wait / max(1, pairs)) / 2
+    most = min(free.most_staleness, float((2 * bound + 1) * (len(workers) - 1)))
+    rate = pace.samples_per_s * max(steps_s) / period_s
+    return replace(free, samples_per_s=rate, staleness=staleness, most_staleness=max(staleness, most))
 
 
 def _tail_s(row: Row, algorithm: AlgorithmSpec, cluster: Cluster) -> float:

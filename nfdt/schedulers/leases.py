@@ -54,6 +54,11 @@ class LeaseBook:
         """The workers that hold tasks."""
         return tuple(w for w, tasks in self._held.items() if tasks)
 
+    @property
+    def leased(self) -> int:
+        """How many tasks are held."""
+        return sum(map(len, self._held.values()))
+
     def finish(self, worker: str, task: int) -> Task | None:
         """The worker has done a task it holds; None if it does not hold it (any more)."""
         done = self._held.get(worker, {}).pop(task, None)
@@ -92,6 +97,11 @@ class LeaseBook:
         """Whether :meth:`issue` would give the worker something now."""
         self._open_round()
         return bool(self._ready) or (not self._rounds and self._source.available(worker))
+
+    @property
+    def decided(self) -> bool:
+        """Whether it is known if there will be another task: one is there, or none will come."""
+        return self.done or self.available("")
 
     def exhausted(self, worker: str) -> bool:
         """Whether nothing is left for the worker, unless somebody else is lost."""

@@ -10,7 +10,7 @@ class Task:
     """One local batch: rows ``[start, stop)`` of the sample order of pass ``pass_index``.
 
     ``task`` is unique within the job. ``round``, ``part`` and ``parts`` say which part of which
-    synchronous global batch it is (``parts == 1`` and ``round == 0`` for asynchronous presets).
+    synchronous global batch it is; rounds count from 1 (``parts == 1`` and ``round == 0`` for asynchronous presets).
     ``data`` is the encoded batch itself for streams, which have no rows to point at.
     """
 
@@ -32,7 +32,7 @@ class Position:
     pass_index: int = 0
     row: int = 0
     task: int = 0
-    round: int = 0
+    round: int = 1
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,13 +12,15 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from nfdt.codecs.blocks import is_finite
 from nfdt.core.arrays import ParameterLayout
 from nfdt.core.errors import UsageError
 from nfdt.shard.optimizer import BuiltOptimizer
 from nfdt.shard.step import FusedStep
 from nfdt.shard.tensors import Half, TensorOps, Vector, as_array, as_tensor, read, whole
 from nfdt.update_rules.base import State, UpdateRule
+
+LARGE = 1e8
+"""Gradients at least this long are tried: should they leave what is not finite, they have not been applied."""
 
 
 @dataclass(frozen=True)
@@ -44,18 +46,27 @@ class Stepped:
 
 @dataclass
 class Pending:
-    """Gradients that wait to be applied together: their sample-weighted sum and what it is made of."""
+    """Gradients that wait to be applied together: their weighted sum and what it is made of.
+
+    Attributes:
+        total: Each gradient times its samples; of a merge, times its own factor of the learning rate too.
+        weight: Sum of what the gradients of a merge are multiplied by, 0-d.
+        samples: Of all gradients.
+        count: Of gradients.
+        longest: Length of the longest one.
+    """
 
     total: Vector
+    weight: Any
     samples: float = 0.0
-    staleness: float = 0.0
     count: int = 0
+    longest: float = 0.0
 
-    def note(self, samples: int, staleness: int) -> None:
+    def note(self, samples: int, length: float) -> None:
         """One more gradient is in the sum."""
         self.samples += samples
-        self.staleness += staleness
         self.count += 1
+        self.longest = max(self.longest, length)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -66,6 +77,11 @@ def _scalar(value: float) -> Any:
 
 def _state(state: Mapping[str, Any]) -> State:
     return {name: tf.convert_to_tensor(value, tf.float32) for name, value in state.items()}
+
+
+def _are_finite(values: Sequence[Any]) -> bool:
+    tensors = [tf.convert_to_tensor(value) for value in values]
+    return all(bool(tf.reduce_all(tf.math.is_finite(t))) for t in tensors if t.dtype.is_floating)
 
 
 def _given(vector: Any) -> Any:
@@ -137,57 +153,74 @@ class Engine:
 
     def new_pending(self) -> Pending:
         """Nothing is waiting."""
-        return Pending(tf.zeros(self.size, tf.float32))
+        return Pending(tf.zeros(self.size, tf.float32), _scalar(0.0))
 
     def step(
-        self, gradient: Vector, backup: Any, staleness: int, worker: State, *, rate: float = 1.0, anchor: Any = None
-    ) -> Stepped:
-        """Apply one finite gradient.
+        self,
+        gradient: Vector,
+        backup: Any,
+        staleness: int,
+        worker: State,
+        *,
+        length: float,
+        rate: float = 1.0,
+        anchor: Any = None,
+    ) -> Stepped | None:
+        """Apply one finite gradient; None, and all is as before, if that left what is not finite.
 
         Args:
             gradient: Shape ``(size,)`` float32.
             backup: What it was computed on, a vector or a half; None for a rule that does not ask.
             staleness: Updates it missed.
             worker: The rule's state for its worker.
+            length: Of the gradient; a long one is tried first.
             rate: Multiplies the learning rate.
             anchor: What the reply shall be a difference to; None or a vector at every call.
         """
         args = (gradient, _given(backup), _scalar(staleness), _scalar(rate), self._shard, worker, _given(anchor))
+        before = self._kept(length * rate)
         answer, self._shard, worker = self._fused.step(*args)
-        return Stepped(self._sent(answer, anchor), worker)
+        return Stepped(self._sent(answer, anchor), worker) if self._stands(before, worker) else None
 
     def hold(
-        self, pending: Pending, gradient: Vector, backup: Any, staleness: int, worker: State, samples: int
+        self,
+        pending: Pending,
+        gradient: Vector,
+        backup: Any,
+        staleness: int,
+        worker: State,
+        samples: int,
+        *,
+        length: float,
     ) -> State:
         """Correct one finite gradient and add it to ``pending``; returns the worker's new state."""
-        args = (pending.total, _scalar(samples), gradient, _given(backup), _scalar(staleness), self._shard, worker)
-        pending.total, self._shard, worker = self._fused.correct(*args)
-        pending.note(samples, staleness)
+        sums = (pending.total, pending.weight, _scalar(samples))
+        args = (*sums, gradient, _given(backup), _scalar(staleness), self._shard, worker)
+        pending.total, pending.weight, self._shard, worker = self._fused.correct(*args)
+        pending.note(samples, length)
         return worker
 
-    def add(self, pending: Pending, gradient: Vector, samples: int) -> None:
+    def add(self, pending: Pending, gradient: Vector, samples: int, length: float) -> None:
         """Add one raw gradient of a round, which must be finite, to ``pending``."""
         pending.total = self._fused.add(pending.total, _scalar(samples), gradient)
-        pending.note(samples, 0)
+        pending.note(samples, length)
 
     def step_round(self, pending: Pending, worker: State) -> State | None:
-        """Apply the mean gradient of a round, computed on the weights as they are; None if it is not finite.
+        """Apply the mean gradient of a round, computed on the weights as they are; None as in :meth:`step`.
 
         Returns the rule's new state for all workers.
         """
-        mean = pending.total / _scalar(pending.samples)
-        if not is_finite(as_array(mean)):
-            return None
+        mean, before = pending.total / _scalar(pending.samples), self._kept(pending.longest)
         now = self.weights() if self.rule.uses_backup else None
         args = (mean, _given(now), _scalar(0.0), _scalar(1.0), self._shard, worker, ())
         _, self._shard, worker = self._fused.step_round(*args)
-        return worker
+        return worker if self._stands(before, worker) else None
 
-    def step_held(self, pending: Pending, worker: State) -> None:
-        """Apply the mean of corrected gradients, at the rate of their mean staleness."""
-        staleness = _scalar(pending.staleness / max(pending.count, 1))
-        args = (pending.total, _scalar(pending.samples), staleness, self._shard, worker)
-        self._shard = self._fused.step_held(*args)
+    def step_held(self, pending: Pending) -> bool:
+        """Apply the mean of corrected gradients, each at its own factor of the rate; False as :meth:`step` None."""
+        before = self._kept(pending.longest)
+        self._shard = self._fused.step_held(pending.total, pending.weight, _scalar(pending.samples), self._shard)
+        return self._stands(before, {})
 
     def reply(self, staleness: int, *, anchor: Any = None) -> Sent:
         """What a worker with this staleness receives when its push changed nothing; ``anchor`` as in :meth:`step`."""
@@ -228,6 +261,25 @@ class Engine:
             self._give_back()
             self.built.load(optimizer)
             self._take_over()
+
+    def _kept(self, length: float) -> tuple[list[Any], State] | None:
+        """What a step changes, as it is before a long gradient is tried; None for others, which then cost nothing."""
+        if length < LARGE:
+            return None
+        return [tf.identity(variable.value) for variable in self._moved()], self._shard
+
+    def _stands(self, before: tuple[list[Any], State] | None, worker: State) -> bool:
+        """Whether a step is kept; one that was tried and left what is not finite is taken back."""
+        moved = self._moved()
+        if before is None or _are_finite([*(v.value for v in moved), *self._shard.values(), *worker.values()]):
+            return True
+        values, self._shard = before
+        for variable, value in zip(moved, values, strict=True):
+            variable.assign(value)
+        return False
+
+    def _moved(self) -> list[Any]:
+        return [*self.built.variables, *self.built.optimizer.variables]
 
     def _give_back(self) -> None:
         """Fill the optimizer's own slots from the state of a rule that owns them."""

@@ -52,7 +52,8 @@ class StateCut:
 
     def joined(self, parts: Sequence[Part]) -> State:
         """The whole state from those of all shards, in order; variables of none lie on all of them."""
-        weights = np.concatenate([weights.reshape(-1) for weights, _ in parts]).astype(np.float32, copy=False)
+        flat = [weights.reshape(-1) for weights, _ in parts]
+        weights = (flat[0] if len(flat) == 1 else np.concatenate(flat)).astype(np.float32, copy=False)
         found: dict[int, list[Array]] = {}
         for _, optimizer in parts:
             for index, array in optimizer.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +18,7 @@ from nfdt.shard.building import Store
 from nfdt.shard.differences import Chain
 from nfdt.shard.push import Gradient, Reply, Wish
 from nfdt.shard.tensors import BufferPool
+from nfdt.shard.terms import Terms
 from nfdt.transport import shared_memory
 
 logger = logging.getLogger(__name__)
@@ -34,17 +34,19 @@ class Exchange:
         store: The shard's.
         buffers: Where gradients that come over the stream are put together, or decoded.
         encoders: For differences of weights, by name.
-        most_parts: That a round may have.
+        terms: What the job lets its workers ask.
+        worker: Whose stream it is.
     """
 
-    def __init__(self, store: Store, buffers: BufferPool, encoders: Mapping[str, Codec], most_parts: int) -> None:
+    def __init__(
+        self, store: Store, buffers: BufferPool, encoders: Mapping[str, Codec], terms: Terms, worker: str
+    ) -> None:
         self._store = store
         self._buffers = buffers
         self._encoders = encoders
-        self._most_parts = most_parts
+        self._terms, self._worker = terms, worker
         self._chain = Chain()
         self._complete_at = 0.0  # when the last byte of the request had come
-        self._worker = ""
         self._segment: shared_memory.Segment | None = None
 
     def serve(self, stream: FrameStream) -> None:
@@ -53,7 +55,7 @@ class Exchange:
         Raises:
             OSError: the worker is gone, or does not go on.
         """
-        sequence = 0
+        sequence, before = 0, None
         try:
             while (header := stream.receive_header(patiently=True)) is not None:
                 sequence = header.sequence
@@ -61,6 +63,8 @@ class Exchange:
                 if header.kind == OFFER:
                     stream.send(self._accept(header))
                     continue
+                self._terms.check_order(self._worker, sequence, before)
+                before = sequence
                 reply = self._reply(header, stream)
                 self._chain.answered(sequence, reply)
                 self._answer(stream, sequence, reply)
@@ -82,13 +86,11 @@ class Exchange:
         stream.end()
 
     def _introduce(self, header: Frame) -> None:
-        name = header.worker or self._worker
-        if not name or len(name) > MAX_NAME or (self._worker and name != self._worker):
+        if header.worker and header.worker != self._worker:
             raise ProtocolError(
-                f"Stream of {self._worker or 'nobody'}: expected one worker's name of at most {MAX_NAME} characters "
-                f"in the first frame. Received: {name[:MAX_NAME]!r}."
+                f"Stream of {self._worker}: expected this worker's name, as its ticket says. "
+                f"Received: {header.worker[:MAX_NAME]!r}."
             )
-        self._worker = name
 
     def _accept(self, offer: Frame) -> Frame:
         """Map what the worker offers; where that fails the stream goes on without it."""
@@ -106,6 +108,7 @@ class Exchange:
             return self._store.pull(self._worker, sequence=header.sequence, min_version=header.version, wish=wish)
         if header.kind != PUSH:
             raise ProtocolError(f"Stream of {self._worker}: expected a push or pull. Received: {header.kind}.")
+        self._terms.check_push(self._worker, header, self._store.closed_round)
         if header.codec:
             return self._push_encoded(header, stream)
         wanted = self._store.size * 4
@@ -150,13 +153,7 @@ class Exchange:
     def _push(self, header: Frame, values: Any) -> Reply:
         numbers = {"round": header.round, "part": header.part, "parts": max(header.parts, 1)}
         numbers["computed_on"] = header.computed_on
-        rate = header.rate or 1.0
-        if not 0.0 < rate < math.inf or header.parts > self._most_parts:
-            raise ProtocolError(
-                f"Push {header.sequence} from {self._worker}: expected a finite factor of the learning rate above 0, "
-                f"and at most {self._most_parts} parts. Received: factor {rate}, {header.parts} parts."
-            )
-        gradient = Gradient(header.sequence, values, max(header.samples, 1), **numbers, rate=rate)
+        gradient = Gradient(header.sequence, values, max(header.samples, 1), **numbers, rate=header.rate or 1.0)
         wish = self._wish(header)
         return self._store.push(self._worker, gradient, want_weights=header.want_weights, wish=wish)
 

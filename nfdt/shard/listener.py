@@ -20,6 +20,7 @@ TICKET_S = 30.0
 SHOW_TICKET_S = 10.0
 TIMEOUT_S = 120.0  # in the middle of a frame
 ACCEPT_AGAIN_S = 0.1
+WARN_EVERY_S = 10.0
 MOST_STRANGERS = 64  # connections that have not shown a ticket yet
 
 
@@ -27,39 +28,40 @@ class Listener:
     """Serves each connection in a thread of its own.
 
     Args:
-        serve: What to do with one; it is closed when this returns or raises.
+        serve: What to do with one, and for whom; it is closed when this returns or raises.
         host: Interface to listen on, at a free port.
         most: Connections, and tickets that are not used yet.
         tls: None for plain text.
     """
 
     def __init__(
-        self, serve: Callable[[FrameStream], None], host: str, most: int, tls: ssl.SSLContext | None = None
+        self, serve: Callable[[FrameStream, str], None], host: str, most: int, tls: ssl.SSLContext | None = None
     ) -> None:
         self._serve, self._most, self._tls = serve, most, tls
         self._lock = threading.Lock()
-        self._tickets: dict[bytes, float] = {}  # until when they are good
+        self._tickets: dict[bytes, tuple[float, str]] = {}  # until when they are good, and whose
         self._serving: dict[FrameStream, threading.Thread] = {}
         self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
+        self._warned_at, self._not_warned = -WARN_EVERY_S, 0
         self._stopped = threading.Event()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listening = socket.create_server((host, 0), family=family, backlog=128)
         self.port: int = self._listening.getsockname()[1]
         threading.Thread(target=self._accept, name="shard-accept", daemon=True).start()
 
-    def ticket(self) -> bytes:
-        """Lets one connection in, if it comes within ``TICKET_S`` seconds.
+    def ticket(self, worker: str) -> bytes:
+        """Lets one connection of a worker in, if it comes within ``TICKET_S`` seconds.
 
         Raises:
             Refused: there are too many.
         """
         now = time.monotonic()
         with self._lock:
-            self._tickets = {ticket: until for ticket, until in self._tickets.items() if until > now}
+            self._tickets = {ticket: good for ticket, good in self._tickets.items() if good[0] > now}
             if len(self._tickets) + len(self._serving) >= self._most:
                 raise Refused(f"Connections: expected at most {self._most}. Received: one more.")
             ticket = secrets.token_bytes(TICKET_BYTES)
-            self._tickets[ticket] = now + TICKET_S
+            self._tickets[ticket] = now + TICKET_S, worker
         return ticket
 
     def stop(self, grace_s: float) -> None:
@@ -86,24 +88,41 @@ class Listener:
                 peer, _ = self._listening.accept()
             except OSError as error:  # closed; or this process has too many files open, which may pass
                 if not self._stopped.wait(ACCEPT_AGAIN_S):
-                    logger.warning("Port %d: a connection could not be accepted: %s", self.port, error)
+                    self._warn(f"a connection could not be accepted: {error}")
                 continue
             if not self._strangers.acquire(blocking=False):
-                logger.warning("Port %d: more than %d connections without a ticket.", self.port, MOST_STRANGERS)
+                self._warn(f"more than {MOST_STRANGERS} connections without a ticket")
                 peer.close()
                 continue
-            threading.Thread(target=self._admit, args=(peer,), name="shard-connection", daemon=True).start()
+            thread = threading.Thread(target=self._admit, args=(peer,), name="shard-connection", daemon=True)
+            try:
+                thread.start()
+            except (RuntimeError, MemoryError) as error:  # a limit on threads or memory, which may pass
+                self._strangers.release()
+                peer.close()
+                self._warn(f"a connection was closed, no thread could serve it: {error}")
+
+    def _warn(self, what: str) -> None:
+        """Log what strangers can cause as often as they like: one line in ``WARN_EVERY_S`` seconds."""
+        now = time.monotonic()
+        if now - self._warned_at < WARN_EVERY_S:
+            self._not_warned += 1
+            return
+        more = f" ({self._not_warned} such lines were left out)" if self._not_warned else ""
+        self._warned_at, self._not_warned = now, 0
+        logger.warning("Port %d: %s%s", self.port, what, more)
 
     def _admit(self, peer: socket.socket) -> None:
         with peer:
             try:
-                stream = self._met(peer)
+                met = self._met(peer)
             finally:
                 self._strangers.release()
-            if stream is None:
+            if met is None:
                 return
+            stream, worker = met
             try:
-                self._serve(stream)
+                self._serve(stream, worker)
             except OSError as error:
                 logger.info("Port %d: a worker's connection is gone: %s", self.port, error)
             finally:
@@ -111,8 +130,8 @@ class Listener:
                     self._serving.pop(stream, None)
                 stream.close()
 
-    def _met(self, peer: socket.socket) -> FrameStream | None:
-        """The stream of a connection that shows a good ticket; one that does not is closed."""
+    def _met(self, peer: socket.socket) -> tuple[FrameStream, str] | None:
+        """The stream of a connection that shows a good ticket, and whose it is; one that does not is closed."""
         try:
             peer.settimeout(SHOW_TICKET_S)
             if self._tls:
@@ -123,19 +142,21 @@ class Listener:
             logger.info("Port %d: a connection ended before it showed a ticket: %s", self.port, error)
             peer.close()
             return None
-        if self._enter(stream, ticket):
-            return stream
+        worker = self._enter(stream, ticket)
+        if worker is not None:
+            return stream, worker
         stream.close()
         return None
 
-    def _enter(self, stream: FrameStream, ticket: bytes) -> bool:
+    def _enter(self, stream: FrameStream, ticket: bytes) -> str | None:
+        """The worker that the ticket was given to; None for one that is not good."""
         with self._lock:
-            good = self._tickets.pop(ticket, 0.0) > time.monotonic()
-            if good:
+            until, worker = self._tickets.pop(ticket, (0.0, ""))
+            if until > time.monotonic():
                 self._serving[stream] = threading.current_thread()
-        if not good:
-            logger.warning("Port %d: a connection without a good ticket was closed.", self.port)
-        return good
+                return worker
+        logger.warning("Port %d: a connection without a good ticket was closed.", self.port)
+        return None
 
 
 def _shown(peer: socket.socket, until: float) -> bytes:

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -84,14 +84,18 @@ def _cut(value: Array, members: tuple[Slot, ...]) -> dict[int, Array]:
 def traits_of(optimizer: Any) -> OptimizerTraits:
     """What an update rule must know; every optimizer whose step we do not know exactly is "other"."""
     kind = type(optimizer)
+    traits = OptimizerTraits(
+        normalizes=not isinstance(optimizer, keras.optimizers.SGD), decays=bool(optimizer.weight_decay)
+    )
     if optimizer.gradient_accumulation_steps:
-        return OptimizerTraits()
+        return traits
     if kind is keras.optimizers.SGD:
-        return OptimizerTraits("sgd", momentum=float(optimizer.momentum), nesterov=bool(optimizer.nesterov))
+        momentum, nesterov = float(optimizer.momentum), bool(optimizer.nesterov)
+        return replace(traits, kind="sgd", momentum=momentum, nesterov=nesterov)
     if kind in (keras.optimizers.Adam, keras.optimizers.AdamW) and not optimizer.amsgrad:
         beta_1, beta_2 = float(optimizer.beta_1), float(optimizer.beta_2)
-        return OptimizerTraits("adam", beta_1=beta_1, beta_2=beta_2, epsilon=float(optimizer.epsilon))
-    return OptimizerTraits()
+        return replace(traits, kind="adam", beta_1=beta_1, beta_2=beta_2, epsilon=float(optimizer.epsilon))
+    return traits
 
 
 def _variables(plan: ShardPlan, weights: Array, custom_objects: Mapping[str, Any]) -> list[Any]:

@@ -20,9 +20,9 @@ class Gradient:
         sequence: Rises with every push of a worker; an old one is a duplicate.
         values: Mean gradient of the batch, shape ``(size,)``, float32; borrowed until the push returns.
         samples: Samples behind it, its weight where gradients are merged.
-        round: Synchronous round, counted from 0 within the job.
+        round: Synchronous round, counted from 1 within the job; 0 for an asynchronous push.
         part: Which part of the round.
-        parts: Of the round; 1 for an asynchronous push.
+        parts: Of the round.
         rate: What the learning rate is multiplied by for this gradient alone; not for parts of a round or of a merge,
             which are weighted by their samples.
         computed_on: Sequence of the request of this worker whose answer held the weights the gradient was computed on;

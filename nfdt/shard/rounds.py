@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from nfdt.core.errors import ProtocolError
@@ -23,7 +24,7 @@ class Round:
         self._engine = engine
         self._parts = first.parts
         self._next = 0
-        self._early: dict[int, tuple[Any, int]] = {}
+        self._early: dict[int, tuple[Any, int, float]] = {}
 
     @property
     def complete(self) -> bool:
@@ -42,14 +43,14 @@ class Round:
                 f"Received: part {gradient.part} of {gradient.parts}, round {gradient.round}."
             )
 
-    def take(self, gradient: Gradient, finite: bool) -> None:
-        """Add a part; one that is not finite counts for nothing.
+    def take(self, gradient: Gradient, length: float) -> None:
+        """Add a part of this length; one that is not finite counts for nothing.
 
         The vector is borrowed: what must wait for earlier parts is copied.
         """
         in_order = gradient.part == self._next
         vector = self._engine.tensor(gradient.values if in_order else gradient.values.copy())
-        self._early[gradient.part] = (vector if finite else None, gradient.samples)
+        self._early[gradient.part] = (vector, gradient.samples, length)
         while self._next in self._early:
             self._add(self._next)
             self._next += 1
@@ -60,6 +61,6 @@ class Round:
             self._add(part)
 
     def _add(self, part: int) -> None:
-        vector, samples = self._early.pop(part)
-        if vector is not None:
-            self._engine.add(self.pending, vector, samples)
+        vector, samples, length = self._early.pop(part)
+        if math.isfinite(length):
+            self._engine.add(self.pending, vector, samples, length)

@@ -13,11 +13,12 @@ import grpc
 from nfdt.codecs import Codec, make_encoders
 from nfdt.core.algorithm import AlgorithmSpec
 from nfdt.core.errors import ProtocolError
-from nfdt.core.program.state import State, dump_state, load_state
-from nfdt.core.wire.channel import DATA_BYTES, make_server, same_token
+from nfdt.core.program.state import State, dump_state_parts, load_state
+from nfdt.core.wire.channel import DATA_BYTES, make_server, same_token, token_of
 from nfdt.core.wire.chunks import Assembly, decode_chunk, encode_chunk, split
 from nfdt.core.wire.connection import server_tls
 from nfdt.core.wire.frame_stream import FrameStream
+from nfdt.core.wire.job_token import worker_of
 from nfdt.core.wire.shards_pb2 import AdminReply, AdminRequest, OpenReply, OpenRequest, ReadRequest, StateChunk
 from nfdt.core.wire.status import answering
 from nfdt.shard.building import Store, build_store
@@ -26,19 +27,20 @@ from nfdt.shard.listener import Listener
 from nfdt.shard.outer import outer_algorithm, outer_program, pushes_differences
 from nfdt.shard.plan import ShardPlan, make_plan
 from nfdt.shard.tensors import BufferPool
+from nfdt.shard.terms import Terms
 
 SERVICE = "nfdt.v1.Shard"
+OPEN = f"/{SERVICE}/Open"
 STOP_GRACE_S = 1.0
 SPARE_CALLS = 16
 MAX_STATE_COPIES = 64
-LEAST_PARTS, PARTS_PER_WORKER = 16, 4  # what a round may have: it has one for each worker
 
 
 class ShardServicer:
     """The Shard service over a store; its chunks travel as bytes.
 
-    ``listener``: Where pushes and pulls go. ``weights_only``: The optimizer's variables are no part of the state that
-    is read and written.
+    ``listener``: Where pushes and pulls go. ``key``: Of the job. ``weights_only``: The optimizer's variables are no
+    part of the state that is read and written.
     """
 
     def __init__(
@@ -46,21 +48,23 @@ class ShardServicer:
         store: Store,
         plan: ShardPlan,
         listener: Listener,
-        shut_down: Callable[[], None],
+        key: str,
         *,
         weights_only: bool = False,
     ) -> None:
         self._store, self._plan, self._listener = store, plan, listener
-        self._shut_down, self._weights_only = shut_down, weights_only
+        self._key, self._weights_only = key, weights_only
 
     @answering
     def open(self, request: OpenRequest, context: grpc.ServicerContext) -> OpenReply:
-        """A ticket for the port where pushes and pulls go."""
-        return OpenReply(port=self._listener.port, ticket=self._listener.ticket())
+        """A ticket for the port where pushes and pulls go, good for the worker whose token came with the call."""
+        worker = worker_of(self._key, token_of(context.invocation_metadata()))
+        assert worker is not None, "the call was admitted"
+        return OpenReply(port=self._listener.port, ticket=self._listener.ticket(worker))
 
     @answering
     def administer(self, request: AdminRequest, context: grpc.ServicerContext) -> AdminReply:
-        """Flush, learning rate, statistics, a worker that left, shutdown."""
+        """Flush, learning rate, statistics, a worker that left."""
         action = request.WhichOneof("action")
         if action == "flush":
             self._store.flush()
@@ -68,8 +72,6 @@ class ShardServicer:
             self._store.set_learning_rate(request.learning_rate.value)
         elif action == "forget":
             self._store.forget(request.forget.worker)
-        elif action == "shutdown":
-            threading.Thread(target=self._shut_down, name="shard-shutdown", daemon=True).start()
         elif action != "statistics":
             raise ProtocolError(f"Administer: expected one known action. Received: {action}.")
         return AdminReply(version=self._store.version, statistics_json=json.dumps(self._store.statistics()))
@@ -78,9 +80,12 @@ class ShardServicer:
     def read(self, request: ReadRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
         """The shard's state as safetensors, at one moment."""
         weights, optimizer = self._store.read(weights_only=request.weights_only or self._weights_only)
-        data = memoryview(dump_state(weights, optimizer, {}))
-        for part in split(data.nbytes):
-            yield encode_chunk(StateChunk(offset=part.start, total_bytes=data.nbytes), data[part])
+        parts = [memoryview(part) for part in dump_state_parts(weights, optimizer, {})]
+        total, at = sum(part.nbytes for part in parts), 0
+        for part in parts:
+            for piece in split(part.nbytes):
+                yield encode_chunk(StateChunk(offset=at + piece.start, total_bytes=total), part[piece])
+            at += part.nbytes
 
     @answering
     def write(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> AdminReply:
@@ -157,7 +162,7 @@ def start_shard(
         index: Of this shard, below :func:`nfdt.shard.plan.count_shards`.
         shards: As asked for in the job's specification.
         workers: Workers of the job; sizes the thread pool and softsync's merge.
-        token: Callers must present it.
+        token: The job's key: who administers presents it, and workers present tokens made of it.
         host: Interface to listen on.
         custom_objects: The user's own classes, for code jobs.
         **security: ``cert``, ``key``, ``client_ca``, ``insecure`` of :func:`nfdt.core.wire.channel.make_server`.
@@ -174,22 +179,27 @@ def start_shard(
     store = build_store(manifest, state, algorithm, index, shards, workers=workers, custom_objects=custom_objects)
     server, address = make_server(
         f"{host}:0",
-        authenticate=lambda method, received: same_token(token, received),
+        authenticate=lambda method, received: _admits(token, method, received),
         max_threads=2 * workers + SPARE_CALLS,
         max_message_bytes=DATA_BYTES,
         **security,
     )
-    serve = serve_streams(store, make_encoders(algorithm.top_k), max(LEAST_PARTS, PARTS_PER_WORKER * workers))
+    serve = serve_streams(store, make_encoders(algorithm.top_k), Terms.of(algorithm, workers))
     cert, key, client_ca = (security.get(name) for name in ("cert", "key", "client_ca"))
     listener = Listener(serve, host, 2 * workers + SPARE_CALLS, server_tls(cert, key, client_ca) if cert else None)
     running = RunningShard(address, store, server, listener)
-    servicer = ShardServicer(store, plan, listener, running.stop, weights_only=differences)
+    servicer = ShardServicer(store, plan, listener, token, weights_only=differences)
     server.add_generic_rpc_handlers((servicer.handler(),))
     server.start()
     return running
 
 
-def serve_streams(store: Store, encoders: Mapping[str, Codec], most_parts: int) -> Callable[[FrameStream], None]:
-    """What a shard does with a worker's stream; ``most_parts`` of a round are taken, each is kept if it comes early."""
+def _admits(key: str, method: str, token: str) -> bool:
+    """Whether a token is good for a method: a worker's for its stream, the job's key for everything else."""
+    return worker_of(key, token) is not None if method == OPEN else same_token(key, token)
+
+
+def serve_streams(store: Store, encoders: Mapping[str, Codec], terms: Terms) -> Callable[[FrameStream, str], None]:
+    """What a shard does with the stream of a worker, given its name."""
     buffers = BufferPool(store.size)
-    return lambda stream: Exchange(store, buffers, encoders, most_parts).serve(stream)
+    return lambda stream, worker: Exchange(store, buffers, encoders, terms, worker).serve(stream)

@@ -23,7 +23,7 @@ from nfdt.shard.apply import Engine
 from nfdt.shard.push import Difference, Gradient, Reply, Vector, Wish
 from nfdt.shard.row_round import RowRound
 from nfdt.shard.store import PULL_TIMEOUT_S, ShardStore
-from nfdt.shard.table import Arrival, Table
+from nfdt.shard.table import Arrival, Moved, Table
 
 
 class SparseStore:
@@ -58,6 +58,11 @@ class SparseStore:
         """Updates applied so far."""
         return self._dense.version
 
+    @property
+    def closed_round(self) -> int:
+        """See :class:`ShardStore`."""
+        return self._dense.closed_round
+
     def pull(
         self,
         worker: str,
@@ -83,21 +88,20 @@ class SparseStore:
             ShapeMismatch: it is of another model.
             ProtocolError: the worker never pulled, or parts of a round contradict each other.
         """
-        vector, alone = self._received(worker, gradient.values), gradient.parts == 1
+        vector, alone = self._received(worker, gradient.values), not gradient.round
         asked_at = time.perf_counter()
         with self._changed:
             began_at = time.perf_counter()
             before, updates, rate = self.version, self._engine.updates, self._engine.learning_rate
-            reply = self._dense.push(
-                worker, replace(gradient, values=self._dense_part(vector)), want_weights=want_weights
-            )
-            if not alone and reply.applied:
-                self._round.take(gradient, vector)
+            moved = self._moved(worker, gradient, vector.rows, rate, updates) if alone and vector.finite else []
+            finite = vector.finite and all(table.finite for table in moved)
+            dense = replace(gradient, values=self._dense_part(vector, finite))
+            reply = self._dense.push(worker, dense, want_weights=want_weights)
             if alone and reply.applied:
-                computed_on = self._computed_on(worker, gradient.computed_on)
-                arrival = Arrival(self.version, computed_on, reply.staleness, rate * gradient.rate, updates)
-                self._apply(worker, vector.rows, arrival)
-            elif self.version > before:
+                self._keep(worker, moved)
+            elif not alone and reply.applied:
+                self._round.take(gradient, vector)
+            if not alone and self.version > before:
                 self._close_round(rate, updates)
             reply = self._answer(worker, gradient.sequence, reply, wish) if want_weights else reply
             self._waited_s += began_at - asked_at
@@ -161,20 +165,33 @@ class SparseStore:
             )
         return self._layout.touched(values)
 
-    def _dense_part(self, vector: RowVector) -> Vector:
+    def _dense_part(self, vector: RowVector, finite: bool) -> Vector:
         """What the dense store is pushed: it drops what is not finite, and so shall it drop these rows."""
         dense = self._at_least_one(vector.dense)
-        return dense if vector.finite else np.full_like(dense, np.nan)
+        return dense if finite else np.full_like(dense, np.nan)
 
     # -- under the lock
 
-    def _close_round(self, rate: float, updates: int) -> None:
-        """Apply the mean of the parts that the dense store has just applied."""
-        self._apply("", self._round.mean(), Arrival(self.version, self.version, 0, rate, updates))
+    def _moved(self, worker: str, gradient: Gradient, rows: Sequence[Rows], rate: float, updates: int) -> list[Moved]:
+        """What a push would make of the tables; the dense store refuses one of a worker that is not known."""
+        if worker not in self._sent:
+            return []
+        computed_on = self._computed_on(worker, gradient.computed_on)
+        arrival = Arrival(computed_on, self.version - computed_on, rate * gradient.rate, updates)
+        return [table.moved(worker, own, arrival) for table, own in zip(self._tables, rows, strict=True)]
 
-    def _apply(self, worker: str, gradient: Sequence[Rows], arrival: Arrival) -> None:
-        for table, rows in zip(self._tables, gradient, strict=True):
-            table.apply(worker, rows, arrival)
+    def _keep(self, worker: str, moved: Sequence[Moved]) -> None:
+        for table, own in zip(self._tables, moved, strict=True):
+            table.keep_moved(worker, own, self.version)
+        self._changed.notify_all()
+
+    def _close_round(self, rate: float, updates: int) -> None:
+        """Apply the mean of the parts that the dense store has just applied; a table it would spoil stays as it is."""
+        arrival = Arrival(self.version, 0, rate, updates)
+        for table, rows in zip(self._tables, self._round.mean(), strict=True):
+            moved = table.moved("", rows, arrival)
+            if moved.finite:
+                table.keep_moved("", moved, self.version)
         self._changed.notify_all()
 
     def _computed_on(self, worker: str, sequence: int) -> int:

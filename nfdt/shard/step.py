@@ -71,6 +71,14 @@ class FusedStep:
     def _rate(self) -> Any:
         return tf.cast(tf.convert_to_tensor(self._optimizer.learning_rate), tf.float32)
 
+    def _decay(self) -> Any:
+        """What decoupled weight decay takes from the weights at a learning rate of 1; None without any."""
+        optimizer = self._optimizer
+        if not optimizer.weight_decay:
+            return None
+        rates = [optimizer.weight_decay * optimizer._use_weight_decay(v) for v in self._variables]
+        return self.joined([rate * variable.value for rate, variable in zip(rates, self._variables, strict=True)])
+
     def _clip(self, gradient: Vector) -> Vector:
         if self._optimizer.gradient_accumulation_steps:  # Keras clips what it has accumulated
             return gradient
@@ -88,15 +96,13 @@ class FusedStep:
         moved = self._move(made.gradient, made.learning_rate_scale * factor, made.shard)
         return self._answer(rate, staleness, moved, anchor), moved, made.worker
 
-    def _step_held(self, total: Vector, samples: Any, staleness: Any, shard: State, worker: State) -> State:
-        mean, weights = total / samples, self.flat()
-        push = Push(mean, weights, weights, staleness, self.updates())
-        scale = self._rule.correct(self._ops, push, shard, worker).learning_rate_scale
-        return self._move(mean, scale, shard)
+    def _step_held(self, total: Vector, weight: Any, samples: Any, shard: State) -> State:
+        return self._move(total / weight, weight / samples, shard)
 
     def _correct(
         self,
         total: Vector,
+        weight: Any,
         samples: Any,
         gradient: Vector,
         backup: Any,
@@ -104,8 +110,10 @@ class FusedStep:
         shard: State,
         worker: State,
     ) -> Any:
+        """Add a gradient, weighted by its samples and its own factor of the learning rate, and that weight."""
         made = self._rule.correct(self._ops, self._push(gradient, backup, staleness), shard, worker)
-        return total + samples * made.gradient, made.shard, made.worker
+        own = samples * made.learning_rate_scale
+        return total + own * made.gradient, weight + own, made.shard, made.worker
 
     @staticmethod
     def _add(total: Vector, samples: Any, gradient: Vector) -> Vector:
@@ -118,7 +126,7 @@ class FusedStep:
         """What goes out and its difference to the anchor; without these, where it is the weights as they are."""
         if not anchor and not self._rule.looks_ahead:
             return ()
-        reply = self._rule.reply(self._ops, self.flat(), rate, staleness, shard)
+        reply = self._rule.reply(self._ops, self.flat(), rate, staleness, shard, self._decay())
         return halved(reply, anchor[0]) if anchor else (tf.identity(reply),)
 
     def _move(self, gradient: Vector, scale: Any, shard: State) -> State:
@@ -129,10 +137,14 @@ class FusedStep:
         def advance(gradients: list[Any], variables: list[Any], learning_rate: Any) -> None:
             nonlocal moved
             rate = tf.cast(tf.convert_to_tensor(learning_rate), tf.float32)
-            args = (self.joined(gradients), self.flat(), rate, self.updates(), shard)
+            args = (self.joined(gradients), self.flat(), rate, self.updates(), shard, self._decay())
             result = self._rule.advance(self._ops, *args)
             moved = result.shard
             self.assign(self._variables, result.weights)
+
+        def decay(variables: list[Any]) -> None:
+            taken = self._rule.lessened(self._ops, self._decay(), shard)
+            self.assign(self._variables, self.flat() - self._rate() * taken)
 
         methods: dict[str, Any] = {
             "_get_current_learning_rate": lambda: tf.cast(tf.convert_to_tensor(rate_of()), tf.float32) * scale
@@ -141,6 +153,9 @@ class FusedStep:
             methods["_clip_gradients"] = lambda gradients: gradients
         if self._rule.owns_optimizer:
             methods["_backend_update_step"] = advance
+            methods["_apply_weight_decay"] = lambda variables: None
+        elif optimizer.weight_decay and self._rule.lessens_decay:
+            methods["_apply_weight_decay"] = decay
         with replaced(optimizer, **methods):
             optimizer.apply(self._split(gradient), self._variables)
         if self._rule.owns_optimizer:

@@ -3,15 +3,16 @@
 A push is atomic under the shard's lock. Staleness of a push is the version now minus the version of the weights its
 gradient was computed on: those of the newest answer, or of an older one where pushes overlap. Three ways in:
 
-- asynchronous (``parts == 1``): corrected and applied on arrival;
+- asynchronous (``round == 0``): corrected and applied on arrival;
 - softsync (``merge_count > 1``): corrected on arrival, applied when ``merge_count`` have come;
-- rounds (``parts > 1``): summed in the order of their parts, applied when the last one has come.
+- rounds (``round > 0``): summed in the order of their parts, applied when the last one has come.
 
 Weights go out as they are, or as a difference to what the worker holds; see :mod:`nfdt.shard.differences`.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from dataclasses import replace
@@ -20,15 +21,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nfdt.codecs.blocks import is_finite
 from nfdt.core.errors import ProtocolError, ShapeMismatch
-from nfdt.shard.apply import Engine, Pending, Sent
+from nfdt.shard.apply import Engine, Sent, Stepped
 from nfdt.shard.backups import Backup, Backups, WorkerRecord, known
 from nfdt.shard.differences import difference_to
+from nfdt.shard.merge import Merge
 from nfdt.shard.push import Gradient, Reply, Vector, Wish
 from nfdt.shard.records import Kind, Recorder
 from nfdt.shard.rounds import Round
 from nfdt.shard.statistics import ShardStatistics
+from nfdt.shard.tensors import length_of
 
 PULL_TIMEOUT_S = 60.0
 
@@ -44,15 +46,15 @@ class ShardStore:
     """
 
     def __init__(self, engine: Engine, *, merge_count: int = 1, overlap: int = 0, records: Kind = "exact") -> None:
-        self.overlap, self._merge_count = overlap, merge_count
+        self.overlap = overlap
         self._engine = engine
         self._recorder = Recorder(records, engine)
         self._changed = threading.Condition()
         self._workers: dict[str, WorkerRecord] = {}
         self._statistics = ShardStatistics()
-        self._version, self._closed_round = 0, -1
+        self._version, self._closed_round = 0, 0
         self._shared: Any = None
-        self._held: Pending | None = None
+        self._merge = Merge(engine, merge_count)
         self._round: Round | None = None
         self._round_rule: dict[str, Any] | None = None
 
@@ -65,6 +67,11 @@ class ShardStore:
     def version(self) -> int:
         """Updates applied so far."""
         return self._version
+
+    @property
+    def closed_round(self) -> int:
+        """The newest synchronous round that is over; 0 before the first is."""
+        return self._closed_round
 
     def pull(
         self,
@@ -105,13 +112,13 @@ class ShardStore:
                 f"Push from worker {worker}: expected {self.size} float32 elements. Received: shape "
                 f"{gradient.values.shape}, {gradient.values.dtype}. The worker runs another model; restart it."
             )
-        finite = is_finite(gradient.values)  # not under the lock, which the other workers wait for
+        length = length_of(gradient.values)  # not under the lock, which the other workers wait for
         asked_at = time.perf_counter()
         with self._changed:
             began_at = time.perf_counter()
             base = self._base(worker, gradient.sequence, wish)
-            push = self._push_part if gradient.parts > 1 else self._push_alone
-            reply = push(worker, gradient, finite, want_weights)
+            push = self._push_part if gradient.round else self._push_alone
+            reply = push(worker, gradient, length, want_weights)
             sent = self._sent(worker, gradient.sequence)
             self._statistics.took(began_at - asked_at, time.perf_counter() - began_at)
         return self._reduced(worker, gradient.sequence, reply, wish, base, sent)
@@ -119,7 +126,7 @@ class ShardStore:
     def flush(self) -> int:
         """Apply what still waits to be merged; returns the version."""
         with self._changed:
-            self._apply_held()
+            self._apply_merge()
             self._close_round()
             return self._version
 
@@ -152,7 +159,8 @@ class ShardStore:
         if weights.shape != (self.size,):
             raise ShapeMismatch(f"Write: expected {self.size} weights. Received: shape {weights.shape}.")
         with self._changed:
-            self._held = self._round = None
+            self._merge.drop()
+            self._round = None
             self._engine.write(weights, optimizer)
             for worker in self._workers.values():
                 worker.whole = True  # a difference to weights this far away would be a coarse one
@@ -183,42 +191,40 @@ class ShardStore:
 
     # -- under the lock
 
-    def _push_alone(self, name: str, gradient: Gradient, finite: bool, want_weights: bool) -> Reply:
+    def _push_alone(self, name: str, gradient: Gradient, length: float, want_weights: bool) -> Reply:
         worker = known(self._workers, name)
         if gradient.sequence <= worker.sequence:
             return self._duplicate(name, gradient.sequence, want_weights)
         backup = worker.backups.used(name, gradient.computed_on)
         worker.sequence = gradient.sequence
         staleness = self._version - backup.version
-        anchor, reply = self._recorder.anchor(self._snapshot, len(self._workers)), None
-        if finite and self._merge_count > 1:
-            self._hold(worker, gradient, backup, staleness)
-        elif finite:
+        anchor = self._recorder.anchor(self._snapshot, len(self._workers))
+        made: Stepped | None = None
+        applied = math.isfinite(length)
+        if applied and self._merge.waits:
+            worker.rule = self._merge.take(gradient, backup, staleness, worker.rule, length)
+            applied = not self._merge.complete or self._apply_merge()
+        elif applied:
             args = (self._engine.tensor(gradient.values), backup.weights, staleness, worker.rule)
-            made = self._engine.step(*args, rate=gradient.rate, anchor=anchor)
-            reply, worker.rule = made.sent, made.worker
+            made = self._engine.step(*args, length=length, rate=gradient.rate, anchor=anchor)
+            applied = made is not None
+        if made is not None:
+            worker.rule = made.worker
             self._advance()
-        self._statistics.count(name, staleness, finite)
+        self._statistics.count(name, staleness, applied)
         if not want_weights:
-            return Reply(self._version, None, staleness, finite)
-        reply = reply or self._engine.reply(staleness, anchor=anchor)
-        return self._send(name, gradient.sequence, reply, staleness=staleness, applied=finite)
+            return Reply(self._version, None, staleness, applied)
+        sent = made.sent if made is not None else self._engine.reply(staleness, anchor=anchor)
+        return self._send(name, gradient.sequence, sent, staleness=staleness, applied=applied)
 
-    def _hold(self, worker: WorkerRecord, gradient: Gradient, backup: Backup, staleness: int) -> None:
-        self._held = self._held or self._engine.new_pending()
-        vector = self._engine.tensor(gradient.values)
-        args = (vector, backup.weights, staleness, worker.rule, gradient.samples)
-        worker.rule = self._engine.hold(self._held, *args)
-        if self._held.count >= self._merge_count:
-            self._apply_held()
-
-    def _apply_held(self) -> None:
-        held, self._held = self._held, None
-        if held and held.count:
-            self._engine.step_held(held, self._engine.new_worker())
+    def _apply_merge(self) -> bool:
+        """Apply what is merged, if there is something; False where that was refused."""
+        applied = self._merge.finish()
+        if applied:
             self._advance()
+        return applied is not False
 
-    def _push_part(self, name: str, gradient: Gradient, finite: bool, want_weights: bool) -> Reply:
+    def _push_part(self, name: str, gradient: Gradient, length: float, want_weights: bool) -> Reply:
         if gradient.round <= self._closed_round:
             return self._duplicate(name, gradient.sequence, want_weights)
         current = self._round or Round(self._engine, gradient)
@@ -226,28 +232,30 @@ class ShardStore:
         self._round = current
         if current.has(gradient.part):
             return self._duplicate(name, gradient.sequence, want_weights)
-        current.take(gradient, finite)
-        self._statistics.count(name, 0, finite)
-        if current.complete:
-            self._close_round()
+        current.take(gradient, length)
+        closed = not current.complete or self._close_round()
+        applied = math.isfinite(length) and closed
+        self._statistics.count(name, 0, applied)
         if not want_weights:
-            return Reply(self._version, None, 0, finite)
-        return self._send(name, gradient.sequence, Sent(self._snapshot()), applied=finite)
+            return Reply(self._version, None, 0, applied)
+        return self._send(name, gradient.sequence, Sent(self._snapshot()), applied=applied)
 
-    def _close_round(self) -> None:
-        """Apply the parts that have come as one gradient."""
+    def _close_round(self) -> bool:
+        """Apply the parts that have come as one gradient; False where that was refused."""
         current, self._round = self._round, None
         if current is None:
-            return
+            return True
         self._closed_round = current.number
         current.finish()
-        if current.pending.count:
-            if self._round_rule is None:
-                self._round_rule = self._engine.new_worker()
-            made = self._engine.step_round(current.pending, self._round_rule)
-            if made is not None:
-                self._round_rule = made
-                self._advance()
+        if not current.pending.count:
+            return True
+        if self._round_rule is None:
+            self._round_rule = self._engine.new_worker()
+        made = self._engine.step_round(current.pending, self._round_rule)
+        if made is not None:
+            self._round_rule = made
+            self._advance()
+        return made is not None
 
     def _duplicate(self, name: str, sequence: int, want_weights: bool) -> Reply:
         """Answer as the first time where that is still known: it is then what the worker holds."""

@@ -35,18 +35,32 @@ class Arrival:
     """What comes with the rows of a push.
 
     Attributes:
-        version: That the push makes.
         computed_on: That the gradient was computed on.
         staleness: Updates the gradient missed.
         rate: The learning rate of this push.
         updates: Updates applied before it, as the optimizer counts them.
     """
 
-    version: int
     computed_on: int
     staleness: int
     rate: float
     updates: int
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Rows before and after a gradient, and the rule's states of them after it."""
+
+    index: Index
+    before: Vector
+    weights: Vector
+    state: State
+    worker: State
+
+    @property
+    def finite(self) -> bool:
+        """Whether every number after it is one."""
+        return all(bool(np.isfinite(v).all()) for v in (self.weights, *self.state.values(), *self.worker.values()))
 
 
 class Table:
@@ -68,8 +82,8 @@ class Table:
         self._state: State = rule.init_shard(self._ops, weights)
         self._workers: dict[str, State] = {}
 
-    def apply(self, worker: str, gradient: Rows, arrival: Arrival) -> None:
-        """Move the rows that have a gradient; it must be finite."""
+    def moved(self, worker: str, gradient: Rows, arrival: Arrival) -> Moved:
+        """What a gradient, which must be finite, would make of its rows."""
         index = gradient.index.copy()  # the log keeps it
         before = self.weights[index]
         if worker not in self._workers:
@@ -78,16 +92,22 @@ class Table:
         late = arrival.staleness and self._rule.uses_backup
         held = self.log.undone(arrival.computed_on, index, before) if late else before
         push = Push(gradient.values, before, held, np.float32(arrival.staleness), np.float32(arrival.updates))
-        made = self._rule.correct(self._ops, push, state, own)
-        rate = np.float32(arrival.rate) * made.learning_rate_scale
-        moved = self._rule.advance(self._ops, made.gradient, before, rate, push.updates, made.shard)
-        state = moved.shard
-        if not self._rule.owns_optimizer:
-            state = self._rule.observe(self._ops, before, moved.weights, state)
+        with np.errstate(over="ignore", invalid="ignore"):
+            made = self._rule.correct(self._ops, push, state, own)
+            rate = np.float32(arrival.rate) * made.learning_rate_scale
+            moved = self._rule.advance(self._ops, made.gradient, before, rate, push.updates, made.shard)
+            state = moved.shard
+            if not self._rule.owns_optimizer:
+                state = self._rule.observe(self._ops, before, moved.weights, state)
+        return Moved(index, before, moved.weights, state, made.worker)
+
+    def keep_moved(self, worker: str, moved: Moved, version: int) -> None:
+        """Move the rows; that makes this version."""
+        index = moved.index
         self.weights[index] = moved.weights
-        self._state = _put(self._state, index, state)
-        self._workers[worker] = _put(self._workers[worker], index, made.worker)
-        self.log.add(arrival.version, index, before)
+        self._state = _put(self._state, index, moved.state)
+        self._workers[worker] = _put(self._workers[worker], index, moved.worker)
+        self.log.add(version, index, moved.before)
 
     def changed_since(self, version: int) -> Rows | None:
         """The rows that have changed since ``version``, as they are now; None where that is not known any more."""

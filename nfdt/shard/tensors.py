@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -58,6 +59,12 @@ def as_tensor(vector: npt.NDArray[np.float32]) -> Vector:
     if fits and vector.size:
         return tf.experimental.dlpack.from_dlpack(vector.__dlpack__())
     return tf.constant(vector)
+
+
+def length_of(vector: npt.NDArray[np.float32]) -> float:
+    """The Euclidean norm; not finite where an element is not, or where the square of the norm is no float32 number."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return math.sqrt(np.dot(vector, vector))
 
 
 def as_array(vector: Vector) -> npt.NDArray[np.float32]:

@@ -130,8 +130,8 @@ class SimulatedJob:
                 raise JobFailed(str(event.data["reason"]))
         return self.record
 
-    def proceed(self, epoch: int) -> None:
-        """Let this epoch begin."""
+    def proceed(self, epoch: int, until: None = None) -> None:
+        """Let this epoch begin; it does not stand still before its end."""
         self._permitted = max(self._permitted, epoch)
         self._stir()
 
@@ -158,7 +158,8 @@ class SimulatedJob:
     def snapshot(self) -> State:
         """The state as it is."""
         state = self.shards.read()
-        return State(state.weights, state.optimizer, dict(enumerate(self._merger.current)))
+        untrained = dict(enumerate(self._merger.current))
+        return State(state.weights, state.optimizer, untrained, self._merger.metrics)
 
     def fetch(self, artifact: str) -> State:
         """The state, whatever it is called."""

@@ -18,7 +18,8 @@ class Point:
         at_s: Virtual seconds since training began.
         samples: Trained by then, in all epochs.
         epoch: Which one it is, counted from 0.
-        logs: Running logs of the epoch, or at its end its logs with those of the validation as ``val_*``.
+        logs: Running logs of the epoch, or at its end its logs with those of the validation as ``val_*``;
+            numbers, no arrays.
         ends_epoch: Whether it is the epoch's end.
     """
 
@@ -89,6 +90,7 @@ class Record:
         self._samples += int(data["samples"])
         self.seconds = at_s
         logs = {**data["logs"], **{f"val_{name}": value for name, value in (data["val_logs"] or {}).items()}}
+        logs = {name: value for name, value in logs.items() if not isinstance(value, list)}
         self.points.append(Point(at_s, self._samples, int(data["epoch"]), logs, ends_epoch=True))
 
     def grouped(self, at_s: float, data: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """The one Keras model that all simulated workers compute with, in turn: gradients, metrics, evaluation.
 
-Metric variables are summed up over workers anyway, so they are counted together; untrained state (BatchNorm statistics,
+Metrics are merged over workers anyway, so they are counted together; untrained state (BatchNorm statistics,
 seeds) is each worker's own and is put into the model when its worker computes.
 """
 
@@ -19,6 +19,7 @@ from nfdt.core.program import unpack
 from nfdt.core.program.optimizer import inner_optimizer
 from nfdt.core.spec import DataSpec, JobSpec
 from nfdt.core.training import data, evaluate, gradient_step, merge, untrained_state
+from nfdt.core.training.metrics import ModelMetrics
 from nfdt.schedulers import Task
 from nfdt.transport.base import Pulled
 
@@ -47,6 +48,7 @@ class Trainer:
         self.layout = ParameterLayout.from_json(manifest["layout"])
         self._step = gradient_step.GradientStep(self._model, self.layout, loss_scale=manifest["loss_scale"])
         self._evaluate = evaluate.EvaluateStep(self._model, self.layout)
+        self._metrics = ModelMetrics(self._model)
         self._train = _source(spec.train, read)
         self._validation = _source(spec.validation, read)
         self._has_state = bool(self._model.non_trainable_variables)
@@ -61,13 +63,13 @@ class Trainer:
         self._untrained: dict[int, untrained_state.UntrainedState] = {}
         self._loaded: int | None = None
         self._epoch: int | None = None
-        self._nothing = b""  # what metric variables begin with, once those of the epoch are collected
+        self._metrics.reset()
 
     def begin_epoch(self, worker: int, epoch: int, untrained: bytes) -> None:
         """A worker begins an epoch; the first that does resets the metrics. Empty ``untrained``: it keeps its own."""
         if epoch != self._epoch:
-            self._epoch, self._nothing = epoch, b""
-            self._model.reset_metrics()
+            self._epoch = epoch
+            self._metrics.reset()
         self._take(worker, untrained)
 
     def gradient(self, worker: int, held: Pulled, tasks: Sequence[Task]) -> tuple[Array, Mapping[str, Any]]:
@@ -88,37 +90,33 @@ class Trainer:
         gradients = [np.asarray(result.gradient) for result in results]
         self.gradient_s += time.perf_counter() - began
         self.gradients += len(results)
+        for result, task in zip(results, tasks, strict=True):
+            self._metrics.stepped(samples_of(task), result.logs)
         return _mean(gradients, [samples_of(task) for task in tasks]), results[-1].logs
 
     def collect(self, worker: int) -> tuple[bytes, bytes]:
-        """A worker's untrained state and its metric variables; those of all workers come with the first one's."""
+        """A worker's untrained state and its metrics; those of all workers come with the first one's."""
         self._load(worker)
-        metrics = self._nothing
-        if not self._nothing:
-            metrics = self._metrics()
-            self._model.reset_metrics()
-            self._nothing = self._metrics()
+        metrics = self._metrics.collect()
+        self._metrics.reset()
         return merge.encode_arrays(self._read_state()), metrics
 
     def evaluate(self, worker: int, weights: Any, untrained: bytes, tasks: Sequence[Task]) -> bytes:
-        """Metric variables over these rows of the validation data."""
+        """The metrics over these rows of the validation data."""
         began = time.perf_counter()
         self._take(worker, untrained)
         self._load(worker)
-        self._model.reset_metrics()
+        self._metrics.reset()
         for task in tasks:
             self._evaluate(weights, self._batch(self._validation, task))
-        metrics = self._metrics()
+            self._metrics.stepped(samples_of(task))
+        metrics = self._metrics.collect()
         self.evaluate_s += time.perf_counter() - began
         return metrics
 
-    def summary(self, metrics: bytes, running: Mapping[str, float]) -> dict[str, float]:
-        """Logs from merged metric variables, or the step's own where they are no metrics."""
-        if not metrics:
-            return dict(running)
-        untrained_state.write_metrics(self._model, merge.decode_arrays(metrics))
-        result = {name: float(value) for name, value in untrained_state.metric_results(self._model).items()}
-        return result if not running or set(result) == set(running) else dict(running)
+    def summary(self, metrics: bytes, validation: bytes, running: Mapping[str, float]) -> dict[str, Any]:
+        """The logs of merged metrics, as :meth:`ModelMetrics.summary` says."""
+        return self._metrics.summary(metrics, validation, running)
 
     # ---- the workers' untrained states
 
@@ -136,9 +134,6 @@ class Trainer:
         self._write_state(self._states.get(worker, self._initial))
         if worker not in self._untrained:  # folds the worker's number into the seeds
             self._untrained[worker] = untrained_state.UntrainedState(self._model, self._manifest, worker=worker)
-
-    def _metrics(self) -> bytes:
-        return merge.encode_arrays(untrained_state.read_metrics(self._model))
 
     def _read_state(self) -> list[Array]:
         return [np.array(variable.numpy()) for variable in self._model.non_trainable_variables]

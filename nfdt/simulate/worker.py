@@ -13,6 +13,7 @@ import numpy as np
 
 from nfdt.coordinator import instructions as ins
 from nfdt.core.spec import JobSpec
+from nfdt.core.training.gradient_step import numbers
 from nfdt.lease_times import LeaseTimes
 from nfdt.pipeline import Pipeline
 from nfdt.schedulers import Task
@@ -174,27 +175,28 @@ class SimulatedWorker:
                 metrics = self.trainer.evaluate(self.index, weights, untrained, tasks)
                 return {"evaluated": ins.Evaluated(epoch, tuple(t.task for t in tasks), metrics)}
             case ins.Summarise(_, metrics, validation, logs):
-                summary = self.trainer.summary(metrics, logs)
-                validated = self.trainer.summary(validation, {}) if validation else None
-                return {"summary": ins.Summary(summary, validated)}
+                return {"summary": ins.Summary(**self.trainer.summary(metrics, validation, logs))}
         return {}
 
     def _on_work(self, work: ins.Work) -> Any:
         finished: list[Finished] = []
         logs: Mapping[str, Any] = {}
         self._pipeline.overlap = min(work.overlap, self.spec.algorithm.overlap)
+        if work.pull:
+            finished += yield from self._drained()
+            self._pipeline.forget()
         self._times.begin(self.statistics.compute_s)
         for task in work.tasks:
             if self._times.over(work.budget_s):
                 break
-            logs = yield from self._train_on(task)
+            logs = yield from self._train_on(task, want_weights=not work.no_weights)
             began = self.clock()
             while self.client.unanswered > self._pipeline.overlap:
                 yield self.client.answer()
             self._take(finished, self._pipeline.settle())
             self.statistics.exchange_s += self.clock() - began
             self._times.spent(task.task, self.statistics.compute_s)
-        self._logs = {name: float(value) for name, value in logs.items()}
+        self._logs = numbers(logs)
         return tuple(finished)
 
     def _drained(self) -> Any:
@@ -214,7 +216,7 @@ class SimulatedWorker:
             self.listener.applied(self.name, done.task, pushed)
             finished.append(done)
 
-    def _train_on(self, task: Task) -> Any:
+    def _train_on(self, task: Task, *, want_weights: bool) -> Any:
         """Compute a gradient and send it; returns the running logs."""
         statistics, began = self.statistics, self.clock()
         if not self._pipeline.holds_weights:
@@ -238,7 +240,7 @@ class SimulatedWorker:
             part=task.part,
             parts=max(task.parts, 1),
             rate=self.spec.rate_of(samples) if self.post.share.rate is None else self.post.share.rate,
-            want_weights=task.parts <= 1,
+            want_weights=want_weights and task.parts <= 1,
             compute_s=seconds,
         )
         statistics.compute_s += seconds

@@ -59,9 +59,9 @@ class PushOptions(TypedDict, total=False):
 
     Attributes:
         samples: Samples behind the mean.
-        round: Synchronous round.
+        round: Synchronous round, from 1 on; 0, unless given, for an asynchronous push.
         part: Which part of the round.
-        parts: Of the round; 1, unless given, for an asynchronous push.
+        parts: Of the round; 1 unless given.
         rate: Multiplies the learning rate for this gradient; a shard ignores it where it merges gradients.
         want_weights: Whether to answer with weights; True unless given.
         computed_on: ``sequence`` of the answer whose weights the gradient was computed on; unless given, of the newest

@@ -136,8 +136,11 @@ class ShardCall:
     # -- out
 
     def _send_all(self) -> None:
-        while (request := self._outbox.get()) is not None:
-            self._send(request)
+        try:
+            while (request := self._outbox.get()) is not None:
+                self._send(request)
+        except Exception as error:  # no answer will come: who waits for one is told at once
+            self._answers.put(error)
 
     def _send(self, request: Request) -> None:
         if self._emulated:

@@ -1,4 +1,4 @@
-"""One worker's link to one shard: a deadline on every wait, one reconnect.
+"""One worker's link to one shard: a deadline on every wait; a connection that breaks is opened again.
 
 Answers come in the order of the requests, of which several may be on their way.
 """
@@ -13,6 +13,7 @@ import grpc
 
 from nfdt.core import errors
 from nfdt.core.errors import NfdtError, ProtocolError, ServerUnreachable
+from nfdt.core.wire.attending import Patience
 from nfdt.core.wire.shards_pb2 import ACKNOWLEDGE, ERROR, WEIGHTS, Frame
 from nfdt.core.wire.status import translate
 from nfdt.transport.call import Answer, Request, ShardCall
@@ -34,6 +35,7 @@ class ShardLink:
         overlap: How many requests may be unanswered while another one is sent.
         share_memory: Offer memory to a shard on this machine.
         emulated: Delays requests and answers.
+        patience: How long to look for a shard that cannot be reached; None: it is tried once more.
         threads: See :class:`nfdt.transport.call.ShardCall`.
     """
 
@@ -45,9 +47,10 @@ class ShardLink:
         overlap: int = 0,
         share_memory: bool = False,
         emulated: EmulatedLink | None = None,
+        patience: Patience | None = None,
         threads: bool = False,
     ) -> None:
-        self._emulated = emulated
+        self._emulated, self._patience = emulated, patience
         self._share_memory = share_memory
         self._door, self._address = door, door.address
         self._threads = threads
@@ -82,7 +85,7 @@ class ShardLink:
     def wait(self, sequence: int) -> Answer:
         """The answer to the oldest request, ``sequence``.
 
-        A stream that breaks is opened once more, and what has not been answered is sent again.
+        A stream that breaks is opened again, and what has not been answered is sent again.
 
         Raises:
             ServerUnreachable: no answer in time, or the shard is gone.
@@ -99,15 +102,20 @@ class ShardLink:
         return answer
 
     def _wait(self) -> Answer:
-        for attempt in (1, 2):
-            found = self._next()
-            if isinstance(found, Answer):
-                return found
+        tried = False
+        while not isinstance(found := self._next(), Answer):
             self._drop()
-            if self._closed or attempt == 2 or not self._may_retry(found):
+            if self._closed or not self._may_retry(found) or not self._goes_on(tried):
                 raise self._explained(found) from found
+            tried = True
             self._ask_again()
-        raise AssertionError("unreachable")
+        if self._patience:
+            self._patience.success()
+        return found
+
+    def _goes_on(self, tried: bool) -> bool:
+        """Whether to open another stream: the first one at once, more as long as there is patience."""
+        return not tried or (self._patience is not None and self._patience.failure())
 
     def close(self) -> None:
         """End the stream and the channel; a wait in another thread ends with an error."""

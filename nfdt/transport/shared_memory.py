@@ -1,37 +1,44 @@
 """Memory that a worker and a shard of the same machine share: gradients one way, weights the other.
 
-The worker makes one file per stream, offers its name on the stream, and both sides map it. Its name is gone as soon as
-the shard has mapped it: the memory then goes with the last of the two processes, whatever ends them. What the frames
-say stays on the stream: order, errors, deadlines and at-most-once are those of the stream.
+The worker makes one file per stream that has no name and lies in memory, and offers it on the stream. The shard fetches
+the file's descriptor over a Unix socket, and both sides map it: whether they can share memory shows by doing it. The
+memory goes with the last of the two processes, whatever ends them and when. What the frames say stays on the stream:
+order, errors, deadlines and at-most-once are those of the stream.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import mmap
 import os
 import re
 import secrets
 import socket
 import stat
+import struct
+import threading
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nfdt.core.errors import Refused
-from nfdt.core.machine import boot_id
+from nfdt.core.machine import boot_id, memory
 from nfdt.core.wire.channel import is_loopback
 from nfdt.core.wire.shards_pb2 import OFFER, Frame
 
 Area = npt.NDArray[np.float32]
 
-DIRECTORY = Path("/dev/shm")
 PREFIX = "nfdt-"
+FETCH_S = 5.0
+END_S = 1.0  # of a thread that is woken
+MOST_OF_FREE = 0.5  # of the memory that is free: what one segment may take
 
 _NAME = re.compile(PREFIX + r"[0-9a-f]{32}")
-_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
 @dataclass(frozen=True)
@@ -60,30 +67,34 @@ class Segment:
 
 
 class Offer:
-    """The worker's side: a new segment, and its name until the shard has answered.
+    """The worker's side: a new segment, and a socket at which the shard fetches it until the shard has answered.
 
     Args:
         area_bytes: Of the shard's weights.
         pairs: Requests that may be unanswered at a time.
 
     Raises:
-        OSError: this machine has no such directory, or not enough room in it.
+        OSError: this system cannot, or there is not enough memory left.
     """
 
     def __init__(self, area_bytes: int, *, pairs: int = 1) -> None:
         self.name = PREFIX + secrets.token_hex(16)
         self.mapped = False
         self._area_bytes = area_bytes
-        file = os.open(DIRECTORY / self.name, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
+        file = _make_file(segment_bytes(area_bytes, pairs))
         try:
-            # Without room set aside, a full directory would kill the process that touches the memory.
-            os.posix_fallocate(file, 0, segment_bytes(area_bytes, pairs))
             self.segment = _map(file, area_bytes, pairs)
-        except BaseException:
-            self.withdraw()
-            raise
-        finally:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._socket.bind(_address(self.name))
+            self._socket.listen()
+            self._thread = threading.Thread(target=self._hand_out, args=(file,), name="memory-offer", daemon=True)
+            self._thread.start()
+        except RuntimeError as error:  # no thread can be started
             os.close(file)
+            raise OSError(errno.EAGAIN, str(error)) from error
+        except BaseException:
+            os.close(file)
+            raise
 
     def frame(self, worker: str) -> Frame:
         """What the shard is told."""
@@ -95,15 +106,29 @@ class Offer:
         self.withdraw()
 
     def withdraw(self) -> None:
-        """Remove the name; what is mapped stays mapped. Can be called twice."""
-        (DIRECTORY / self.name).unlink(missing_ok=True)
+        """Hand it out no more; what is mapped stays mapped. Can be called twice."""
+        with contextlib.suppress(OSError):  # not listening any more
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+        self._thread.join(END_S)
+
+    def _hand_out(self, file: int) -> None:
+        """Give the file to every process of this user that asks; only the shard is told where."""
+        with contextlib.suppress(OSError), self._socket:  # withdrawn
+            try:
+                while True:
+                    peer, _ = self._socket.accept()
+                    with peer, contextlib.suppress(OSError):  # it is gone again
+                        if _user_of(peer) == os.geteuid():
+                            socket.send_fds(peer, [b"."], [file])
+            finally:
+                os.close(file)
 
 
 def accept(offer: Frame, area_bytes: int, *, pairs: int = 1) -> Segment:
-    """The shard's side: map what a worker offers, and remove its name.
+    """The shard's side: fetch and map what a worker offers.
 
-    The name comes from the network: only a regular file of our own, private, of the exact size and directly in
-    ``DIRECTORY`` is mapped.
+    The offer comes from the network: only what a process of this user on this machine hands out is mapped, and only a
+    file in memory of the exact size that nobody can shrink any more.
 
     Args:
         offer: A frame of kind OFFER.
@@ -120,17 +145,12 @@ def accept(offer: Frame, area_bytes: int, *, pairs: int = 1) -> Segment:
         raise Refused(f"Segment: expected a name like {PREFIX}<32 hex digits>. Received: {offer.segment[:80]!r}.")
     if offer.total_bytes != area_bytes:
         raise Refused(f"Segment: expected {area_bytes} bytes of weights. Received: {offer.total_bytes}.")
+    file = _fetch(offer.segment)
     try:
-        file = os.open(DIRECTORY / offer.segment, _FLAGS)
-    except OSError as error:
-        raise Refused(f"Segment: expected a file that this process can open. Received: {error.strerror}.") from None
-    try:
-        _check(os.fstat(file), segment_bytes(area_bytes, pairs))
-        segment = _map(file, area_bytes, pairs)
+        _check(file, segment_bytes(area_bytes, pairs))
+        return _map(file, area_bytes, pairs)
     finally:
         os.close(file)
-    (DIRECTORY / offer.segment).unlink(missing_ok=True)
-    return segment
 
 
 def segment_bytes(area_bytes: int, pairs: int = 1) -> int:
@@ -151,12 +171,64 @@ def is_this_machine(host: str) -> bool:
     return True
 
 
-def _check(found: os.stat_result, size: int) -> None:
-    private = not found.st_mode & 0o077
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or not private or found.st_size != size:
+def _address(name: str) -> str:
+    """Of the Unix socket; it begins with a zero byte and so names no file: it ends with its process."""
+    return f"\0{name}"
+
+
+def _make_file(size: int) -> int:
+    if not hasattr(os, "memfd_create"):
+        raise OSError(errno.ENOSYS, "This system has no files in memory without a name")
+    if size > memory().available * MOST_OF_FREE:  # one that takes more would have processes killed, this one too
+        raise OSError(errno.ENOMEM, f"{size} bytes are more than {MOST_OF_FREE:.0%} of the memory that is free")
+    file = os.memfd_create("nfdt", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.posix_fallocate(file, 0, size)
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, _seals())
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _fetch(name: str) -> int:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+            peer.settimeout(FETCH_S)
+            peer.connect(_address(name))
+            if (user := _user_of(peer)) != os.geteuid():
+                raise Refused(f"Segment: expected one of user {os.geteuid()}. Received: one of user {user}.")
+            _, files, _, _ = socket.recv_fds(peer, 1, 1, socket.MSG_CMSG_CLOEXEC)
+    except Refused:
+        raise
+    except OSError as error:
+        raise Refused(f"Segment: expected one that a process of this machine hands out. Received: {error}.") from None
+    if not files:
+        raise Refused("Segment: expected a file. Received: none.")
+    return files[0]
+
+
+def _user_of(peer: socket.socket) -> int:
+    """The user of the process at the other end, as the kernel knows it."""
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[1])
+
+
+def _seals() -> int:
+    """Nobody can change the size: who touches mapped memory that is gone from the file is killed."""
+    return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+def _check(file: int, size: int) -> None:
+    found = os.fstat(file)
+    try:
+        sealed = fcntl.fcntl(file, fcntl.F_GET_SEALS) & _seals() == _seals()
+    except OSError:  # not in memory
+        sealed = False
+    if not stat.S_ISREG(found.st_mode) or found.st_size != size or not sealed:
         raise Refused(
-            f"Segment: expected a regular file of user {os.geteuid()}, mode 0600, {size} bytes. Received: user "
-            f"{found.st_uid}, mode {stat.filemode(found.st_mode)}, {found.st_size} bytes."
+            f"Segment: expected a file in memory of {size} bytes whose size is sealed. Received: "
+            f"{stat.filemode(found.st_mode)}, {found.st_size} bytes, {'sealed' if sealed else 'not sealed'}."
         )
 
 

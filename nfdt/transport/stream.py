@@ -17,6 +17,7 @@ import numpy.typing as npt
 from nfdt.codecs import IDENTITY, find_decoder
 from nfdt.core.arrays import ParameterLayout
 from nfdt.core.rows import RowVector
+from nfdt.core.wire.attending import Patience
 from nfdt.core.wire.channel import split_address
 from nfdt.core.wire.shards_pb2 import PULL, PUSH, WEIGHTS, Frame
 from nfdt.transport.base import Pulled, Pushed, PushOptions, Vector, check_gradient, shard_bounds
@@ -57,6 +58,7 @@ class StreamClient:
         tables: Variables, by index, that the shards hold as tables: gradients may be ``RowVector``, and answers
             ``RowWeights``. There is no choice of codecs then.
         emulated: Delays requests and answers.
+        patience: How long to look for a shard that cannot be reached; None: it is tried once more.
         **security: ``ca_file``, ``cert_file``, ``key_file`` of :func:`nfdt.core.wire.channel.open_channel`.
     """
 
@@ -73,6 +75,7 @@ class StreamClient:
         choice: Choice | None = None,
         tables: Sequence[int] = (),
         emulated: EmulatedLink | None = None,
+        patience: Patience | None = None,
         **security: Any,
     ) -> None:
         self._bounds = shard_bounds(layout, len(addresses))
@@ -94,6 +97,7 @@ class StreamClient:
                 overlap=overlap,
                 share_memory=share_memory and is_this_machine(split_address(address)[0]),
                 emulated=emulated,
+                patience=patience,
                 threads=overlap > 0 or len(addresses) > 1,
             )
             for address in addresses

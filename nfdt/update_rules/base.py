@@ -6,10 +6,14 @@ every moment of a push takes state and returns new state.
 
 The moments of one push, in order::
 
-    correct   (gradient, weights, backup, tau)  -> the gradient the optimizer shall see
-    advance   (gradient, weights, rate)         -> the new weights      only when owns_optimizer
-    observe   (weights before, weights after)   -> state                only when the user's optimizer ran
-    reply     (weights)                         -> what this worker receives: its next backup
+    correct       (gradient, weights, backup, tau)  -> the gradient the optimizer shall see
+    advance       (gradient, weights, decay, rate)  -> the new weights      only when owns_optimizer
+    lessened      (decay)                           -> the weight decay     only when lessens_decay
+    observe       (weights before, weights after)   -> state                only when the user's optimizer ran
+    reply         (weights, decay)                  -> what this worker receives: its next backup
+
+``decay`` is what decoupled weight decay takes from the weights at a learning rate of 1, shape ``(n,)``: the decay times
+the weights where a variable decays, else 0; None for an optimizer without weight decay.
 
 ``enter`` and ``leave`` translate between the slots of the user's optimizer and the rule's state.
 """
@@ -53,6 +57,10 @@ class OptimizerTraits:
     """
 
     kind: Literal["sgd", "adam", "other"] = "other"
+    normalizes: bool = True
+    """Of one that is not "sgd": its step does not shrink with its gradients, as it divides by their size, say."""
+    decays: bool = False
+    """It has decoupled weight decay."""
     momentum: float = 0.0
     nesterov: bool = False
     beta_1: float = 0.9
@@ -111,6 +119,8 @@ class UpdateRule(Protocol):
     looks_ahead: bool
     uses_backup: bool
     """Whether :meth:`correct` looks at ``push.backup``; else a shard need not keep it, and gives anything."""
+    lessens_decay: bool
+    """Whether the weight decay of the user's optimizer is :meth:`lessened`; a rule that owns it decays itself."""
 
     def init_shard(self, ops: ArrayOps, weights: Array) -> State:
         """State of one shard at the start; ``weights`` gives shape and dtype."""
@@ -125,19 +135,38 @@ class UpdateRule(Protocol):
         ...
 
     def advance(
-        self, ops: ArrayOps, gradient: Array, weights: Array, learning_rate: Array, updates: Array, shard: State
+        self,
+        ops: ArrayOps,
+        gradient: Array,
+        weights: Array,
+        learning_rate: Array,
+        updates: Array,
+        shard: State,
+        decay: Array | None = None,
     ) -> Advance:
-        """Move the weights in place of the user's optimizer. Called only when ``owns_optimizer``.
+        """Move the weights in place of the user's optimizer and of its weight decay. Only when ``owns_optimizer``.
 
-        ``updates`` counts the updates applied before this one; weight decay is the caller's.
+        ``updates`` counts the updates applied before this one.
         """
+        ...
+
+    def lessened(self, ops: ArrayOps, decay: Array, shard: State) -> Array:
+        """``decay`` in proportion to what the gradients count. Called only when ``lessens_decay``."""
         ...
 
     def observe(self, ops: ArrayOps, before: Array, after: Array, shard: State) -> State:
         """Note what the user's optimizer did. Called only when not ``owns_optimizer``."""
         ...
 
-    def reply(self, ops: ArrayOps, weights: Array, learning_rate: Array, staleness: Array, shard: State) -> Array:
+    def reply(
+        self,
+        ops: ArrayOps,
+        weights: Array,
+        learning_rate: Array,
+        staleness: Array,
+        shard: State,
+        decay: Array | None = None,
+    ) -> Array:
         """What a worker whose push had this staleness receives, shape ``(n,)``; it becomes its backup."""
         ...
 
@@ -157,6 +186,7 @@ class Identity:
     owns_optimizer = False
     looks_ahead = False
     uses_backup = False
+    lessens_decay = False
 
     def init_shard(self, ops: ArrayOps, weights: Array) -> State:
         """No state."""
@@ -171,16 +201,35 @@ class Identity:
         return Correction(push.gradient, scalar(ops, push.staleness, 1.0), shard, worker)
 
     def advance(
-        self, ops: ArrayOps, gradient: Array, weights: Array, learning_rate: Array, updates: Array, shard: State
+        self,
+        ops: ArrayOps,
+        gradient: Array,
+        weights: Array,
+        learning_rate: Array,
+        updates: Array,
+        shard: State,
+        decay: Array | None = None,
     ) -> Advance:
         """Plain gradient descent."""
-        return Advance(weights - learning_rate * gradient, shard)
+        return Advance(weights - learning_rate * (gradient if decay is None else gradient + decay), shard)
+
+    def lessened(self, ops: ArrayOps, decay: Array, shard: State) -> Array:
+        """Weight decay as it is."""
+        return decay
 
     def observe(self, ops: ArrayOps, before: Array, after: Array, shard: State) -> State:
         """Nothing to note."""
         return shard
 
-    def reply(self, ops: ArrayOps, weights: Array, learning_rate: Array, staleness: Array, shard: State) -> Array:
+    def reply(
+        self,
+        ops: ArrayOps,
+        weights: Array,
+        learning_rate: Array,
+        staleness: Array,
+        shard: State,
+        decay: Array | None = None,
+    ) -> Array:
         """The weights."""
         return weights
 

@@ -13,7 +13,7 @@ from nfdt.update_rules.reliability import Reliability
 def make_ddc(traits: OptimizerTraits, blocks: Blocks, *, dc_lambda: float, dc_clip: float, gap: float) -> UpdateRule:
     """The form of DDC-ASGD for this optimizer."""
     sgd = traits.kind == "sgd" and 0 <= traits.momentum < 1
-    reliability = Reliability(dc_lambda, dc_clip, gap, blocks)
+    reliability = Reliability(dc_lambda, dc_clip, gap, blocks, traits.decays, not sgd and traits.normalizes)
     if sgd:
         return DelayedSGD(reliability, traits.momentum, traits.nesterov)
     if traits.kind == "adam" and 0 < traits.beta_1 < 1:

@@ -9,7 +9,8 @@ this update::
 
 ``den`` has Keras' placement of epsilon. At tau = 0 (m = b1) put G = b1 M / (1 - b1) with M Keras'
 first moment: then (1 - m) G + (1 - b1) gc is the new M, W = b1 (1 - b1^n) / (1 - b1) after n
-updates, so b = 1 - b1^n, and dw is Keras' Adam exactly.
+updates, so b = 1 - b1^n, and dw is Keras' Adam exactly. Weight decay: see :mod:`nfdt.update_rules.ddc_sgd`; b1 is the
+reserve's share of a gradient.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from nfdt.update_rules.base import (
     initial,
     scalar,
 )
-from nfdt.update_rules.reliability import Reliability, kept_impulse
+from nfdt.update_rules.reliability import Reliability, kept_impulse, updates_ahead
 
 
 class DelayedAdam(Identity):
-    """DDC-ASGD around Adam and AdamW (0 < beta_1 < 1); algorithms 5.2. Weight decay is the shard's."""
+    """DDC-ASGD around Adam and AdamW (0 < beta_1 < 1); algorithms 5.2."""
 
     name = "ddc"
     owns_optimizer = True
@@ -62,7 +63,14 @@ class DelayedAdam(Identity):
         return Correction(gradient, scalar(ops, push.staleness, 1.0), shard, worker)
 
     def advance(
-        self, ops: ArrayOps, gradient: Array, weights: Array, learning_rate: Array, updates: Array, shard: State
+        self,
+        ops: ArrayOps,
+        gradient: Array,
+        weights: Array,
+        learning_rate: Array,
+        updates: Array,
+        shard: State,
+        decay: Array | None = None,
     ) -> Advance:
         """One Adam step whose first moment is released according to the delay."""
         kept = kept_impulse(ops, self.beta_1, shard)
@@ -72,6 +80,8 @@ class DelayedAdam(Identity):
         scale = ((1.0 - kept) * bias + (1.0 - self.beta_1)) / unbias
         moment = (1.0 - kept) * reserve + (1.0 - self.beta_1) * gradient
         step = (learning_rate / scale) * moment / (ops.sqrt(second) + self.epsilon)
+        if decay is not None:
+            step = step + learning_rate * self.reliability.lessened(ops, decay, shard)
         state = {
             **shard,
             "reserve": kept * reserve + self.beta_1 * gradient,
@@ -82,11 +92,24 @@ class DelayedAdam(Identity):
         }
         return Advance(weights - step, state)
 
-    def reply(self, ops: ArrayOps, weights: Array, learning_rate: Array, staleness: Array, shard: State) -> Array:
-        """Look ahead: what the reserve will release in this worker's next ``tau`` updates."""
-        released = 1.0 - ops.power(kept_impulse(ops, self.beta_1, shard), staleness)
+    def reply(
+        self,
+        ops: ArrayOps,
+        weights: Array,
+        learning_rate: Array,
+        staleness: Array,
+        shard: State,
+        decay: Array | None = None,
+    ) -> Array:
+        """Look ahead: what the reserve will release in this worker's next ``tau`` updates, and its share of decay."""
+        kept = kept_impulse(ops, self.beta_1, shard)
+        released = 1.0 - ops.power(kept, staleness)
         denominator = ops.sqrt(shard["second_moment"]) + self.epsilon
-        return weights - (learning_rate * released / shard["scale"]) * shard["reserve"] / denominator
+        ahead = weights - (learning_rate * released / shard["scale"]) * shard["reserve"] / denominator
+        if decay is None:
+            return ahead
+        expected = self.beta_1 * learning_rate * updates_ahead(ops, kept, staleness)
+        return ahead - expected * self.reliability.lessened(ops, decay, shard)
 
     def enter(self, ops: ArrayOps, slots: State, updates: Array, shard: State) -> State:
         """``m`` and ``v`` after ``updates`` updates become G, v, W and the scale."""

@@ -11,6 +11,7 @@ class DelayedTransform(Identity):
 
     name = "ddc"
     uses_backup = True
+    lessens_decay = True
 
     def __init__(self, reliability: Reliability) -> None:
         self.reliability = reliability
@@ -23,6 +24,10 @@ class DelayedTransform(Identity):
         """The compensated gradient, trusted by its drift, at the full learning rate."""
         gradient, shard = self.reliability.gradient(ops, push, shard)
         return Correction(gradient, scalar(ops, push.staleness, 1.0), shard, worker)
+
+    def lessened(self, ops: ArrayOps, decay: Array, shard: State) -> Array:
+        """Weight decay in proportion to the optimizer's steps on gradients that count less."""
+        return self.reliability.lessened(ops, decay, shard)
 
     def observe(self, ops: ArrayOps, before: Array, after: Array, shard: State) -> State:
         """Measure the step the optimizer took."""

@@ -10,12 +10,17 @@ each update releases ``1 - m``. Heavy ball, and its Nesterov form (derived below
 Keras keeps ``vel = mu * vel - lr * g`` and applies ``w += vel``, or ``w += mu * vel - lr * g`` with
 Nesterov. At tau = 0 (m = mu) put R = -mu * vel / (1 - mu), or R = -mu^2 * vel / (1 - mu): both
 lines above then are Keras' exactly, and in both cases the total is lr * gc / (1 - mu).
+
+Weight decay is decoupled, taken from the fresh weights, and multiplied with what the block's gradients are on average
+(see :mod:`nfdt.update_rules.reliability`). Where gradients and decay balance, the reserve goes on releasing what decay
+takes back, so the look-ahead expects decay too: the share of it that the reserve has of a gradient, mu or mu^2. Else
+every gradient would seem to meet a drift in its own direction.
 """
 
 from __future__ import annotations
 
 from nfdt.update_rules.base import Advance, Array, ArrayOps, Correction, Identity, Push, State, scalar
-from nfdt.update_rules.reliability import Reliability, kept_impulse
+from nfdt.update_rules.reliability import Reliability, kept_impulse, updates_ahead
 
 
 class DelayedSGD(Identity):
@@ -31,7 +36,8 @@ class DelayedSGD(Identity):
         self.momentum = momentum
         nesterov = nesterov and momentum > 0
         self._at_once = 1.0 + momentum if nesterov else 1.0
-        self._delivered_later = (momentum**2 if nesterov else momentum) / (1.0 - momentum)
+        self._later_share = momentum**2 if nesterov else momentum
+        self._delivered_later = self._later_share / (1.0 - momentum)
 
     def init_shard(self, ops: ArrayOps, weights: Array) -> State:
         """The reliability state and R (``reserve``), shape ``(n,)``, zero."""
@@ -43,20 +49,41 @@ class DelayedSGD(Identity):
         return Correction(gradient, scalar(ops, push.staleness, 1.0), shard, worker)
 
     def advance(
-        self, ops: ArrayOps, gradient: Array, weights: Array, learning_rate: Array, updates: Array, shard: State
+        self,
+        ops: ArrayOps,
+        gradient: Array,
+        weights: Array,
+        learning_rate: Array,
+        updates: Array,
+        shard: State,
+        decay: Array | None = None,
     ) -> Advance:
         """Release a share of the reserve together with the gradient; put the gradient's impulse in reserve."""
         kept = kept_impulse(ops, self.momentum, shard)
         scaled = learning_rate * gradient
         step = (1.0 - kept) * shard["reserve"] + self._at_once * scaled
+        if decay is not None:
+            step = step + learning_rate * self.reliability.lessened(ops, decay, shard)
         reserve = kept * shard["reserve"] + self._delivered_later * scaled
         square = self.reliability.step_square(ops, shard, step)
         return Advance(weights - step, {**shard, "reserve": reserve, "step_square": square})
 
-    def reply(self, ops: ArrayOps, weights: Array, learning_rate: Array, staleness: Array, shard: State) -> Array:
-        """Look ahead: what the reserve will release in this worker's next ``tau`` updates."""
+    def reply(
+        self,
+        ops: ArrayOps,
+        weights: Array,
+        learning_rate: Array,
+        staleness: Array,
+        shard: State,
+        decay: Array | None = None,
+    ) -> Array:
+        """Look ahead: what the reserve will release in this worker's next ``tau`` updates, and its share of decay."""
         kept = kept_impulse(ops, self.momentum, shard)
-        return weights - (1.0 - ops.power(kept, staleness)) * shard["reserve"]
+        ahead = weights - (1.0 - ops.power(kept, staleness)) * shard["reserve"]
+        if decay is None:
+            return ahead
+        expected = self._later_share * learning_rate * updates_ahead(ops, kept, staleness)
+        return ahead - expected * self.reliability.lessened(ops, decay, shard)
 
     def enter(self, ops: ArrayOps, slots: State, updates: Array, shard: State) -> State:
         """``momentum`` (Keras' velocity) becomes the reserve."""

@@ -1,4 +1,10 @@
-"""What all forms of DDC-ASGD share: measured delay, compensation and trust by drift."""
+"""What all forms of DDC-ASGD share: measured delay, compensation and trust by drift, and weight decay in proportion.
+
+A gradient that counts less must decay the weights less, or the weights at which both balance would move with the
+number of workers. Let f be what a block's gradients are multiplied with. An optimizer whose step is proportional to
+its gradients then steps ``E f`` times as far, one that normalizes them ``E f / sqrt(E f^2)`` times: weight decay is
+multiplied with the same, from running means.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +19,7 @@ STEP_DECAY = 0.99
 QUICK_DELAY_DECAY = 0.9
 SLOW_DELAY_DECAY = 0.99
 QUICK_UPDATES = 50
+FACTOR_DECAY = 0.99
 
 
 @dataclass(frozen=True)
@@ -24,20 +31,29 @@ class Reliability:
         dc_clip: It is at most so many times the gradient, > 0.
         gap: How strongly drift lowers the trust, >= 0; 0: not at all.
         blocks: What is judged together.
+        decays: The optimizer has decoupled weight decay.
+        normalizes: The optimizer's step does not shrink with its gradients.
     """
 
     dc_lambda: float = 0.2
     dc_clip: float = 1.0
     gap: float = 0.25
     blocks: Blocks = field(default_factory=Elements)
+    decays: bool = False
+    normalizes: bool = False
 
     def init_shard(self, ops: ArrayOps, weights: Array) -> State:
-        """S (``step_square``), one number for each block; scalars ``mean_delay`` (tbar) and ``seen``."""
-        return {
-            "step_square": ops.zeros_like(self.blocks.sums(ops, weights)),
-            "mean_delay": initial(weights),
-            "seen": initial(weights),
-        }
+        """S (``step_square``), one number for each block; scalars ``mean_delay`` (tbar) and ``seen``.
+
+        With weight decay the means of f (``factor``) and, where needed, of f^2, one number for each block.
+        """
+        zeros = ops.zeros_like(self.blocks.sums(ops, weights))
+        state = {"step_square": zeros, "mean_delay": initial(weights), "seen": initial(weights)}
+        if self.decays:
+            state["factor"] = zeros + 1.0
+        if self.decays and self.normalizes:
+            state["factor_square"] = zeros + 1.0
+        return state
 
     def gradient(self, ops: ArrayOps, push: Push, shard: State) -> tuple[Array, State]:
         """The gradient compensated for its drift and trusted according to it.
@@ -51,7 +67,7 @@ class Reliability:
         ``lambda = dc_lambda / (|g| sqrt(s))``. ``d = 0`` gives ``gc = g``; always ``|gc| <= (1 + dc_clip) |g|``.
 
         Returns:
-            ``gc``, and the shard state with the mean delay and the counter moved on.
+            ``gc``, and the shard state with the means and the counter moved on.
         """
         sums, gradient, drift = self.blocks.sums, push.gradient, push.weights - push.backup
         typical = ops.sqrt(shard["step_square"]) + STEP_EPSILON
@@ -59,12 +75,24 @@ class Reliability:
         change = self.dc_lambda * sums(ops, gradient * drift) / (norms + NORM_EPSILON)
         change = ops.minimum(ops.maximum(change, -self.dc_clip), self.dc_clip)
         gap = ops.sqrt(sums(ops, drift * drift)) / typical
-        trusted = self.blocks.scaled(ops, gradient, (1.0 + change) / (1.0 + self.gap * gap))
+        factor = (1.0 + change) / (1.0 + self.gap * gap)
         delay = mean_delay(ops, shard["mean_delay"], push.staleness, shard["seen"])
-        return trusted, {**shard, "mean_delay": delay, "seen": shard["seen"] + 1.0}
+        state = {**shard, "mean_delay": delay, "seen": shard["seen"] + 1.0}
+        share = ops.maximum(1.0 / state["seen"], scalar(ops, delay, 1.0 - FACTOR_DECAY))
+        for name, value in (("factor", factor), ("factor_square", factor * factor)):
+            if name in shard:
+                state[name] = shard[name] + share * (value - shard[name])
+        return self.blocks.scaled(ops, gradient, factor), state
+
+    def lessened(self, ops: ArrayOps, decay: Array, shard: State) -> Array:
+        """Weight decay in proportion to what the gradients count, shape ``(n,)``; unchanged while none was late."""
+        factor = shard["factor"]
+        if self.normalizes:
+            factor = factor / (ops.sqrt(shard["factor_square"]) + NORM_EPSILON)
+        return self.blocks.scaled(ops, decay, factor)
 
     def step_square(self, ops: ArrayOps, shard: State, step: Array) -> Array:
-        """s: exponential mean of the squared norms of the applied steps, shape ``(blocks,)``."""
+        """s: exponential mean of the squared norms of the steps, weight decay included, shape ``(blocks,)``."""
         return STEP_DECAY * shard["step_square"] + (1.0 - STEP_DECAY) * self.blocks.sums(ops, step * step)
 
 
@@ -73,6 +101,11 @@ def mean_delay(ops: ArrayOps, previous: Array, staleness: Array, seen: Array) ->
     quick, slow = scalar(ops, seen, QUICK_DELAY_DECAY), scalar(ops, seen, SLOW_DELAY_DECAY)
     decay = ops.where(seen < QUICK_UPDATES, quick, slow)
     return ops.where(seen < 1.0, staleness, decay * previous + (1.0 - decay) * staleness)
+
+
+def updates_ahead(ops: ArrayOps, kept: Array, staleness: Array) -> Array:
+    """How many of the next update's releases the reserve makes in ``tau`` updates, ``(1 - m^tau) / (1 - m)``, 0-d."""
+    return (1.0 - ops.power(kept, staleness)) / (1.0 - kept)
 
 
 def kept_impulse(ops: ArrayOps, momentum: float, shard: State) -> Array:

@@ -75,6 +75,7 @@ def test_speeds_are_refused_because_they_would_have_to_be_measured(folder):
     [
         (("--cluster", "none.toml", "train.py"), "cannot be read"),
         (("--cluster", "cluster.toml", "--algorithm", "sgd", "train.py"), "Unknown algorithm 'sgd'"),
+        (("--cluster", "cluster.toml", "--set", "batch_hooks=exact", "train.py"), "Received: 'exact'"),
         (("train.py",), "--cluster"),
     ],
 )
@@ -83,3 +84,12 @@ def test_mistakes_are_told_before_the_script_runs(folder, arguments, told):
     assert done.exit_code == 2
     assert told in done.output
     assert "trained" not in done.output
+
+
+@pytest.mark.parametrize("name", ["workers", "shards", "emulate.step_ms"])
+def test_what_the_cluster_s_file_says_is_no_option(tmp_path, name):
+    (tmp_path / "c.toml").write_text(CLUSTER)
+    arguments = ["simulate", "--cluster", str(tmp_path / "c.toml"), "--set", f"{name}=3", __file__]
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 2
+    assert f"--set {name}: no effect in a simulation" in done.output

@@ -1,4 +1,7 @@
-"""A job server without workers, over real gRPC: its jobs "train" by adding 1 to every weight per epoch."""
+"""A job server without workers, over real gRPC: its jobs "train" by adding 1 to every weight per epoch.
+
+An epoch that stands still between its steps adds 1 per step.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,8 @@ class Job:
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     asked: list[tuple[str, Any]] = field(default_factory=list)
     epoch: int = 0
+    steps: int = 0
+    standing: int = -1
     ended: str = ""
     result: str = ""
     fed: dict[int, list[Any]] = field(default_factory=dict)
@@ -55,7 +60,11 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):
         self.failure: dict[str, Any] | None = None  # fails the job in its first epoch
         self.break_watch_after: list[int] = []  # events of one stream, then the connection "breaks"
         self.break_upload_after: list[int] = []  # bytes
-        self.watches = 0
+        self.break_feed = ""  # what the stream of credits breaks with
+        self.repeats_epoch_ends = False
+        self.metrics = b""  # what the model's metrics have counted, at any time
+        self.progress: Callable[[int], list[int]] = lambda steps: [steps // 2, steps]
+        self.watches = self.snapshots = 0
         self.received_bytes = 0
 
     @property
@@ -127,20 +136,43 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):
         if self.failure is not None:
             self.emit(job, "state", self.failure)
             return
-        for steps in (self.steps // 2, self.steps):
+        for steps in self.progress(self.steps):
             self.emit(job, "progress", {"epoch": epoch, "steps": steps, "samples": steps, "logs": self.logs(epoch)})
         state = load_state(job.state)
         job.state = dump_state(state.weights + 1, state.optimizer, state.untrained)
         logs, val_logs = self.logs(epoch), self.val_logs(epoch)
-        self.emit(job, "epoch_end", {"epoch": epoch, "logs": logs, "val_logs": val_logs, "steps": self.steps})
+        for _ in range(2 if self.repeats_epoch_ends else 1):
+            self.emit(job, "epoch_end", {"epoch": epoch, "logs": logs, "val_logs": val_logs, "steps": self.steps})
         if epoch + 1 == job.spec.fit.epochs:
             self.finish(job)
 
+    def step(self, job: Job, epoch: int, until: int) -> None:
+        """Some steps of an epoch, and its end after the last one."""
+        if job.standing != epoch:
+            job.epoch, job.steps, job.standing = epoch, 0, epoch
+            self.emit(job, "epoch_begin", {"epoch": epoch, "steps": self.steps})
+        if job.steps == self.steps:
+            self.emit(job, "epoch_end", {"epoch": epoch, "logs": self.logs(epoch), "steps": self.steps})
+            if epoch + 1 == job.spec.fit.epochs:
+                self.finish(job)
+            return
+        state, before = load_state(job.state), job.steps
+        job.steps = min(until, self.steps)
+        job.state = dump_state(state.weights + job.steps - before, state.optimizer, state.untrained)
+        progress = {"epoch": epoch, "steps": job.steps, "logs": self.logs(epoch)}
+        self.emit(job, "progress", progress)  # as it may come by itself
+        self.emit(job, "progress", {**progress, "pause": job.steps < self.steps})
+
     def finish(self, job: Job) -> None:
         """The job succeeds with its present state."""
-        job.result = self.keep(job.state)
+        job.result = self.keep(self.with_metrics(job.state))
         self.emit(job, "result", {"artifact": job.result, "workers": {"worker-0": {"samples": 7}}})
         self.emit(job, "state", {"state": "succeeded"})
+
+    def with_metrics(self, data: bytes) -> bytes:
+        """A state with the metric variables."""
+        state = load_state(data)
+        return dump_state(state.weights, state.optimizer, state.untrained, self.metrics)
 
     def keep(self, data: bytes) -> str:
         """Store an artifact."""
@@ -177,12 +209,14 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):
         action = request.WhichOneof("action")
         value = getattr(request, action)
         if action == "proceed":
-            job.asked.append((action, value.epoch))
-            if job.spec.train.kind == "arrays":
+            job.asked.append((action, (value.epoch, value.until) if value.until else value.epoch))
+            if value.until:
+                self.step(job, value.epoch, value.until)
+            elif job.spec.train.kind == "arrays":
                 self.train(job, value.epoch)
             else:
                 job.epoch = value.epoch
-                self.emit(job, "epoch_begin", {"epoch": value.epoch, "steps": None})
+                self.emit(job, "epoch_begin", {"epoch": value.epoch, "steps": job.spec.train.batches})
         elif action == "stop_training":
             job.asked.append((action, None))
             if not job.ended:
@@ -200,11 +234,14 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):
 
     @answering
     def Snapshot(self, request: Any, context: Any) -> pb.SnapshotReply:
-        return pb.SnapshotReply(artifact=self.keep(self.find(request.job_id).state))
+        self.snapshots += 1
+        return pb.SnapshotReply(artifact=self.keep(self.with_metrics(self.find(request.job_id).state)))
 
     @answering
     def Feed(self, request_iterator: Iterator[pb.FedBatch], context: Any) -> Iterator[pb.FeedCredit]:
         job = self.find(next(request_iterator).job_id)
+        if self.break_feed:
+            context.abort(grpc.StatusCode.UNAVAILABLE, self.break_feed)
         ended: set[int] = set()
 
         def receive() -> None:
@@ -219,8 +256,9 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):
                     else:
                         job.fed.setdefault(batch.epoch, []).append(decode_batch(batch.data))
                     self.changed.notify_all()
+                progress = {"epoch": batch.epoch, "steps": len(job.fed[batch.epoch]), "logs": self.logs(batch.epoch)}
+                self.emit(job, "epoch_end" if batch.end_of_epoch else "progress", progress)
                 if batch.end_of_epoch:
-                    self.emit(job, "epoch_end", {"epoch": batch.epoch, "logs": self.logs(batch.epoch)})
                     if batch.epoch + 1 == job.spec.fit.epochs:
                         self.finish(job)
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
+import tempfile
+import threading
 from pathlib import Path
 
 import psutil
@@ -61,3 +66,89 @@ def test_one_that_says_nothing_is_given_up(monkeypatch):
     with pytest.raises(ServerUnreachable, match="within"):
         child.address()
     child.stop()
+
+
+SCRIPT = """
+import signal
+from nfdt_client.embedded import EmbeddedServer
+server = EmbeddedServer(0, 0)
+server.start()
+server.address()
+print(server._process.pid, server._directory, flush=True)
+signal.pause()
+"""
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """The directory for temporary files, of this process and of scripts."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def script(temporary):
+    """A script with a real server of its own."""
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True)
+    pid, folder = process.stdout.readline().split()
+    assert list(temporary.iterdir()) == [Path(folder)]
+    yield process, psutil.Process(int(pid))
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_a_script_that_is_killed_by_a_signal_leaves_nothing(script, temporary, number):
+    process, child = script
+    process.send_signal(number)
+    assert process.wait() == -number
+    assert not psutil.wait_procs([child], timeout=60)[1]
+    assert list(temporary.iterdir()) == []
+
+
+def test_what_a_script_and_its_server_leave_when_both_are_killed_is_removed_by_the_next_start(script, temporary):
+    process, child = script
+    child.kill()
+    process.kill()
+    assert not psutil.wait_procs([child], timeout=60)[1]
+    process.wait()
+    (left,) = temporary.iterdir()
+    following = server("")
+    following.start()
+    assert not left.exists()
+    assert following._directory.exists()
+    following.stop()
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_server_that_lives_keeps_its_folder_when_another_one_starts(script, temporary):
+    (kept,) = temporary.iterdir()
+    other = server("")
+    other.start()
+    other.stop()
+    assert list(temporary.iterdir()) == [kept]
+
+
+def test_the_log_is_its_owners_only(temporary):
+    child = server("")
+    before = os.umask(0)
+    try:
+        child.start()
+    finally:
+        os.umask(before)
+    assert child._log_file.stat().st_mode & 0o777 == 0o600
+    child.stop()
+
+
+def test_servers_one_after_the_other_leave_no_descriptor_thread_or_folder(temporary):
+    def run():
+        child = server(f"{ANSWERS}; sys.stdin.read()")
+        child.start()
+        child.address()
+        child.stop()
+        return set(os.listdir("/proc/self/fd")), threading.active_count(), list(temporary.iterdir())
+
+    first = run()
+    assert run() == first
+    assert first[2] == []

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from nfdt_client.options import read_token, resolve
+from nfdt_client.options import read_token, resolve, resolve_each
 
 import nfdt
 from nfdt.core.errors import NotInstalled, UsageError
@@ -21,8 +21,8 @@ def test_defaults_are_the_default_preset_on_two_workers(tmp_path):
 def test_argument_beats_environment_beats_file_beats_default(tmp_path):
     (tmp_path / "nfdt.toml").write_text('workers = 3\nshards = 2\nalgorithm = "asgd"\ndc_lambda = 1.5\n')
     environ = {"NFDT_WORKERS": "4", "NFDT_ALGORITHM": "dc-asgd"}
-    options = layered({"algorithm": "bsp", "workers": None}, environ, tmp_path)
-    assert (options.algorithm.name, options.cluster.workers, options.cluster.shards) == ("bsp", 4, 2)
+    options = layered({"algorithm": "ddc-asgd", "workers": None}, environ, tmp_path)
+    assert (options.algorithm.name, options.cluster.workers, options.cluster.shards) == ("ddc-asgd", 4, 2)
     assert options.algorithm.dc_lambda == 1.5
     origins = {name: options.settings[name].origin for name in ("algorithm", "workers", "shards", "overlap")}
     assert origins == {
@@ -34,12 +34,12 @@ def test_argument_beats_environment_beats_file_beats_default(tmp_path):
 
 
 def test_the_nearest_file_upwards_counts_and_foreign_projects_do_not(tmp_path):
-    (tmp_path / "pyproject.toml").write_text("[tool.nfdt]\nworkers = 5\n[tool.nfdt.emulate]\nslowdown = [1, 4]\n")
+    (tmp_path / "pyproject.toml").write_text("[tool.nfdt]\nworkers = 2\n[tool.nfdt.emulate]\nslowdown = [1, 4]\n")
     inner = tmp_path / "a" / "b"
     inner.mkdir(parents=True)
     (inner / "pyproject.toml").write_text("[tool.other]\nx = 1\n")
     options = layered(directory=inner)
-    assert options.cluster.workers == 5
+    assert options.cluster.workers == 2
     assert options.cluster.emulate.slowdown == (1.0, 4.0)
 
 
@@ -76,6 +76,7 @@ def test_emulation_is_given_as_mapping_or_dotted_names(tmp_path):
         ({"algorithm": "allreduce", "codec": "adaptive"}, "identity, fp16, bf16 for allreduce"),
         ({"algorithm": "allreduce", "reply_codec": "bf16"}, "no replies"),
         ({"algorithm": "allreduce", "emulate.bandwidth_mbit": 100}, r"Horovod carries.*bsp"),
+        ({"emulate.step_ms": "1,2", "workers": 3}, r"one for each of 3\. Received: 2 values"),
         ({"emulate.bandwidth_mbit": "fast"}, "bandwidth_mbit"),
         ({"emulate.latency_ms": "-1"}, "latency_ms"),
     ],
@@ -83,6 +84,11 @@ def test_emulation_is_given_as_mapping_or_dotted_names(tmp_path):
 def test_bad_options_are_refused_by_name(tmp_path, arguments, needle):
     with pytest.raises(UsageError, match=needle):
         layered(arguments, directory=tmp_path)
+
+
+def test_emulated_values_wait_for_a_server_to_say_how_many_workers_there_are(tmp_path):
+    options = layered({"server": "host:1", "emulate.step_ms": "1,2,3"}, directory=tmp_path)
+    assert options.cluster.emulate.step_ms == (1.0, 2.0, 3.0)
 
 
 def test_a_bad_file_is_named(tmp_path):
@@ -166,3 +172,93 @@ def test_without_horovod_one_hears_how_to_install_it(monkeypatch, algorithm):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(NotInstalled, match="scripts/install-horovod"), nfdt.session(algorithm=algorithm):
         pass
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needle"),
+    [
+        (
+            {"staleness_bound": 2},
+            r"staleness_bound=2 \(argument\) has no effect here.*consistency='ssp'.*algorithm='ssp'",
+        ),
+        ({"algorithm": "asgd", "dc_lambda": 1}, "update_rule='dc'.*Received: update_rule='plain'"),
+        ({"algorithm": "dc-asgd", "gap": 1}, "update_rule='ddc'"),
+        ({"softsync_n": 2}, "algorithm='n-softsync'"),
+        ({"batch_max": 64}, "batch='dbs'.*'dbs-sgd'"),
+        ({"top_k": 0.1}, "codec='top-k'"),
+        ({"groups": 2}, "'group-sync'"),
+        ({"algorithm": "group-sync", "local_steps": 4}, "outer='delta'"),
+        ({"algorithm": "bsp", "plan": "overlap"}, "consistency='free'"),
+        ({"algorithm": "allreduce", "update_rule": "ddc"}, "Received: topology='ring'"),
+        ({"algorithm": "allreduce", "warmup_epochs": 3}, "scale_lr='linear' or 'sqrt'"),
+        ({"algorithm": "allreduce", "commit_steps": 5}, "elastic=True"),
+        ({"min_workers": 1}, "algorithm='allreduce'"),
+        ({"timeline": "trace.json"}, "algorithm='allreduce'"),
+    ],
+)
+def test_an_argument_without_effect_is_refused(tmp_path, arguments, needle):
+    with pytest.raises(UsageError, match=needle):
+        layered(arguments, directory=tmp_path)
+
+
+def test_an_option_without_effect_of_environment_or_file_is_ignored_with_a_warning(tmp_path, caplog):
+    (tmp_path / "nfdt.toml").write_text("softsync_n = 4\n")
+    options = layered({}, {"NFDT_STALENESS_BOUND": "7", "NFDT_MIN_WORKERS": "1"}, tmp_path)
+    assert (options.algorithm.staleness_bound, options.algorithm.softsync_n) == (3, 1)
+    assert not options.cluster.elastic
+    warnings = [record.getMessage() for record in caplog.records]
+    assert [w.partition(" has no effect here and is ignored")[0] for w in warnings] == [
+        "min_workers='1' (environment NFDT_MIN_WORKERS)",
+        f"softsync_n=4 ({tmp_path / 'nfdt.toml'})",
+        "staleness_bound='7' (environment NFDT_STALENESS_BOUND)",
+    ]
+    assert options.settings["staleness_bound"].origin == "environment NFDT_STALENESS_BOUND: no effect"
+
+
+def test_in_an_elastic_world_its_options_are_read(tmp_path):
+    environ = {**HOROVODRUN, "HOROVOD_ELASTIC": "1"}
+    options = layered({"algorithm": "allreduce", "commit_steps": 5}, environ, tmp_path)
+    assert options.cluster.commit_steps == 5
+
+
+def test_of_several_algorithms_one_has_to_read_an_option(tmp_path):
+    found = resolve_each({"staleness_bound": 2}, ["asgd", "ssp"], {}, tmp_path)
+    assert [options.algorithm.staleness_bound for options in found] == [3, 2]
+    with pytest.raises(UsageError, match="staleness_bound"):
+        resolve_each({"staleness_bound": 2}, ["asgd", "bsp"], {}, tmp_path)
+
+
+def test_a_misspelt_variable_is_told_and_those_of_our_own_commands_are_not(tmp_path, caplog):
+    layered({}, {"NFDT_WORKERZ": "3", "NFDT_MEETING_DIR": "/x", "OTHER": "y"}, tmp_path)
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning == "NFDT_WORKERZ in the environment is no option and is ignored. Did you mean 'NFDT_WORKERS'?"
+
+
+def test_a_misspelt_name_is_answered_with_the_one_that_was_meant(tmp_path):
+    for arguments in ({"wokers": 3}, {"emulate": {"step": 1}}, {"algorithm": "allreduced"}):
+        with pytest.raises(UsageError, match="Did you mean '(workers|emulate.step_ms|allreduce)'"):
+            layered(arguments, directory=tmp_path)
+    (tmp_path / "pyproject.toml").write_text("[tool.nfdt]\nstalenes_bound = 3\n")
+    with pytest.raises(UsageError, match=r"pyproject\.toml: .*Did you mean 'staleness_bound'"):
+        layered(directory=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("environ", "file", "arguments", "needle"),
+    [
+        ({"NFDT_WORKERS": "many"}, "", {}, r"\(workers from environment NFDT_WORKERS\)$"),
+        ({"NFDT_WORKERS": "2"}, "step_timeout_s = 0", {}, r"\(step_timeout_s from \S+nfdt\.toml\)$"),
+        ({"NFDT_ALGORITHM": "dcc-asgd"}, "", {"workers": 3}, r"\(algorithm from environment NFDT_ALGORITHM\)$"),
+        (
+            {"NFDT_EMULATE_LATENCY_MS": "-1"},
+            "",
+            {},
+            r"emulate.latency_ms from environment NFDT_EM",
+        ),
+        ({"NFDT_ALGORITHM": "allreduce"}, "", {"codec": "int8"}, r"codec from argument"),
+    ],
+)
+def test_the_error_of_a_bad_value_says_where_it_came_from(tmp_path, environ, file, arguments, needle):
+    (tmp_path / "nfdt.toml").write_text(file)
+    with pytest.raises(UsageError, match=needle):
+        layered(arguments, environ, tmp_path)

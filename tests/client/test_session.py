@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from nfdt_client import decorator
 from nfdt_client.connection import Connection
-from nfdt_client.handle import JobHandle, attach
+from nfdt_client.handle import JobHandle, attach, describe_log
 
 from nfdt.core.errors import (
     AuthenticationFailed,
@@ -482,6 +482,50 @@ def test_submit_leaves_the_function_at_its_first_fit(fake, model):
         result.apply_to(other)
 
 
+class OwnLogs(keras.Sequential):
+    def test_step(self, data):
+        logs = super().test_step(data)
+        return {**logs, "own": logs["loss"] + 1.0}
+
+
+@pytest.fixture
+def own_logs():
+    model = OwnLogs([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.5), "mse")
+    return model
+
+
+def test_a_test_step_with_logs_of_its_own_is_validated_here(session, fake, own_logs, caplog):
+    history = own_logs.fit(X, Y, validation_data=(X, Y), verbose=0).history
+    assert fake.jobs.job.spec.validation is None
+    assert "no results of metrics: own" in caplog.text
+    evaluated = own_logs.evaluate(X, Y, verbose=0, return_dict=True)
+    assert {name: values[-1] for name, values in history.items() if name != "loss"} == {
+        f"val_{name}": value for name, value in evaluated.items()
+    }
+
+
+def test_submit_refuses_a_validation_that_needs_the_script(fake, own_logs):
+    with pytest.raises(UsageError, match=r"own\..*keras.metrics.Mean"):
+        submit(fake, lambda: own_logs.fit(X, Y, validation_data=(X, Y)))
+
+
+def test_lists_in_logs_are_arrays_in_history_as_keras_has_them(session, fake, model):
+    fake.jobs.logs = lambda epoch: {"loss": 1.0, "f1": [0.25, 0.5], "wide": [0.1, 1e300], "counts": [[1, 2]]}
+    fake.jobs.val_logs = lambda epoch: {"f1": [0.5, float("nan")]}
+    recorder = Recorder()
+    history = model.fit(X, Y, validation_data=(X, Y), verbose=2, callbacks=[recorder]).history
+    arrays = {name: values[0] for name, values in history.items() if name != "loss"}
+    assert {name: (array.dtype, array.shape) for name, array in arrays.items()} == {
+        "f1": (np.float32, (2,)),
+        "wide": (np.float64, (2,)),
+        "counts": (np.int64, (1, 2)),
+        "val_f1": (np.float32, (2,)),
+    }
+    np.testing.assert_array_equal(arrays["f1"], [0.25, 0.5])
+    assert isinstance(recorder.logs[0]["f1"], np.ndarray)
+
+
 @pytest.mark.parametrize(
     ("fit", "needle"),
     [
@@ -527,3 +571,10 @@ def test_a_result_that_is_not_there_in_time(fake, connection, model):
             model.fit(X, Y, epochs=2, verbose=0, callbacks=[Look()])
     assert captured == ["{}"]
     assert session.fits == []
+
+
+def test_a_log_is_described_in_one_line():
+    assert describe_log(0.123456) == "0.1235"
+    assert describe_log([0.123456, 2.0]) == "[0.1235 2.    ]"
+    assert "..." in describe_log(list(range(1000)))
+    assert "\n" not in describe_log([[float(i)] * 9 for i in range(9)])

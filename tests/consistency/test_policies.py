@@ -67,7 +67,7 @@ def test_who_is_gone_or_idle_blocks_nobody(event):
     steps(policy, "a", 10)
 
 
-def test_a_worker_that_comes_back_starts_level_and_holds_nobody_up():
+def test_a_worker_that_comes_back_holds_nobody_up():
     policy = running(BoundedStaleness(1), "a", "b")
     policy.idle("b")
     steps(policy, "a", 10)
@@ -77,14 +77,124 @@ def test_a_worker_that_comes_back_starts_level_and_holds_nobody_up():
     assert not policy.may_start("b")
 
 
+def test_a_worker_that_comes_back_is_as_far_ahead_as_it_was():
+    policy = running(BoundedStaleness(1), "a", "b")
+    steps(policy, "a", 2)
+    policy.idle("a")
+    assert policy.waiting_for("a") == ("b",)
+    steps(policy, "b", 1)
+    steps(policy, "a", 1)
+    assert policy.waiting_for("a") == ("b",)
+
+
+def test_the_steps_of_a_worker_that_came_back_count_for_the_others():
+    policy = running(BoundedStaleness(0), "a", "b")
+    policy.idle("b")
+    steps(policy, "a", 1)
+    steps(policy, "b", 1)
+    steps(policy, "a", 1)
+    assert policy.may_start("a")
+
+
+def test_what_a_worker_finishes_while_it_is_idle_counts():
+    policy = running(BoundedStaleness(1), "a", "b")
+    policy.started("a", 2)
+    policy.idle("a")
+    policy.finished("a", 2)
+    assert policy.waiting_for("a") == ("b",)
+
+
+def test_several_tasks_of_a_report_are_several_steps():
+    policy = running(BoundedStaleness(2), "a", "b")
+    policy.started("a", 3)
+    policy.finished("a", 3)
+    assert policy.waiting_for("a") == ("b",)
+
+
+def test_everybody_starts_anew_once_nobody_is_active():
+    policy = running(BoundedStaleness(1), "a", "b")
+    steps(policy, "a", 2)
+    policy.idle("a")
+    policy.idle("b")
+    policy.started("b")
+    steps(policy, "a", 2)
+
+
 def test_a_late_worker_starts_level_with_the_slowest():
     policy = running(BoundedStaleness(1), "a", "b")
-    for _ in range(5):
-        steps(policy, "a", 1)
-        steps(policy, "b", 1)
+    for name in "abababb":
+        steps(policy, name, 1)
     policy.joined("late")
-    steps(policy, "a", 2)
-    assert policy.waiting_for("a") == ("b", "late")
+    steps(policy, "b", 1)
+    steps(policy, "a", 1)
+    assert policy.waiting_for("b") == ("late",)
+
+
+def test_a_worker_pulls_where_the_answer_to_its_last_push_may_lack_what_the_bound_promises():
+    policy = running(BoundedStaleness(1), "a", "b")
+    assert policy.must_pull("a")
+    steps(policy, "a", 1)
+    assert not policy.must_pull("a")
+    steps(policy, "a", 1)
+    steps(policy, "b", 1)
+    assert policy.may_start("a")
+    assert policy.must_pull("a")
+
+
+def test_what_has_been_seen_is_that_of_the_push_whose_answer_is_held():
+    policy = running(BoundedStaleness(1), "a", "b")
+    policy.started("a")
+    steps(policy, "b", 2)
+    policy.started("a")
+    policy.finished("a")
+    assert policy.must_pull("a", in_flight=1)
+    policy.finished("a")
+    assert not policy.must_pull("a")
+
+
+def test_of_several_pushes_the_one_before_those_on_their_way_counts():
+    policy = running(BoundedStaleness(2), "a", "b")
+    steps(policy, "a", 1)
+    for _ in range(2):  # b has done one step when the second of a starts, and two at the third
+        steps(policy, "b", 1)
+        steps(policy, "a", 1)
+    policy.started("a")
+    assert not policy.must_pull("a", in_flight=1)
+
+
+def test_an_answer_that_will_be_too_old_is_known_when_its_step_starts():
+    policy = running(BoundedStaleness(1), "a", "b")
+    policy.started("a")
+    assert not policy.will_pull("a")
+    policy.finished("a")
+    policy.started("a")
+    assert policy.will_pull("a")
+
+
+def test_of_two_overlapping_steps_the_second_answer_is_too_old_first():
+    policy = running(BoundedStaleness(2), "a", "b")
+    policy.started("a")
+    policy.started("a")
+    assert not policy.will_pull("a", in_flight=1)
+    policy.started("a")
+    assert policy.will_pull("a", in_flight=2)
+
+
+def test_one_worker_alone_never_pulls_again():
+    policy = running(BoundedStaleness(0), "a")
+    policy.started("a")
+    assert not policy.will_pull("a")
+    policy.finished("a")
+    assert not policy.must_pull("a")
+
+
+def test_nobody_has_seen_the_steps_of_a_newcomer():
+    policy = running(BoundedStaleness(0), "a", "b")
+    steps(policy, "b", 1)
+    policy.started("a")
+    policy.joined("late")
+    policy.finished("a")
+    assert policy.must_pull("a")
 
 
 @given(st.integers(0, 4), st.lists(st.integers(0, 3), max_size=200))
@@ -107,22 +217,27 @@ def test_finished_steps_never_differ_by_more_than_the_bound_and_one(bound, turns
 )
 def test_the_slowest_worker_is_known_without_looking_at_all(bound, events):
     policy, steps, active = BoundedStaleness(bound), {}, set()
+
+    def level(name):
+        slowest = min((steps[w] for w in active), default=steps[name])
+        return steps[name] if name in active else max(steps[name], slowest)
+
     for kind, number in events:
         name = f"w{number}"
         getattr(policy, kind)(name)
-        others = [steps[w] for w in active - {name}]
-        if kind == "joined" or (kind == "started" and name not in active):
-            steps[name] = min(others, default=steps.get(name, 0))
-            active.add(name)
-        elif kind == "left":
-            steps.pop(name, None)
+        if kind in ("joined", "left", "idle"):
+            if active == {name}:
+                steps = dict.fromkeys(steps, 0)
             active.discard(name)
+        if kind in ("joined", "left"):
+            steps.pop(name, None)
+        if kind in ("joined", "started"):
+            steps[name] = level(name) if name in steps else min((steps[w] for w in active), default=0)
+            active.add(name)
         elif kind == "finished" and name in steps:
             steps[name] += 1
-        elif kind == "idle":
-            active.discard(name)
         for worker in ("w0", "w1", "w2", "w3"):
-            free = worker not in active or steps[worker] - min(steps[w] for w in active) <= bound
+            free = worker not in steps or not active or level(worker) - min(steps[w] for w in active) <= bound
             assert policy.may_start(worker) == free
 
 
@@ -136,5 +251,17 @@ def test_softsync_merges_floor_of_workers_over_n(workers, n, count):
     assert Softsync(n).merge_count(workers) == count
 
 
+@pytest.mark.parametrize("policy", [Free(), Barrier(), Softsync(2)], ids=lambda policy: policy.name)
+def test_without_a_bound_nobody_has_to_pull(policy):
+    steps(running(policy, "a", "b"), "a", 5)
+    assert not policy.must_pull("a", in_flight=1)
+    assert not policy.will_pull("a", in_flight=1)
+
+
 def test_the_others_apply_every_gradient_on_its_own():
     assert Free().merge_count(8) == Barrier().merge_count(8) == BoundedStaleness(1).merge_count(8) == 1
+
+
+def test_who_does_whole_rounds_gets_all_parts_of_one_at_once():
+    policy = Barrier(parts=4)
+    assert policy.round_parts(1) == policy.lease_limit == 4

@@ -74,6 +74,17 @@ def test_who_must_wait_waits_for_somebody_else_who_is_there_and_may_move(name, e
 
 @pytest.mark.parametrize("name", POLICIES)
 @given(events=EVENTS)
+def test_an_answer_that_serves_nobody_is_followed_by_a_pull(name, events):
+    policy = policy_of(name)
+    present, _, holding = driven(policy, events)
+    for worker in holding:
+        useless = policy.will_pull(worker)
+        policy.finished(worker)
+        assert policy.must_pull(worker) >= useless
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@given(events=EVENTS)
 def test_everybody_may_start_once_the_others_are_gone(name, events):
     policy = policy_of(name)
     present, _, _ = driven(policy, events)
@@ -89,6 +100,7 @@ def test_losing_somebody_unknown_is_no_error(name):
     policy.idle("nobody")
     policy.finished("nobody")
     assert policy.may_start("nobody")
+    assert not policy.will_pull("nobody")
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -8,6 +8,7 @@ import pytest
 
 from nfdt.core.errors import ProtocolError, ShapeMismatch, UsageError
 from nfdt.core.program.state import State
+from nfdt.core.wire.job_token import worker_token
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.in_process import InProcessClient
 from nfdt.transport.stream import StreamClient
@@ -18,7 +19,7 @@ TOKEN = "token"
 
 
 class InProcess:
-    def __init__(self, reference, shards, rule, overlap, codec="identity"):
+    def __init__(self, reference, shards, rule, overlap, codec="identity", **row):
         self.overlap = overlap
         self.stores = Cluster(reference, shards=shards, rule=rule, overlap=overlap).stores
 
@@ -32,17 +33,17 @@ class InProcess:
 class Stream:
     share_memory = False
 
-    def __init__(self, reference, shards, rule, overlap, codec="identity"):
+    def __init__(self, reference, shards, rule, overlap, codec="identity", **row):
         self.overlap = overlap
         state = State(reference.weights, reference.state)
-        arguments = (reference.manifest(), state, rule_spec(rule, overlap=overlap, codec=codec))
-        self.running = [start_shard(*arguments, i, shards, workers=2, token=TOKEN) for i in range(shards)]
+        arguments = (reference.manifest(), state, rule_spec(rule, overlap=overlap, codec=codec, **row))
+        self.running = [start_shard(*arguments, i, shards, workers=3, token=TOKEN) for i in range(shards)]
         self.stores = [running.store for running in self.running]
 
     def client(self, worker, **options):
         addresses = [r.address for r in self.running]
         options |= {"timeout_s": 20, "overlap": self.overlap, "share_memory": self.share_memory}
-        return StreamClient(addresses, LAYOUT, worker, TOKEN, **options)
+        return StreamClient(addresses, LAYOUT, worker, worker_token(TOKEN, worker), **options)
 
     def stop(self):
         [running.stop(0) for running in self.running]
@@ -64,12 +65,14 @@ def shards(request):
 
 @pytest.fixture
 def connect(transport, shards):
-    """Make clients of one set of shards: ``connect(worker, rule=..., momentum=..., overlap=...)``."""
+    """Make clients of one set of shards: ``connect(worker, rule=..., momentum=..., overlap=..., consistency=...)``."""
     made, clients = [], []
 
-    def client(worker="a", rule="plain", momentum=0.9, overlap=0):
+    def client(worker="a", rule="plain", momentum=0.9, overlap=0, **row):
         if not made:
-            made.append(transport(Reference(keras.optimizers.SGD(0.1, momentum=momentum)), shards, rule, overlap))
+            made.append(
+                transport(Reference(keras.optimizers.SGD(0.1, momentum=momentum)), shards, rule, overlap, **row)
+            )
         clients.append(made[0].client(worker))
         return clients[-1]
 
@@ -94,7 +97,7 @@ def test_one_worker_equals_keras(connect, rule):
 @pytest.mark.parametrize("rule", ["plain", "ddc"])
 def test_a_push_may_carry_a_factor_of_the_learning_rate(connect, rule):
     reference = Reference(keras.optimizers.SGD(0.1, momentum=0.9))
-    client = connect(rule=rule)
+    client = connect(rule=rule, batch="dbs")
     client.pull()
     for g, rate in zip(gradients(3), (1.0, 0.25, 1.6), strict=True):
         reference.apply(rate * g)  # with SGD the same thing
@@ -135,19 +138,19 @@ def test_what_was_pulled_stays_as_it_was_until_this_worker_asks_again(connect):
 
 
 def test_parts_that_wait_for_earlier_ones_are_kept(connect, shards):
-    a, b = connect("a"), connect("b")
+    a, b = connect("a", consistency="bsp"), connect("b")
     g = gradients(3)
-    b.push(g[2], samples=1, part=2, parts=3, want_weights=False)
-    b.push(g[1], samples=1, part=1, parts=3, want_weights=False)
-    assert a.push(g[0], samples=1, part=0, parts=3, want_weights=False).versions == (1,) * shards
+    b.push(g[2], samples=1, round=1, part=2, parts=3, want_weights=False)
+    b.push(g[1], samples=1, round=1, part=1, parts=3, want_weights=False)
+    assert a.push(g[0], samples=1, round=1, part=0, parts=3, want_weights=False).versions == (1,) * shards
     np.testing.assert_allclose(a.pull().weights, start_weights() - 0.1 * g.mean(0), rtol=2e-5, atol=2e-6)
 
 
 def test_a_round_is_applied_when_its_last_part_comes(connect, shards):
-    a, b = connect("a"), connect("b")
+    a, b = connect("a", consistency="bsp"), connect("b")
     g = gradients(2)
-    assert b.push(g[1], samples=1, round=0, part=1, parts=2, want_weights=False).versions == (0,) * shards
-    assert a.push(g[0], samples=3, round=0, part=0, parts=2, want_weights=False).versions == (1,) * shards
+    assert b.push(g[1], samples=1, round=1, part=1, parts=2, want_weights=False).versions == (0,) * shards
+    assert a.push(g[0], samples=3, round=1, part=0, parts=2, want_weights=False).versions == (1,) * shards
     wanted = start_weights() - 0.1 * (g[0] * 3 + g[1]) / 4
     np.testing.assert_allclose(a.pull(min_version=1).weights, wanted, rtol=2e-5, atol=2e-6)
 

@@ -24,10 +24,10 @@ def connect(request):
     """Make clients of two shards: ``connect(worker, codec, rule=..., overlap=...)``; ``connect.stores``."""
     made, clients = [], []
 
-    def client(worker="a", codec="int8", rule="plain", momentum=0.0, overlap=0):
+    def client(worker="a", codec="int8", rule="plain", momentum=0.0, overlap=0, **row):
         if not made:
             reference = Reference(keras.optimizers.SGD(RATE, momentum=momentum))
-            made.append(request.param(reference, 2, rule, overlap, codec))
+            made.append(request.param(reference, 2, rule, overlap, codec, **row))
             client.stores = made[0].stores
         algorithm = rule_spec(rule, codec=codec, top_k=0.2)
         clients.append(made[0].client(worker, choice=make_choice(algorithm, LAYOUT.size)))
@@ -83,12 +83,12 @@ def test_what_answers_lose_comes_with_later_answers(connect, codec):
 
 @coarse_codecs
 def test_rounds_are_merged_and_pulled(connect, codec):
-    a, b = connect("a", codec), connect("b", codec)
+    a, b = connect("a", codec, consistency="bsp"), connect("b", codec)
     weights = [a.pull().weights, b.pull().weights]
     g = gradients(20)
     for number in range(10):
         for part, (client, vector) in enumerate(zip((a, b), g[2 * number :], strict=False)):
-            client.push(vector, samples=1, round=number, part=part, parts=2, want_weights=False)
+            client.push(vector, samples=1, round=number + 1, part=part, parts=2, want_weights=False)
         weights = [client.pull(min_version=number + 1, exact=False).weights for client in (a, b)]
     exact = a.pull()
     assert exact.versions == (10, 10)

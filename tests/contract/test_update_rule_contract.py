@@ -35,6 +35,11 @@ def gradient_of(seed, dtype=np.float64, size=3):
     return np.random.default_rng(seed).normal(size=size).astype(dtype)
 
 
+def kinds(state):
+    """Shape and dtype of each array by its name."""
+    return {name: (np.shape(value), np.asarray(value).dtype) for name, value in state.items()}
+
+
 def test_every_rule_of_the_preset_axis_exists():
     assert set(RULES) == set(AXES["update_rule"])
 
@@ -68,12 +73,16 @@ def test_a_rule_says_whether_it_looks_at_the_backup(rule, optimizer):
 @given(script=SCRIPTS)
 def test_the_dtype_and_shapes_of_weights_and_state_never_change(rule, optimizer, script):
     shard = shard_of(rule, optimizer, np.float32)
-    before = {name: (np.shape(v), np.asarray(v).dtype) for name, v in shard.state.items()}
-    assert set(before.values()) <= {((3,), np.dtype("f4")), ((), np.dtype("f4"))}
+    corrections, correct = [], shard.rule.correct
+    shard.rule.correct = lambda *args: corrections.append(correct(*args)) or corrections[-1]
+    before, of_worker = kinds(shard.state), kinds(shard._workers[0])
+    assert {*before.values(), *of_worker.values()} <= {((3,), np.dtype("f4")), ((), np.dtype("f4"))}
     for worker, seed in script:
         received = shard.push(worker, gradient_of(seed, np.float32), 0.1)
         assert received.dtype == shard.weights.dtype == shard.last_gradient.dtype == np.float32
-        assert {name: (np.shape(v), np.asarray(v).dtype) for name, v in shard.state.items()} == before
+        assert np.asarray(corrections[-1].learning_rate_scale).dtype == np.float32
+        assert kinds(shard.state) == before
+        assert kinds(shard._workers[worker]) == of_worker
 
 
 @pytest.mark.parametrize(("rule", "optimizer"), CASES)

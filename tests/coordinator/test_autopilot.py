@@ -3,8 +3,9 @@
 import pytest
 
 from nfdt.coordinator import Emit
-from nfdt.coordinator.autopilot import Autopilot, ShardLoad
+from nfdt.coordinator.autopilot import Autopilot, ShardLoad, follows_a_plan, told
 from nfdt.coordinator.ring_view import grouped, seen_by_coordinator
+from nfdt.planning import Row
 from nfdt.schedulers import StepTime
 from nfdt.schedulers.group_shares import StatedSizes
 from tests.simulated_cluster import job
@@ -70,6 +71,43 @@ def test_a_decision_is_kept_while_what_it_hides_cannot_be_seen_and_changed_when_
     assert autopilot.look(steps([2000, 2000], 20, hidden=1.0)).row.overlap == 0
 
 
+@pytest.mark.parametrize("batch", ["dbs", "fixed"])
+def test_before_anything_is_measured_workers_are_free_and_hide_nothing(batch):
+    autopilot = Autopilot(BATCH, overlap=2, batch=batch)
+    assert autopilot.row == Row("free", batch, 0)
+    assert autopilot.choice is None
+    assert autopilot.look(steps([20, 20], 0.1)).row == Row("free", batch, 0)
+
+
+def test_a_worker_that_comes_while_exchanges_are_hidden_is_taken_as_it_shows_itself():
+    autopilot = Autopilot(BATCH, overlap=1)
+    assert autopilot.look(steps([20, 20], 20)).row.overlap == 1
+    assert autopilot.look(steps([20, 20, 20], 20, hidden=0.5)) is None
+
+
+def test_a_decision_is_told_with_what_it_promises_and_why():
+    choice = Autopilot(BATCH, overlap=1).look(steps([30, 30, 30], 0))
+    assert told(choice) == {
+        "row": {"topology": "flat", "batch": "dbs", "overlap": 0},
+        "samples_per_s": 3200.0,
+        "reason": choice.reason,
+    }
+
+
+@pytest.mark.parametrize(
+    ("preset", "options", "follows"),
+    [
+        ("auto", {}, True),
+        ("h-ps", {}, True),
+        ("auto", {"plan": "nothing"}, False),
+        ("auto", {"consistency": "ssp"}, False),
+        ("group-sync", {"plan": "topology"}, False),
+    ],
+)
+def test_only_free_flat_workers_leave_a_choice(preset, options, follows):
+    assert follows_a_plan(job(preset, workers=4, overrides=options)) == follows
+
+
 FULL = ShardLoad(busy_s=0.01, wait_s=0.15)
 
 
@@ -82,7 +120,7 @@ def planned(*, load=FULL, remaining_s=100.0, workers=16):
 
 def test_a_shard_that_is_full_is_relieved_by_groups():
     choice = planned()
-    assert choice.row.overlap == 0
+    assert (choice.row.consistency, choice.row.batch, choice.row.overlap) == ("free", "dbs", 0)
     assert sorted(member for group in choice.row.groups for member in group) == list(range(16))
     assert choice.reason.startswith("groups 0,1,2")
 

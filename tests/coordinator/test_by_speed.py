@@ -33,7 +33,7 @@ SECONDS = st.lists(st.sampled_from([0.01, 0.02, 0.07, 0.1, 0.3, 0.5, 1.0]), min_
 
 
 @given(seconds=SECONDS, steps=st.integers(8, 120))
-@settings(max_examples=40)
+@settings(max_examples=4 * settings().max_examples // 5)
 def test_workers_finish_within_one_of_their_steps_of_the_end(seconds, steps):
     cluster = timed("asgd", seconds, samples=steps * BATCH, epochs=3, overrides={"tasks": "finish-together"})
     all_rows_once(cluster)
@@ -57,7 +57,7 @@ def test_finishing_together_ends_sooner_than_leases_alone():
 
 
 @given(seconds=SECONDS, steps=st.integers(8, 120))
-@settings(max_examples=20)
+@settings(max_examples=2 * settings().max_examples // 5)
 def test_the_others_are_looked_at_only_where_it_changes_something(seconds, steps):
     def run():
         cluster = timed("asgd", seconds, samples=steps * BATCH, epochs=2, overrides={"tasks": "finish-together"})

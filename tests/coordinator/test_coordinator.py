@@ -192,6 +192,18 @@ def test_progress_is_told_at_most_ten_times_a_second_and_at_the_end():
 # ---- losses
 
 
+def test_a_worker_that_is_excused_is_not_silent():
+    cluster = started(job(workers=2))
+    until(cluster, Work, [A, B])
+    cluster.clock.advance(59)
+    cluster.coordinator.excuse(A)
+    cluster.coordinator.excuse("nobody")
+    cluster.clock.advance(2)
+    cluster.coordinator.tick()
+    cluster.settle()
+    assert [e["worker"] for e in cluster.of("worker_lost")] == [B]
+
+
 def test_a_lost_worker_is_told_with_what_goes_back():
     cluster = started(job(workers=2))
     until(cluster, Work, [A, B])
@@ -211,6 +223,24 @@ def test_a_lost_worker_reports_too_late():
     assert isinstance(late, Leave)
     cluster.run()
     assert cluster.of("epoch_end")[0]["samples"] == 20
+
+
+def test_a_lost_worker_holds_nobody_back():
+    cluster = started(job("ssp", workers=2, samples=200))
+    cluster.turn(A)
+    until(cluster, Work, [B])
+    for _ in range(100):
+        cluster.turn(A)
+    assert isinstance(cluster.workers[A].told, Wait)
+    cluster.kill(B)
+    until(cluster, Work, [A])
+
+
+def test_another_process_of_a_worker_is_told_to_begin_the_epoch():
+    cluster = started(job(workers=1))
+    until(cluster, Work, [A])
+    cluster.coordinator.resumed(A, {"pid": 7})
+    assert isinstance(cluster.coordinator.next(A), BeginEpoch)
 
 
 @pytest.mark.parametrize("kind", [CollectState, Evaluate, Summarise])
@@ -288,6 +318,36 @@ def test_a_silent_worker_is_given_up_and_its_work_done_by_others():
     del cluster.workers[name]
     cluster.run()
     assert cluster.of("epoch_end")[0]["samples"] == 20
+
+
+@pytest.mark.parametrize(("signs", "lost"), [(True, 0), (False, 1)])
+def test_a_long_validation_is_given_up_only_if_it_makes_no_headway(signs, lost):
+    cluster = started(job(workers=1, validation=40))
+    name, told = until(cluster, Evaluate)
+    for _ in range(10):
+        cluster.clock.advance(20)
+        if signs:
+            assert cluster.coordinator.next(name, Report(busy=True)) == Wait()
+        cluster.coordinator.tick()
+        cluster.settle()
+    assert len([e for e in cluster.effects if isinstance(e, GiveUp)]) == lost
+    assert lost or cluster.coordinator.next(name) == told
+
+
+def test_a_sign_of_life_changes_nothing_else():
+    cluster = started(job(workers=1, overrides={"overlap": 1}, samples=40))
+    worker = cluster.workers[A]
+    while not worker.in_flight:
+        cluster.turn(A)
+    told = worker.ask()
+    cluster.coordinator.next(A, Report(busy=True))
+    assert cluster.coordinator.next(A) == told
+
+
+def test_a_worker_that_tells_a_sign_of_life_to_a_job_that_has_ended_is_told_to_leave():
+    cluster = started(job(workers=1))
+    cluster.coordinator.fail("the disk is full")
+    assert isinstance(cluster.coordinator.next(A, Report(busy=True)), Leave)
 
 
 def test_the_job_fails_when_everybody_is_gone_and_nobody_comes():
@@ -377,6 +437,21 @@ def test_leases_grow_once_steps_are_measured_but_not_for_bounded_policies():
         assert sizes[-1] == 1
 
 
+def test_rows_to_validate_are_asked_for_in_pieces_of_about_a_second():
+    cluster = started(job(workers=1, validation=4000))
+    name, told = until(cluster, Evaluate)
+    sizes = []
+    while cluster.coordinator.phase == "validate":
+        if isinstance(told, Evaluate):
+            sizes.append(len(told.tasks))
+            cluster.clock.advance(0.1 * sizes[-1])  # a batch takes 0.1 s
+        cluster.turn(name)
+        told = cluster.workers[name].told
+    assert sizes[0] == 1
+    assert max(sizes) == 10
+    assert sum(sizes) == 1000
+
+
 def test_static_tasks_are_contiguous_shares():
     cluster = started(job(workers=2, samples=40, overrides={"tasks": "static"}))
     cluster.run()
@@ -387,8 +462,8 @@ def test_static_tasks_are_contiguous_shares():
 def test_a_synchronous_round_has_a_part_for_every_ready_worker():
     cluster = started(job("bsp", workers=3, samples=26))
     cluster.run()
-    assert {t.parts for _, t in cluster.pushes if t.round < 2} == {3}
-    assert [t.samples for _, t in cluster.pushes if t.round == 2] == [2]
+    assert {t.parts for _, t in cluster.pushes if t.round < 3} == {3}
+    assert [t.samples for _, t in cluster.pushes if t.round == 3] == [2]
     assert cluster.of("epoch_begin")[0]["steps"] == cluster.of("epoch_end")[0]["steps"] == 3
     for index, name in enumerate(("worker-0", "worker-1", "worker-2")):
         assert {t.part for n, t in cluster.pushes if n == name and t.parts == 3} == {index}
@@ -439,9 +514,25 @@ def test_a_slow_feed_is_the_clients_and_no_stall():
     assert cluster.coordinator.waiting_for() == ("client",)
 
 
+def test_a_feed_that_nobody_takes_from_waits_for_workers():
+    cluster = started(job(stream=True, workers=1))
+    for _ in range(5):
+        cluster.turn(A)
+    cluster.kill(A)
+    assert cluster.coordinator.waiting_for() == ("workers",)
+
+
+def test_the_validation_of_a_fed_job_waits_for_no_client():
+    cluster = started(job(stream=True, workers=1, validation=5), [b"x"])
+    until(cluster, Evaluate)
+    cluster.coordinator.left(A, "killed")
+    cluster.join()
+    assert cluster.coordinator.waiting_for() == ("workers",)
+
+
 def test_numbers_of_fed_tasks_never_repeat_within_the_job():
     cluster = started(job("bsp", stream=True, workers=2, epochs=3), [b"%d" % i for i in range(5)])
     cluster.run()
     numbers = [t.task for _, t in cluster.pushes]
     assert sorted(numbers) == list(range(15))
-    assert sorted({t.round for _, t in cluster.pushes}) == list(range(9))
+    assert sorted({t.round for _, t in cluster.pushes}) == list(range(1, 10))

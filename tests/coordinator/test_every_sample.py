@@ -138,7 +138,7 @@ def test_every_fed_batch_is_trained(preset, overrides, batches, workers, moves, 
 
 @pytest.mark.parametrize("batch", ["fixed", "dbs"])
 @given(shape=SHAPES, moves=MOVES, kills=KILLS)
-@settings(max_examples=200)
+@settings(max_examples=4 * settings().max_examples)
 def test_synchronous_rounds_never_overlap_and_are_whole(batch, shape, moves, kills):
     cluster = started(job("bsp", overrides={"batch": batch}, **shape))
     act(cluster, moves, kills)
@@ -150,7 +150,7 @@ def test_synchronous_rounds_never_overlap_and_are_whole(batch, shape, moves, kil
     for held in parts.values():
         assert len({p[1] for p in held}) == 1
         assert {p[0] for p in held} == set(range(next(iter(held))[1]))
-    assert sorted(parts) == list(range(len(parts)))
+    assert sorted(parts) == list(range(1, len(parts) + 1))
 
 
 @given(bound=st.integers(0, 3), workers=st.integers(2, 4), overlap=st.integers(0, 2), moves=MOVES)

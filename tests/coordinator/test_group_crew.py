@@ -253,3 +253,16 @@ def test_members_are_told_their_rows_and_a_rate_of_their_own_optimizer():
     share = crew.share_of(worker)
     assert (list(share.rows), share.local_steps, share.learning_rate) == ([32, 32], 2, 0.25)
     assert crew.share_of("nobody") is None
+
+
+def test_a_step_is_measured_once_however_often_it_is_told():
+    worlds = Worlds(0.01, 0.01)
+    crew = formed(worlds)
+    measured = []
+    crew._plan.measured = lambda member, rows, seconds: measured.append(member)
+    worlds.epoch()
+    review(crew)
+    fresh = len(measured)
+    review(crew)
+    assert fresh > 0
+    assert len(measured) == fresh

@@ -2,15 +2,26 @@ from __future__ import annotations
 
 import pytest
 
-from nfdt.coordinator.ring_view import policy_of, seen_by_coordinator, slots_of
+from nfdt.coordinator.ring_view import (
+    epochs_allow_groups,
+    grouped,
+    policy_of,
+    refuse_reach,
+    seen_by_coordinator,
+    slots_of,
+)
+from nfdt.core.errors import PolicyRefused
 from nfdt.core.spec import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
+from nfdt.launch.ring_command import RingShape
 
 
-def job(kind: str = "arrays", algorithm: str = "allreduce", **fit) -> JobSpec:
+def job(
+    kind: str = "arrays", algorithm: str = "allreduce", options: dict | None = None, cluster: dict | None = None, **fit
+) -> JobSpec:
     return JobSpec(
         program="0" * 64,
-        algorithm=resolve_algorithm(algorithm),
-        cluster=ClusterSpec(workers=4),
+        algorithm=resolve_algorithm(algorithm, **(options or {})),
+        cluster=ClusterSpec(**{"workers": 4, **(cluster or {})}),
         fit=FitSpec(**{"epochs": 1, "batch_size": 32, **fit}),
         train=DataSpec(kind=kind, samples=1003 if kind == "arrays" else None),
     )
@@ -51,3 +62,73 @@ def test_a_group_that_pushes_differences_holds_a_round_of_steps():
     spec = job(algorithm="group-sync")
     algorithm = resolve_algorithm("group-sync", outer="delta", local_steps=5)
     assert policy_of(spec.model_copy(update={"algorithm": algorithm})).lease_limit == 5
+
+
+def test_a_ring_that_has_shrunk_is_seen_with_the_ranks_it_has():
+    seen = seen_by_coordinator(job(validation_batch_size=10), ranks=3)
+    assert (seen.cluster.workers, seen.fit.batch_size, seen.fit.validation_batch_size) == (1, 96, 30)
+
+
+def test_an_elastic_ring_reports_when_it_commits_and_another_one_when_it_likes():
+    assert policy_of(job(cluster={"min_workers": 2, "commit_steps": 7})).lease_limit == 7
+    assert policy_of(job()).lease_limit is None
+
+
+def test_a_group_that_is_short_of_members_has_the_batch_of_the_largest():
+    seen = seen_by_coordinator(job(algorithm="group-sync", validation_batch_size=10), groups=3)
+    assert (seen.cluster.workers, seen.fit.batch_size, seen.fit.validation_batch_size) == (3, 64, 20)
+
+
+def test_groups_take_fed_batches_and_counted_validation_as_they_are():
+    seen = seen_by_coordinator(job("stream", "group-sync", validation_batch_size=10, validation_steps=3), groups=2)
+    assert (seen.cluster.workers, seen.fit.batch_size, seen.fit.validation_batch_size) == (2, 32, 10)
+
+
+def test_flat_workers_that_turn_to_groups_overlap_nothing_and_stay_the_same_job():
+    flat = job(algorithm="auto", options={"overlap": 1})
+    spec = grouped(flat)
+    assert (spec.algorithm.topology, spec.algorithm.overlap) == ("groups", 0)
+    assert spec.algorithm.model_copy(update={"topology": "flat", "overlap": 1}) == flat.algorithm
+    assert spec.model_copy(update={"algorithm": flat.algorithm}) == flat
+
+
+@pytest.mark.parametrize(
+    ("other", "allowed"),
+    [
+        ({}, True),
+        ({"kind": "stream"}, False),
+        ({"steps_per_epoch": 5}, False),
+        ({"options": {"plan": "overlap"}}, False),
+        ({"algorithm": "group-sync", "options": {"plan": "topology"}}, False),
+    ],
+    ids=["auto", "stream", "counted steps", "no such plan", "groups already"],
+)
+def test_only_a_job_that_plans_whole_epochs_of_flat_workers_may_turn_to_groups(other, allowed):
+    assert epochs_allow_groups(job(**{"algorithm": "auto", **other})) == allowed
+
+
+@pytest.mark.parametrize(
+    "reach",
+    [
+        {"hosts": "a:2"},
+        {"hostfile": "hosts.txt"},
+        {"network_interfaces": "eth0", "min_workers": 1},
+        {"launcher": "world"},
+    ],
+    ids=lambda reach: next(iter(reach)),
+)
+def test_a_shared_server_logs_in_nowhere(reach):
+    expected = "logs in nowhere .* without hosts, hostfile, network_interfaces or launcher='world'. Run the script"
+    with pytest.raises(PolicyRefused, match=expected):
+        refuse_reach(RingShape.of(ClusterSpec(workers=4, **reach)))
+
+
+@pytest.mark.parametrize("option", ["host_discovery_script", "timeline", "autotune_log"])
+def test_a_shared_server_touches_no_file_that_a_job_names(option):
+    expected = "without host_discovery_script, timeline or autotune_log. Received: named.txt. Run the script without"
+    with pytest.raises(PolicyRefused, match=expected):
+        refuse_reach(RingShape.of(ClusterSpec(workers=4, autotune=True, **{option: "named.txt"})))
+
+
+def test_a_ring_of_the_servers_own_machine_is_not_refused():
+    refuse_reach(RingShape.of(ClusterSpec(workers=4, min_workers=2)))

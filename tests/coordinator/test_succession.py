@@ -71,6 +71,16 @@ def test_what_the_last_rank_may_not_have_passed_on_is_told_again():
         assert following.told == told
 
 
+def test_what_an_epoch_began_with_is_not_told_again_after_its_end():
+    shard = RingShard(Shard("first"), DEADLINE_S)
+    shard.write("old")
+    shard.flush()
+    following = Shard("next")
+    shard.replace(following)
+    shard.repeat(fresh=True)
+    assert not hasattr(following, "told")
+
+
 def test_a_call_ends_when_nobody_takes_over_in_time_or_the_job_does():
     with pytest.raises(ServerUnreachable, match="No rank of the ring answers"):
         RingShard(Shard("first", alive=False), 0.05).read()
@@ -176,3 +186,16 @@ def test_a_ring_without_another_rank_fails_the_job_with_the_reason(vacancy, fail
     assert said in str(failures[0])
     with pytest.raises(ServerUnreachable):
         succession.shard.read()
+
+
+def test_whatever_goes_wrong_while_another_rank_is_seated_fails_the_job(vacancy):
+    _, crew, _, (failures, told), begin = vacancy
+
+    def start_shard(seat):
+        raise RuntimeError("can't start new thread")
+
+    crew.start_shard = start_shard
+    crew.next_one.set()
+    begin(DEADLINE_S)
+    assert told.wait(DEADLINE_S)
+    assert "new thread" in str(failures[0])

@@ -3,7 +3,7 @@
 import pytest
 
 from nfdt.core.emulation import Emulation
-from nfdt.core.spec import DataSpec, FitSpec, JobSpec, resolve_algorithm
+from nfdt.core.spec import DataSpec, FitSpec, JobSpec, resolve_algorithm, resolve_cluster
 
 
 def job(train: DataSpec) -> JobSpec:
@@ -17,6 +17,33 @@ def test_a_step_is_lengthened_to_the_emulated_time_and_never_shortened():
     assert emulate.step_s(0, 0.004, 1.0) == pytest.approx(0.02)
     assert emulate.step_s(1, 0.008, 1.0) == 0.008
     assert emulate.step_s(2, 0.004, 1.0) == 0.004
+
+
+@pytest.mark.parametrize("worker", [0, 1, 7])
+def test_one_value_is_for_every_worker(worker):
+    emulate = Emulation(step_ms=20, slowdown=3, bandwidth_mbit=100, latency_ms=5)
+    assert emulate.step_s(worker, 0.001, 1.0) == pytest.approx(0.02)
+    assert emulate.step_s(worker, 0.01, 1.0) == pytest.approx(0.03)
+    assert emulate.link_of(worker) == (100, 5)
+
+
+@pytest.mark.parametrize("name", ["slowdown", "step_ms", "bandwidth_mbit", "latency_ms"])
+def test_a_list_has_one_value_or_one_for_each_worker(name):
+    for values in ([5], [5, 5, 5], [5, 5, 5, 5]):
+        Emulation(**{name: values}).check_counts(3)
+    with pytest.raises(ValueError, match=f"emulate.{name}: expected one value.*each of 3. Received: 2 values"):
+        Emulation(**{name: [5, 5]}).check_counts(3)
+
+
+def test_a_job_has_emulated_values_for_each_of_its_workers():
+    with pytest.raises(ValueError, match=r"each of 3\. Received: 2 values"):
+        JobSpec(
+            program="0" * 64,
+            algorithm=resolve_algorithm("asgd"),
+            cluster=resolve_cluster(workers=3, emulate={"step_ms": (1, 2)}),
+            fit=FitSpec(epochs=1),
+            train=DataSpec(kind="stream"),
+        )
 
 
 def test_slowdown_multiplies_what_the_step_took():

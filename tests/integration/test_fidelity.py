@@ -52,6 +52,12 @@ there = dense(momentum())
 fit(there, epochs=4)
 out["continued"] = same(here, there)
 
+class Freeze(callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.layers[0].trainable = epoch < 1
+frozen_later = dense(momentum())
+fit(frozen_later, epochs=3, callbacks=[Freeze()])
+
 weights = {label: 1.0 + label for label in range(10)}
 arguments = dict(epochs=3, class_weight=weights, validation_split=0.25, steps_per_epoch=5)
 plain = dense("adam")
@@ -62,6 +68,10 @@ with nfdt.session(workers=1):
     out["arguments"] = same(started, plain)
     out["logs"] = max(abs(a - b) for k in plain_history for a, b in zip(history[k], plain_history[k]))
     out["keys"] = sorted(history) == sorted(plain_history)
+
+    thawed = dense(momentum())
+    fit(thawed, epochs=3, callbacks=[Freeze()])
+    out["frozen_later"] = same(thawed, frozen_later)
 
     rates = []
     class Rates(callbacks.Callback):
@@ -138,6 +148,10 @@ def test_class_weight_validation_split_and_steps_mean_what_they_mean_in_keras(ou
     assert outcome["keys"]
     assert outcome["arguments"] < 1e-4
     assert outcome["logs"] < 1e-3
+
+
+def test_a_layer_that_a_callback_freezes_goes_on_as_in_keras(outcome):
+    assert outcome["frozen_later"] < 1e-4
 
 
 def test_a_scheduled_learning_rate_reaches_the_shards(outcome):

@@ -222,6 +222,59 @@ print(json.dumps(dict(iterations=int(model.optimizer.iterations), name=__name__)
     assert "worker-0" in done.stderr
 
 
+PACKAGE = {
+    "app/__init__.py": "",
+    "app/config.py": "SCALE = 0.5",
+    "app/layers.py": """
+import keras
+from .config import SCALE
+
+class Scaled(keras.layers.Layer):
+    def call(self, x):
+        return x * SCALE
+""",
+    "plain/shift.py": "SHIFT = 1.0",
+    "app/train.py": """
+import json, sys
+import keras, numpy as np
+import plain.shift
+from .layers import Scaled
+
+class Shifted(keras.layers.Layer):
+    def call(self, x):
+        return x + plain.shift.SHIFT
+
+def loss(y, p):
+    return keras.ops.mean((y - p) ** 2)
+
+model = keras.Sequential([keras.Input((4,)), Scaled(), Shifted(), keras.layers.Dense(1)])
+model.compile("sgd", loss)
+x = np.random.default_rng(0).random((256, 4), "f4")
+history = model.fit(x, x.sum(1, keepdims=True), epochs=int(sys.argv[2]), verbose=0)
+print(json.dumps(dict(losses=history.history["loss"], workers=len(history.nfdt))))
+""",
+}
+
+
+def test_a_module_s_own_layers_and_its_packages_train_on_workers(tmp_path):
+    for name, source in PACKAGE.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(source)
+    done = subprocess.run(
+        [*NFDT, "run", "--workers", "2", "-m", "app.train", "--workers", "3"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    got = json.loads(done.stdout.splitlines()[-1])
+    assert got["workers"] == 2
+    assert len(got["losses"]) == 3
+    assert got["losses"][-1] < got["losses"][0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "needle"),
     [

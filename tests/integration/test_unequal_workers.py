@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from nfdt.coordinator import phases
+from nfdt.coordinator import training
 from tests.local_cluster import clone, flat, train
 
 FAST, SLOW = ("worker-0", "worker-1"), ("worker-2", "worker-3")
@@ -108,6 +108,6 @@ def test_h_ps_loses_no_sample_though_a_worker_dies(digits):
 
 
 def test_leases_that_are_cut_short_lose_nothing(digits, monkeypatch):
-    monkeypatch.setattr(phases, "LEASE_BUDGET_S", 1e-6)
+    monkeypatch.setattr(training, "LEASE_BUDGET_S", 1e-6)
     outcome = run(digits, "asgd", step_ms=(), epochs=3)
     assert {done.samples for done in outcome.done} <= {16, 1797 % 16}

@@ -40,6 +40,13 @@ def test_a_late_batch_of_another_epoch_is_dropped(queue):
     assert queue.take() is None
 
 
+def test_another_epoch_drops_what_is_left_of_the_last_one(queue):
+    queue.grant(0)
+    queue.offer(batch(0))
+    queue.allow(1, 2)
+    assert queue.take() is None
+
+
 def test_an_epoch_is_exhausted_when_its_last_batch_is_taken(queue):
     queue.grant(0)
     queue.offer(batch(0))

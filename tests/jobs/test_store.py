@@ -1,9 +1,10 @@
+import sqlite3
 import stat
 import threading
 
 import pytest
 
-from nfdt.core.errors import UsageError
+from nfdt.core.errors import NfdtError, UsageError
 from nfdt.core.jobs.store import JobStore
 
 
@@ -101,9 +102,44 @@ def test_a_restart_queues_what_waited_and_fails_what_ran(tmp_path):
     store.close()
     store = JobStore(path)
     assert store.recover() == ["waiting", "starting"]
+    assert store.get("starting").state == "queued"
+    last = store.events("starting")[-1]
+    assert (last.kind, last.data) == ("state", {"state": "queued", "reason": "server restarted", "error": None})
+    assert [event.data["state"] for event in store.events("waiting")] == ["queued"]
     record = store.get("running")
     assert record.state == "failed"
     assert record.reason.startswith("server restarted")
     assert "abc" in record.reason
     assert store.get("done").state == "succeeded"
     store.close()
+
+
+def test_a_full_disk_is_an_error_that_says_so_and_the_store_goes_on_when_there_is_room(store, tmp_path):
+    store._database.execute("PRAGMA max_page_count=1")  # SQLite takes the number of pages there are
+    with pytest.raises(NfdtError, match=r"jobs\.sqlite.* full.*Make room"):
+        store.append("a", "log", {"text": "x" * 100_000})
+    assert store.events("a", 1) == []
+    store._database.execute("PRAGMA max_page_count=1000000")
+    store.append("a", "log", {"text": "x"})
+    assert [event.data for event in store.events("a", 1)] == [{"text": "x"}]
+
+
+def test_a_commit_that_fails_leaves_no_transaction_open(store):
+    class Full(sqlite3.Connection):
+        full = False
+
+        def execute(self, sql, *values):
+            if self.full and sql == "COMMIT":
+                raise sqlite3.OperationalError("disk I/O error")
+            return super().execute(sql, *values)
+
+    path = store._path
+    store._database.close()
+    store._database = sqlite3.connect(path, isolation_level=None, factory=Full)
+    store._database.row_factory = sqlite3.Row
+    store._database.full = True
+    with pytest.raises(NfdtError, match="disk I/O error"):
+        store.append("a", "log", {"text": "lost"})
+    store._database.full = False
+    store.append("a", "log", {"text": "kept"})
+    assert [event.data for event in store.events("a", 1)] == [{"text": "kept"}]

@@ -1,4 +1,6 @@
+import logging.handlers
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -7,7 +9,17 @@ import threading
 import psutil
 import pytest
 
-from nfdt.launch.local import CRASHES, LocalLauncher, SlotOptions, shared_environment, slot_arguments, slot_environment
+from nfdt.launch.forking import COMMAND
+from nfdt.launch.local import (
+    CRASHES,
+    FAILED_STARTS,
+    SLOT,
+    LocalLauncher,
+    SlotOptions,
+    shared_environment,
+    slot_arguments,
+    slot_environment,
+)
 
 DEADLINE_S = 30
 # A stand-in for a slot: says it is there through a pipe, ends when its standard input does.
@@ -103,6 +115,37 @@ def test_slots_that_crash_at_once_are_given_up(tmp_path, announcements):
     assert str(tmp_path) in launcher.failure
 
 
+@pytest.fixture
+def failed_starts(monkeypatch):
+    """What a launcher logs of starts that failed, as it happens."""
+    monkeypatch.setattr("nfdt.launch.local.RESTART_S", 0.01)
+    handler = logging.handlers.QueueHandler(queue.SimpleQueue())
+    handler.addFilter(lambda record: "cannot be started" in record.getMessage())
+    logging.getLogger("nfdt.launch.local").addHandler(handler)
+    yield handler.queue
+    logging.getLogger("nfdt.launch.local").removeHandler(handler)
+
+
+def test_a_slot_that_cannot_be_started_leaves_the_others_alive_and_is_tried_again(
+    tmp_path, launcher, announcements, failed_starts
+):
+    launcher.ensure("worker", 2)
+    killed, other = announcements.next(), announcements.next()
+    (tmp_path / "logs").rename(tmp_path / "away")  # no log can be opened, as with a full disk or too many files
+    os.kill(killed, signal.SIGKILL)
+    for _ in range(FAILED_STARTS):
+        failed_starts.get(timeout=DEADLINE_S)
+    assert launcher.pids == [other]
+    assert "worker slot" in launcher.failure
+    assert str(tmp_path / "logs") in launcher.failure
+
+    (tmp_path / "away").rename(tmp_path / "logs")
+    replacement = announcements.next()
+    assert replacement not in (killed, other)
+    assert set(launcher.pids) == {other, replacement}
+    assert launcher.failure is None
+
+
 def test_slots_end_when_the_parent_is_killed(tmp_path, announcements):
     slot = (
         "import os, signal; from nfdt.core.parent import die_with_parent; die_with_parent(); "
@@ -130,3 +173,27 @@ def test_stop_is_idempotent_and_leaves_no_thread(tmp_path, announcements):
     launcher.stop()
     launcher.stop()
     assert threading.active_count() == before
+
+
+def test_how_a_slot_ended_is_known_by_its_name(tmp_path, announcements):
+    launcher = LocalLauncher(options(tmp_path, announcements))
+    try:
+        launcher.ensure("worker", 1)
+        pid = announcements.next()
+        (log,) = (tmp_path / "logs").glob("worker-0-*.log")
+        while launcher.pids != [pid]:
+            pass  # it has said so before the launcher knows
+        assert launcher.end_of(log.stem, 0.0) is None, "it lives"
+        os.kill(pid, signal.SIGKILL)
+        end = launcher.end_of(log.stem, DEADLINE_S)
+        assert (end.returncode, end.log) == (-signal.SIGKILL, log)
+        assert launcher.end_of("somebody-else", DEADLINE_S) is None
+    finally:
+        launcher.stop()
+
+
+@pytest.mark.parametrize("command", [SLOT, COMMAND], ids=["slot", "nursery"])
+def test_a_file_where_the_user_is_shadows_no_module_of_ours(tmp_path, command):
+    (tmp_path / "queue.py").write_text("raise RuntimeError('the user has a file of this name')")
+    python = command[: command.index("-m")]
+    subprocess.run([*python, "-c", "import queue"], cwd=tmp_path, check=True, timeout=DEADLINE_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import sys
 
@@ -86,6 +87,77 @@ def test_the_rank_that_failed_first_is_reported(make):
     assert ring.report() is None
     (ring.directory / "failure-2.json").write_text(json.dumps({"exception_type": "ValueError", "failed_in": "rank-2"}))
     assert ring.report()["failed_in"] == "rank-2"
+
+
+RING = RingShape(1, "mpirun")
+
+
+@pytest.fixture
+def mpirun(tmp_path):
+    """Rings whose launcher is a stand-in that lives until it is ended."""
+    program = tmp_path / "mpirun"
+    program.write_text(f"#!{sys.executable}\nimport time; time.sleep(600)\n")
+    program.chmod(0o700)
+
+    def make():
+        server, here = "127.0.0.1:1", Surroundings(str(program), 1, False)
+        made.append(RingLauncher(tmp_path / "rings", server, "secret", keeps=False, look=lambda: here))
+        return made[-1]
+
+    made = []
+    yield make
+    for one in made:
+        one.stop()
+
+
+def modes(folder):
+    return {path.name: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.rglob("*"))}
+
+
+def test_only_its_owner_reads_what_a_ring_keeps(mpirun, tmp_path):
+    before = os.umask(0)
+    try:
+        ring = mpirun().claim("job-1", RING)
+    finally:
+        os.umask(before)
+    assert modes(tmp_path / "rings") == {"rings": 0o700, ring.name: 0o700, "token": 0o600, f"{ring.name}.log": 0o600}
+
+
+def test_a_ring_that_ends_leaves_its_log_only(mpirun, tmp_path):
+    rings = mpirun()
+    ring = rings.claim("job-1", RING)
+    (ring.directory / "failure-0.json").write_text("{}")
+    rings.release("job-1", usable=False)
+    assert list((tmp_path / "rings").iterdir()) == [ring.log]
+    assert "exit code -15" in ring.failure
+
+
+def test_rings_that_end_with_the_server_leave_their_logs_only(mpirun, tmp_path):
+    rings = mpirun()
+    logs = {rings.claim(f"job-{i}", RING).log for i in range(2)}
+    rings.stop()
+    assert set((tmp_path / "rings").iterdir()) == logs
+
+
+def test_a_world_that_ends_leaves_no_token_and_its_ranks_a_directory_to_wait_for(make):
+    rings = make(LIVES, keeps=False)
+    ring = rings.claim("job-1", WORLD)
+    rings.release("job-1", usable=False)
+    assert list(ring.directory.iterdir()) == []
+
+
+def test_what_the_rings_of_a_killed_server_left_is_removed_by_the_next_one(mpirun, tmp_path):
+    ring = mpirun().claim("job-1", RING)
+    mpirun()
+    assert list((tmp_path / "rings").iterdir()) == [ring.log]
+
+
+def test_a_ring_that_cannot_be_started_leaves_no_token(mpirun, tmp_path):
+    rings = mpirun()
+    (tmp_path / "mpirun").unlink()
+    with pytest.raises(FileNotFoundError):
+        rings.claim("job-1", RING)
+    assert list((tmp_path / "rings").rglob("token")) == []
 
 
 def test_a_world_is_not_started_twice(make):

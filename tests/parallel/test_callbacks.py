@@ -128,6 +128,14 @@ def test_a_metric_of_rank_0_alone_reaches_all():
     assert logs == {"loss": (hvd.size() - 1) / 2, "val_loss": 0.25}
 
 
+def test_arrays_in_the_logs_are_averaged_too():
+    logs = {"f1": np.asarray([hvd.rank(), 1.0], "float32"), "of_another_length": np.zeros(1 + hvd.rank()), "text": "a"}
+    hvd.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
+    np.testing.assert_array_equal(logs["f1"], np.asarray([(hvd.size() - 1) / 2, 1.0], "float32"))
+    np.testing.assert_array_equal(logs["of_another_length"], [0.0])
+    assert logs["text"] == "a"
+
+
 def test_callbacks_that_read_the_logs_decide_alike_on_all_ranks():
     plateau = keras.callbacks.ReduceLROnPlateau(monitor="loss", factor=0.5, patience=0, min_delta=10.0)
     stop = keras.callbacks.EarlyStopping(monitor="loss", patience=2, min_delta=10.0)

@@ -68,6 +68,7 @@ class Group:
             cluster=ClusterSpec(workers=hvd.size()),
             fit=FitSpec(epochs=1, batch_size=ROWS, shuffle=False),
             train=DataSpec(kind="arrays", structure=[0, 1, None], arrays=tuple(names), samples=len(x)),
+            validation=DataSpec(kind="arrays", structure=[0, 1, None], arrays=tuple(names), samples=len(x)),
         )
         self.manifest = json.loads(packed.manifest_bytes())
         world = World()
@@ -85,10 +86,20 @@ class Group:
         if pushes_differences(algorithm):
             manifest, algorithm = outer_program(manifest, algorithm), outer_algorithm(algorithm)
         built = build_optimizer(manifest, make_plan(manifest, 0, 1), state.weights)
-        return InProcessClient([ShardStore(Engine(built, make_rule(algorithm, built.traits)))], layout, "group")
+        stores = [ShardStore(Engine(built, make_rule(algorithm, built.traits)))]
+        self.others = InProcessClient(stores, layout, "another group")
+        return InProcessClient(stores, layout, "group")
 
-    def train(self, *, fed=False, **share) -> np.ndarray:
-        """All tasks, three to a lease, named or fed; the weights that the group then holds."""
+    def others_push(self) -> None:
+        """Another group moves the weights."""
+        weights = self.others.pull().weights
+        self.others.push(np.ones_like(weights), samples=1)
+
+    def train(self, *, fed=False, told=None, meanwhile=None, **share) -> np.ndarray:
+        """All tasks, three to a lease, named or fed; the weights that the group then holds.
+
+        ``meanwhile`` is called before each lease, on rank 0; ``told`` is what the leases say beside their tasks.
+        """
         crc = order_crc(sample_order(self.spec.train.samples, False, 0, 0))
         share = pb.GroupShare(rows=shares(), rate=1.0, **share)
         self.job.do(pb.NextReply(begin_epoch=pb.BeginEpoch(order_crc=crc, share=share)))
@@ -97,7 +108,9 @@ class Group:
         if fed:
             tasks = [pb.Task(task=i, stop=batch, parts=1, data=encode_batch(b)) for i, b in enumerate(batches())]
         for lease in (tasks[:3], tasks[3:]):
-            answer = self.job.do(pb.NextReply(work=pb.Work(tasks=lease)))
+            if meanwhile is not None and not hvd.rank():
+                meanwhile()
+            answer = self.job.do(pb.NextReply(work=pb.Work(tasks=lease, **(told or {}))))
             assert [done.task for done in answer.finished] == [task.task for task in lease]
         return np.array(self.job.exchange.held())
 
@@ -141,6 +154,29 @@ def test_differences_of_local_steps_go_through_the_outer_optimizer(tmp_path):
             variable.assign(weights.numpy()[at : at + size].reshape(variable.shape))
             at += size
     np.testing.assert_allclose(together, weights.numpy(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("told", "staleness"), [({}, {0: 5, 1: 1}), ({"pull": True}, {0: 6}), ({"no_weights": True}, {0: 6})]
+)
+def test_a_group_computes_on_weights_as_old_as_it_is_told(tmp_path, told, staleness):
+    group = Group(tmp_path, keras.optimizers.SGD(0.1), consistency="ssp")
+    group.train(told=told, meanwhile=group.others_push)
+    assert hvd.rank() or dict(group.job.exchange.staleness) == staleness
+
+
+def test_a_group_validates_on_the_weights_of_the_epoch_s_end_and_tells_as_it_goes(tmp_path):
+    group, told, results = Group(tmp_path, keras.optimizers.SGD(0.1)), [], []
+    group.train()
+    group.job.advanced = lambda: told.append(len(told))
+    tasks = [pb.Task(task=i, start=2 * i, stop=2 * i + 2) for i in range(3)]
+    for epoch in (0, 0, 1):
+        answer = group.job.do(pb.NextReply(evaluate=pb.Evaluate(epoch=epoch, tasks=tasks)))
+        results.append(answer.evaluated.metrics)
+        if not hvd.rank():
+            group.others_push()
+    assert results[0] == results[1] != results[2]
+    assert len(told) == 9
 
 
 def test_measuring_moves_nothing_and_tells_every_member_s_steps(tmp_path):

@@ -100,3 +100,17 @@ def test_objects_come_back_by_name():
     objects = load_code(manifest(), lambda _: dump_custom_objects({"job>f": lambda: 7}), allow_code=True).objects
     assert objects["job>f"]() == 7
     assert load_code(manifest(kind="config", code=None), lambda _: b"", allow_code=False).objects == {}
+
+
+def test_what_another_installation_has_is_not_shipped(tmp_path, monkeypatch):
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "installed_elsewhere.py").write_text("def f():\n    return 1\n")
+    monkeypatch.syspath_prepend(packages)
+    import installed_elsewhere
+
+    pickled = dump_custom_objects({"job>f": installed_elsewhere.f})
+    monkeypatch.delitem(sys.modules, "installed_elsewhere")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(packages)])
+    with pytest.raises(ProtocolError, match="installed_elsewhere"):
+        load_code(manifest(), lambda _: pickled, allow_code=True)

@@ -1,5 +1,6 @@
 """What cannot travel says so on the client, with the remedy."""
 
+import re
 import threading
 
 import keras
@@ -106,3 +107,42 @@ def test_keras_is_as_it_was_after_packing_even_when_it_fails(batch):
     assert before == (serialization_lib.serialize_keras_object, object_registration.get_registered_name)
     assert keras.saving.serialize_keras_object is before[0]
     assert layers.Lambda._serialize_function_to_config is lambdas
+
+
+class Boom(layers.Layer):
+    def call(self, x):
+        raise RuntimeError("boom in layer")
+
+
+class OwnStep(keras.Model):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def call(self, x):
+        return self.inner(x)
+
+    def train_step(self, data):
+        self.inner(data[0])
+        return {"loss": 0.0}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.Sequential([layers.Conv2D(4, 3), layers.Flatten(), layers.Dense(1)]),
+        lambda: keras.Sequential([Boom(), layers.Dense(1)]),
+        lambda: keras.Sequential([layers.Dense(2), keras.Sequential([Boom()])]),
+        lambda: OwnStep(keras.Sequential([layers.Conv2D(4, 3)])),
+        lambda: keras.Sequential([layers.Dense(3), layers.Reshape((2, 2))]),
+    ],
+    ids=["no channels", "a layer that raises", "nested", "own train_step", "shapes"],
+)
+def test_what_fails_in_an_unbuilt_model_is_said_as_keras_says_it(make):
+    x, y = np.zeros((8, 6, 6), np.float32), np.zeros((8, 6, 1), np.float32)
+    said = []
+    for act in (lambda model: model.fit(x, y, batch_size=8, verbose=0), lambda model: pack(model, (x, y))):
+        with pytest.raises((ValueError, RuntimeError)) as caught:
+            act(compiled(make()))
+        said.append(re.sub(r"_\d+", "", f"{caught.type.__name__}: {caught.value}"))
+    assert said[0] == said[1]

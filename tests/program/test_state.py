@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from nfdt.core.errors import ProtocolError
-from nfdt.core.named_arrays import dump_arrays
+from nfdt.core.named_arrays import dump_arrays, dump_parts, load_arrays
 from nfdt.core.program.state import dump_state, load_state
 
 
@@ -45,3 +45,24 @@ def test_bfloat16_is_stored_exactly_as_float32():
 def test_what_is_not_a_state_is_refused(data):
     with pytest.raises(ProtocolError, match="expected"):
         load_state(data)
+
+
+DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64".split()
+
+
+def test_parts_are_the_same_file_as_the_whole():
+    arrays = {f"{name}/{i}": np.ones((i, 3), name) for name in DTYPES for i in (0, 1, 2)}
+    arrays |= {"scalar": np.float32(2.5), "transposed": np.arange(6, dtype="f4").reshape(2, 3).T}
+    whole = b"".join(dump_parts(arrays))
+    found = load_arrays(whole)
+    assert set(found) == set(arrays)
+    for name, array in arrays.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
+        np.testing.assert_array_equal(found[name], array)
+    assert len(whole) == len(dump_arrays(arrays))
+
+
+def test_parts_are_no_copies():
+    weights = np.arange(1000, dtype=np.float32)
+    _, content = dump_parts({"weights": weights})
+    assert np.shares_memory(np.frombuffer(content, np.uint8), weights)

@@ -51,6 +51,16 @@ def test_overhead_per_step_is_learned_and_evened_out():
     assert max(times) <= 1.1 * min(times)
 
 
+def test_overhead_is_evened_out_in_multiples_too():
+    workers = Workers({"a": StepTime(0.5, 0.01), "b": StepTime(0.0, 0.03)}, Bounds(8, None, 8))
+    workers.rounds(80)
+    assert max(workers.seconds()) - min(workers.seconds()) <= 8 * (0.01 + 0.03)
+
+
+def test_the_slowest_takes_one_sample_at_least():
+    assert Workers(proportional(1, 1000)).rounds(12) == [63, 1]
+
+
 def test_equal_speeds_keep_equal_batches_after_one_probe():
     workers = Workers(proportional(1, 1, 1))
     assert workers.rounds(100) == [32, 32, 32]
@@ -65,6 +75,92 @@ def test_the_probe_is_left_out_where_the_bounds_leave_no_room():
     assert workers.changes == 0
 
 
+def test_a_probe_is_over_before_the_next_look_would_be_due():
+    workers = Workers(proportional(1, 1))
+    changed = []
+    for step in range(60):
+        before = workers.changes
+        workers.rounds(1)
+        changed += [step] * (workers.changes - before)
+    assert len(changed) == 3
+    assert changed[2] - changed[0] < 20
+
+
+def test_speeds_known_at_two_sizes_need_no_probe():
+    workers = Workers(proportional(1, 1))
+    for _ in range(8):
+        for name in workers.times:
+            for samples in (24, 40):
+                workers.speeds.measured(name, samples, workers.times[name].seconds(samples))
+    workers.rounds(60)
+    assert workers.speeds.identified("w0")
+    assert workers.changes == 0
+
+
+def probing(workers):
+    """The workers, at the moment of their first change."""
+    while workers.changes < 1:
+        workers.rounds(1)
+    return workers
+
+
+@pytest.mark.parametrize(("least", "most", "changes"), [(29, 35, 3), (30, 35, 0), (29, 34, 0)])
+def test_a_probe_stays_within_the_bounds(least, most, changes):
+    workers = Workers(proportional(1, 1), Bounds(least, most))
+    workers.rounds(60)
+    assert workers.changes == changes
+
+
+@pytest.mark.parametrize(("bounds", "sizes"), [(Bounds(), [35, 29]), (Bounds(8, 80, 8), [40, 24])])
+def test_a_probe_moves_a_tenth_or_the_smallest_step_there_is(bounds, sizes):
+    assert list(probing(Workers(proportional(1, 1), bounds)).sizes.sizes.values()) == sizes
+
+
+def test_every_pair_is_probed_at_once():
+    workers = probing(Workers(proportional(1, 1, 1, 1, 1)))
+    assert list(workers.sizes.sizes.values()) == [35, 29, 35, 29, 32]
+
+
+def test_who_joins_ends_a_probe_and_begins_none():
+    workers = probing(Workers(proportional(1, 1)))
+    workers.times["late"] = StepTime(0.0, 1.0)
+    workers.sizes.joined("late")
+    workers.rounds(80)
+    assert workers.changes == 2  # tilted, level
+
+
+def test_a_probe_ends_when_one_of_its_workers_leaves():
+    workers = probing(Workers(proportional(1, 1, 1)))
+    del workers.times["w1"]
+    workers.sizes.left("w1")
+    for _ in range(60):
+        workers.rounds(1)
+        assert set(workers.sizes.sizes) == {"w0", "w2"}
+    assert workers.changes == 1  # and none follows
+
+
+def test_who_comes_back_takes_b0_until_it_is_measured_anew():
+    workers = Workers(proportional(1, 1, 4, 4))
+    workers.rounds(30)
+    workers.sizes.left("w3")
+    workers.speeds.forget("w3")
+    assert set(workers.sizes.sizes) == {"w0", "w1", "w2"}
+    assert sum(workers.sizes.sizes.values()) == 3 * REFERENCE
+    workers.sizes.joined("w3")
+    assert workers.rounds(5)[3] == REFERENCE
+    assert workers.rounds(1)[3] < REFERENCE
+
+
+def test_who_is_not_there_takes_b0_and_changes_nothing():
+    workers = Workers(proportional(1, 4))
+    workers.rounds(12)
+    before = workers.sizes.sizes
+    assert workers.sizes.of("nobody") == REFERENCE
+    workers.sizes.left("nobody")
+    assert not workers.sizes.stepped("nobody", workers.speeds)
+    assert workers.sizes.sizes == before
+
+
 @pytest.mark.parametrize("factor", [0.25, 2.0, 4.0])
 def test_a_step_change_is_followed_within_twenty_steps(factor):
     workers = Workers(proportional(1, 1, 4, 4))
@@ -73,6 +169,14 @@ def test_a_step_change_is_followed_within_twenty_steps(factor):
     workers.rounds(20 + 5)
     times = workers.seconds()
     assert max(times) <= 1.15 * min(times)
+
+
+def test_a_change_of_speed_is_looked_at_as_soon_as_it_is_noticed():
+    workers = Workers(proportional(1, 1, 4, 4))
+    before = workers.rounds(100)
+    workers.times["w0"] = StepTime(0.0, 4.0)
+    assert workers.rounds(4) == before  # these may be outliers
+    assert workers.rounds(2) != before
 
 
 def test_small_changes_of_speed_change_nothing():
@@ -139,3 +243,46 @@ def test_what_nobody_may_take_is_left_in_further_parts():
     assert workers.sizes.split(64) == [("w0", 32), ("w1", 32)]
     assert workers.sizes.split(128) == [("w0", 40), ("w1", 40), ("", 40), ("", 8)]
     assert workers.sizes.split(1) == [("w0", 1)]
+
+
+class Told:
+    """Speeds that are said, not measured."""
+
+    def __init__(self, **seconds):
+        self.seconds, self.count = seconds, 0
+
+    def of(self, worker):
+        return StepTime(0.0, self.seconds[worker])
+
+    def steps(self, worker):
+        return self.count
+
+    def changes(self, worker):
+        return 0
+
+    def identified(self, worker):
+        return True
+
+
+def test_sizes_are_looked_at_whenever_a_worker_has_done_twenty_steps_more():
+    sizes, speeds = BatchSizes(100), Told(a=1.0, b=1.0)
+    for worker in ("a", "b"):
+        sizes.joined(worker)
+    sizes.stepped("a", speeds)
+    speeds.seconds["b"] = 3.0
+    changed = []
+    for speeds.count in range(1, 41):
+        if sizes.stepped("a", speeds):
+            changed.append(speeds.count)
+    assert changed == [20]
+    assert sizes.sizes == {"a": 150, "b": 50}
+
+
+def test_who_leaves_gives_its_samples_to_the_others_in_proportion():
+    sizes, speeds = BatchSizes(60), Told(a=1.0, b=2.0, c=2.0)
+    for worker in ("a", "b", "c"):
+        sizes.joined(worker)
+    sizes.stepped("a", speeds)
+    assert sizes.sizes == {"a": 90, "b": 45, "c": 45}
+    sizes.left("c")
+    assert sizes.sizes == {"a": 80, "b": 40}

@@ -69,3 +69,9 @@ def test_members_of_a_group_end_a_step_together():
     (share,) = share_out(((0, 1, 2),), times, 32, proportional=True)
     seconds = [times[member].seconds(rows) for member, rows in zip(share.members, share.rows, strict=True)]
     assert max(seconds) - min(seconds) <= 0.012
+
+
+def test_rounding_takes_no_local_step_away():
+    times = {0: StepTime(0.1, 1e-30), 1: StepTime(0.1 * 3, 1e-30)}
+    shares = share_out(((0,), (1,)), times, 8, proportional=False, local_steps=9, delta=True)
+    assert [share.local_steps for share in shares] == [9, 3]

@@ -65,12 +65,12 @@ def test_no_cut_into_as_many_intervals_is_tighter(seconds, data):
     assert spread_cost(found, seconds) == pytest.approx(best, abs=1e-9)
 
 
-@given(seconds=SECONDS)
-def test_the_chosen_groups_cost_least_among_the_tightest_of_each_number(seconds):
-    found = choose(seconds)
-    most = len(cluster(seconds))
-    costs = [predicted_cost(divide(seconds, count), seconds) for count in range(1, most + 1)]
-    assert predicted_cost(found, seconds) == min(costs)
+@given(seconds=SECONDS, spread=st.floats(0, 2))
+def test_the_chosen_groups_cost_least_among_the_tightest_of_each_number(seconds, spread):
+    found = choose(seconds, spread)
+    most = len(cluster(seconds, spread))
+    costs = [predicted_cost(divide(seconds, count), seconds, spread) for count in range(1, most + 1)]
+    assert predicted_cost(found, seconds, spread) == min(costs)
 
 
 @given(seconds=SECONDS, factor=st.floats(0.1, 10))
@@ -96,6 +96,11 @@ def test_the_number_of_groups_that_one_expects_is_chosen(seconds, groups):
     assert cluster(seconds) == groups
 
 
+def test_a_smaller_spread_makes_more_groups():
+    assert choose([1, 1.2], spread=0.25) == ((0, 1),)
+    assert choose([1, 1.2], spread=0.1) == ((0,), (1,))
+
+
 def test_two_machines_of_the_greatest_spread_are_as_good_together_as_apart():
     together, apart = predicted_cost(((0, 1),), [1, 1.25]), predicted_cost(((0,), (1,)), [1, 1.25])
     assert together == pytest.approx(apart)
@@ -111,8 +116,9 @@ def looks(*rounds):
     return [steadiness.look(dict(enumerate(seconds))) for seconds in rounds]
 
 
-def test_a_worker_that_leaves_its_band_is_noticed_after_some_looks_in_a_row():
-    slow = (1, 4, 4, 4)
+@pytest.mark.parametrize("seconds", [0.7, 1.4, 4])
+def test_a_worker_that_leaves_its_band_is_noticed_after_some_looks_in_a_row(seconds):
+    slow = (1, seconds, 4, 4)
     assert looks(*[slow] * (LOOKS + 1)) == [False] * (LOOKS - 1) + [True] * 2
     assert looks(slow, (1, 1.1, 4, 4), slow) == [False] * 3
 
@@ -126,6 +132,7 @@ def test_jitter_within_the_band_and_load_on_all_change_nothing(jitter, load):
 def test_workers_that_are_gone_are_left_out():
     steadiness = Steadiness(((0, 1), (2, 3)), [1.0, 1.0, 4.0, 4.0])
     assert not any(steadiness.look({2: 8.0, 3: 8.0}) for _ in range(LOOKS + 1))
+    assert not any(steadiness.look({2: 8.0}) for _ in range(LOOKS + 1))
 
 
 def test_a_change_has_to_save_more_time_than_it_costs():
@@ -133,6 +140,13 @@ def test_a_change_has_to_save_more_time_than_it_costs():
     assert pays(now, then, seconds, remaining_s=100, cost_s=50)
     assert not pays(now, then, seconds, remaining_s=10, cost_s=50)
     assert not pays(now, now, seconds, remaining_s=1e9, cost_s=0)
+
+
+def test_what_a_change_saves_is_its_share_of_the_cost_per_batch():
+    now, then, seconds = ((0, 1, 2, 3),), ((0, 1), (2, 3)), [0.5, 0.5, 2, 2]
+    saved_s = 100 * (1 - predicted_cost(then, seconds) / predicted_cost(now, seconds))
+    assert pays(now, then, seconds, remaining_s=100, cost_s=0.99 * saved_s)
+    assert not pays(now, then, seconds, remaining_s=100, cost_s=1.01 * saved_s)
 
 
 @given(st.lists(st.floats(0.01, 10.0), min_size=1, max_size=12), st.data())
@@ -145,3 +159,27 @@ def test_even_groups_hold_neighbours_and_differ_by_one_worker_at_most(seconds, d
     assert max(sizes) - min(sizes) <= 1
     for faster, slower in zip(groups, groups[1:], strict=False):
         assert max(seconds[worker] for worker in faster) <= min(seconds[worker] for worker in slower)
+
+
+def test_of_equally_good_groupings_the_one_with_fewer_groups_is_chosen():
+    seconds = [1.0, 1.25, 1.25, 1.5]
+    halves = divide(seconds, 2)
+    assert predicted_cost(halves, seconds) == predicted_cost(((0, 1, 2, 3),), seconds)
+    assert choose(seconds) == ((0, 1, 2, 3),)
+
+
+def test_equally_fast_workers_are_taken_in_their_order():
+    assert evenly({3: 1.0, 1: 1.0, 2: 1.0, 0: 1.0}, 2) == ((0, 1), (2, 3))
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_worker_counts_that_has_become_faster_or_slower(factor):
+    steadiness = Steadiness(((0, 1, 2, 3),), [1.0] * 4)
+    looks = [steadiness.look({0: factor, 1: 1.0, 2: 1.0, 3: 1.0}) for _ in range(LOOKS)]
+    assert looks == [False] * (LOOKS - 1) + [True]
+
+
+def test_a_worker_counts_that_is_faster_than_its_group_ever_was():
+    steadiness = Steadiness(((0,), (1, 2, 3, 4, 5, 6, 7, 8, 9)), [1.0] + [2.0] * 9)
+    faster = {0: 0.8, **dict.fromkeys(range(1, 10), 2.0)}  # hardly moves the mean, so nobody else is slower
+    assert [steadiness.look(faster) for _ in range(LOOKS)][-1]

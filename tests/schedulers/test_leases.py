@@ -82,14 +82,16 @@ def test_lost_tasks_come_before_all_others_in_their_order():
     book = book_of(10)
     lost = book.issue("a", 3)
     book.issue("b", 2)
+    assert book.remaining == 5
     book.lose("a")
+    assert book.remaining == 8
     assert book.issue("b", 3) == lost
 
 
 def test_the_next_round_waits_for_every_part_of_this_one():
     book = book_of(2, "rounds")
     tasks = [book.issue(w)[0] for w in ("w0", "w1", "w2")]
-    assert {t.round for t in tasks} == {0}
+    assert {t.round for t in tasks} == {1}
     for worker, task in list(zip(("w0", "w1", "w2"), tasks, strict=True))[:2]:
         book.finish(worker, task.task)
         assert not book.available("w0")
@@ -100,7 +102,7 @@ def test_the_next_round_waits_for_every_part_of_this_one():
     assert book.steps_finished == 0
     book.finish("w0", tasks[2].task)
     assert book.steps_finished == 1
-    assert book.issue("w0")[0].round == 1
+    assert book.issue("w0")[0].round == 2
 
 
 def test_a_worker_gets_its_own_part_if_it_is_still_there():
@@ -138,6 +140,35 @@ def test_stop_completes_a_round_that_somebody_has_begun(begun):
     assert book.done
 
 
+def test_stop_drops_a_round_that_nobody_has_begun_also_after_a_finished_one():
+    book = book_of(5, "rounds")
+    for task in book.issue("w0", 3):
+        book.finish("w0", task.task)
+    assert book.available("w0")  # the second round is open
+    book.stop()
+    assert book.issue("w0") == ()
+    assert (book.done, book.steps_finished) == (True, 1)
+
+
+def test_steps_are_counted_in_samples_where_that_is_asked_for_and_a_short_last_one_at_the_end():
+    book = LeaseBook(PlannedTasks(TaskPlan(10, 2)), step_samples=4)
+    counted = []
+    for _ in range(5):
+        (task,) = book.issue("a")
+        book.finish("a", task.task)
+        counted.append(book.steps_finished)
+    assert counted == [0, 1, 1, 2, 3]
+
+
+def test_what_is_reserved_for_a_worker_is_its_own_until_it_is_lost():
+    book = book_of(6, "static", workers=2)
+    assert [task.start for task in book.issue("w1", 9)] == [3, 4, 5]
+    assert (book.available("w1"), book.exhausted("w1")) == (False, True)
+    assert (book.available("w0"), book.exhausted("w0")) == (True, False)
+    book.lose("w0")
+    assert [task.start for task in book.issue("w1", 9)] == [0, 1, 2]
+
+
 def test_a_fed_book_is_not_exhausted_until_the_feed_has_ended():
     feed = FedTasks()
     book = LeaseBook(feed)
@@ -164,3 +195,12 @@ def test_what_a_worker_has_begun_stays_its_own_when_the_rest_goes_back():
     assert book.issue("b", 2) == tasks[2:]
     assert book.lose("a") == 1
     assert book.issue("b", 1) == tasks[1:2]
+
+
+def test_the_tasks_of_who_was_lost_last_come_first():
+    book = LeaseBook(PlannedTasks(TaskPlan(6, 1)))
+    book.issue("a", 2)
+    book.issue("b", 2)
+    book.lose("a")
+    book.lose("b")
+    assert [task.task for task in book.issue("c", 4)] == [2, 3, 0, 1]

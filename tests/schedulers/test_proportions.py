@@ -75,6 +75,11 @@ def test_a_worker_that_would_get_too_little_is_left_out():
     times = [StepTime(0.0, 1.0), StepTime(0.0, 1.0), StepTime(9.0, 1.0)]
     assert equal_time_split(21, times) == [10, 10, 1]
     assert equal_time_split(21, times, smallest=4) == [11, 10, 0]
+    assert equal_time_split(12, times[1:], smallest=4) == [12, 0]
+    assert equal_time_split(12, times[1:], smallest=4, most=12) == [12, 0]
+    assert equal_time_split(12, times[1:], smallest=4, most=11) == [11, 1]  # the other one may not take all
+    assert equal_time_split(3, times[:2], smallest=4) == [2, 1]  # too little for anybody
+    assert equal_time_split(10, [StepTime(0.0, 0.1), StepTime(0.0, 1.0)]) == [9, 1]  # nobody is left out unasked
 
 
 def test_a_total_outside_the_bounds_is_refused():
@@ -114,3 +119,9 @@ def test_steps_of_unequal_batches_hold_what_remains_and_no_step_more(remaining, 
     steps = steps_to_share(remaining, runners)
     held = sum(n * r.samples for n, r in zip(steps, runners, strict=True))
     assert remaining <= held < remaining + max(r.samples for r in runners)
+
+
+def test_the_greatest_remainder_gets_what_is_left():
+    assert largest_remainder(1, [0.3, 0.7]) == [0, 1]
+    assert proportional_split(1, [0.3, 0.7]) == [0, 1]
+    assert proportional_split(10, [1.0, 1.0, 1.8]) == [3, 2, 5]

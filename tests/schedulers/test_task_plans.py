@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nfdt.schedulers import FedTasks, PlannedTasks, Position, TaskPlan, lease_size, order_crc, sample_order
+from nfdt.schedulers import FedTasks, PlannedTasks, Position, Task, TaskPlan, lease_size, order_crc, sample_order
+from nfdt.schedulers.ranges import Ranges
 
 SIZES = st.tuples(st.integers(1, 200), st.integers(1, 40), st.integers(1, 5))
 
@@ -21,8 +22,9 @@ def all_tasks(plan):
 @given(SIZES)
 def test_an_epoch_is_one_pass_every_row_once_in_order(sizes):
     samples, batch, parts = sizes
-    plan = TaskPlan(samples, batch, parts, begin=Position(pass_index=3), synchronous=True)
+    plan = TaskPlan(samples, batch, parts, begin=Position(pass_index=3, task=50), synchronous=True)
     tasks = all_tasks(plan)
+    assert [task.task for task in tasks] == list(range(50, 50 + len(tasks)))
     assert rows(tasks) == [(3, row) for row in range(samples)]
     assert len(plan) == -(-samples // (batch * parts))
     assert (plan.end.pass_index, plan.end.row) == (4, 0)
@@ -42,6 +44,8 @@ def test_epochs_of_given_length_go_on_within_the_pass_and_end_with_it(sizes, epo
         numbers += [t.task for t in tasks]
         assert {t.round for t in tasks} == set(range(position.round, position.round + len(plan)))
         position = plan.end
+        assert position.task > max(numbers)
+        assert position.round == plan.begin.round + len(plan)
     assert seen == [divmod(i, samples) for i in range(len(seen))]
     assert len(set(numbers)) == len(numbers)
 
@@ -85,6 +89,15 @@ def test_static_shares_are_contiguous_even_and_complete(steps, workers):
     assert source.finished
 
 
+def test_nothing_is_lost_where_there_is_nobody_or_nothing_to_divide():
+    source = PlannedTasks(TaskPlan(6, 1))
+    source.divide({})
+    assert [task.start for task in source.take("a", 10)] == list(range(6))
+    source.divide({"a": 1.0})
+    assert source.finished
+    assert not Ranges(range(0)).has("a")
+
+
 def test_a_lost_workers_share_is_taken_when_the_own_one_is_empty():
     source = PlannedTasks(TaskPlan(6, 1))
     source.divide({"a": 1.0, "b": 1.0})
@@ -107,6 +120,29 @@ def test_fed_rounds_are_consecutive_batches_and_the_last_is_short():
     assert [(t.data, t.round, t.part, t.parts) for t in source.take_round()] == [(b"c", 5, 0, 1)]
     assert source.finished
     assert source.end_position == Position(0, 0, 13, 6)
+
+
+def test_fed_batches_are_tasks_of_so_many_rows_in_the_order_they_came():
+    source = FedTasks(begin=Position(task=10, round=4))
+    assert not source.available("a")
+    source.feed(b"a", 8)
+    source.feed(b"b", 3)
+    source.feed(b"c", 3)
+    assert (source.available("a"), source.accepted, source.remaining) == (True, 3, 3)
+    assert source.take("a", 2) == [Task(10, 0, 8, data=b"a", samples=8), Task(11, 0, 3, data=b"b", samples=3)]
+    assert source.take_round() == [Task(12, 0, 3, data=b"c", samples=3)]
+    assert not source.available("a")
+    assert not source.exhausted("a")  # more may come
+    source.end()
+    assert source.exhausted("a")
+
+
+def test_a_round_of_fed_batches_begins_when_all_its_parts_are_there():
+    source = FedTasks(parts=2, synchronous=True)
+    source.feed(b"a", 8)
+    assert source.take_round() == []
+    source.feed(b"b", 8)
+    assert [task.data for task in source.take_round()] == [b"a", b"b"]
 
 
 def test_a_stopped_feed_takes_nothing_more():
@@ -144,6 +180,7 @@ def test_the_order_is_the_same_on_every_machine():
         (1000, 2, 1e-6, 64),
         (1000, 2, 5.0, 1),
         (20, 2, 0.001, 5),
+        (7, 1, 0.001, 3),
         (1, 4, 0.001, 1),
     ],
 )

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nfdt.schedulers import Speeds, StepTime, Throughput
+from nfdt.schedulers.throughput import fit_line
 
 TIMES = st.builds(StepTime, st.floats(0, 0.5), st.floats(1e-5, 0.1))
 
@@ -20,7 +21,34 @@ def seen(pairs):
 
 def test_nothing_is_said_before_three_steps_after_the_warm_up():
     assert seen([(32, 1.0)] * 5).step_time is None
-    assert seen([(32, 9.0)] * 3 + [(32, 1.0)] * 3).step_time.seconds(32) == pytest.approx(1.0)
+    known = seen([(32, 9.0)] * 3 + [(32, 1.0)] * 3)
+    assert known.step_time.seconds(32) == known.now.seconds(32) == pytest.approx(1.0)
+
+
+def test_three_steps_at_each_of_two_sizes_tell_the_line():
+    true = StepTime(0.02, 0.001)
+    pairs = [(b, true.seconds(b)) for b in (24, 24, 24, 40, 40)]
+    assert not seen([(32, 9.0)] * 3 + pairs).identified
+    estimate = seen([(32, 9.0)] * 3 + [*pairs, (40, true.seconds(40))])
+    assert estimate.step_time.alpha_s == pytest.approx(0.02)
+    assert estimate.identified
+
+
+@pytest.mark.parametrize("wobble", [0.0, 0.1, 0.3])
+def test_a_steady_speed_never_changes(wobble):
+    pairs = [(32, 0.1 * (1 + wobble * (-1) ** step)) for step in range(60)]
+    assert seen(pairs).changes == 0
+
+
+def test_what_a_step_does_beside_computing_is_the_median_of_the_last_sixteen():
+    throughput = seen([(32, 1.0)] * 20)
+    assert Throughput().exchange_s == throughput.exchange_s == 0.0  # none was told
+    for exchange_s in [0.3] * 16 + [9.0] * 7:
+        throughput.add(32, 1.0, exchange_s)
+    assert throughput.exchange_s == 0.3
+    throughput.add(32, 1.0, 9.0)
+    throughput.add(32, 1.0, 9.0)
+    assert throughput.exchange_s == 9.0
 
 
 @given(TIMES, st.integers(1, 512))
@@ -86,6 +114,31 @@ def test_a_last_step_of_over_twice_or_under_half_the_time_may_be_the_new_truth(s
     assert throughput.now.seconds(32) == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize("before", [[], [(32, 0.1)] * 8], ids=["from the start", "after a change"])
+def test_the_last_sixteen_steps_count(before):
+    pairs = [*before, *[(32, 1.0)] * 40, *[(32, 1.1)] * 12]
+    assert seen(pairs).step_time.seconds(32) == pytest.approx(1.1)
+
+
+def test_every_change_of_speed_is_counted():
+    assert seen([(32, 0.1)] * 12 + [(32, 1.0)] * 12 + [(32, 0.3)] * 12).changes == 2
+
+
+def test_changes_of_speed_and_exchanges_are_told_of_each_worker():
+    speeds = Speeds()
+    for seconds in [1.0] * 8 + [4.0] * 5:
+        speeds.measured("a", 10, seconds, 0.25)
+        speeds.measured("b", 10, 1.0)
+    assert (speeds.changes("a"), speeds.changes("b")) == (1, 0)
+    assert (speeds.exchange_s("a"), speeds.exchange_s("b")) == (0.25, 0.0)
+
+
+@pytest.mark.parametrize("seconds", [0.06, 0.19])
+def test_a_last_step_between_half_and_twice_the_time_is_none(seconds):
+    throughput = seen([(32, 0.1)] * 8 + [(32, seconds)])
+    assert throughput.now.seconds(32) == pytest.approx(0.1)
+
+
 def test_slow_drift_is_followed_within_the_window():
     pairs = [(32, 0.1 * 1.01**step) for step in range(100)]
     assert seen(pairs).step_time.seconds(32) == pytest.approx(pairs[-1][1], rel=0.09)
@@ -99,6 +152,18 @@ def test_speeds_keep_workers_apart_and_forget():
     assert speeds.step_s("a", 20) == pytest.approx(2.0)
     assert speeds.of("b").samples_per_s(10) == pytest.approx(2.5)
     assert (speeds.steps("a"), speeds.identified("a")) == (6, False)
+    speeds.measured("a", 10, 9.0)
+    assert (speeds.of("a").seconds(10), speeds.now("a").seconds(10)) == (pytest.approx(1.0), pytest.approx(9.0))
+    assert (speeds.steps("nobody"), speeds.changes("nobody"), speeds.exchange_s("nobody")) == (0, 0, 0.0)
+    assert (speeds.now("nobody"), speeds.identified("nobody")) == (None, False)
     speeds.forget("a")
+    speeds.forget("nobody")
     assert speeds.of("a") is None
     assert speeds.step_s("a", 20) is None
+
+
+def test_a_line_that_would_begin_below_zero_begins_at_zero():
+    line = fit_line([(10, 0.05), (10, 0.05), (10, 0.05), (20, 0.15), (20, 0.15), (20, 0.15)])
+    assert line is not None
+    assert line.alpha_s == 0.0
+    assert line.beta_s == pytest.approx(0.01)

@@ -6,19 +6,22 @@ import contextlib
 import hashlib
 import json
 import os
-import queue
+import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import grpc
 import numpy as np
 
+from nfdt.core.errors import JobCancelled, NfdtError, ServerUnreachable
 from nfdt.core.named_arrays import dump_arrays, load_arrays
 from nfdt.core.program.state import dump_state
 from nfdt.core.training.merge import decode_arrays, encode_arrays
 from nfdt.core.wire import jobs_pb2, jobs_pb2_grpc, shards_pb2, shards_pb2_grpc, workers_pb2, workers_pb2_grpc
+from nfdt.core.wire.attending import AttendStream, Questions
 from nfdt.core.wire.channel import make_server, open_channel, same_token
 from nfdt.core.wire.status import translated
 
@@ -38,6 +41,7 @@ class FakeShard(shards_pb2_grpc.ShardServicer):
         self.learning_rate = 0.5
         self.forgotten: list[str] = []
         self.flushes = 0
+        self.counts: dict[str, Any] = {}
         self._index = assignment.index
         self._server, self.address = make_server(
             "127.0.0.1:0", authenticate=lambda method, token: same_token(assignment.job_token, token)
@@ -53,7 +57,7 @@ class FakeShard(shards_pb2_grpc.ShardServicer):
                 self.learning_rate = request.learning_rate.value
             case "forget":
                 self.forgotten.append(request.forget.worker)
-        return shards_pb2.AdminReply(version=1, statistics_json=json.dumps({"workers": {}}))
+        return shards_pb2.AdminReply(version=1, statistics_json=json.dumps({"workers": self.counts}))
 
     def Read(self, request, context):
         state = {
@@ -79,6 +83,8 @@ class FakeSlot:
 
     Args:
         on_task: Called by a worker with (slot, task) for each task; what it raises is the slot's failure.
+        patience_s: How long it looks for a server that does not answer; 0: a stream that breaks is its end.
+        hello: More fields of its hello.
     """
 
     def __init__(
@@ -90,8 +96,11 @@ class FakeSlot:
         on_task: Callable[[FakeSlot, Any], None] = lambda slot, task: None,
         versions: dict[str, str] = VERSIONS,
         token: str = TOKEN,
+        patience_s: float = 0.0,
+        hello: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.name, self.role = name, role
+        self.asked = 0
         self.assignments: list[Any] = []
         self.trained: list[int] = []
         self.batches: list[bytes] = []
@@ -99,14 +108,14 @@ class FakeSlot:
         self.dismissed = threading.Event()
         self.released = threading.Event()
         self._on_task = on_task
-        self._outbox: queue.SimpleQueue = queue.SimpleQueue()
+        self._patience_s = patience_s
         self._channel = open_channel(address, token)
         self._stub = workers_pb2_grpc.WorkersStub(self._channel)
-        hello = workers_pb2.SlotHello(
-            name=name, host=socket.gethostname(), pid=os.getpid(), role=role, versions=versions
-        )
-        self._outbox.put(workers_pb2.SlotMessage(hello=hello))
-        self._call = self._stub.Attend(iter(self._outbox.get, None))
+        who = {"name": name, "host": socket.gethostname(), "pid": os.getpid(), "role": role, "versions": versions}
+        greeting = workers_pb2.SlotHello(**{**who, **hello})
+        if patience_s:
+            greeting.key, greeting.patience_s = secrets.token_hex(8), patience_s
+        self._stream = AttendStream(self._stub, greeting, address)
         self._threads = [threading.Thread(target=self._attend, daemon=True)]
         self._threads[0].start()
 
@@ -114,18 +123,17 @@ class FakeSlot:
         """End like a killed process: the stream breaks."""
         if self.shard:
             self.shard.stop()
-        self._call.cancel()
+        self._channel.close()  # first: it does not leave in order
+        self._stream.close()
 
     def close(self) -> None:
         self.die()
-        self._outbox.put(None)
         for thread in self._threads:
             thread.join(DEADLINE_S)
-        self._channel.close()
 
     def _attend(self) -> None:
-        with contextlib.suppress(grpc.RpcError):
-            for assignment in self._call:
+        with contextlib.suppress(grpc.RpcError, NfdtError, ValueError):  # ValueError: the channel was closed
+            for assignment in self._stream.assignments():
                 kind = assignment.WhichOneof("assignment")
                 self.assignments.append(getattr(assignment, kind))
                 if kind == "shard":
@@ -144,11 +152,11 @@ class FakeSlot:
                         self._say(finished=workers_pb2.SlotFinished(job_id=assignment.release.job_id))
                 else:
                     self.dismissed.set()
-                    self._outbox.put(None)
+                    self._stream.close()
                     return
 
     def _say(self, **message: Any) -> None:
-        self._outbox.put(workers_pb2.SlotMessage(**message))
+        self._stream.say(**message)
 
     def _serve(self, assignment: workers_pb2.ShardAssignment) -> None:
         self.shard = FakeShard(assignment)
@@ -160,6 +168,8 @@ class FakeSlot:
         except grpc.RpcError:
             return  # killed
         except Exception as error:
+            if self._patience_s and isinstance(error, (ServerUnreachable, JobCancelled)):
+                return  # also killed
             failed = workers_pb2.SlotFailed(
                 job_id=assignment.job_id,
                 exception_module=type(error).__module__,
@@ -172,11 +182,16 @@ class FakeSlot:
 
     def _loop(self, assignment: workers_pb2.WorkerAssignment) -> None:
         answer = workers_pb2.NextRequest()
+        questions = Questions(
+            self._stub, (assignment.job_id, assignment.job_token), "the server", self._patience_s, self.released
+        )
         self.metrics, self.state, steps, samples = [0.0], [np.zeros(1, np.float32)], 0, 0
         while not self.released.is_set():
             answer.job_id, answer.worker, answer.wait_s = assignment.job_id, assignment.worker, 5.0
+            answer.job_token = assignment.job_token
             answer.statistics_json = json.dumps({"samples": samples, "steps": len(self.trained)})
-            reply = self._stub.Next(answer, timeout=DEADLINE_S)
+            self.asked += 1
+            reply = questions.ask(answer) if self._patience_s else self._stub.Next(answer, timeout=DEADLINE_S)
             kind = reply.WhichOneof("instruction")
             instruction = getattr(reply, kind)
             answer = workers_pb2.NextRequest()
@@ -186,6 +201,8 @@ class FakeSlot:
                     self.state = [a.copy() for a in decode_arrays(instruction.untrained)]
             elif kind == "work":
                 answer.epoch, answer.logs["loss"] = epoch, 1.0 / (1 + len(self.trained))
+                if instruction.untrained:
+                    self.state = [a.copy() for a in decode_arrays(instruction.untrained)]
                 for task in instruction.tasks:
                     self._on_task(self, task)
                     self.trained.append(task.task)
@@ -200,7 +217,7 @@ class FakeSlot:
                         epoch=instruction.epoch,
                         steps=steps,
                         untrained=encode_arrays(self.state),
-                        metrics=encode_arrays([np.array([steps], np.float32)]),
+                        metrics=dump_arrays({"sum/0": np.array([steps], np.float32)}),
                     )
                 )
             elif kind == "evaluate":
@@ -208,15 +225,15 @@ class FakeSlot:
                     workers_pb2.Evaluated(
                         epoch=instruction.epoch,
                         tasks=[t.task for t in instruction.tasks],
-                        metrics=encode_arrays(
-                            [np.array([sum(t.stop - t.start for t in instruction.tasks)], np.float32)]
+                        metrics=dump_arrays(
+                            {"sum/0": np.array([sum(t.stop - t.start for t in instruction.tasks)], np.float32)}
                         ),
                     )
                 )
             elif kind == "summarise":
-                logs = {"steps": float(decode_arrays(instruction.metrics)[0][0])}
+                logs = {"steps": float(load_arrays(instruction.metrics)["sum/0"][0])}
                 validation = instruction.validation_metrics
-                val_logs = {"rows": float(decode_arrays(validation)[0][0])} if validation else None
+                val_logs = {"rows": float(load_arrays(validation)["sum/0"][0])} if validation else None
                 answer.summary_json = json.dumps({"logs": logs, "val_logs": val_logs})
             elif kind == "leave":
                 return

@@ -1,10 +1,13 @@
+import os
 import threading
 
 import pytest
 
 from nfdt.core.errors import AuthenticationFailed, PolicyRefused, ServerUnreachable, UsageError, VersionMismatch
 from nfdt.core.jobs.admission import Limits
-from nfdt.core.wire import jobs_pb2
+from nfdt.core.machine import Memory
+from nfdt.core.wire import jobs_pb2, workers_pb2
+from nfdt.core.wire.job_token import worker_token
 from nfdt.server import ServerOptions, serve
 from tests.server.fakes import DEADLINE_S, TOKEN, VERSIONS, of
 
@@ -101,6 +104,21 @@ def test_all_workers_gone_fails_the_job_with_the_reason(start, cluster, gate, mo
     end = last(client.finish(job))
     assert end["state"] == "failed"
     assert "All workers are gone" in end["reason"]
+
+
+def test_a_job_whose_workers_may_be_replaced_no_more_does_not_wait_for_ever(start, cluster, gate, monkeypatch):
+    monkeypatch.setattr("nfdt.coordinator.run.ALONE_S", 0.0)
+    monkeypatch.setattr("nfdt.coordinator.crew.SPARE_JOINS", -2)  # of one worker: nobody may take over
+    client = start(shards=1)
+    (victim,) = cluster.add("worker", on_task=gate)
+    job = client.submit(client.spec(epochs=1, workers=1))
+    assert gate.reached.wait(DEADLINE_S)
+    cluster.add("worker")
+    victim.die()
+    end = last(client.finish(job))
+    assert end["state"] == "failed"
+    assert "as many as may have taken over. The last: worker-0 is lost: its process ended" in end["reason"]
+    assert f"slot {victim.name}" in end["reason"]
 
 
 def test_a_killed_shard_fails_the_job_and_is_named(start, cluster, gate):
@@ -237,6 +255,21 @@ def test_a_wrong_token_is_refused(start, cluster):
         cluster.client(token="wrong").call("List", jobs_pb2.ListRequest())
 
 
+def test_more_shards_than_the_machine_should_run_are_refused_before_anything_starts(start, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    client = start()
+    with pytest.raises(UsageError, match="shards=16: expected at most 8 on this server, whose machine has 2 cores"):
+        client.submit(client.spec(cluster={"workers": 1, "shards": 16}))
+    assert not client.call("List", jobs_pb2.ListRequest()).jobs
+
+
+def test_a_model_that_does_not_fit_into_memory_is_refused(start, monkeypatch):
+    monkeypatch.setattr("nfdt.coordinator.site.memory", lambda: Memory(100, 100))
+    client = start()
+    with pytest.raises(UsageError, match="GB of memory on the server's machine"):
+        client.submit()
+
+
 def test_jobs_per_token_are_limited(start):
     client = start(limits=Limits(jobs_per_token=1))
     client.submit()
@@ -276,6 +309,33 @@ def test_a_remote_job_goes_on_without_its_client(start):
     job = client.submit(client.spec(workers=1, attended=True))
     assert _ended(client, job).state == "succeeded"
     assert "without its callbacks" in of(client.finish(job), "log")[0]["text"]
+
+
+def test_an_epoch_that_stands_still_goes_on_when_its_client_is_gone(start):
+    client = start(workers=1, shards=1, attend_timeout_s=0.5)
+    job = client.submit(client.spec(workers=1, attended=True))
+    client.control(job, proceed=jobs_pb2.Proceed(epoch=0, until=1))
+    assert client.until(job, "progress", pause=True)["steps"] == 1
+    assert _ended(client, job).state == "succeeded"
+
+
+def test_a_remote_job_that_is_fed_fails_without_its_client(start):
+    client = start(workers=1, shards=1, attend_timeout_s=0.0)
+    job = client.submit(client.spec(workers=1, attended=True, train={"kind": "stream", "structure": 0}))
+    assert "the batches that it fed" in _ended(client, job).reason
+
+
+def test_a_worker_whose_seat_is_given_up_gets_no_more_work(start, cluster, gate):
+    client = start(shards=1)
+    cluster.add("worker", on_task=gate)
+    job = client.submit(client.spec(epochs=1, workers=1, samples=400))
+    assert gate.reached.wait(DEADLINE_S)
+    run = cluster.server._scheduler.run_of(job)
+    run.crew.workers["worker-0"].gone = True
+    token = worker_token(run._token, "worker-0")
+    reply = run.next(workers_pb2.NextRequest(job_id=job, worker="worker-0", job_token=token), lambda: True)
+    assert reply.WhichOneof("instruction") == "leave"
+    client.control(job, cancel=jobs_pb2.Cancel())
 
 
 def test_an_iterator_that_raises_fails_the_job(start):

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import signal
 import stat
 import subprocess
 import sys
@@ -24,6 +26,7 @@ SLOT = (sys.executable, "-m", "tests.server.slot_process")
 @pytest.fixture
 def server(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     options = ServerOptions(tmp_path, (TOKEN,), embedded=True, workers=2, shards=1, slot_command=SLOT)
     server = serve(options)
     yield server
@@ -51,6 +54,22 @@ def test_a_server_starts_its_slots_and_takes_them_down(server, client):
     assert not psutil.wait_procs(processes, timeout=DEADLINE_S)[1]
 
 
+def test_only_its_owner_reads_what_a_server_keeps(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    before = os.umask(0)
+    try:
+        server = serve(ServerOptions(tmp_path / "state", (TOKEN,), workers=1, shards=1, slot_command=SLOT))
+        client = Client(server.address)
+        assert client.finish(client.submit(client.spec(workers=1)))[-1][1]["state"] == "succeeded"
+        found = {path: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "state").rglob("*")}
+        client.close()
+        server.stop()
+    finally:
+        os.umask(before)
+    assert {"jobs.sqlite", "lock", "artifacts", "logs"} <= {path.name for path in found}
+    assert {path: mode for path, mode in found.items() if mode != (0o700 if path.is_dir() else 0o600)} == {}
+
+
 def test_a_killed_slot_process_is_replaced_in_the_running_job(server, client):
     job = client.submit(client.spec(epochs=1_000_000, workers=2))
     pid = client.until(job, "worker_joined", index=1)["pid"]
@@ -61,12 +80,26 @@ def test_a_killed_slot_process_is_replaced_in_the_running_job(server, client):
     assert client.finish(job)[-1][1]["state"] == "cancelled"
 
 
+def test_workers_killed_as_fast_as_they_come_fail_the_job_with_signal_and_log(server, client):
+    job = client.submit(client.spec(epochs=1_000_000, workers=1))
+    for index in range(3):
+        os.kill(client.until(job, "worker_joined", index=index)["pid"], signal.SIGKILL)
+    events = client.finish(job)
+    assert all("SIGKILL (usually the kernel's out-of-memory" in lost["reason"] for lost in of(events, "worker_lost"))
+    reason = events[-1][1]["reason"]
+    assert reason.startswith("worker-2 is lost: its process was ended by SIGKILL")
+    server.stop()
+    assert Path(re.search(r"log: (\S+\.log)", reason)[1]).is_file(), "the log outlives the server"
+
+
 def test_a_killed_shard_process_fails_the_job_at_once(server, client):
     job = client.submit(client.spec(epochs=1_000_000, workers=1))
     client.until(job, "epoch_end", epoch=0)
     shard = next(p for p in children() if "shard" in p.cmdline())
     shard.kill()
-    assert "shard-0" in client.finish(job)[-1][1]["reason"]
+    reason = client.finish(job)[-1][1]["reason"]
+    assert "shard-0" in reason
+    assert "SIGKILL" in reason
 
 
 def test_more_slots_are_started_when_a_job_wants_them(server, client):
@@ -74,6 +107,20 @@ def test_more_slots_are_started_when_a_job_wants_them(server, client):
     events = client.finish(client.submit(spec))
     assert len(of(events, "worker_joined")) == 3
     assert events[-1][1]["state"] == "succeeded"
+
+
+def test_a_server_that_offers_some_workers_refuses_a_job_for_more_and_starts_no_more(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    server = serve(ServerOptions(tmp_path, (TOKEN,), workers=1, shards=1, slot_command=SLOT))
+    client = Client(server.address)
+    try:
+        with pytest.raises(UsageError, match="workers=12: expected at most 1.*--slots 11"):
+            client.submit(client.spec(workers=12))
+        assert client.finish(client.submit(client.spec(workers=1)))[-1][1]["state"] == "succeeded"
+        assert len(children()) == 2
+    finally:
+        client.close()
+        server.stop()
 
 
 def test_slots_that_cannot_start_fail_the_job_and_name_the_log(tmp_path):
@@ -86,6 +133,22 @@ def test_slots_that_cannot_start_fail_the_job_and_name_the_log(tmp_path):
     finally:
         client.close()
         server.stop()
+
+
+def test_a_running_job_is_told_once_why_its_worker_is_not_replaced(tmp_path, server, client):
+    job = client.submit(client.spec(epochs=1_000_000, workers=2))
+    pid = client.until(job, "worker_joined", index=1)["pid"]
+    (tmp_path / "logs").rename(tmp_path / "away")
+    os.kill(pid, 9)
+    told = client.until(job, "log", level="warning")["text"]
+    assert "not replaced" in told
+    assert str(tmp_path / "logs") in told
+    (tmp_path / "away").rename(tmp_path / "logs")
+    assert client.until(job, "worker_joined", index=2)["worker"] == "worker-2"
+    client.control(job, cancel=jobs_pb2.Cancel())
+    events = client.finish(job)
+    assert len([one for one in of(events, "log") if one["level"] == "warning"]) == 1
+    assert events[-1][1]["state"] == "cancelled"
 
 
 def start_embedded(tmp_path, *arguments):
@@ -109,6 +172,57 @@ def test_the_embedded_server_lives_as_long_as_its_standard_input(tmp_path):
     out, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0
     assert TOKEN not in out + err
+
+
+def start_in_folder(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "server.log").touch()
+    process = start_embedded(folder, "--workers", "0", "--shards", "0", "--folder", str(folder))
+    process.stdin.write(TOKEN + "\n")
+    process.stdin.flush()
+    assert json.loads(process.stdout.readline())["address"]
+    return process, folder
+
+
+def test_an_embedded_server_whose_parent_has_ended_removes_its_folder(tmp_path):
+    process, folder = start_in_folder(tmp_path)
+    assert (folder / "state" / "jobs.sqlite").exists()
+    process.communicate(timeout=DEADLINE_S)
+    assert not folder.exists()
+
+
+def test_an_embedded_server_that_is_terminated_leaves_its_parent_the_log_but_no_data(tmp_path):
+    process, folder = start_in_folder(tmp_path)
+    process.terminate()
+    assert process.wait(DEADLINE_S) == 0
+    assert [path.name for path in folder.iterdir()] == ["server.log"]
+    process.communicate()
+
+
+def test_an_embedded_server_ends_with_its_parent_though_a_fork_of_that_holds_its_standard_input(tmp_path):
+    command = [sys.executable, "-P", "-m", "nfdt.server", "--embedded", "--workers", "0", "--shards", "0"]
+    program = f"""
+import os, signal, subprocess
+server = subprocess.Popen({[*command, "--state-dir", str(tmp_path / "state")]!r}, stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE)
+server.stdin.write({TOKEN!r}.encode() + b"\\n")
+server.stdin.flush()
+server.stdout.readline()
+fork = os.fork()
+if fork:
+    print(server.pid, fork, flush=True)
+signal.pause()
+"""
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    server, fork = (psutil.Process(int(pid)) for pid in parent.stdout.readline().split())
+    parent.kill()
+    parent.wait()
+    try:
+        assert not psutil.wait_procs([server], timeout=DEADLINE_S)[1]
+    finally:
+        fork.kill()
+        parent.stdout.close()
 
 
 def test_an_embedded_server_without_a_token_is_a_usage_error(tmp_path):

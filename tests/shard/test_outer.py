@@ -9,6 +9,7 @@ import pytest
 from nfdt.coordinator.shard_control import connect_shards
 from nfdt.core.program.state import State
 from nfdt.core.spec import resolve_algorithm
+from nfdt.core.wire.job_token import worker_token
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
 from tests.shard_cluster import LAYOUT, Reference, gradients, start_weights
@@ -36,13 +37,26 @@ def serve():
 def test_differences_are_gradients_of_an_outer_nesterov_optimizer(serve, momentum):
     _, addresses = serve(outer_momentum=momentum)
     outer = Reference(keras.optimizers.SGD(0.7, momentum=momentum, nesterov=momentum > 0))
-    client = StreamClient(addresses, LAYOUT, "a", TOKEN, timeout_s=20)
+    client = StreamClient(addresses, LAYOUT, "a", worker_token(TOKEN, "a"), timeout_s=20)
     assert np.array_equal(client.pull().weights, start_weights())
     for difference, rate in zip(gradients(3), (0.5, 1.0, 0.25), strict=True):
         outer.apply(rate * difference)
         answer = client.push(difference, samples=64, rate=rate)
         np.testing.assert_allclose(answer.weights, outer.weights, rtol=2e-5, atol=2e-6)
     client.close()
+
+
+def test_delayed_differences_are_not_compensated_by_curvature(serve):
+    """They are no gradients: their product with a drift says nothing of the loss."""
+    found = []
+    for dc_lambda in (0.0, 50.0):
+        _, addresses = serve(dc_lambda=dc_lambda)
+        clients = [StreamClient(addresses, LAYOUT, name, worker_token(TOKEN, name), timeout_s=20) for name in "ab"]
+        [client.pull() for client in clients]
+        for name, difference in zip((0, 0, 0, 1, 0, 1), gradients(6), strict=True):
+            found.append(clients[name].push(difference, samples=1).weights.copy())
+        [client.close() for client in clients]
+    assert np.array_equal(found[:6], found[6:])
 
 
 def test_the_outer_optimizer_s_state_is_no_part_of_the_job_s(serve):

@@ -13,6 +13,7 @@ from nfdt.core.program.pack import pack
 from nfdt.core.program.state import load_state
 from nfdt.core.program.unpack import unpack
 from nfdt.core.training.gradient_step import GradientStep
+from nfdt.core.wire.job_token import worker_token
 from nfdt.shard.plan import count_shards
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
@@ -49,7 +50,7 @@ def test_a_packed_model_trains_as_it_does_in_keras(optimizer):
     layout = ParameterLayout.of_program(manifest)
     shards = count_shards(manifest, 2 if manifest["optimizer_variables"] else 1)
     running = [start_shard(manifest, state, rule_spec("ddc"), i, shards, workers=1, token="t") for i in range(shards)]
-    client = StreamClient([r.address for r in running], layout, "w", "t", timeout_s=60)
+    client = StreamClient([r.address for r in running], layout, "w", worker_token("t", "w"), timeout_s=60)
     try:
         step = GradientStep(unpack(manifest, packed.artifacts.__getitem__, allow_code=False), layout)
         weights = client.pull().weights

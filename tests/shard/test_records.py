@@ -95,6 +95,20 @@ def test_weights_that_were_replaced_are_no_difference_to_an_old_anchor():
     assert np.abs(replies[0] - replies[1]).max() < 0.01
 
 
+def test_the_anchor_is_a_new_one_once_weights_were_replaced():
+    c = cluster("ddc", "half")
+    [c.pull(name) for name in "ab"]
+    g = gradients(3)
+    anchors = []
+    for step, vector in enumerate(g):
+        if step == 2:
+            c.stores[0].write(np.full(c.stores[0].size, 1000, np.float32), {})
+        c.push(vector, "a")
+        anchors.append(c.stores[0]._workers["a"].backups.used("a", 0).weights.anchor)
+    assert anchors[0] is anchors[1]
+    assert np.array_equal(anchors[2], np.full(c.stores[0].size, 1000, np.float32))
+
+
 @pytest.mark.parametrize("rule", ["plain", "staleness-scaled"])
 def test_a_rule_that_does_not_look_back_trains_the_same_without_records(rule):
     none, exact = cluster(rule, "none"), cluster(rule, "exact")
@@ -129,7 +143,7 @@ def test_rounds_and_softsync_go_with_every_kind_of_record(rule, records):
         for number in range(3):
             for part, name in enumerate("ab"):
                 g = 0.1 * gradients(2, seed=number)[part]
-                each.push(g, name, round=number, part=part, parts=2, want_weights=False)
+                each.push(g, name, round=number + 1, part=part, parts=2, want_weights=False)
         each.pull("a"), each.pull("b")
         for step, g in enumerate(gradients(6)):
             each.push(0.1 * g, "ab"[step % 2])

@@ -10,8 +10,10 @@ import pytest
 from nfdt.codecs import make_codec
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.shard.backups import Backup, Backups
-from nfdt.shard.push import Gradient, Wish
+from nfdt.shard.differences import RESYNC_AFTER, Chain
+from nfdt.shard.push import Difference, Gradient, Reply, Wish
 from nfdt.shard.statistics import staleness_bin
+from nfdt.shard.tensors import aligned_buffer
 from tests.shard_cluster import LAYOUT, Cluster, Reference, gradients, start_weights
 
 RATE = 0.1
@@ -120,16 +122,39 @@ def test_softsync_applies_the_weighted_mean_of_merge_count_gradients():
     close(answer.weights, start_weights() - RATE * (g[0] * 10 + g[1] * 20 + g[2] * 30) / 60)
 
 
-def test_softsync_scales_the_rate_by_the_mean_staleness():
-    c = cluster("staleness-scaled", merge_count=2)
-    [c.pull(w) for w in "abcd"]
-    g = gradients(6)
-    for name, gradient in zip("abcdab", g, strict=True):  # staleness 0 0 | 1 1 | 2-0=1.. of a and b
-        c.push(gradient, name, want_weights=False)
-    w = start_weights()
-    for pair, staleness in ((g[:2], 0), (g[2:4], 1), (g[4:], 2)):
-        w = w - RATE / max(1, staleness) * pair.mean(0)
-    close(c.weights, w)
+@pytest.mark.parametrize("order", ["ab", "ba"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_softsync_divides_each_gradient_by_its_own_staleness(order, momentum):
+    """Zhang et al. 2016, by hand: of a merge of staleness 0 and 4, the second gradient counts a quarter."""
+    c = cluster("staleness-scaled", keras.optimizers.SGD(RATE, momentum=momentum), merge_count=2)
+    [c.pull(name) for name in "abz"]
+    still = np.zeros(LAYOUT.size, np.float32)
+    for name in "zzzzzzzz":  # four updates that move nothing
+        c.push(still, name, want_weights=False)
+    c.pull("b")
+    a, b = gradients(2)
+    for name in order:
+        c.push({"a": a, "b": b}[name], name, samples={"a": 30, "b": 10}[name], want_weights=False)
+    first = RATE * (30 * a / 4 + 10 * b) / 40
+    close(c.weights, start_weights() - first)
+    c.pull("a"), c.pull("b")
+    [c.push(b, name, want_weights=False) for name in "ab"]
+    close(c.weights, start_weights() - first - momentum * first - RATE * b)
+
+
+def test_softsync_gives_adam_the_mean_of_the_factors_as_its_rate():
+    c = cluster("staleness-scaled", keras.optimizers.Adam(RATE), merge_count=2)
+    reference = Reference(keras.optimizers.Adam(RATE))
+    [c.pull(name) for name in "ab"]
+    still = np.zeros(LAYOUT.size, np.float32)
+    for _ in range(2):
+        c.push(still, "b"), c.push(still, "b")
+        reference.apply(still)
+    a, b = gradients(2)
+    c.push(a, "a", want_weights=False), c.push(b, "b", want_weights=False)  # staleness 2 and 0
+    reference.optimizer.learning_rate = RATE * 0.75
+    reference.apply((a / 2 + b) / 1.5)
+    close(c.weights, reference.weights)
 
 
 def test_softsync_corrects_each_gradient_with_its_own_backup():
@@ -168,14 +193,14 @@ def test_a_round_does_not_depend_on_the_order_of_arrival(order):
     for number in range(2):
         g = gradients(3, seed=number)
         for part in order:
-            c.push(g[part], f"w{part}", samples=samples[part], round=number, part=part, parts=3, want_weights=False)
+            c.push(g[part], f"w{part}", samples=samples[part], round=number + 1, part=part, parts=3, want_weights=False)
         reference.apply((g[0] * 32 + g[1] * 32 + g[2] * 7) / np.float32(71))
         close(c.pull("w0"), reference.weights)
         wanted = c.weights
     ordered = cluster("ddc", keras.optimizers.SGD(RATE, momentum=0.9))
     for number in range(2):
         for part in range(3):
-            fields = {"samples": samples[part], "round": number, "part": part, "parts": 3}
+            fields = {"samples": samples[part], "round": number + 1, "part": part, "parts": 3}
             ordered.push(gradients(3, seed=number)[part], **fields, want_weights=False)
     assert np.array_equal(ordered.weights, wanted)
 
@@ -183,24 +208,50 @@ def test_a_round_does_not_depend_on_the_order_of_arrival(order):
 def test_a_part_counts_once_whoever_pushes_it():
     c = cluster()
     g = gradients(2)
-    c.push(g[0], "a", round=0, part=0, parts=2, want_weights=False)
-    assert not c.push(g[0], "b", round=0, part=0, parts=2, want_weights=False)[0].applied
-    assert c.push(g[1], "b", round=0, part=1, parts=2, want_weights=False)[0].version == 1
-    late = c.push(g[1], "a", round=0, part=1, parts=2, want_weights=False)[0]
+    c.push(g[0], "a", round=1, part=0, parts=2, want_weights=False)
+    assert not c.push(g[0], "b", round=1, part=0, parts=2, want_weights=False)[0].applied
+    assert c.push(g[1], "b", round=1, part=1, parts=2, want_weights=False)[0].version == 1
+    late = c.push(g[1], "a", round=1, part=1, parts=2, want_weights=False)[0]
     assert (late.applied, late.version) == (False, 1)
     close(c.weights, start_weights() - RATE * g.mean(0))
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_part_counts_once_whoever_redoes_it_when_the_round_is_closed(parts):
+    """Also the only part of a round: one worker, or the end of an epoch."""
+    c = cluster()
+    c.pull("a"), c.pull("b")
+    g = gradients(1)[0]
+    for part in range(parts):
+        assert c.push(g, "a", round=1, part=part, parts=parts, want_weights=parts == 1)[0].applied
+    again = c.push(g, "b", round=1, part=0, parts=parts, want_weights=parts == 1)[0]
+    assert (again.applied, c.stores[0].version) == (False, 1)
+    assert parts == 2 or np.array_equal(again.weights, c.weights)
+    close(c.weights, start_weights() - RATE * g)
 
 
 def test_a_part_that_is_not_finite_counts_for_nothing():
     c = cluster()
     g = gradients(2)
     spoiled = np.full_like(g[0], np.nan)
-    assert not c.push(spoiled, "a", round=0, part=0, parts=2, want_weights=False)[0].applied
-    assert c.push(g[1], "b", round=0, part=1, parts=2, want_weights=False)[0].version == 1
+    assert not c.push(spoiled, "a", round=1, part=0, parts=2, want_weights=False)[0].applied
+    assert c.push(g[1], "b", round=1, part=1, parts=2, want_weights=False)[0].version == 1
     close(c.weights, start_weights() - RATE * g[1])
     for part in (0, 1):
-        c.push(spoiled, "a", round=1, part=part, parts=2, want_weights=False)
+        c.push(spoiled, "a", round=2, part=part, parts=2, want_weights=False)
     assert c.stores[0].version == 1
+
+
+def test_a_part_that_came_early_is_kept_as_it_came():
+    """The memory of a push is used again once it is answered."""
+    c = cluster()
+    g = gradients(2)
+    borrowed = aligned_buffer(LAYOUT.size)  # as a shard's: a tensor shares its memory
+    borrowed[:] = g[1]
+    c.stores[0].push("b", Gradient(1, borrowed, round=1, part=1, parts=2), want_weights=False)
+    borrowed[:] = 7
+    c.push(g[0], "a", round=1, part=0, parts=2, want_weights=False)
+    close(c.weights, start_weights() - RATE * g.mean(0))
 
 
 def test_flush_closes_a_round_that_is_not_complete():
@@ -213,13 +264,13 @@ def test_flush_closes_a_round_that_is_not_complete():
 
 @pytest.mark.parametrize(
     "fields",
-    [{"round": 1, "part": 0, "parts": 2}, {"round": 0, "part": 1, "parts": 3}, {"round": 0, "part": 2, "parts": 2}],
+    [{"round": 2, "part": 0, "parts": 2}, {"round": 1, "part": 1, "parts": 3}, {"round": 1, "part": 2, "parts": 2}],
 )
 def test_parts_that_contradict_each_other_are_refused(fields):
     c = cluster()
     g = gradients(1)[0]
-    c.push(g, "a", round=0, part=0, parts=2, want_weights=False)
-    with pytest.raises(ProtocolError, match="expected a part of round 0 with 2 parts"):
+    c.push(g, "a", round=1, part=0, parts=2, want_weights=False)
+    with pytest.raises(ProtocolError, match="expected a part of round 1 with 2 parts"):
         c.push(g, "b", **fields)
 
 
@@ -301,6 +352,33 @@ def test_a_push_that_comes_again_is_answered_with_the_bits_it_was_answered_with_
         assert (again.applied, again.difference) == (False, None)
         assert np.array_equal(again.weights, took)
         assert np.array_equal(np.asarray(store._workers["w"].backups.get(2).weights), took)
+
+
+@pytest.mark.parametrize("ask", ["pull", "push"])
+def test_after_weights_were_replaced_all_of_them_are_sent_once(ask):
+    store = cluster().stores[0]
+    wish = Wish(make_codec("int8", top_k=0.01), 1)
+    store.pull("w", sequence=1)
+    store.write(start_weights() + 1000, {})
+    g = gradients(2)
+    answers = {"pull": lambda: store.pull("w", sequence=2, wish=wish)}
+    answers["push"] = lambda: store.push("w", Gradient(2, g[0]), wish=wish)
+    whole = answers[ask]()
+    assert whole.difference is None
+    assert np.array_equal(whole.weights, store.read()[0])
+    assert store.push("w", Gradient(3, g[1]), wish=Wish(wish.codec, 2)).difference is not None
+
+
+def test_all_weights_are_sent_after_so_many_differences():
+    chain, codec = Chain(), make_codec("int8", top_k=0.01)
+    assert chain.wish(codec) is None
+    weights, difference = np.zeros(1, np.float32), Difference(codec, np.zeros(1, np.uint8), 1)
+    for first in (1, RESYNC_AFTER + 2):
+        chain.answered(first, Reply(0, weights))
+        for sequence in range(first + 1, first + RESYNC_AFTER + 1):
+            assert chain.wish(codec) == Wish(codec, sequence - 1)
+            chain.answered(sequence, Reply(0, difference=difference))
+        assert chain.wish(codec) is None
 
 
 def test_an_answer_is_replaced_while_a_later_one_is_there():

@@ -157,13 +157,13 @@ def test_the_parts_of_a_round_are_one_update(rule):
             values = gradient(part, 1024)
             if worker == "c":
                 values[0] = np.nan
-            push(store, worker, sequence, values, round=0, part=part, parts=3, samples=samples)
+            push(store, worker, sequence, values, round=1, part=part, parts=3, samples=samples)
         assert store.version == 1
-        push(store, "c", 3, gradient(9, 1024), round=0, part=2, parts=3)
-        push(store, "a", 3, gradient(4, 1024), round=1, part=0, parts=2)
+        push(store, "c", 3, gradient(9, 1024), round=1, part=2, parts=3)
+        push(store, "a", 3, gradient(4, 1024), round=2, part=0, parts=2)
         assert store.version == 1
         assert store.flush() == 2
-        push(store, "b", 3, gradient(5, 1024), round=1, part=1, parts=2)
+        push(store, "b", 3, gradient(5, 1024), round=2, part=1, parts=2)
         found.append((store.version, store.read()[0]))
     assert found[0][0] == found[1][0] == 2
     np.testing.assert_allclose(found[1][1], found[0][1], rtol=2e-5, atol=2e-6)

@@ -115,6 +115,18 @@ def test_other_rows_train_every_sample(algorithm, options):
     assert np.isfinite(history.history["loss"]).all()
 
 
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_ssp_keeps_its_bound_among_workers_whose_steps_vary(overlap):
+    workers, bound = 4, 1
+    x = np.random.default_rng(0).normal(size=(800, 5)).astype("float32")
+    described = cluster({"count": workers, "jitter": 0.8})
+    job, _, _ = simulate(
+        described, "ssp", x=x, y=x[:, :1], epochs=2, staleness_bound=bound, overlap=overlap, model=build(rate=1e-4)
+    )
+    assert job.record.staleness.total() == 2 * 100
+    assert job.record.most_staleness <= (workers - 1) * (2 * bound + 1) + overlap
+
+
 def test_untrained_state_is_each_worker_s_own_and_merged():
     layers = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
     model = build(layers)
@@ -148,7 +160,7 @@ def test_callbacks_decide_as_they_do_on_a_cluster():
         ("group-sync", {"outer": "delta"}, "outer"),
         ("allreduce", {"min_workers": 1}, "min_workers"),
         ("allreduce", {"scale_lr": "linear"}, "scale_lr"),
-        ("allreduce", {"warmup_epochs": 2}, "warmup_epochs"),
+        ("allreduce", {"scale_lr": "sqrt", "warmup_epochs": 2}, "warmup_epochs"),
     ],
 )
 def test_what_only_real_workers_do_is_refused(algorithm, options, named):

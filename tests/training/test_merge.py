@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nfdt.core.errors import ProtocolError, ShapeMismatch
-from nfdt.core.training.merge import RULES, decode_arrays, encode_arrays, merge_metrics, merge_untrained
+from nfdt.core.training.merge import RULES, decode_arrays, encode_arrays, merge_untrained
 
 EMA = {"rule": "ema", "decay": 0.9}
 
@@ -64,19 +64,9 @@ def test_the_other_rules():
     np.testing.assert_array_equal(untouched, base[3])
 
 
-def test_metrics_are_summed_in_their_own_dtype():
-    states = [[np.asarray(1.5, np.float32), np.asarray([1, 2])], [np.asarray(2.5, np.float32), np.asarray([10, 20])]]
-    total, counts = merge_metrics(states)
-    assert (total, total.dtype) == (4.0, np.float32)
-    np.testing.assert_array_equal(counts, [11, 22])
-    assert merge_metrics([]) == []
-
-
 def test_another_models_state_is_refused_by_name():
     with pytest.raises(ShapeMismatch, match="worker 3"):
         merge_untrained([EMA], [np.zeros(2)], [(3, 1, [np.zeros(3)])])
-    with pytest.raises(ShapeMismatch):
-        merge_metrics([[np.zeros(2)], []])
 
 
 def test_lists_of_arrays_travel_in_order():

@@ -4,14 +4,8 @@ import pytest
 from keras import layers
 
 from nfdt.core.errors import ShapeMismatch
-from nfdt.core.training.merge import decode_arrays, encode_arrays, merge_metrics, merge_untrained
-from nfdt.core.training.untrained_state import (
-    UntrainedState,
-    fold_seed,
-    metric_results,
-    read_metrics,
-    write_metrics,
-)
+from nfdt.core.training.merge import decode_arrays, encode_arrays, merge_untrained
+from nfdt.core.training.untrained_state import UntrainedState, fold_seed
 
 
 class Counting(layers.Layer):
@@ -75,28 +69,9 @@ def test_state_survives_reading_merging_and_writing(there, batches):
         assert a.tobytes() == b.tobytes()
 
 
-def test_metrics_of_two_workers_sum_to_those_of_one(there, batches):
-    weights = np.asarray(there.weights)
-    halves = []
-    for part in (batches[:2], batches[2:]):
-        there.model.reset_metrics()
-        for batch in part:
-            there.step(weights, batch)
-        halves.append(decode_arrays(encode_arrays(read_metrics(there.model))))
-    merged = merge_metrics(halves)
-    there.model.reset_metrics()
-    write_metrics(there.model, merged)
-    logs = metric_results(there.model)
-    assert set(logs) == {"loss", "mae"}
-    assert sum(h[1] for h in halves) == merged[1] == sum(len(x) for x, _ in batches)
-    assert logs["loss"] == pytest.approx(sum(float(h[0]) for h in halves) / float(merged[1]))
-
-
 def test_another_models_state_is_refused(there):
     state = UntrainedState(there.model, there.manifest, worker=0)
     with pytest.raises(ShapeMismatch, match="another model"):
         state.write(state.read()[:-1])
-    with pytest.raises(ShapeMismatch):
-        write_metrics(there.model, [])
     with pytest.raises(ShapeMismatch, match="as the program says"):
         UntrainedState(there.model, {"untrained": []}, worker=0)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from nfdt.core.emulation import Emulation
+from nfdt.core.wire.job_token import worker_token
 from nfdt.transport.choice import make_choice
 from nfdt.transport.emulated_link import EmulatedLink, make_link
 from nfdt.transport.stream import StreamClient
@@ -83,7 +84,9 @@ def test_pushes_and_answers_wait_for_the_link_over_every_transport(share_memory)
         algorithm = rule_spec("plain", codec=codec)
         link = EmulatedLink(800.0, 5.0, threading.Event())
         options = {"share_memory": share_memory, "choice": make_choice(algorithm, LARGE.size), "emulated": link}
-        client = StreamClient([r.address for r in running], LARGE, codec, TOKEN, timeout_s=60, **options)
+        client = StreamClient(
+            [r.address for r in running], LARGE, codec, worker_token(TOKEN, codec), timeout_s=60, **options
+        )
         client.pull()
         gradient = np.ones(LARGE.size, np.float32)
         client.push(gradient, samples=1)
@@ -98,7 +101,9 @@ def test_pushes_and_answers_wait_for_the_link_over_every_transport(share_memory)
 def test_what_computation_overlaps_with_a_slow_link():
     running = serve(LARGE, overlap=1)[0]
     link = EmulatedLink(None, 200.0, threading.Event())
-    client = StreamClient([running.address], LARGE, "w", TOKEN, timeout_s=60, overlap=1, emulated=link)
+    client = StreamClient(
+        [running.address], LARGE, "w", worker_token(TOKEN, "w"), timeout_s=60, overlap=1, emulated=link
+    )
     held, gradient = client.pull(), np.zeros(LARGE.size, np.float32)
     began = time.monotonic()
     pending = [client.begin_push(gradient, samples=1, computed_on=held.sequence) for _ in range(2)]

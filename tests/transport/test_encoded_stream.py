@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from nfdt.core.algorithm import AlgorithmSpec
+from nfdt.core.wire.job_token import worker_token
 from nfdt.core.wire.shards_pb2 import ACKNOWLEDGE, ERROR, PULL, PUSH, WEIGHTS, Frame
 from nfdt.transport.choice import make_choice
 from nfdt.transport.stream import StreamClient
@@ -37,7 +38,7 @@ def relay(shard):
 def test_lost_answers_leave_both_ends_with_the_same_weights(shard, relay, share_memory, lost):
     relay.lose_answers_to = {lost}
     options = {"timeout_s": 20, "overlap": 2, "share_memory": share_memory, "choice": choice("int4")}
-    client = StreamClient([relay.address], LAYOUT, "w", TOKEN, **options)
+    client = StreamClient([relay.address], LAYOUT, "w", worker_token(TOKEN, "w"), **options)
     try:
         held, g = client.pull(), gradients(8)
         pending = [client.begin_push(x, samples=1, computed_on=held.sequence) for x in g[:3]]
@@ -61,7 +62,7 @@ def test_many_chunks_arrive_and_only_what_is_encoded_is_counted(share_memory, co
     weights = np.linspace(-1, 1, LARGE.size, dtype=np.float32)
     running = serve(LARGE, shards=2, weights=weights, codec=codec)
     options = {"timeout_s": 60, "share_memory": share_memory, "choice": choice(codec, LARGE.size)}
-    client = StreamClient([r.address for r in running], LARGE, "w", TOKEN, **options)
+    client = StreamClient([r.address for r in running], LARGE, "w", worker_token(TOKEN, "w"), **options)
     try:
         client.pull()
         gradient = np.random.default_rng(0).normal(size=LARGE.size).astype("f4")

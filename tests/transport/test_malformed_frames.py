@@ -17,8 +17,9 @@ from nfdt.core.arrays import ParameterLayout
 from nfdt.core.errors import NfdtError, ProtocolError, Refused, ShapeMismatch
 from nfdt.core.program.state import State
 from nfdt.core.rows import Rows, RowVector, TableLayout
+from nfdt.core.wire.job_token import worker_token
 from nfdt.core.wire.shards_pb2 import ERROR, OFFER, PULL, PUSH, WEIGHTS, Frame
-from nfdt.shard.servicer import PARTS_PER_WORKER, start_shard
+from nfdt.shard.servicer import start_shard
 from nfdt.shard.sparse_store import SparseStore
 from nfdt.transport.stream import StreamClient
 from tests.raw_stream import encode, exchange
@@ -43,7 +44,7 @@ class Shard:
 
     def send(self, messages) -> NfdtError | None:
         """What ends the stream; None when it ends well."""
-        self.answers = exchange(self.address, TOKEN, messages)
+        self.answers = exchange(self.address, worker_token(TOKEN, "bad"), messages)
         if self.answers and self.answers[-1].kind == ERROR:
             return ProtocolError(self.answers[-1].error)
         return None
@@ -61,11 +62,11 @@ class Shard:
 
 
 @contextlib.contextmanager
-def served(reference, rule, tables=()):
+def served(reference, rule, tables=(), **options):
     layout, state = reference.layout, State(reference.weights, reference.state)
     manifest = {**reference.manifest(), "tables": list(tables)}
-    running = start_shard(manifest, state, rule_spec(rule), 0, 1, workers=WORKERS, token=TOKEN)
-    good = StreamClient([running.address], layout, "good", TOKEN, timeout_s=30)
+    running = start_shard(manifest, state, rule_spec(rule, **options), 0, 1, workers=WORKERS, token=TOKEN)
+    good = StreamClient([running.address], layout, "good", worker_token(TOKEN, "good"), timeout_s=30)
     good.pull()
     yield Shard(running.address, running.store, good)
     good.close()
@@ -200,10 +201,10 @@ def test_made_up_rows_are_refused_or_applied_as_a_whole(shard_with_a_table, numb
         (lambda: [push(payload=bytes(SIZE), rate=float("nan"))], "factor of the learning rate"),
         (lambda: [push(payload=bytes(SIZE), rate=float("inf"))], "factor of the learning rate"),
         (lambda: [push(payload=bytes(SIZE), rate=-1.0)], "factor of the learning rate"),
-        (lambda: [push(payload=bytes(SIZE), parts=2**32 - 1, part=7)], "parts"),
+        (lambda: [push(payload=bytes(SIZE), parts=2**32 - 1, part=7)], "no rounds"),
         (lambda: [push(payload=bytes(SIZE), computed_on=77)], "on answer 77"),
-        (lambda: [push(payload=bytes(SIZE), worker="somebody")], "one worker's name"),
-        (lambda: [encode(Frame(kind=77))], "push or pull"),
+        (lambda: [push(payload=bytes(SIZE), worker="somebody")], "this worker's name"),
+        (lambda: [encode(Frame(kind=77, sequence=2))], "push or pull"),
         (lambda: [encode(Frame(kind=OFFER, total_bytes=2**50, segment="../x")), push()], "truncated"),
         (lambda: [push(shared=True)], "no segment"),
     ],
@@ -232,15 +233,15 @@ def test_a_size_that_is_claimed_takes_no_memory(shard, codec, total_bytes):
     shard.check_the_good_worker_goes_on()
 
 
-def test_parts_of_a_round_that_never_ends_are_bounded(shard):
+def test_parts_of_a_round_that_never_ends_are_bounded():
     data = bytes(SIZE)
-    most = PARTS_PER_WORKER * WORKERS
-    frames = [
-        push(payload=data, sequence=2 + part, round=2**20, part=part, parts=most, want_weights=False)
-        for part in range(1, most)
-    ]
-    assert shard.send([pull(), *frames]) is None
-    more = push(payload=data, sequence=9999, round=2**20 + 1, part=1, parts=most + 1)
-    assert "parts" in str(shard.send([pull(), more]))
-    shard.store.flush()
-    shard.check_the_good_worker_goes_on()
+    with served(Reference(keras.optimizers.SGD(0.1)), "plain", consistency="bsp") as shard:
+        frames = [
+            push(payload=data, sequence=1 + part, round=1, part=part, parts=WORKERS, want_weights=False)
+            for part in range(1, WORKERS)
+        ]
+        assert shard.send([pull(), *frames]) is None
+        more = push(payload=data, sequence=WORKERS + 1, round=1, part=WORKERS, parts=WORKERS + 1)
+        assert "at most 5 parts" in str(shard.send([more]))
+        shard.store.flush()
+        assert shard.good.push(gradients(1)[0], samples=1, round=2, parts=1).applied

@@ -15,6 +15,7 @@ from nfdt.core.arrays import ParameterLayout
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.program.state import State
 from nfdt.core.rows import Rows, RowVector, RowWeights, TableLayout
+from nfdt.core.wire.job_token import worker_token
 from nfdt.shard.plan import sparse_tables
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
@@ -61,7 +62,7 @@ def cluster(program, algorithm, **options):
     assert tables == (0, 2)
     addresses = [shard.address for shard in running]
     options = {"timeout_s": 60, "overlap": algorithm.overlap, "tables": tables, **options}
-    clients = [StreamClient(addresses, layout, name, TOKEN, **options) for name in "ab"]
+    clients = [StreamClient(addresses, layout, name, worker_token(TOKEN, name), **options) for name in "ab"]
     try:
         yield running, [Holder(client, TableLayout.of(layout, tables)) for client in clients]
     finally:
@@ -133,7 +134,7 @@ def test_rows_for_a_shard_without_tables_are_refused(program):
     algorithm = rule_spec("ddc", sparse=False)
     running = start_shard(manifest, state, algorithm, 0, 1, workers=1, token=TOKEN)
     layout = ParameterLayout.of_program(manifest)
-    client = StreamClient([running.address], layout, "w", TOKEN, timeout_s=60, tables=(0, 2))
+    client = StreamClient([running.address], layout, "w", worker_token(TOKEN, "w"), timeout_s=60, tables=(0, 2))
     try:
         client.pull()
         with pytest.raises((ShapeMismatch, ProtocolError)):

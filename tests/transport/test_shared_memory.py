@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
+import socket
 import subprocess
 import sys
+import tempfile
+import threading
 from pathlib import Path
 
 import keras
@@ -16,8 +20,9 @@ import pytest
 
 from nfdt.core.arrays import ParameterLayout
 from nfdt.core.errors import JobCancelled, ServerUnreachable
-from nfdt.core.machine import boot_id
+from nfdt.core.machine import Memory, boot_id
 from nfdt.core.program.state import State
+from nfdt.core.wire.job_token import worker_token
 from nfdt.core.wire.shards_pb2 import ACKNOWLEDGE, ERROR, OFFER, PULL, PUSH, WEIGHTS, Frame
 from nfdt.shard.servicer import start_shard
 from nfdt.transport import shared_memory
@@ -27,17 +32,18 @@ from tests.shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_w
 from tests.transport.test_stream import TOKEN, Relay, exchange
 
 AREA = LAYOUT.size * 4
-NO_LINK = os.strerror(errno.ELOOP)
 NAME = shared_memory.PREFIX + "0123456789abcdef" * 2
 SOURCE = Path(__file__).parents[2]
 
 WORKER = """
 import sys
 from nfdt.core.arrays import ParameterLayout
+from nfdt.core.wire.job_token import worker_token
 from nfdt.transport.stream import StreamClient
 import numpy as np
 address, size = sys.argv[1], int(sys.argv[2])
-client = StreamClient([address], ParameterLayout.of([("w", (size,))]), "w", "job-token", timeout_s=20)
+layout, token = ParameterLayout.of([("w", (size,))]), worker_token("job-token", "w")
+client = StreamClient([address], layout, "w", token, timeout_s=20)
 client.pull()
 client.push(np.ones(size, np.float32), samples=1)
 print("pushed", flush=True)
@@ -48,6 +54,15 @@ SHARD = """
 import sys
 from tests.transport.test_shared_memory import serve
 print(serve().address, flush=True)
+sys.stdin.read()
+"""
+
+
+OFFERS = """
+import sys
+from nfdt.transport.shared_memory import Offer
+offer = Offer(2**20)
+print(offer.name, flush=True)
 sys.stdin.read()
 """
 
@@ -65,14 +80,10 @@ def shard():
     running.stop(0)
 
 
-@pytest.fixture
-def directory(tmp_path, monkeypatch):
-    monkeypatch.setattr(shared_memory, "DIRECTORY", tmp_path)
-    return tmp_path
-
-
 def connect(address, worker="w", layout=LAYOUT, **options):
-    return contextlib.closing(StreamClient([address], layout, worker, TOKEN, timeout_s=20, **options))
+    return contextlib.closing(
+        StreamClient([address], layout, worker, worker_token(TOKEN, worker), timeout_s=20, **options)
+    )
 
 
 @contextlib.contextmanager
@@ -90,26 +101,37 @@ def process(code, *args):
 
 
 def mapped(pid="self"):
-    """The names of segments that a process has mapped, as the system tells; unlinked ones too."""
-    return set(re.findall(r"/dev/shm/(nfdt-[0-9a-f]{32})", Path(f"/proc/{pid}/maps").read_text()))
+    """The segments that a process has mapped, by inode, as the system tells."""
+    return set(re.findall(r"(\d+) +/memfd:nfdt", Path(f"/proc/{pid}/maps").read_text()))
 
 
-def left(names):
-    return [name for name in names if (Path("/dev/shm") / name).exists()]
+def named():
+    """What is in the directory where named segments would lie, and the sockets at which segments are handed out."""
+    sockets = re.findall(r"@(nfdt-[0-9a-f]{32})$", Path("/proc/net/unix").read_text(), re.MULTILINE)
+    return {*Path("/dev/shm").glob("nfdt-*"), *sockets}
 
 
-def test_a_worker_on_the_same_machine_shares_memory_by_itself(shard, directory):
+@pytest.fixture
+def nothing_named():
+    """A test begins and ends without a name by which a segment is found."""
+    before = named()
+    yield
+    assert named() <= before
+
+
+def test_a_worker_on_the_same_machine_shares_memory_by_itself(shard, nothing_named):
     with connect(shard.address) as client:
         weights = client.pull().weights
-        assert list(directory.iterdir()) == []
         answer = client.push(gradients(1)[0], samples=1)
         assert answer.weights is not None
         assert np.shares_memory(answer.weights, weights)
         assert not answer.weights.flags.writeable
 
 
-def test_both_areas_suit_tensors(directory):
-    segment = shared_memory.Offer(AREA, pairs=2).segment
+def test_both_areas_suit_tensors():
+    offer = shared_memory.Offer(AREA, pairs=2)
+    offer.withdraw()
+    segment = offer.segment
     assert [a.ctypes.data % 64 for a in (*segment.gradients, *segment.replies)] == [0] * 4
     assert [a.nbytes for a in (*segment.gradients, *segment.replies)] == [AREA] * 4
 
@@ -122,15 +144,33 @@ def test_weights_outlive_their_client(shard):
     assert np.array_equal(weights, copy)
 
 
-def test_a_file_is_private_to_its_user(directory):
+def test_an_offer_is_handed_to_processes_of_its_user_only(monkeypatch):
     offer = shared_memory.Offer(AREA)
-    assert (directory / offer.name).stat().st_mode & 0o777 == 0o600
-    assert (directory / offer.name).stat().st_size == shared_memory.segment_bytes(AREA)
+    user = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)  # of the side that hands out, as of the side that asks
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(60)
+        peer.connect(f"\0{offer.name}")
+        assert socket.recv_fds(peer, 1, 1)[:2] == (b"", [])  # it is closed
+    monkeypatch.undo()
+    assert shared_memory.accept(offer.frame("w"), AREA).gradients[0].nbytes == AREA
     offer.withdraw()
-    assert list(directory.iterdir()) == []
 
 
-def test_no_room_to_share_leaves_the_bytes_on_the_stream(shard, directory, monkeypatch):
+def test_an_offer_that_is_withdrawn_is_handed_out_no_more():
+    offer = shared_memory.Offer(AREA)
+    offer.withdraw()
+    with pytest.raises(shared_memory.Refused, match="Connection refused"):
+        shared_memory.accept(offer.frame("w"), AREA)
+
+
+def test_a_segment_that_takes_most_of_the_free_memory_is_not_made(monkeypatch):
+    monkeypatch.setattr(shared_memory, "memory", lambda: Memory(2**40, 3 * AREA))
+    with pytest.raises(OSError, match="of the memory that is free"):
+        shared_memory.Offer(AREA)
+
+
+def test_no_room_to_share_leaves_the_bytes_on_the_stream(shard, nothing_named, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -138,10 +178,9 @@ def test_no_room_to_share_leaves_the_bytes_on_the_stream(shard, directory, monke
     with connect(shard.address) as client:
         client.pull()
         assert client.pull().weights.flags.writeable  # shared memory is read-only here
-    assert list(directory.iterdir()) == []
 
 
-def test_a_declined_offer_leaves_the_bytes_on_the_stream(shard, directory, monkeypatch):
+def test_a_declined_offer_leaves_the_bytes_on_the_stream(shard, nothing_named, monkeypatch):
     monkeypatch.setattr(shared_memory.Offer, "frame", lambda self, worker: Frame(kind=OFFER, worker=worker))
     with connect(shard.address, "declined") as client:
         first = client.pull().weights.copy()
@@ -149,29 +188,26 @@ def test_a_declined_offer_leaves_the_bytes_on_the_stream(shard, directory, monke
         answer = client.push(g, samples=1)
         np.testing.assert_allclose(answer.weights, first - 0.1 * g, rtol=1e-5, atol=1e-6)
         assert answer.weights.flags.writeable
-    assert list(directory.iterdir()) == []
 
 
-def test_another_model_size_is_declined_and_told_on_the_stream(shard, directory):
+def test_another_model_size_is_declined_and_told_on_the_stream(shard, nothing_named):
     with connect(shard.address, layout=ParameterLayout.of([("w", (5,))])) as client:
         with pytest.raises(Exception, match="expected 20 bytes of weights"):
             client.pull()
-        assert list(directory.iterdir()) == []
 
 
-def test_a_shard_that_is_closed_before_it_answers_leaves_no_name(shard, directory):
-    relay = Relay(shard.address)
+def test_a_shard_that_is_closed_before_it_answers_leaves_no_name(shard, nothing_named):
+    relay = Relay(shard.address, "again")
     relay.silent = True
     with connect(relay.address) as client:
         relay.on_request = client.close
         with pytest.raises((JobCancelled, ServerUnreachable)):
             client.pull()
-    assert list(directory.iterdir()) == []
     relay.stop()
 
 
-def test_a_new_stream_gets_memory_of_its_own(shard, directory):
-    relay = Relay(shard.address)
+def test_a_new_stream_gets_memory_of_its_own(shard, nothing_named):
+    relay = Relay(shard.address, "again")
     with connect(relay.address, "again") as client:
         first = client.pull().weights
         before = first.copy()
@@ -182,7 +218,6 @@ def test_a_new_stream_gets_memory_of_its_own(shard, directory):
         assert not answer.applied
         assert not np.shares_memory(first, answer.weights)
         assert np.shares_memory(client.pull().weights, answer.weights)
-    assert list(directory.iterdir()) == []
     relay.stop()
 
 
@@ -190,42 +225,71 @@ def test_a_new_stream_gets_memory_of_its_own(shard, directory):
 
 
 def offer(**changes):
-    fields = {"kind": OFFER, "worker": "v", "segment": NAME, "boot_id": boot_id(), "total_bytes": AREA, **changes}
+    fields = {"kind": OFFER, "worker": "w", "segment": NAME, "boot_id": boot_id(), "total_bytes": AREA, **changes}
     return Frame(**fields)
 
 
-def make_file(directory, size=None, mode=0o600):
-    path = directory / NAME
-    path.write_bytes(bytes(shared_memory.segment_bytes(AREA) if size is None else size))
-    path.chmod(mode)
-    return path
+SIZE = shared_memory.segment_bytes(AREA)
 
 
-def make_link(directory):
-    make_file(directory).rename(directory / "target")
-    (directory / NAME).symlink_to(directory / "target")
+def in_memory(size=SIZE, seals=fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL):
+    file = os.memfd_create("nfdt", os.MFD_ALLOW_SEALING)
+    os.ftruncate(file, size)
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
+    return [file]
+
+
+def on_disk():
+    with tempfile.TemporaryFile() as file:
+        file.truncate(SIZE)
+        return [os.dup(file.fileno())]
+
+
+def copies(file):
+    """How many descriptors of this process are of the same file."""
+    found = 0
+    for other in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # of a thread beside this one
+            found += os.path.samestat(os.stat(f"/proc/self/fd/{other}"), os.fstat(file))
+    return found
+
+
+@contextlib.contextmanager
+def handing_out(make):
+    """A process that hands out what ``make`` returns, under ``NAME``."""
+    files = make()
+
+    def hand_out():
+        peer, _ = listening.accept()
+        with peer, contextlib.suppress(BrokenPipeError):  # it has declined
+            socket.send_fds(peer, [b"."], files)
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"\0{NAME}")
+        listening.listen()
+        listening.settimeout(60)
+        thread = threading.Thread(target=hand_out, daemon=True)
+        thread.start()
+        yield files
+        thread.join()
+    for file in files:
+        os.close(file)
 
 
 @pytest.mark.parametrize(
-    ("make", "changes", "message"),
+    ("changes", "message"),
     [
-        (make_file, {"boot_id": "elsewhere"}, "another machine"),
-        (make_file, {"segment": f"../{NAME}"}, "expected a name"),
-        (make_file, {"segment": f"/etc/{NAME}"}, "expected a name"),
-        (make_file, {"segment": NAME + "\n"}, "expected a name"),
-        (make_file, {"segment": ""}, "expected a name"),
-        (make_file, {"total_bytes": AREA + 4}, f"expected {AREA} bytes"),
-        (lambda directory: None, {}, "No such file"),
-        (make_link, {}, NO_LINK),
-        (lambda directory: (directory / NAME).mkdir(), {}, "directory"),
-        (lambda directory: os.mkfifo(directory / NAME, 0o600), {}, "expected a regular file"),
-        (lambda directory: make_file(directory, size=4096), {}, "4096 bytes"),
-        (lambda directory: make_file(directory, mode=0o644), {}, "mode -rw-r--r--"),
+        ({"boot_id": "elsewhere"}, "another machine"),
+        ({"segment": f"../{NAME}"}, "expected a name"),
+        ({"segment": f"/etc/{NAME}"}, "expected a name"),
+        ({"segment": NAME + "\n"}, "expected a name"),
+        ({"segment": ""}, "expected a name"),
+        ({"total_bytes": AREA + 4}, f"expected {AREA} bytes"),
+        ({}, "Connection refused"),
     ],
-    ids="boot_id path absolute newline empty size missing link directory fifo short mode".split(),
+    ids="boot_id path absolute newline empty size missing".split(),
 )
-def test_a_wrong_offer_is_declined_and_the_stream_goes_on(shard, directory, make, changes, message):
-    make(directory)
+def test_a_wrong_offer_is_declined_and_the_stream_goes_on(shard, changes, message):
     frames = [offer(**changes), Frame(kind=PULL, sequence=1)]
     declined, weights = exchange(shard.address, [encode(f) for f in frames])
     assert (declined.kind, declined.applied, declined.sequence) == (ACKNOWLEDGE, False, 0)
@@ -233,25 +297,51 @@ def test_a_wrong_offer_is_declined_and_the_stream_goes_on(shard, directory, make
     assert (weights.kind, weights.shared, weights.total_bytes) == (WEIGHTS, False, AREA)
 
 
-def test_a_file_of_another_user_is_declined(directory, monkeypatch):
-    make_file(directory)
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(shared_memory.Refused, match="regular file of user"):
-        shared_memory.accept(offer(), AREA)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (list, "expected a file"),
+        (os.pipe, "expected a file in memory"),
+        (on_disk, "not sealed"),
+        (lambda: in_memory(4096), "4096 bytes"),
+        (lambda: in_memory(seals=fcntl.F_SEAL_GROW), "not sealed"),
+    ],
+    ids="nothing pipe disk short shrinkable".split(),
+)
+def test_what_is_no_segment_is_declined_and_not_kept(make, message):
+    with handing_out(make) as files:
+        with pytest.raises(shared_memory.Refused, match=message):
+            shared_memory.accept(offer(), AREA)
+        assert all(copies(file) == len(files) for file in files)  # a pipe's ends are one file
 
 
-def test_a_good_offer_is_mapped_and_loses_its_name(shard, directory):
-    make_file(directory)
-    frames = [offer(), Frame(kind=PULL, sequence=1)]
-    accepted, weights = exchange(shard.address, [encode(f) for f in frames])
+def test_a_segment_of_another_user_is_declined(monkeypatch):
+    with handing_out(in_memory):
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        with pytest.raises(shared_memory.Refused, match="expected one of user"):
+            shared_memory.accept(offer(), AREA)
+
+
+def test_a_process_that_hands_out_nothing_is_waited_for_no_longer_than_a_while(monkeypatch):
+    monkeypatch.setattr(shared_memory, "FETCH_S", 0.05)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(f"\0{NAME}")
+        silent.listen()
+        with pytest.raises(shared_memory.Refused, match="timed out"):
+            shared_memory.accept(offer(), AREA)
+
+
+def test_a_good_offer_is_mapped(shard):
+    with handing_out(in_memory):
+        frames = [offer(), Frame(kind=PULL, sequence=1)]
+        accepted, weights = exchange(shard.address, [encode(f) for f in frames])
     assert (accepted.kind, accepted.applied) == (ACKNOWLEDGE, True)
     assert weights.shared
-    assert list(directory.iterdir()) == []
 
 
 def test_a_push_through_memory_that_nobody_offered_is_an_error(shard):
     frames = [
-        Frame(kind=PULL, sequence=1, worker="v"),
+        Frame(kind=PULL, sequence=1, worker="w"),
         Frame(kind=PUSH, sequence=2, total_bytes=AREA, shared=True, parts=1),
     ]
     *_, answer = exchange(shard.address, [encode(f) for f in frames])
@@ -265,30 +355,36 @@ def test_memory_is_offered_to_this_machine_only():
     assert not shared_memory.is_this_machine("192.0.2.1")
 
 
-# -- real processes in the real directory
+# -- real processes
 
 
-def test_nothing_is_left_after_a_worker_is_killed(shard):
+def test_nothing_is_left_after_a_worker_is_killed(shard, nothing_named):
     with process(WORKER, shard.address, LAYOUT.size) as (worker, line):
         assert line == "pushed"
-        names = mapped(worker.pid)
-        assert names
-        assert names <= mapped()
+        segments = mapped(worker.pid)
+        assert segments
+        assert segments <= mapped()
         worker.kill()
         worker.wait()
-    assert left(names) == []
     with connect(shard.address, "another") as client:
         assert client.pull().versions[0] >= 1
 
 
-def test_nothing_is_left_after_a_shard_is_killed():
+def test_nothing_is_left_after_a_worker_is_killed_before_the_shard_has_its_segment(nothing_named):
+    with process(OFFERS) as (worker, name):
+        assert name in named()
+        worker.kill()
+        worker.wait()
+        assert name not in named()
+
+
+def test_nothing_is_left_after_a_shard_is_killed(nothing_named):
     with process(SHARD) as (shard, address), connect(address) as client:
         client.pull()
-        names = mapped(shard.pid)
-        assert names
-        assert names <= mapped()
+        segments = mapped(shard.pid)
+        assert segments
+        assert segments <= mapped()
         shard.kill()
         shard.wait()
         with pytest.raises(ServerUnreachable, match=address):
             client.push(gradients(1)[0], samples=1)
-    assert left(names) == []

@@ -26,10 +26,12 @@ from nfdt.core.errors import (
     UsageError,
 )
 from nfdt.core.program.state import State, dump_state, load_state
+from nfdt.core.wire.attending import Patience
 from nfdt.core.wire.channel import open_channel
 from nfdt.core.wire.chunks import CHUNK_BYTES, decode_chunk, encode_chunk, split
 from nfdt.core.wire.connection import connect
 from nfdt.core.wire.frame_stream import FrameStream, payload_bytes
+from nfdt.core.wire.job_token import worker_token
 from nfdt.core.wire.shards_pb2 import (
     ERROR,
     PULL,
@@ -43,7 +45,6 @@ from nfdt.core.wire.shards_pb2 import (
     OpenReply,
     ReadRequest,
     ShardLearningRate,
-    ShardShutdown,
     StateChunk,
 )
 from nfdt.shard import listener
@@ -56,6 +57,7 @@ from tests.raw_stream import encode
 from tests.shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_weights
 
 TOKEN = "job-token"
+WORKER_TOKEN = worker_token(TOKEN, "w")
 RATE = 0.1
 LARGE = replace(ParameterLayout.of([("a", (700, 1000)), ("b", (500_000,)), ("c", (7,))]), divisible=True)
 
@@ -79,7 +81,7 @@ def shard():
 
 @pytest.fixture
 def client(shard):
-    made = StreamClient([shard.address], LAYOUT, "w", TOKEN, timeout_s=20)
+    made = StreamClient([shard.address], LAYOUT, "w", WORKER_TOKEN, timeout_s=20)
     yield made
     made.close()
 
@@ -105,7 +107,7 @@ def write(address, data, token=TOKEN):
 
 
 def exchange(address, frames):
-    return raw_stream.exchange(address, TOKEN, frames)
+    return raw_stream.exchange(address, WORKER_TOKEN, frames)
 
 
 @pytest.mark.parametrize("share_memory", [False, True])
@@ -114,7 +116,7 @@ def test_weights_of_many_chunks_arrive_unharmed_and_are_counted(share_memory):
     assert weights.nbytes > 2 * CHUNK_BYTES
     running = serve(LARGE, shards=2, weights=weights)
     addresses = [r.address for r in running]
-    client = StreamClient(addresses, LARGE, "w", TOKEN, timeout_s=60, share_memory=share_memory)
+    client = StreamClient(addresses, LARGE, "w", WORKER_TOKEN, timeout_s=60, share_memory=share_memory)
     try:
         assert np.array_equal(client.pull().weights, weights)
         gradient = np.random.default_rng(0).normal(size=LARGE.size).astype("f4")
@@ -130,11 +132,13 @@ def test_weights_of_many_chunks_arrive_unharmed_and_are_counted(share_memory):
 class Relay:
     """A shard's stand-in that passes frames on, and breaks a stream where it is told to."""
 
-    def __init__(self, address):
-        self.shard = Door(address, TOKEN, 20)
+    def __init__(self, address, worker="w"):
+        self.shard = Door(address, worker_token(TOKEN, worker), 20)
         self.lose_answers_to = set()
         self.streams = 0
         self.silent = False
+        self.refusals = 0
+        self.shift = 0  # of the numbers on answers
         self.on_request = lambda: None
         self.listener = Listener(self.serve, "127.0.0.1", 8)
         self.server = grpc.server(futures.ThreadPoolExecutor(8))
@@ -146,9 +150,12 @@ class Relay:
         self.server.start()
 
     def open(self, request, context):
-        return OpenReply(port=self.listener.port, ticket=self.listener.ticket())
+        if self.refusals:
+            self.refusals -= 1
+            context.abort(grpc.StatusCode.UNAVAILABLE, "cut off")
+        return OpenReply(port=self.listener.port, ticket=self.listener.ticket("w"))
 
-    def serve(self, worker):
+    def serve(self, worker, name):
         self.streams += 1
         if self.silent:
             while worker.receive_header(patiently=True):  # until the client gives up
@@ -168,6 +175,7 @@ class Relay:
 
     def passes(self, header):
         lost = header.sequence in self.lose_answers_to
+        header.sequence += self.shift
         self.lose_answers_to.discard(header.sequence)
         return not lost
 
@@ -191,7 +199,7 @@ def relay(shard):
 
 def test_a_push_whose_answer_is_lost_is_sent_again_and_applied_once(shard, relay):
     relay.lose_answers_to = {2}
-    client = StreamClient([relay.address], LAYOUT, "w", TOKEN, timeout_s=20)
+    client = StreamClient([relay.address], LAYOUT, "w", WORKER_TOKEN, timeout_s=20)
     client.pull()
     g = gradients(1)[0]
     answer = client.push(g, samples=1)
@@ -203,13 +211,41 @@ def test_a_push_whose_answer_is_lost_is_sent_again_and_applied_once(shard, relay
     client.close()
 
 
+def test_a_shard_that_is_cut_off_is_looked_for_and_the_push_applied_once(shard, relay):
+    relay.lose_answers_to = {2}
+    patience = Patience(60.0, threading.Event())
+    client = StreamClient([relay.address], LAYOUT, "w", TOKEN, timeout_s=20, patience=patience)
+    client.pull()
+    relay.refusals = 3
+    assert not client.push(gradients(1)[0], samples=1).applied
+    assert shard.store.version == 1
+    assert relay.refusals == 0
+    assert patience.left_s == 60.0
+    client.close()
+
+
+def test_nobody_looks_for_a_shard_once_the_job_is_over(relay):
+    stopped = threading.Event()
+    client = StreamClient([relay.address], LAYOUT, "w", TOKEN, timeout_s=20, patience=Patience(3600.0, stopped))
+    client.pull()
+    relay.stop()
+    timer = threading.Timer(0.1, stopped.set)
+    timer.start()
+    with pytest.raises(ServerUnreachable, match=relay.address):
+        client.push(gradients(1)[0], samples=1)
+    timer.join()
+    client.close()
+
+
 @pytest.mark.parametrize("share_memory", [False, True])
 @pytest.mark.parametrize("lost", [2, 3, 4])
 def test_pushes_that_overlap_are_sent_again_in_order_and_applied_once(share_memory, lost):
     running = serve(overlap=2, codec="int8")[0]  # replies could be encoded: it keeps what it sent
     relay = Relay(running.address)
     relay.lose_answers_to = {lost}
-    client = StreamClient([relay.address], LAYOUT, "w", TOKEN, timeout_s=20, overlap=2, share_memory=share_memory)
+    client = StreamClient(
+        [relay.address], LAYOUT, "w", WORKER_TOKEN, timeout_s=20, overlap=2, share_memory=share_memory
+    )
     try:
         first, g = client.pull(), gradients(6)
         pending = [client.begin_push(x, samples=1, computed_on=first.sequence) for x in g[:3]]
@@ -230,7 +266,7 @@ def test_pushes_that_overlap_are_sent_again_in_order_and_applied_once(share_memo
 
 
 def test_all_pushes_on_their_way_are_told_when_the_shard_is_gone(relay):
-    client = StreamClient([relay.address], LAYOUT, "w", TOKEN, timeout_s=20, overlap=1)
+    client = StreamClient([relay.address], LAYOUT, "w", WORKER_TOKEN, timeout_s=20, overlap=1)
     client.pull()
     relay.stop()
     pending = [client.begin_push(g, samples=1) for g in gradients(2)]
@@ -241,7 +277,7 @@ def test_all_pushes_on_their_way_are_told_when_the_shard_is_gone(relay):
 
 
 def test_a_stream_that_breaks_twice_names_the_shard(shard, relay):
-    client = StreamClient([relay.address], LAYOUT, "w", TOKEN, timeout_s=20)
+    client = StreamClient([relay.address], LAYOUT, "w", WORKER_TOKEN, timeout_s=20)
     client.pull()
     relay.stop()
     with pytest.raises(ServerUnreachable, match=relay.address):
@@ -249,16 +285,26 @@ def test_a_stream_that_breaks_twice_names_the_shard(shard, relay):
     client.close()
 
 
+@pytest.mark.parametrize("shift", [1, -1])
+def test_the_answer_to_another_request_is_not_taken(relay, shift):
+    client = StreamClient([relay.address], LAYOUT, "w", WORKER_TOKEN, timeout_s=20, share_memory=False)
+    client.pull()
+    relay.shift = shift
+    with pytest.raises(ProtocolError, match=f"expected the answer to request 2. Received: .*request {2 + shift}"):
+        client.push(gradients(1)[0], samples=1)
+    client.close()
+
+
 def test_a_silent_shard_is_given_up_after_the_deadline(relay):
     relay.silent = True
-    client = StreamClient([relay.address], LAYOUT, "w", TOKEN, timeout_s=0.2)
+    client = StreamClient([relay.address], LAYOUT, "w", WORKER_TOKEN, timeout_s=0.2)
     with pytest.raises(ServerUnreachable, match=rf"{relay.address} did not answer within 0.2 s"):
         client.pull()
     client.close()
 
 
 def test_a_shard_that_is_not_there_is_unreachable():
-    client = StreamClient(["127.0.0.1:1"], LAYOUT, "w", TOKEN, timeout_s=20)
+    client = StreamClient(["127.0.0.1:1"], LAYOUT, "w", WORKER_TOKEN, timeout_s=20)
     with pytest.raises(ServerUnreachable, match="127.0.0.1:1"):
         client.pull()
     client.close()
@@ -275,7 +321,7 @@ def test_a_wrong_token_is_refused(shard):
 
 def test_a_worker_with_another_model_is_told(shard):
     other = ParameterLayout.of([("w", (5,))])
-    client = StreamClient([shard.address], other, "w", TOKEN, timeout_s=20)
+    client = StreamClient([shard.address], other, "w", WORKER_TOKEN, timeout_s=20)
     with pytest.raises(ProtocolError, match="expected 20 bytes of weights"):
         client.pull()
     with pytest.raises(ShapeMismatch, match=rf"{shard.address}.*expected 104 bytes"):
@@ -291,7 +337,7 @@ def test_a_gradient_of_another_size_is_refused_before_it_is_sent(client):
 
 def test_more_addresses_than_variables_are_refused():
     with pytest.raises(UsageError, match="at most 4"):
-        StreamClient(["127.0.0.1:1"] * 5, LAYOUT, "w", TOKEN)
+        StreamClient(["127.0.0.1:1"] * 5, LAYOUT, "w", WORKER_TOKEN)
 
 
 def test_a_push_before_a_pull_is_refused(client, shard):
@@ -302,16 +348,15 @@ def test_a_push_before_a_pull_is_refused(client, shard):
 @pytest.mark.parametrize(
     ("frames", "message"),
     [
-        ([encode(Frame(kind=PUSH, sequence=1))], "worker's name"),
         ([encode(Frame(kind=WEIGHTS, sequence=1, worker="w"))], "push or pull"),
-        ([encode(Frame(kind=PUSH, sequence=1, worker="w" * 201))], "worker's name"),
+        ([encode(Frame(kind=PUSH, sequence=1, worker="w" * 201))], "this worker's name"),
         ([encode(Frame(kind=PUSH, sequence=1, worker="w", total_bytes=2**40))], "expected 104 bytes"),
         ([encode(Frame(kind=PUSH, sequence=1, worker="w", total_bytes=104), bytes(100))], "after 100 of 104 bytes"),
         ([encode(Frame(kind=PULL, sequence=1, worker="w"))[:-1]], "truncated"),
         ([b"\xff" * 50], "at most 65536 bytes"),
         ([b"\x20\x00\x00\x00" + b"\xff" * 50], "expected a header"),
     ],
-    ids=["no name", "wrong kind", "long name", "huge", "cut", "cut header", "garbage", "garbage header"],
+    ids=["wrong kind", "long name", "huge", "cut", "cut header", "garbage", "garbage header"],
 )
 def test_a_stream_that_breaks_the_rules_gets_one_error(shard, frames, message):
     answers = exchange(shard.address, frames)
@@ -320,7 +365,7 @@ def test_a_stream_that_breaks_the_rules_gets_one_error(shard, frames, message):
 
 
 def test_a_connection_without_a_good_ticket_is_closed(shard):
-    used = raw_stream.ticket(shard.address, TOKEN)
+    used = raw_stream.ticket(shard.address, WORKER_TOKEN)
     FrameStream(connect("127.0.0.1", used.port, used.ticket, timeout_s=20)).close()
     for wrong in (used.ticket, bytes(32), b"short"):
         connection = connect("127.0.0.1", used.port, wrong, timeout_s=20)
@@ -332,7 +377,7 @@ def test_a_connection_without_a_good_ticket_is_closed(shard):
 
 def test_connections_that_show_nothing_are_bounded_and_leave_workers_alone(shard, client):
     client.pull()
-    port = raw_stream.ticket(shard.address, TOKEN).port
+    port = raw_stream.ticket(shard.address, WORKER_TOKEN).port
     with contextlib.ExitStack() as stack:
         silent = [
             stack.enter_context(socket.create_connection(("127.0.0.1", port), 20))
@@ -343,7 +388,7 @@ def test_connections_that_show_nothing_are_bounded_and_leave_workers_alone(shard
 
 
 def test_a_connection_that_shows_nothing_is_closed(shard, monkeypatch):
-    port = raw_stream.ticket(shard.address, TOKEN).port
+    port = raw_stream.ticket(shard.address, WORKER_TOKEN).port
     monkeypatch.setattr(listener, "SHOW_TICKET_S", 0.05)
     with socket.create_connection(("127.0.0.1", port), 20) as silent:
         assert silent.recv(1) == b""
@@ -351,10 +396,10 @@ def test_a_connection_that_shows_nothing_is_closed(shard, monkeypatch):
 
 def test_tickets_are_bounded_and_expire(shard, monkeypatch):
     with pytest.raises(grpc.RpcError, match="Connections: expected at most 20"):
-        [raw_stream.ticket(shard.address, TOKEN) for _ in range(21)]
+        [raw_stream.ticket(shard.address, WORKER_TOKEN) for _ in range(21)]
     now = time.monotonic()
     monkeypatch.setattr(listener.time, "monotonic", lambda: now + listener.TICKET_S + 1)
-    assert raw_stream.ticket(shard.address, TOKEN)
+    assert raw_stream.ticket(shard.address, WORKER_TOKEN)
 
 
 # -- administration
@@ -373,11 +418,6 @@ def test_a_worker_can_be_forgotten(shard, client):
     assert reply.version == 0
     with pytest.raises(ProtocolError, match="pull before"):
         client.push(gradients(1)[0], samples=1)
-
-
-def test_shutdown_stops_the_server(shard):
-    administer(shard.address, AdminRequest(shutdown=ShardShutdown()))
-    assert shard.wait(20)
 
 
 def test_the_state_can_be_read_and_written(client, shard):
@@ -403,7 +443,7 @@ def test_another_interface_needs_tls():
 
 def test_closing_from_another_thread_ends_a_wait(relay):
     relay.silent = True
-    client = StreamClient([relay.address], LAYOUT, "w", TOKEN, timeout_s=20)
+    client = StreamClient([relay.address], LAYOUT, "w", WORKER_TOKEN, timeout_s=20)
     relay.on_request = client.close
     with pytest.raises((JobCancelled, ServerUnreachable)):
         client.pull()

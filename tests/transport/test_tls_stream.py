@@ -12,6 +12,7 @@ from nfdt.core.errors import ServerUnreachable
 from nfdt.core.program.state import State
 from nfdt.core.wire.connection import client_tls, connect
 from nfdt.core.wire.frame_stream import FrameStream
+from nfdt.core.wire.job_token import worker_token
 from nfdt.core.wire.shards_pb2 import PULL, Frame
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
@@ -50,7 +51,16 @@ def shard(pairs):
 
 def client_of(shard, pairs, shown="client", worker="w", **options):
     security = {"ca_file": pairs["server"].cert, "cert_file": pairs[shown].cert, "key_file": pairs[shown].key}
-    made = StreamClient([shard.address], LARGE, worker, TOKEN, timeout_s=30, share_memory=False, **security, **options)
+    made = StreamClient(
+        [shard.address],
+        LARGE,
+        worker,
+        worker_token(TOKEN, worker),
+        timeout_s=30,
+        share_memory=False,
+        **security,
+        **options,
+    )
     return contextlib.closing(made)
 
 
@@ -74,7 +84,7 @@ def test_a_worker_with_another_certificate_is_refused(shard, pairs):
 def test_plain_text_is_refused_where_tls_is_spoken(shard, pairs):
     with client_of(shard, pairs) as client:
         client.pull()
-        ticket = shard._listener.ticket()
+        ticket = shard._listener.ticket("w")
         stream = FrameStream(connect("127.0.0.1", shard._listener.port, ticket, timeout_s=20))
         with contextlib.suppress(ConnectionResetError):
             assert stream.receive_header() is None
@@ -84,7 +94,7 @@ def test_plain_text_is_refused_where_tls_is_spoken(shard, pairs):
 
 def test_a_ticket_is_no_good_without_a_certificate(shard, pairs):
     tls = client_tls(pairs["server"].cert, None, None)
-    ticket = shard._listener.ticket()
+    ticket = shard._listener.ticket("w")
     with pytest.raises((OSError, EOFError)):
         exchange_hello(connect("127.0.0.1", shard._listener.port, ticket, timeout_s=20, tls=tls))
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from nfdt.core.spec import resolve_algorithm
 from nfdt.update_rules import OptimizerTraits, Push, make_rule
+from nfdt.update_rules.base import Identity
 from nfdt.update_rules.dc import DelayCompensated
 from tests.simulated_shard import SimulatedShard
 
@@ -47,6 +48,15 @@ def test_the_mean_square_is_updated_before_it_is_used(preset):
     result = corrected(rule_of(preset, dc_decay=0.0), push_of([3.0], [2.0], [1.0]))
     # MS = g*g, so lambda g g d = 2 * |g| * d
     assert result.gradient == pytest.approx([3 + 2 * 3 * 1], rel=1e-7)
+
+
+@pytest.mark.parametrize("preset", ["dc-asgd-a", "dc-asgd-k"])
+def test_the_mean_square_remembers_earlier_gradients(preset):
+    rule = rule_of(preset)
+    first = corrected(rule, push_of([10.0], [1.0], [1.0]))
+    result = rule.correct(np, push_of([1.0], [1.5], [1.0]), first.shard, first.worker)
+    # MS = 0.95 * 0.05 * 100 + 0.05 * 1
+    assert result.gradient == pytest.approx([1 + 0.5 * 2 / np.sqrt(4.8 + 1e-7)], abs=1e-12)
 
 
 def test_dc_a_keeps_a_mean_square_per_worker_and_dc_k_one_for_all():
@@ -94,6 +104,13 @@ def test_true_curvature_makes_a_delayed_quadratic_gradient_fresh(curvature, back
     rule = DelayCompensated(curvature / gradient**2)
     result = corrected(rule, push_of([gradient], [weights], [backup], tau=len(moves)))
     assert result.gradient == pytest.approx([curvature * weights], rel=1e-9, abs=1e-9)
+
+
+def test_a_rule_that_says_nothing_of_the_step_descends_the_gradient():
+    state = {"kept": np.zeros(2)}
+    moved = Identity().advance(np, np.array([2.0, -1.0]), np.ones(2), np.asarray(0.1), np.asarray(0.0), state)
+    assert moved.weights == pytest.approx([0.8, 1.1])
+    assert moved.shard == state
 
 
 @pytest.mark.parametrize(("tau", "scale"), [(0, 1.0), (1, 1.0), (2, 0.5), (8, 0.125)])

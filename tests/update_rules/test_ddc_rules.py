@@ -10,7 +10,7 @@ from nfdt.update_rules import OptimizerTraits, make_rule
 from tests.reference_optimizers import SGD, Adam, RMSprop
 from tests.simulated_shard import SimulatedShard
 
-MOMENTA = [(0.0, False), (0.5, False), (0.9, False), (0.9, True), (0.99, True)]
+MOMENTA = [(0.0, False), (0.0, True), (0.5, False), (0.9, False), (0.9, True), (0.99, True)]
 RATES = [0.1, 0.1, 0.05, 0.2, 0.01, 0.1, 0.3, 0.0, 0.1, 0.1] * 3
 
 
@@ -74,12 +74,12 @@ def test_without_delay_any_other_optimizer_runs_as_it_is():
 
 
 @pytest.mark.parametrize(
-    ("traits", "optimizer"),
-    [(sgd(0.9), SGD(0.9)), (sgd(0.9, True), SGD(0.9, True)), (OptimizerTraits("adam"), Adam())],
+    ("traits", "make"),
+    [(sgd(0.9), lambda: SGD(0.9)), (sgd(0.9, True), lambda: SGD(0.9, True)), (OptimizerTraits("adam"), Adam)],
     ids=["momentum", "nesterov", "adam"],
 )
-def test_a_warm_start_continues_the_users_optimizer(traits, optimizer):
-    weights = np.linspace(-1, 1, 4)
+def test_a_warm_start_continues_the_users_optimizer(traits, make):
+    optimizer, weights = make(), np.linspace(-1, 1, 4)
     for gradient in gradients(7, seed=1):
         weights = optimizer(weights, gradient, 0.1)
     shard = SimulatedShard(ddc(traits), weights, updates=7)
@@ -92,6 +92,15 @@ def test_a_warm_start_continues_the_users_optimizer(traits, optimizer):
         weights = optimizer(weights, gradient, 0.05)
         shard.push("a", gradient, 0.05)
     assert shard.weights == pytest.approx(weights, abs=1e-12)
+
+
+def test_a_warm_start_is_where_a_shard_stands_that_has_trained_so_far():
+    traits, optimizer = OptimizerTraits("adam"), Adam()
+    own = trained_alone(ddc(traits), RATES[:7])
+    warm = SimulatedShard(ddc(traits), reference(optimizer, RATES[:7]), updates=7)
+    warm.enter(m=optimizer.m, v=optimizer.v)
+    for name in ("reserve", "second_moment", "reserve_bias", "scale"):
+        assert warm.state[name] == pytest.approx(own.state[name], abs=1e-12)
 
 
 def test_entering_untouched_slots_is_a_cold_start():
@@ -245,5 +254,7 @@ def test_the_options_and_their_defaults(traits):
 
 def test_optimizers_it_cannot_take_over_are_black_boxes():
     assert not ddc(OptimizerTraits("adam", beta_1=0.0)).owns_optimizer
+    assert not ddc(OptimizerTraits("adam", beta_1=1.0)).owns_optimizer
+    assert not ddc(OptimizerTraits("sgd", momentum=1.0)).owns_optimizer
     assert not ddc(OptimizerTraits("other")).owns_optimizer
     assert ddc(OptimizerTraits("adam")).owns_optimizer

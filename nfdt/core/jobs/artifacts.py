@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import os
 import re
@@ -82,10 +83,14 @@ class ArtifactStore:
     def _partial(self, sha256: str) -> Path:
         return self.root / (check_name(sha256) + _PARTIAL)
 
-    def put(self, data: Data) -> str:
-        """Keep the bytes; returns their name."""
-        sha256 = hashlib.sha256(data).hexdigest()
-        self.receive(sha256, len(data), 0, [(0, data)])
+    def put(self, *parts: Data) -> str:
+        """Keep the bytes of all parts, one after the other; returns their name."""
+        digest, sizes = hashlib.sha256(), [0]
+        for part in parts:
+            digest.update(part)
+            sizes.append(len(part))
+        sha256 = digest.hexdigest()
+        self.receive(sha256, sum(sizes), 0, zip(itertools.accumulate(sizes), parts, strict=False))
         return sha256
 
     def receive(self, sha256: str, total_bytes: int, offset: int, chunks: Iterable[tuple[int, Data]]) -> int:

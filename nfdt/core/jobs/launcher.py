@@ -16,7 +16,7 @@ class Launcher(Protocol):
 
     @property
     def failure(self) -> str | None:
-        """Why no slots are started any more; None while they are."""
+        """Why no slots can be started; None while they can."""
         ...
 
     def stop(self) -> None:

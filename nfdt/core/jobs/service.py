@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import nfdt
-from nfdt.core.errors import PolicyRefused, ProtocolError, UsageError
+from nfdt.core.errors import NfdtError, PolicyRefused, ProtocolError, UsageError
 from nfdt.core.events import Event
 from nfdt.core.jobs import admission
 from nfdt.core.jobs.artifacts import ArtifactStore
@@ -208,7 +208,7 @@ def _receive(queue: FeedQueue, first: pb.FedBatch, rest: Iterator[pb.FedBatch], 
         _offer(queue, first)
         for batch in rest:
             _offer(queue, batch)
-    except ProtocolError as error:
+    except NfdtError as error:
         failures.append(error)
     except Exception as error:  # the stream broke: whether the job can go on is decided by its run
         _log.info("the feed of a job ended: %s", type(error).__name__)

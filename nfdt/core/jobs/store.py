@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nfdt.core.errors import UsageError
+from nfdt.core.errors import NfdtError, UsageError
 from nfdt.core.events import Event, Kind
 from nfdt.core.jobs.lifecycle import ACTIVE, RESTARTED, State, after_restart, check_transition, is_terminal
 
@@ -52,6 +52,8 @@ class JobRecord:
 class JobStore:
     """Every method is atomic and may be called from any thread.
 
+    A database that cannot be read or written, as on a full disk, is an NfdtError; the same call may succeed later.
+
     Args:
         path: The database file; made, with mode 0600, where there is none.
         now: Unix time in seconds.
@@ -59,7 +61,7 @@ class JobStore:
 
     def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-        self._now = now
+        self._path, self._now = path, now
         self._changed = threading.Condition()  # its lock is reentrant
         self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._database.row_factory = sqlite3.Row
@@ -73,15 +75,27 @@ class JobStore:
             self._database.close()
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def _using(self) -> Iterator[sqlite3.Connection]:
         with self._changed:
-            self._database.execute("BEGIN IMMEDIATE")
             try:
                 yield self._database
+            except sqlite3.Error as error:
+                raise NfdtError(
+                    f"Jobs in {self._path} cannot be read or written: {error}. Expected: room on the disk, and the "
+                    "right to write. Make room; the server goes on by itself then."
+                ) from error
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._using() as database:
+            database.execute("BEGIN IMMEDIATE")
+            try:
+                yield database
+                database.execute("COMMIT")
             except BaseException:
-                self._database.execute("ROLLBACK")
+                if database.in_transaction:  # a full disk has ended it already
+                    database.execute("ROLLBACK")
                 raise
-            self._database.execute("COMMIT")
             self._changed.notify_all()
 
     def add(self, job_id: str, spec_json: str, *, session: str, owner: str) -> None:
@@ -99,16 +113,16 @@ class JobStore:
         Raises:
             UsageError: there is no such job.
         """
-        with self._changed:
-            row = self._database.execute("SELECT * FROM jobs WHERE job_id=?", (job_id,)).fetchone()
+        with self._using() as database:
+            row = database.execute("SELECT * FROM jobs WHERE job_id=?", (job_id,)).fetchone()
         if row is None:
             raise UsageError(f"No job {job_id!r} on this server. `nfdt jobs list` shows the jobs there are.")
         return JobRecord(**dict(row))
 
     def jobs(self, states: tuple[State, ...] | None = None) -> list[JobRecord]:
         """All jobs, oldest first, or those in one of ``states``."""
-        with self._changed:
-            rows = self._database.execute("SELECT * FROM jobs ORDER BY submitted_at, rowid").fetchall()
+        with self._using() as database:
+            rows = database.execute("SELECT * FROM jobs ORDER BY submitted_at, rowid").fetchall()
         records = [JobRecord(**dict(row)) for row in rows]
         return [r for r in records if states is None or r.state in states]
 
@@ -177,8 +191,8 @@ class JobStore:
 
     def events(self, job_id: str, after: int = 0, limit: int = 1000) -> list[Event]:
         """Events with a cursor above ``after``, in order."""
-        with self._changed:
-            rows = self._database.execute(
+        with self._using() as database:
+            rows = database.execute(
                 "SELECT * FROM events WHERE job_id=? AND cursor>? ORDER BY cursor LIMIT ?", (job_id, after, limit)
             ).fetchall()
         return [Event(r["cursor"], r["at"], r["kind"], json.loads(r["data_json"])) for r in rows]

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.utils import traceback_utils
 
 from nfdt.core.errors import ProtocolError
+from nfdt.core.model_metrics import leaf_metrics
 from nfdt.core.nests import flatten_structure, rebuild
+from nfdt.core.program.dry_run import as_tensors, without_updates
+
+logger = logging.getLogger(__name__)
 
 MAX_BATCH_BYTES = 4 * 2**30
 
@@ -54,22 +61,36 @@ def build_model(model: Any, batch: Any) -> None:
         Exception: whatever the model's own code raises for such a batch, as in ``fit``.
     """
     structure, arrays = flatten_structure(batch)
-    optimizer, model.optimizer = model.optimizer, None
-    try:
-        failure = _try_symbolically(
-            model, rebuild(structure, [_Spec([None, *a.shape[1:]], tf.as_dtype(a.dtype)) for a in arrays])
-        )
-        if failure is not None:  # a model for batches of one size
-            failure = _try_symbolically(
-                model, rebuild(structure, [_Spec([*a.shape], tf.as_dtype(a.dtype)) for a in arrays])
-            )
-    finally:
-        model.optimizer = optimizer
-    if failure is None:
-        return
-    # A model that only train_step() knows how to call: trace that, as fit() would, without running it.
-    tensors = [tf.convert_to_tensor(array) for array in arrays]
-    tf.function(model.train_step).get_concrete_function(rebuild(structure, tensors))
+    # Batches of any size; else a model for batches of one size.
+    for rows in (True, False):
+        specs = [
+            _Spec([None if rows else a.shape[0], *a.shape[1:]] if a.ndim else [], tf.as_dtype(a.dtype)) for a in arrays
+        ]
+        if _build_symbolically(model, rebuild(structure, specs)):
+            _build_metrics(model, batch)
+            return
+    _trace(model, model.train_step, batch)  # a model that only its train_step can call, or the user's error
+
+
+def _build_metrics(model: Any, batch: Any) -> None:
+    """Create the variables of metrics that do so at their first update, which steps of the model's own make."""
+    for step in (model.train_step, model.test_step):
+        if all(getattr(metric, "_built", True) for metric in leaf_metrics(model)):  # private: F1Score, R2Score, AUC
+            return
+        try:
+            _trace(model, step, batch)
+        except Exception as error:  # fit() will say it, if it is one there too
+            logger.debug("No trace of %s for its metrics: %s", model.name, error)
+
+
+@traceback_utils.filter_traceback  # private: Keras' own errors, as short as in fit()
+def _trace(model: Any, step: Any, batch: Any) -> None:
+    """Trace a step as ``fit`` would, without an update."""
+    with without_updates(model):
+        if model.run_eagerly:
+            step(as_tensors(batch))
+        else:
+            tf.function(tf.autograph.experimental.do_not_convert(step)).get_concrete_function(as_tensors(batch))
 
 
 @dataclass(frozen=True)
@@ -78,9 +99,21 @@ class _Spec:
     dtype: Any
 
 
-def _try_symbolically(model: Any, specs: Any) -> Exception | None:
+def _build_symbolically(model: Any, specs: Any) -> bool:
+    unbuilt = [(layer, layer._layers) for layer in model._flatten_layers() if _is_unbuilt_stack(layer)]
+    optimizer, model.optimizer = model.optimizer, None
     try:
         model._symbolic_build(data_batch=specs)  # private: Keras builds symbolically inside fit() only
     except Exception as error:
-        return error
-    return None
+        logger.debug("No symbolic build of %s: %s", model.name, error)
+        for layer, members in unbuilt:
+            if _is_unbuilt_stack(layer):  # it keeps the input it failed on, and would complain about the next one
+                layer._layers = members
+        return False
+    finally:
+        model.optimizer = optimizer
+    return True
+
+
+def _is_unbuilt_stack(layer: Any) -> bool:
+    return isinstance(layer, keras.Sequential) and layer._functional is None

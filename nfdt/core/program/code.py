@@ -39,6 +39,7 @@ _TRACKED = {
     set: tracking.TrackedSet,
 }
 _OURS = ("nfdt", "nfdt_client", "hfdt")
+_INSTALLED = ("/site-packages/", "/dist-packages/")  # also where PYTHONPATH or a .pth file adds another installation's
 
 
 class LayerReference:
@@ -165,7 +166,7 @@ def _own_modules_by_value() -> Iterator[None]:
     registered = []
     installed = _installed_roots()
     already = cloudpickle.list_registry_pickle_by_value()
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():  # a list of pairs could not be made while others import
         if name not in already and isinstance(module, types.ModuleType) and _is_users_own(name, module, installed):
             cloudpickle.register_pickle_by_value(module)
             registered.append(module)
@@ -177,13 +178,20 @@ def _own_modules_by_value() -> Iterator[None]:
 
 
 def _is_users_own(name: str, module: types.ModuleType, installed: set[Path]) -> bool:
-    """A module of the user's program: a file outside of Python and of what is installed."""
+    """A module of the user's program: a file, or a package's folders, outside of Python and of what is installed."""
+    if name != module.__name__ or name.partition(".")[0] in (*_OURS, "__main__", "__mp_main__"):
+        return False
     file = getattr(module, "__file__", None)
-    if not file or name != module.__name__ or name.partition(".")[0] in (*_OURS, "__main__", "__mp_main__"):
-        return False
-    if file.startswith(tuple(f"{root}/" for root in installed)):  # thousands of modules: without asking the disk
-        return False
-    return not any(Path(file).resolve().is_relative_to(root) for root in installed)
+    places = [file] if file else list(getattr(module, "__path__", ()))  # a package without __init__.py has no file
+    return bool(places) and not any(_is_installed(place, installed) for place in places)
+
+
+def _is_installed(place: str, installed: set[Path]) -> bool:
+    if place.startswith(tuple(f"{root}/" for root in installed)):  # thousands of modules: without asking the disk
+        return True
+    if any(part in f"{place}/" for part in _INSTALLED):
+        return True
+    return any(Path(place).resolve().is_relative_to(root) for root in installed)
 
 
 def _installed_roots() -> set[Path]:

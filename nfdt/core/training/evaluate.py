@@ -6,7 +6,7 @@ from typing import Any
 
 from nfdt.core.arrays import ParameterLayout
 from nfdt.core.training.flat_weights import WeightSetter
-from nfdt.core.training.gradient_step import direct_call, scalar_logs
+from nfdt.core.training.gradient_step import direct_call, step_logs
 
 
 class EvaluateStep:
@@ -30,10 +30,10 @@ class EvaluateStep:
             batch: What ``test_step`` takes.
 
         Returns:
-            What ``test_step`` returned: name -> 0-d float32 tensor.
+            What ``test_step`` returned: name -> 0-d float32 tensor, or an array.
         """
         return dict(self._run(weights, self._run.prepare(batch)))
 
     def _traced(self, weights: Any, batch: Any) -> dict[str, Any]:
         self._weights(weights)
-        return scalar_logs(self._model.test_step(batch), "test_step")
+        return step_logs(self._model.test_step(batch), "test_step")

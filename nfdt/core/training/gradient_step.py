@@ -25,7 +25,7 @@ class StepResult:
 
     Attributes:
         gradient: Mean over the batch, flat, shape ``(P,)``, float32, a tensor; a ``RowVector`` of a step with tables.
-        logs: What ``train_step`` returned: name -> 0-d float32 tensor.
+        logs: What ``train_step`` returned: name -> 0-d float32 tensor, or an array.
         finite: False where a float16 gradient overflowed: nothing shall be pushed.
     """
 
@@ -92,7 +92,7 @@ class GradientStep:
     def _traced(self, weights: Any, batch: Any, version: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any], Any]:
         self._weights(weights)
         self._optimizer.begin(version)
-        logs = scalar_logs(self._model.train_step(batch), "train_step")
+        logs = step_logs(self._model.train_step(batch), "train_step")
         gradient, index, finite = self._optimizer.collect_rows()
         return gradient, index, logs, finite
 
@@ -130,11 +130,11 @@ def replace_optimizer(
     return recording
 
 
-def scalar_logs(logs: Any, method: str) -> dict[str, Any]:
-    """The scalars of what a step returned, nested dictionaries flattened as Keras does, as float32 tensors.
+def step_logs(logs: Any, method: str) -> dict[str, Any]:
+    """What a step returned, nested dictionaries flattened as Keras does: numbers as 0-d float32 tensors, and arrays.
 
     Raises:
-        CaptureError: not a dictionary.
+        CaptureError: not a dictionary, or not of numbers.
     """
     if not isinstance(logs, Mapping):
         raise CaptureError(
@@ -143,9 +143,16 @@ def scalar_logs(logs: Any, method: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in logs.items():
         if isinstance(value, Mapping):
-            found.update(scalar_logs(value, method))
+            found.update(step_logs(value, method))
             continue
         tensor = tf.convert_to_tensor(value)
-        if tensor.shape.num_elements() == 1 and tensor.dtype != tf.string:
-            found[str(name)] = tf.cast(tf.reshape(tensor, []), tf.float32)
+        if tensor.dtype == tf.string:
+            raise CaptureError(f"{method}() must return numbers or arrays of them. Received: text as {name!r}.")
+        is_number = tensor.shape.num_elements() == 1
+        found[str(name)] = tf.cast(tf.reshape(tensor, []), tf.float32) if is_number else tensor
     return found
+
+
+def numbers(logs: Mapping[str, Any]) -> dict[str, float]:
+    """Those of a step's logs that are no arrays."""
+    return {name: float(value) for name, value in logs.items() if value.shape.rank == 0}

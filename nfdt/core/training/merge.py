@@ -64,22 +64,6 @@ def merge_untrained(
     ]
 
 
-def merge_metrics(states: Sequence[Sequence[Array]]) -> list[Array]:
-    """The sums over workers of each metric variable (totals, counts, confusion matrices).
-
-    Raises:
-        ShapeMismatch: the workers' variables differ in number or shape.
-    """
-    if not states:
-        return []
-    shapes = [np.shape(a) for a in states[0]]
-    for index, arrays in enumerate(states):
-        _check_shapes(f"state {index}", shapes, arrays)
-    if len(states) == 1:
-        return [np.asarray(a) for a in states[0]]
-    return [_sum([np.asarray(s[i]) for s in states]) for i in range(len(shapes))]
-
-
 def encode_arrays(arrays: Sequence[Any]) -> bytes:
     """A list of arrays as safetensors with the names "0", "1", ..."""
     return dump_arrays({str(i): array for i, array in enumerate(arrays)})
@@ -130,16 +114,10 @@ def _mean(base: Array, values: list[Array], steps: list[int]) -> Array:
     return base + sum(share * (v - base) for share, v in zip(shares, values, strict=True))
 
 
-def _sum(values: list[Array]) -> Array:
-    dtype = values[0].dtype
-    wide = np.float64 if dtype.kind == "f" else dtype
-    return np.asarray(np.sum(np.stack(values), axis=0, dtype=wide)).astype(dtype)
-
-
 def _check_shapes(who: str, shapes: Sequence[tuple[int, ...]], arrays: Sequence[Array]) -> None:
     received = [np.shape(a) for a in arrays]
     if received != list(shapes):
         raise ShapeMismatch(
-            f"Untrained state or metrics of {who}: expected {len(shapes)} variables of shapes {list(shapes)[:8]}. "
+            f"Untrained state of {who}: expected {len(shapes)} variables of shapes {list(shapes)[:8]}. "
             f"Received: {len(received)} of shapes {received[:8]}. It runs another model; restart it."
         )

@@ -1,4 +1,4 @@
-"""What a worker's model remembers beside its weights: BatchNorm statistics, seeds, counters - and metrics.
+"""What a worker's model remembers beside its weights: BatchNorm statistics, seeds, counters.
 
 How several workers' states become one is in :mod:`nfdt.core.training.merge`.
 """
@@ -65,26 +65,6 @@ def fold_seed(state: Array, index: int) -> Array:
     seed = int(state[0])
     folded = np.random.SeedSequence([seed % 2**64, index]).generate_state(1)[0] & 0x7FFFFFFF
     return np.asarray([folded, state[1]], state.dtype)
-
-
-def read_metrics(model: Any) -> list[Array]:
-    """Values of the model's metric variables, in Keras' order."""
-    return [_value(variable) for variable in model.metrics_variables]
-
-
-def write_metrics(model: Any, arrays: Sequence[Array]) -> None:
-    """Set the model's metric variables.
-
-    Raises:
-        ShapeMismatch: another number or shape of arrays.
-    """
-    _assign(model.metrics_variables, arrays, keep=[False] * len(model.metrics_variables))
-
-
-def metric_results(model: Any) -> dict[str, Any]:
-    """The model's metrics as logs, from its metric variables; scalars only."""
-    results = {name: np.asarray(value) for name, value in model.get_metrics_result().items()}
-    return {name: float(value) for name, value in results.items() if value.size == 1}
 
 
 def _value(variable: Any) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from nfdt.core.arrays import Array
 from nfdt.core.errors import ProtocolError
+from nfdt.core.private_files import replacing
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.status import translated
 
@@ -42,8 +44,10 @@ class ArtifactReader:
         """A local file with the artifact's bytes.
 
         Raises:
-            NfdtError: the server does not have it, or what arrives has another hash.
+            NfdtError: the server does not have it, or what arrives is something else.
         """
+        if not sha256 or Path(sha256).name != sha256:
+            raise ProtocolError(f"Artifact name: expected a sha256. Received: {sha256[:80]!r}.")
         if self._shared is not None:
             return self._shared / sha256
         target = self._cache / sha256
@@ -61,19 +65,27 @@ class ArtifactReader:
 
     def _fetch(self, sha256: str, target: Path) -> None:
         self._cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-        partial = target.with_name(f"{sha256}.{os.getpid()}")
         digest = hashlib.sha256()
         request = pb.FetchRequest(job_id=self._job_id, sha256=sha256)
-        try:
-            with translated(self._address), partial.open("wb") as file:
-                for chunk in self._stub.Fetch(request, timeout=FETCH_TIMEOUT_S):
-                    digest.update(chunk.data)
-                    file.write(chunk.data)
+        with translated(self._address), replacing(target) as file:
+            for data in self._checked(self._stub.Fetch(request, timeout=FETCH_TIMEOUT_S)):
+                digest.update(data)
+                file.write(data)
             if digest.hexdigest() != sha256:
                 raise ProtocolError(
                     f"Artifact from {self._address}: expected sha256 {sha256}. Received: {digest.hexdigest()}. "
                     "Run the job again."
                 )
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
+
+    def _checked(self, chunks: Iterable[pb.FetchChunk]) -> Iterator[bytes]:
+        """The chunks' data, as long as they follow each other within the size that the first one tells."""
+        at, total = 0, None
+        for chunk in chunks:
+            total = chunk.total_bytes if total is None else total
+            if chunk.offset != at or at + len(chunk.data) > total:
+                raise ProtocolError(
+                    f"Artifact from {self._address}: expected byte {at} of {total}. "
+                    f"Received: {len(chunk.data)} bytes at {chunk.offset}."
+                )
+            yield chunk.data
+            at += len(chunk.data)

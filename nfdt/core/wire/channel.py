@@ -14,6 +14,10 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from nfdt.core.errors import AuthenticationFailed, Refused, UsageError
+from nfdt.core.wire.descriptors import most_connections
+from nfdt.core.wire.doorkeeper import ConnectionLimits, Doorkeeper
+from nfdt.core.wire.guarded import GuardedServer
+from nfdt.core.wire.parsing import RequestParser
 from nfdt.core.wire.status import abort
 
 CONTROL_BYTES = 64 * 2**20
@@ -21,7 +25,7 @@ DATA_BYTES = 4 * 2**20
 CHUNK_BYTES = 2 * 2**20
 TOKEN_KEY = "authorization"
 _SCHEME = "Bearer "
-_HEALTH = "/grpc.health.v1.Health/"
+_HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 _LOCAL_NAMES = frozenset({"localhost", "ip6-localhost"})
 
 PathLike = str | Path
@@ -71,7 +75,7 @@ def _options(max_message_bytes: int) -> list[tuple[str, Any]]:
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 60_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     ]
@@ -145,16 +149,19 @@ def open_channel(
 
 
 class _TokenGate(grpc.ServerInterceptor):
-    """Answers calls without a valid token itself, before their first message is read."""
+    """Answers calls without a valid token itself, before their first message is read; of others it parses them."""
 
-    def __init__(self, authenticate: Authenticate) -> None:
-        self._authenticate = authenticate
+    def __init__(self, authenticate: Authenticate, admit: Callable[[grpc.ServicerContext], None]) -> None:
+        self._authenticate, self._admit = authenticate, admit
+        self._parser = RequestParser()
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         method = handler_call_details.method
         token = token_of(handler_call_details.invocation_metadata)
-        if method.startswith(_HEALTH) or self._authenticate(method, token):
-            return continuation(handler_call_details)
+        open_to_all = method == _HEALTH_CHECK
+        if open_to_all or self._authenticate(method, token):
+            handler = continuation(handler_call_details)
+            return handler and self._parser.wrapped(handler, method, None if open_to_all else self._admit)
         return grpc.stream_stream_rpc_method_handler(_refuse_without_token if not token else _refuse_token)
 
 
@@ -183,6 +190,7 @@ def make_server(
     insecure: bool = False,
     max_threads: int = 256,
     max_message_bytes: int = CONTROL_BYTES,
+    limits: ConnectionLimits | None = None,
 ) -> tuple[grpc.Server, str]:
     """A bound server, not started yet, that answers only calls with a valid token (and health checks).
 
@@ -195,6 +203,7 @@ def make_server(
         insecure: Allow a non-loopback address without TLS.
         max_threads: Calls that can be open at once; one more is refused as RESOURCE_EXHAUSTED.
         max_message_bytes: Larger messages fail, in both directions.
+        limits: Of connections; by default as many as this process has descriptors for, and few for strangers.
 
     Returns:
         The server, and the address it is bound to.
@@ -209,17 +218,22 @@ def make_server(
             f"Listening on {address} without TLS would send tokens and code in plain text over the network. "
             "Give a certificate and key (--tls-cert, --tls-key), listen on 127.0.0.1, or insist with --insecure."
         )
-    server = grpc.server(
+    limits = limits or ConnectionLimits(most_connections())
+    doorkeeper = Doorkeeper(limits)
+    served = grpc.server(
         futures.ThreadPoolExecutor(max_threads, thread_name_prefix="rpc"),
-        interceptors=[_TokenGate(authenticate)],
+        interceptors=[_TokenGate(authenticate, doorkeeper.admit)],
         options=[
             *_options(max_message_bytes),
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ("grpc.http2.max_ping_strikes", 0),
             ("grpc.so_reuseport", 0),
+            ("grpc.server_handshake_timeout_ms", int(limits.stranger_s * 1000)),
+            ("grpc.max_allowed_incoming_connections", limits.total),
         ],
         maximum_concurrent_rpcs=max_threads,
     )
+    server = GuardedServer(served, doorkeeper)
     checks = health.HealthServicer()
     checks.set("", health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19nfdt/core/wire/jobs.proto\x12\x07nfdt.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xe0\x01\n\x11ServerDescription\x12\x14\n\x0cnfdt_version\x18\x01 \x01(\t\x12:\n\x08versions\x18\x02 \x03(\x0b\x32(.nfdt.v1.ServerDescription.VersionsEntry\x12\x12\n\nallow_code\x18\x03 \x01(\x08\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x12\n\nfree_slots\x18\x05 \x01(\r\x12\x11\n\tstate_dir\x18\x06 \x01(\t\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1f\n\rArtifactNames\x12\x0e\n\x06sha256\x18\x01 \x03(\t\"5\n\x0fMissingArtifact\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x12\n\nhave_bytes\x18\x02 \x01(\x04\"=\n\x10MissingArtifacts\x12)\n\x07missing\x18\x01 \x03(\x0b\x32\x18.nfdt.v1.MissingArtifact\"J\n\x05\x43hunk\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\"4\n\rUploadReceipt\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\"1\n\x0f\x44ownloadRequest\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"3\n\rSubmitRequest\x12\x11\n\tspec_json\x18\x01 \x01(\t\x12\x0f\n\x07session\x18\x02 \x01(\t\"\x1d\n\x0bSubmitReply\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x18\n\x06JobRef\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"-\n\x0cWatchRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x04\"G\n\x08JobEvent\x12\x0e\n\x06\x63ursor\x18\x01 \x01(\x04\x12\n\n\x02\x61t\x18\x02 \x01(\x01\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x11\n\tdata_json\x18\x04 \x01(\t\"\x85\x02\n\x0e\x43ontrolRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12#\n\x07proceed\x18\x02 \x01(\x0b\x32\x10.nfdt.v1.ProceedH\x00\x12.\n\rstop_training\x18\x03 \x01(\x0b\x32\x15.nfdt.v1.StopTrainingH\x00\x12!\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x0f.nfdt.v1.CancelH\x00\x12\x35\n\x11set_learning_rate\x18\x05 \x01(\x0b\x32\x18.nfdt.v1.SetLearningRateH\x00\x12*\n\x0bset_weights\x18\x06 \x01(\x0b\x32\x13.nfdt.v1.SetWeightsH\x00\x42\x08\n\x06\x61\x63tion\"\x18\n\x07Proceed\x12\r\n\x05\x65poch\x18\x01 \x01(\r\"\x0e\n\x0cStopTraining\"\x18\n\x06\x43\x61ncel\x12\x0e\n\x06reason\x18\x01 \x01(\t\" \n\x0fSetLearningRate\x12\r\n\x05value\x18\x01 \x01(\x01\"\x1e\n\nSetWeights\x12\x10\n\x08\x61rtifact\x18\x01 \x01(\t\"\x0e\n\x0c\x43ontrolReply\"!\n\rSnapshotReply\x12\x10\n\x08\x61rtifact\x18\x01 \x01(\t\"{\n\x08\x46\x65\x64\x42\x61tch\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\x0f\n\x07samples\x18\x04 \x01(\r\x12\x14\n\x0c\x65nd_of_epoch\x18\x05 \x01(\x08\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\",\n\nFeedCredit\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0f\n\x07\x62\x61tches\x18\x02 \x01(\r\"\r\n\x0bListRequest\"\x90\x02\n\x0eJobDescription\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x11\n\talgorithm\x18\x05 \x01(\t\x12\x0f\n\x07workers\x18\x06 \x01(\r\x12\r\n\x05\x65poch\x18\x07 \x01(\r\x12\x0e\n\x06\x65pochs\x18\x08 \x01(\r\x12\x14\n\x0csubmitted_at\x18\t \x01(\x01\x12\x10\n\x08\x65nded_at\x18\n \x01(\x01\x12\x16\n\x0elast_logs_json\x18\x0b \x01(\t\x12\x17\n\x0fresult_artifact\x18\x0c \x01(\t\x12\x14\n\x0cworkers_json\x18\r \x01(\t\x12\x0f\n\x07program\x18\x0e \x01(\t\"0\n\x07JobList\x12%\n\x04jobs\x18\x01 \x03(\x0b\x32\x17.nfdt.v1.JobDescription2\xe9\x04\n\x04Jobs\x12@\n\x08\x44\x65scribe\x12\x18.nfdt.v1.DescribeRequest\x1a\x1a.nfdt.v1.ServerDescription\x12@\n\x0b\x46indMissing\x12\x16.nfdt.v1.ArtifactNames\x1a\x19.nfdt.v1.MissingArtifacts\x12\x32\n\x06Upload\x12\x0e.nfdt.v1.Chunk\x1a\x16.nfdt.v1.UploadReceipt(\x01\x12\x36\n\x08\x44ownload\x12\x18.nfdt.v1.DownloadRequest\x1a\x0e.nfdt.v1.Chunk0\x01\x12\x36\n\x06Submit\x12\x16.nfdt.v1.SubmitRequest\x1a\x14.nfdt.v1.SubmitReply\x12\x33\n\x05Watch\x12\x15.nfdt.v1.WatchRequest\x1a\x11.nfdt.v1.JobEvent0\x01\x12\x39\n\x07\x43ontrol\x12\x17.nfdt.v1.ControlRequest\x1a\x15.nfdt.v1.ControlReply\x12\x33\n\x08Snapshot\x12\x0f.nfdt.v1.JobRef\x1a\x16.nfdt.v1.SnapshotReply\x12\x32\n\x04\x46\x65\x65\x64\x12\x11.nfdt.v1.FedBatch\x1a\x13.nfdt.v1.FeedCredit(\x01\x30\x01\x12.\n\x04List\x12\x14.nfdt.v1.ListRequest\x1a\x10.nfdt.v1.JobList\x12\x30\n\x04Show\x12\x0f.nfdt.v1.JobRef\x1a\x17.nfdt.v1.JobDescriptionb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19nfdt/core/wire/jobs.proto\x12\x07nfdt.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xe0\x01\n\x11ServerDescription\x12\x14\n\x0cnfdt_version\x18\x01 \x01(\t\x12:\n\x08versions\x18\x02 \x03(\x0b\x32(.nfdt.v1.ServerDescription.VersionsEntry\x12\x12\n\nallow_code\x18\x03 \x01(\x08\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x12\n\nfree_slots\x18\x05 \x01(\r\x12\x11\n\tstate_dir\x18\x06 \x01(\t\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1f\n\rArtifactNames\x12\x0e\n\x06sha256\x18\x01 \x03(\t\"5\n\x0fMissingArtifact\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x12\n\nhave_bytes\x18\x02 \x01(\x04\"=\n\x10MissingArtifacts\x12)\n\x07missing\x18\x01 \x03(\x0b\x32\x18.nfdt.v1.MissingArtifact\"J\n\x05\x43hunk\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\"4\n\rUploadReceipt\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\"1\n\x0f\x44ownloadRequest\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"3\n\rSubmitRequest\x12\x11\n\tspec_json\x18\x01 \x01(\t\x12\x0f\n\x07session\x18\x02 \x01(\t\"\x1d\n\x0bSubmitReply\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x18\n\x06JobRef\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"-\n\x0cWatchRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x04\"G\n\x08JobEvent\x12\x0e\n\x06\x63ursor\x18\x01 \x01(\x04\x12\n\n\x02\x61t\x18\x02 \x01(\x01\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x11\n\tdata_json\x18\x04 \x01(\t\"\x85\x02\n\x0e\x43ontrolRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12#\n\x07proceed\x18\x02 \x01(\x0b\x32\x10.nfdt.v1.ProceedH\x00\x12.\n\rstop_training\x18\x03 \x01(\x0b\x32\x15.nfdt.v1.StopTrainingH\x00\x12!\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x0f.nfdt.v1.CancelH\x00\x12\x35\n\x11set_learning_rate\x18\x05 \x01(\x0b\x32\x18.nfdt.v1.SetLearningRateH\x00\x12*\n\x0bset_weights\x18\x06 \x01(\x0b\x32\x13.nfdt.v1.SetWeightsH\x00\x42\x08\n\x06\x61\x63tion\"\'\n\x07Proceed\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\r\n\x05until\x18\x02 \x01(\r\"\x0e\n\x0cStopTraining\"\x18\n\x06\x43\x61ncel\x12\x0e\n\x06reason\x18\x01 \x01(\t\" \n\x0fSetLearningRate\x12\r\n\x05value\x18\x01 \x01(\x01\"\x1e\n\nSetWeights\x12\x10\n\x08\x61rtifact\x18\x01 \x01(\t\"\x0e\n\x0c\x43ontrolReply\"!\n\rSnapshotReply\x12\x10\n\x08\x61rtifact\x18\x01 \x01(\t\"{\n\x08\x46\x65\x64\x42\x61tch\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\x0f\n\x07samples\x18\x04 \x01(\r\x12\x14\n\x0c\x65nd_of_epoch\x18\x05 \x01(\x08\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\",\n\nFeedCredit\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0f\n\x07\x62\x61tches\x18\x02 \x01(\r\"\r\n\x0bListRequest\"\x90\x02\n\x0eJobDescription\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x11\n\talgorithm\x18\x05 \x01(\t\x12\x0f\n\x07workers\x18\x06 \x01(\r\x12\r\n\x05\x65poch\x18\x07 \x01(\r\x12\x0e\n\x06\x65pochs\x18\x08 \x01(\r\x12\x14\n\x0csubmitted_at\x18\t \x01(\x01\x12\x10\n\x08\x65nded_at\x18\n \x01(\x01\x12\x16\n\x0elast_logs_json\x18\x0b \x01(\t\x12\x17\n\x0fresult_artifact\x18\x0c \x01(\t\x12\x14\n\x0cworkers_json\x18\r \x01(\t\x12\x0f\n\x07program\x18\x0e \x01(\t\"0\n\x07JobList\x12%\n\x04jobs\x18\x01 \x03(\x0b\x32\x17.nfdt.v1.JobDescription2\xe9\x04\n\x04Jobs\x12@\n\x08\x44\x65scribe\x12\x18.nfdt.v1.DescribeRequest\x1a\x1a.nfdt.v1.ServerDescription\x12@\n\x0b\x46indMissing\x12\x16.nfdt.v1.ArtifactNames\x1a\x19.nfdt.v1.MissingArtifacts\x12\x32\n\x06Upload\x12\x0e.nfdt.v1.Chunk\x1a\x16.nfdt.v1.UploadReceipt(\x01\x12\x36\n\x08\x44ownload\x12\x18.nfdt.v1.DownloadRequest\x1a\x0e.nfdt.v1.Chunk0\x01\x12\x36\n\x06Submit\x12\x16.nfdt.v1.SubmitRequest\x1a\x14.nfdt.v1.SubmitReply\x12\x33\n\x05Watch\x12\x15.nfdt.v1.WatchRequest\x1a\x11.nfdt.v1.JobEvent0\x01\x12\x39\n\x07\x43ontrol\x12\x17.nfdt.v1.ControlRequest\x1a\x15.nfdt.v1.ControlReply\x12\x33\n\x08Snapshot\x12\x0f.nfdt.v1.JobRef\x1a\x16.nfdt.v1.SnapshotReply\x12\x32\n\x04\x46\x65\x65\x64\x12\x11.nfdt.v1.FedBatch\x1a\x13.nfdt.v1.FeedCredit(\x01\x30\x01\x12.\n\x04List\x12\x14.nfdt.v1.ListRequest\x1a\x10.nfdt.v1.JobList\x12\x30\n\x04Show\x12\x0f.nfdt.v1.JobRef\x1a\x17.nfdt.v1.JobDescriptionb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -64,29 +64,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONTROLREQUEST']._serialized_start=847
   _globals['_CONTROLREQUEST']._serialized_end=1108
   _globals['_PROCEED']._serialized_start=1110
-  _globals['_PROCEED']._serialized_end=1134
-  _globals['_STOPTRAINING']._serialized_start=1136
-  _globals['_STOPTRAINING']._serialized_end=1150
-  _globals['_CANCEL']._serialized_start=1152
-  _globals['_CANCEL']._serialized_end=1176
-  _globals['_SETLEARNINGRATE']._serialized_start=1178
-  _globals['_SETLEARNINGRATE']._serialized_end=1210
-  _globals['_SETWEIGHTS']._serialized_start=1212
-  _globals['_SETWEIGHTS']._serialized_end=1242
-  _globals['_CONTROLREPLY']._serialized_start=1244
-  _globals['_CONTROLREPLY']._serialized_end=1258
-  _globals['_SNAPSHOTREPLY']._serialized_start=1260
-  _globals['_SNAPSHOTREPLY']._serialized_end=1293
-  _globals['_FEDBATCH']._serialized_start=1295
-  _globals['_FEDBATCH']._serialized_end=1418
-  _globals['_FEEDCREDIT']._serialized_start=1420
-  _globals['_FEEDCREDIT']._serialized_end=1464
-  _globals['_LISTREQUEST']._serialized_start=1466
-  _globals['_LISTREQUEST']._serialized_end=1479
-  _globals['_JOBDESCRIPTION']._serialized_start=1482
-  _globals['_JOBDESCRIPTION']._serialized_end=1754
-  _globals['_JOBLIST']._serialized_start=1756
-  _globals['_JOBLIST']._serialized_end=1804
-  _globals['_JOBS']._serialized_start=1807
-  _globals['_JOBS']._serialized_end=2424
+  _globals['_PROCEED']._serialized_end=1149
+  _globals['_STOPTRAINING']._serialized_start=1151
+  _globals['_STOPTRAINING']._serialized_end=1165
+  _globals['_CANCEL']._serialized_start=1167
+  _globals['_CANCEL']._serialized_end=1191
+  _globals['_SETLEARNINGRATE']._serialized_start=1193
+  _globals['_SETLEARNINGRATE']._serialized_end=1225
+  _globals['_SETWEIGHTS']._serialized_start=1227
+  _globals['_SETWEIGHTS']._serialized_end=1257
+  _globals['_CONTROLREPLY']._serialized_start=1259
+  _globals['_CONTROLREPLY']._serialized_end=1273
+  _globals['_SNAPSHOTREPLY']._serialized_start=1275
+  _globals['_SNAPSHOTREPLY']._serialized_end=1308
+  _globals['_FEDBATCH']._serialized_start=1310
+  _globals['_FEDBATCH']._serialized_end=1433
+  _globals['_FEEDCREDIT']._serialized_start=1435
+  _globals['_FEEDCREDIT']._serialized_end=1479
+  _globals['_LISTREQUEST']._serialized_start=1481
+  _globals['_LISTREQUEST']._serialized_end=1494
+  _globals['_JOBDESCRIPTION']._serialized_start=1497
+  _globals['_JOBDESCRIPTION']._serialized_end=1769
+  _globals['_JOBLIST']._serialized_start=1771
+  _globals['_JOBLIST']._serialized_end=1819
+  _globals['_JOBS']._serialized_start=1822
+  _globals['_JOBS']._serialized_end=2439
 # @@protoc_insertion_point(module_scope)

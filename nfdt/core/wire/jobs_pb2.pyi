@@ -311,7 +311,7 @@ class ControlRequest(google.protobuf.message.Message):
     def set_learning_rate(self) -> Global___SetLearningRate: ...
     @property
     def set_weights(self) -> Global___SetWeights:
-        """only between epochs"""
+        """only between epochs, or while one stands still"""
 
     def __init__(
         self,
@@ -331,16 +331,23 @@ Global___ControlRequest: typing_extensions.TypeAlias = ControlRequest
 
 @typing.final
 class Proceed(google.protobuf.message.Message):
+    """The epoch to begin. It stands still after ``until`` of its steps and at its end, until a later Proceed of the same
+    epoch names more; 0: it does not stand still.
+    """
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: builtins.int
+    UNTIL_FIELD_NUMBER: builtins.int
     epoch: builtins.int
+    until: builtins.int
     def __init__(
         self,
         *,
         epoch: builtins.int = ...,
+        until: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "until", b"until"]) -> None: ...
 
 Global___Proceed: typing_extensions.TypeAlias = Proceed
 

@@ -142,7 +142,7 @@ class JobsServicer(object):
 
     def Snapshot(self, request, context):
         """Weights, optimizer and untrained state as an artifact: of the last epoch's end between two epochs,
-        else as every shard has it at this moment.
+        else as every shard has it at this moment. With the metric variables of the epoch where it stands still.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

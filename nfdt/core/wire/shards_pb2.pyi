@@ -105,16 +105,16 @@ class Frame(google.protobuf.message.Message):
     sequence: builtins.int
     """per worker, rising from 1"""
     worker: builtins.str
-    """first frame of a connection only"""
+    """whom the connection's ticket was given to, or nothing"""
     version: builtins.int
     """pull: the least that will do; reply: version of the weights sent"""
     samples: builtins.int
     """push: samples behind the gradient"""
     round: builtins.int
-    """push: synchronous round"""
+    """push: synchronous round, from 1 on; 0 = asynchronous"""
     part: builtins.int
     parts: builtins.int
-    """push: 1 = asynchronous"""
+    """of the round"""
     want_weights: builtins.bool
     """push: answer with weights (else with an acknowledgement)"""
     staleness: builtins.int
@@ -126,9 +126,9 @@ class Frame(google.protobuf.message.Message):
     error: builtins.str
     """kind ERROR: what is wrong"""
     segment: builtins.str
-    """offer: name of a file in /dev/shm: overlap + 1 times total_bytes of gradient, then of weights"""
+    """offer: name of a Unix socket; its file: overlap + 1 times total_bytes of gradient, then of weights"""
     boot_id: builtins.str
-    """offer: the machine on which that file lies"""
+    """offer: the machine that has that socket"""
     shared: builtins.bool
     """push or reply: total_bytes lie in the segment, no payload follows"""
     codec: builtins.str
@@ -179,7 +179,6 @@ class AdminRequest(google.protobuf.message.Message):
 
     FLUSH_FIELD_NUMBER: builtins.int
     LEARNING_RATE_FIELD_NUMBER: builtins.int
-    SHUTDOWN_FIELD_NUMBER: builtins.int
     STATISTICS_FIELD_NUMBER: builtins.int
     FORGET_FIELD_NUMBER: builtins.int
     @property
@@ -188,8 +187,6 @@ class AdminRequest(google.protobuf.message.Message):
 
     @property
     def learning_rate(self) -> Global___ShardLearningRate: ...
-    @property
-    def shutdown(self) -> Global___ShardShutdown: ...
     @property
     def statistics(self) -> Global___ShardStatistics: ...
     @property
@@ -201,13 +198,12 @@ class AdminRequest(google.protobuf.message.Message):
         *,
         flush: Global___Flush | None = ...,
         learning_rate: Global___ShardLearningRate | None = ...,
-        shutdown: Global___ShardShutdown | None = ...,
         statistics: Global___ShardStatistics | None = ...,
         forget: Global___ForgetWorker | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["action", b"action", "flush", b"flush", "forget", b"forget", "learning_rate", b"learning_rate", "shutdown", b"shutdown", "statistics", b"statistics"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["action", b"action", "flush", b"flush", "forget", b"forget", "learning_rate", b"learning_rate", "shutdown", b"shutdown", "statistics", b"statistics"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["action", b"action"]) -> typing.Literal["flush", "learning_rate", "shutdown", "statistics", "forget"] | None: ...
+    def HasField(self, field_name: typing.Literal["action", b"action", "flush", b"flush", "forget", b"forget", "learning_rate", b"learning_rate", "statistics", b"statistics"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["action", b"action", "flush", b"flush", "forget", b"forget", "learning_rate", b"learning_rate", "statistics", b"statistics"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["action", b"action"]) -> typing.Literal["flush", "learning_rate", "statistics", "forget"] | None: ...
 
 Global___AdminRequest: typing_extensions.TypeAlias = AdminRequest
 
@@ -235,16 +231,6 @@ class ShardLearningRate(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["value", b"value"]) -> None: ...
 
 Global___ShardLearningRate: typing_extensions.TypeAlias = ShardLearningRate
-
-@typing.final
-class ShardShutdown(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-
-Global___ShardShutdown: typing_extensions.TypeAlias = ShardShutdown
 
 @typing.final
 class ShardStatistics(google.protobuf.message.Message):

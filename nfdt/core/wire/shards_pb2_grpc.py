@@ -60,7 +60,8 @@ class ShardServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Open(self, request, context):
-        """Where to connect for pushes and pulls, and the ticket to show there first, good once and for seconds.
+        """Where to connect for pushes and pulls, and the ticket to show there first, good once and for seconds. Called with a
+        worker's token, and good for that worker; everything else needs the job's key (nfdt/core/wire/job_token.py).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

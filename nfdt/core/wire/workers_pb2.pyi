@@ -26,6 +26,13 @@ class SlotMessage(google.protobuf.message.Message):
     READY_FIELD_NUMBER: builtins.int
     FINISHED_FIELD_NUMBER: builtins.int
     FAILED_FIELD_NUMBER: builtins.int
+    LEAVING_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    RECEIVED_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """1, 2, ...; the hello, which comes first on every stream, has none"""
+    received: builtins.int
+    """the number of the last assignment that has come"""
     @property
     def hello(self) -> Global___SlotHello: ...
     @property
@@ -36,6 +43,10 @@ class SlotMessage(google.protobuf.message.Message):
     def finished(self) -> Global___SlotFinished: ...
     @property
     def failed(self) -> Global___SlotFailed: ...
+    @property
+    def leaving(self) -> Global___SlotLeaving:
+        """its process ends in order; a stream that just ends may have been cut"""
+
     def __init__(
         self,
         *,
@@ -43,10 +54,13 @@ class SlotMessage(google.protobuf.message.Message):
         ready: Global___SlotReady | None = ...,
         finished: Global___SlotFinished | None = ...,
         failed: Global___SlotFailed | None = ...,
+        leaving: Global___SlotLeaving | None = ...,
+        number: builtins.int = ...,
+        received: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["failed", b"failed", "finished", b"finished", "hello", b"hello", "message", b"message", "ready", b"ready"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["failed", b"failed", "finished", b"finished", "hello", b"hello", "message", b"message", "ready", b"ready"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "ready", "finished", "failed"] | None: ...
+    def HasField(self, field_name: typing.Literal["failed", b"failed", "finished", b"finished", "hello", b"hello", "leaving", b"leaving", "message", b"message", "ready", b"ready"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["failed", b"failed", "finished", b"finished", "hello", b"hello", "leaving", b"leaving", "message", b"message", "number", b"number", "ready", b"ready", "received", b"received"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "ready", "finished", "failed", "leaving"] | None: ...
 
 Global___SlotMessage: typing_extensions.TypeAlias = SlotMessage
 
@@ -77,6 +91,8 @@ class SlotHello(google.protobuf.message.Message):
     VERSIONS_FIELD_NUMBER: builtins.int
     DEVICE_FIELD_NUMBER: builtins.int
     BOOT_ID_FIELD_NUMBER: builtins.int
+    KEY_FIELD_NUMBER: builtins.int
+    PATIENCE_S_FIELD_NUMBER: builtins.int
     RING_FIELD_NUMBER: builtins.int
     name: builtins.str
     """host-pid unless given"""
@@ -87,6 +103,10 @@ class SlotHello(google.protobuf.message.Message):
     device: builtins.str
     """"cpu" or "gpu:0" """
     boot_id: builtins.str
+    key: builtins.str
+    """random, of this process and known to nobody else ("": its stream is never taken up)"""
+    patience_s: builtins.float
+    """how long it looks for the server when its stream breaks"""
     ring: builtins.str
     """rank 0 of this allreduce ring attends: only jobs of the ring get the slot ("": anybody)"""
     @property
@@ -101,9 +121,11 @@ class SlotHello(google.protobuf.message.Message):
         versions: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         device: builtins.str = ...,
         boot_id: builtins.str = ...,
+        key: builtins.str = ...,
+        patience_s: builtins.float = ...,
         ring: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["boot_id", b"boot_id", "device", b"device", "host", b"host", "name", b"name", "pid", b"pid", "ring", b"ring", "role", b"role", "versions", b"versions"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["boot_id", b"boot_id", "device", b"device", "host", b"host", "key", b"key", "name", b"name", "patience_s", b"patience_s", "pid", b"pid", "ring", b"ring", "role", b"role", "versions", b"versions"]) -> None: ...
 
 Global___SlotHello: typing_extensions.TypeAlias = SlotHello
 
@@ -124,6 +146,16 @@ class SlotReady(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["address", b"address", "job_id", b"job_id"]) -> None: ...
 
 Global___SlotReady: typing_extensions.TypeAlias = SlotReady
+
+@typing.final
+class SlotLeaving(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___SlotLeaving: typing_extensions.TypeAlias = SlotLeaving
 
 @typing.final
 class SlotFinished(google.protobuf.message.Message):
@@ -179,6 +211,13 @@ class Assignment(google.protobuf.message.Message):
     WORKER_FIELD_NUMBER: builtins.int
     RELEASE_FIELD_NUMBER: builtins.int
     DISMISS_FIELD_NUMBER: builtins.int
+    WELCOME_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    RECEIVED_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """1, 2, ...; a welcome has none"""
+    received: builtins.int
+    """the number of the last message that has come"""
     @property
     def shard(self) -> Global___ShardAssignment: ...
     @property
@@ -191,6 +230,10 @@ class Assignment(google.protobuf.message.Message):
     def dismiss(self) -> Global___Dismiss:
         """the process shall exit"""
 
+    @property
+    def welcome(self) -> Global___Welcome:
+        """comes first on every stream of a slot with a key"""
+
     def __init__(
         self,
         *,
@@ -198,12 +241,30 @@ class Assignment(google.protobuf.message.Message):
         worker: Global___WorkerAssignment | None = ...,
         release: Global___Release | None = ...,
         dismiss: Global___Dismiss | None = ...,
+        welcome: Global___Welcome | None = ...,
+        number: builtins.int = ...,
+        received: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "dismiss", b"dismiss", "release", b"release", "shard", b"shard", "worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "dismiss", b"dismiss", "release", b"release", "shard", b"shard", "worker", b"worker"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["assignment", b"assignment"]) -> typing.Literal["shard", "worker", "release", "dismiss"] | None: ...
+    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "dismiss", b"dismiss", "release", b"release", "shard", b"shard", "welcome", b"welcome", "worker", b"worker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "dismiss", b"dismiss", "number", b"number", "received", b"received", "release", b"release", "shard", b"shard", "welcome", b"welcome", "worker", b"worker"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["assignment", b"assignment"]) -> typing.Literal["shard", "worker", "release", "dismiss", "welcome"] | None: ...
 
 Global___Assignment: typing_extensions.TypeAlias = Assignment
+
+@typing.final
+class Welcome(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RESUMED_FIELD_NUMBER: builtins.int
+    resumed: builtins.bool
+    def __init__(
+        self,
+        *,
+        resumed: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["resumed", b"resumed"]) -> None: ...
+
+Global___Welcome: typing_extensions.TypeAlias = Welcome
 
 @typing.final
 class ShardAssignment(google.protobuf.message.Message):
@@ -223,6 +284,7 @@ class ShardAssignment(google.protobuf.message.Message):
     artifact_dir: builtins.str
     """where artifacts can be read in place ("": fetch them)"""
     job_token: builtins.str
+    """the job's key"""
     def __init__(
         self,
         *,
@@ -256,6 +318,7 @@ class WorkerAssignment(google.protobuf.message.Message):
     index: builtins.int
     artifact_dir: builtins.str
     job_token: builtins.str
+    """of this worker; see nfdt/core/wire/job_token.py"""
     threads: builtins.int
     """of TensorFlow; 0: all cores"""
     @property
@@ -334,6 +397,9 @@ class NextRequest(google.protobuf.message.Message):
     SUMMARY_JSON_FIELD_NUMBER: builtins.int
     WAIT_S_FIELD_NUMBER: builtins.int
     IN_FLIGHT_FIELD_NUMBER: builtins.int
+    CALL_FIELD_NUMBER: builtins.int
+    JOB_TOKEN_FIELD_NUMBER: builtins.int
+    BUSY_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     worker: builtins.str
     epoch: builtins.int
@@ -343,6 +409,12 @@ class NextRequest(google.protobuf.message.Message):
     summary_json: builtins.str
     """the answer to a Summarise instruction: {"logs": {}, "val_logs": {}}"""
     wait_s: builtins.float
+    call: builtins.int
+    """1, 2, ...: a call that is made again has the same number (0: none is)"""
+    job_token: builtins.str
+    """the worker's, from its assignment"""
+    busy: builtins.bool
+    """a sign of life and nothing else: still at what it was told; answered at once"""
     @property
     def finished(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Finished]:
         """tasks finished since the last call"""
@@ -377,9 +449,12 @@ class NextRequest(google.protobuf.message.Message):
         summary_json: builtins.str = ...,
         wait_s: builtins.float = ...,
         in_flight: collections.abc.Iterable[builtins.int] | None = ...,
+        call: builtins.int = ...,
+        job_token: builtins.str = ...,
+        busy: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["epoch_state", b"epoch_state", "evaluated", b"evaluated"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "epoch_state", b"epoch_state", "evaluated", b"evaluated", "finished", b"finished", "in_flight", b"in_flight", "job_id", b"job_id", "logs", b"logs", "statistics_json", b"statistics_json", "summary_json", b"summary_json", "wait_s", b"wait_s", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["busy", b"busy", "call", b"call", "epoch", b"epoch", "epoch_state", b"epoch_state", "evaluated", b"evaluated", "finished", b"finished", "in_flight", b"in_flight", "job_id", b"job_id", "job_token", b"job_token", "logs", b"logs", "statistics_json", b"statistics_json", "summary_json", b"summary_json", "wait_s", b"wait_s", "worker", b"worker"]) -> None: ...
 
 Global___NextRequest: typing_extensions.TypeAlias = NextRequest
 
@@ -522,7 +597,7 @@ class Task(google.protobuf.message.Message):
     """rows [start, stop) of the pass's sample order"""
     stop: builtins.int
     round: builtins.int
-    """synchronous round (bsp); 0 otherwise"""
+    """synchronous round (bsp), from 1 on; 0 otherwise"""
     part: builtins.int
     """of the round"""
     parts: builtins.int
@@ -546,7 +621,9 @@ Global___Task: typing_extensions.TypeAlias = Task
 
 @typing.final
 class Work(google.protobuf.message.Message):
-    """After budget_s (0: none) begin no further task: report, and the tasks not begun go back."""
+    """After budget_s (0: none) begin no further task: report, and the tasks not begun go back.
+    When untrained is not empty, take it first: somebody has replaced the state in the middle of the epoch.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -554,9 +631,17 @@ class Work(google.protobuf.message.Message):
     TASKS_FIELD_NUMBER: builtins.int
     BUDGET_S_FIELD_NUMBER: builtins.int
     OVERLAP_FIELD_NUMBER: builtins.int
+    UNTRAINED_FIELD_NUMBER: builtins.int
+    PULL_FIELD_NUMBER: builtins.int
+    NO_WEIGHTS_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     budget_s: builtins.float
     overlap: builtins.int
+    untrained: builtins.bytes
+    pull: builtins.bool
+    """weights before the first task: those of the last answer are too old"""
+    no_weights: builtins.bool
+    """in the answers to these tasks' pushes: they would be too old"""
     @property
     def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Task]: ...
     def __init__(
@@ -566,8 +651,11 @@ class Work(google.protobuf.message.Message):
         tasks: collections.abc.Iterable[Global___Task] | None = ...,
         budget_s: builtins.float = ...,
         overlap: builtins.int = ...,
+        untrained: builtins.bytes = ...,
+        pull: builtins.bool = ...,
+        no_weights: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["budget_s", b"budget_s", "epoch", b"epoch", "overlap", b"overlap", "tasks", b"tasks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["budget_s", b"budget_s", "epoch", b"epoch", "no_weights", b"no_weights", "overlap", b"overlap", "pull", b"pull", "tasks", b"tasks", "untrained", b"untrained"]) -> None: ...
 
 Global___Work: typing_extensions.TypeAlias = Work
 
@@ -647,6 +735,8 @@ Global___GroupShare: typing_extensions.TypeAlias = GroupShare
 
 @typing.final
 class CollectState(google.protobuf.message.Message):
+    """Also in the middle of an epoch; the next weights are pulled then."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: builtins.int
@@ -741,6 +831,31 @@ class Leave(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["reason", b"reason"]) -> None: ...
 
 Global___Leave: typing_extensions.TypeAlias = Leave
+
+@typing.final
+class SlotEnded(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
+
+Global___SlotEnded: typing_extensions.TypeAlias = SlotEnded
+
+@typing.final
+class SlotEndedReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___SlotEndedReply: typing_extensions.TypeAlias = SlotEndedReply
 
 @typing.final
 class FetchRequest(google.protobuf.message.Message):

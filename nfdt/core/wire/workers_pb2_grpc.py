@@ -39,6 +39,11 @@ class WorkersStub(object):
                 request_serializer=nfdt_dot_core_dot_wire_dot_workers__pb2.SlotMessage.SerializeToString,
                 response_deserializer=nfdt_dot_core_dot_wire_dot_workers__pb2.Assignment.FromString,
                 _registered_method=True)
+        self.Ended = channel.unary_unary(
+                '/nfdt.v1.Workers/Ended',
+                request_serializer=nfdt_dot_core_dot_wire_dot_workers__pb2.SlotEnded.SerializeToString,
+                response_deserializer=nfdt_dot_core_dot_wire_dot_workers__pb2.SlotEndedReply.FromString,
+                _registered_method=True)
         self.Next = channel.unary_unary(
                 '/nfdt.v1.Workers/Next',
                 request_serializer=nfdt_dot_core_dot_wire_dot_workers__pb2.NextRequest.SerializeToString,
@@ -55,8 +60,16 @@ class WorkersServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Attend(self, request_iterator, context):
-        """A slot: a process that is ready for work. The stream lives as long as the process: its end is the
-        slot's death, noticed at once. The server sends assignments; the slot answers when it is done.
+        """A slot: a process that is ready for work. The server sends assignments; the slot answers when it is
+        done. The stream lives as long as the process: one that breaks is taken up by another with the same
+        key within patience_s, and what the other side has not received is sent again (docs/decisions/0023).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Ended(self, request, context):
+        """Who started a slot says that its process has ended: its stream will not be taken up.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -84,6 +97,11 @@ def add_WorkersServicer_to_server(servicer, server):
                     servicer.Attend,
                     request_deserializer=nfdt_dot_core_dot_wire_dot_workers__pb2.SlotMessage.FromString,
                     response_serializer=nfdt_dot_core_dot_wire_dot_workers__pb2.Assignment.SerializeToString,
+            ),
+            'Ended': grpc.unary_unary_rpc_method_handler(
+                    servicer.Ended,
+                    request_deserializer=nfdt_dot_core_dot_wire_dot_workers__pb2.SlotEnded.FromString,
+                    response_serializer=nfdt_dot_core_dot_wire_dot_workers__pb2.SlotEndedReply.SerializeToString,
             ),
             'Next': grpc.unary_unary_rpc_method_handler(
                     servicer.Next,
@@ -123,6 +141,33 @@ class Workers(object):
             '/nfdt.v1.Workers/Attend',
             nfdt_dot_core_dot_wire_dot_workers__pb2.SlotMessage.SerializeToString,
             nfdt_dot_core_dot_wire_dot_workers__pb2.Assignment.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Ended(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nfdt.v1.Workers/Ended',
+            nfdt_dot_core_dot_wire_dot_workers__pb2.SlotEnded.SerializeToString,
+            nfdt_dot_core_dot_wire_dot_workers__pb2.SlotEndedReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,150 @@
+"""Keras' train-batch hooks of a fit on the cluster: when training stands still for them, and how they are called."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nfdt.core.algorithm import AlgorithmSpec
+from nfdt.core.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+MODES = ("auto", "exact", "approximate")
+_SAVERS = ("ModelCheckpoint", "BackupAndRestore", "OrbaxCheckpoint")
+_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+
+Pauses = Callable[[int], int]
+"""After so many steps of an epoch that are done: after how many training stands still next."""
+
+
+def check_mode(value: Any, algorithm: AlgorithmSpec) -> str:
+    """One of :data:`MODES` that the algorithm can have.
+
+    Raises:
+        UsageError: it is none, or exact where no step is one batch.
+    """
+    if value not in MODES:
+        raise UsageError(f"batch_hooks: expected one of {', '.join(MODES)}. Received: {value!r}.")
+    if value == "exact" and (reason := _obstacle(algorithm)):
+        raise UsageError(
+            f"batch_hooks='exact': expected an algorithm with one batch size and without groups, as ddc-asgd, bsp or "
+            f"allreduce. Received: {algorithm.name!r}, {reason}. Choose another algorithm, or "
+            "batch_hooks='approximate'."
+        )
+    return str(value)
+
+
+def _obstacle(algorithm: AlgorithmSpec) -> str | None:
+    """Why training cannot stand still after a step; None where it can."""
+    if algorithm.topology == "groups":
+        return "whose groups step on their own"
+    if algorithm.plan == "topology":
+        return "whose workers may turn to groups (plan='topology')"
+    if algorithm.batch == "dbs":
+        return "whose batches change their size (batch='dbs')"
+    return None
+
+
+def saves_at_batches(callback: Any) -> bool:
+    """Whether this is a callback of Keras, or made of one, that saves the model after a number of batches."""
+    kinds = type(callback).__mro__
+    of_keras = any(kind.__name__ in _SAVERS and kind.__module__.startswith("keras.") for kind in kinds)
+    return of_keras and isinstance(callback.save_freq, int)
+
+
+def looks_at_batches(callback: Any) -> bool:
+    """Whether a callback does something between batches that is not known to be harmless."""
+    for hook in _HOOKS:
+        method = getattr(callback, hook)
+        of_keras = str(getattr(method, "__module__", "")).startswith("keras.")
+        if not of_keras and not getattr(method, "_is_default", False):
+            return True
+    return type(callback).__name__ == "TensorBoard" and getattr(callback, "update_freq", "epoch") != "epoch"
+
+
+def look_at_batches(callbacks: Sequence[Any]) -> bool:
+    """Whether one of the callbacks may look at the model between batches."""
+    return any(saves_at_batches(callback) or looks_at_batches(callback) for callback in callbacks)
+
+
+def plan_pauses(mode: str, algorithm: AlgorithmSpec, callbacks: Sequence[Any], size: int) -> Pauses | None:
+    """When training stands still for the batch hooks; None: never. Says what is approximate.
+
+    Args:
+        mode: One of :data:`MODES`.
+        algorithm: What trains.
+        callbacks: Of the fit.
+        size: Batches between two calls of the hooks (``steps_per_execution``).
+    """
+    if mode == "exact":
+        return lambda done: done + size
+    if mode == "approximate":
+        return None
+    savers, lookers = list(filter(saves_at_batches, callbacks)), list(filter(looks_at_batches, callbacks))
+    obstacle = _obstacle(algorithm)
+    if savers and not obstacle:
+        logger.warning("%s: training stands still at the batches after which it saves (batch_hooks).", _named(savers))
+    else:
+        lookers = [c for c in callbacks if c in savers or c in lookers]
+    if lookers:
+        logger.warning(
+            "%s: the batch hooks are called some steps late, with weights and logs of a later moment; a learning rate "
+            "that they set counts from then on (batch_hooks='approximate'). %s",
+            _named(lookers),
+            f"Exact ones need another algorithm: {algorithm.name!r} is one {obstacle}."
+            if obstacle
+            else "With batch_hooks='exact' every batch waits for its hooks, which is slow.",
+        )
+    if not savers or obstacle:
+        return None
+    return lambda done: min(_next_save(saver, done, size) for saver in savers)
+
+
+def _named(callbacks: Sequence[Any]) -> str:
+    return ", ".join(dict.fromkeys(type(callback).__name__ for callback in callbacks))
+
+
+def _next_save(saver: Any, done: int, size: int) -> int:
+    """The batch, counted from the epoch's first, after which it saves next."""
+    missing = max(1, saver.save_freq - getattr(saver, "_batches_seen_since_last_saving", saver.save_freq - 1))
+    return done + -(-missing // size) * size
+
+
+class BatchHooks:
+    """Calls the batch hooks in Keras' order, one pair per ``size`` batches.
+
+    Args:
+        callbacks: Keras' CallbackList.
+        model: Whose ``stop_training`` ends the calls.
+        size: Batches between two calls.
+
+    Attributes:
+        done: Batches of the epoch whose hooks have been called.
+        stopped: A callback has set ``stop_training`` by the end of a batch: no hook is called any more.
+    """
+
+    def __init__(self, callbacks: Any, model: Any, size: int) -> None:
+        self.done, self.stopped = 0, False
+        self._callbacks, self._model, self._size = callbacks, model, size
+        self._begun = False
+
+    def begin_epoch(self) -> None:
+        """Another epoch, whose first batch has begun already."""
+        self.done, self._begun = 0, True
+
+    def begin(self) -> None:
+        """The next batch begins, unless it has."""
+        if not self._begun and not self.stopped:
+            self._callbacks.on_train_batch_begin(self.done)
+            self._begun = True
+
+    def advance(self, steps: int, logs: dict[str, Any], *, flush: bool = False) -> None:
+        """So many steps of the epoch are done; ``flush``: the last call may be for fewer batches than ``size``."""
+        while not self.stopped and (self.done + self._size <= steps or (flush and self.done < steps)):
+            self.begin()
+            self.done = min(self.done + self._size, steps)
+            self._begun = False
+            self._callbacks.on_train_batch_end(self.done - 1, dict(logs))
+            self.stopped = bool(self._model.stop_training)

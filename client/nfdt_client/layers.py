@@ -1,0 +1,109 @@
+"""The layers an option's value can come from (environment, file, argument), and what is said of where it came from."""
+
+from __future__ import annotations
+
+import logging
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nfdt.core.errors import UsageError
+from nfdt.core.spec import Emulation, check_names, similar
+
+logger = logging.getLogger(__name__)
+
+ARGUMENT = "argument"
+PREFIX = "NFDT_"
+OTHERS = ("MEETING_DIR", "TLS_CERT", "TLS_KEY", "VENV")  # of our own commands and scripts, no options of a session
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An option's value and the layer it came from, in words."""
+
+    value: Any
+    origin: str
+
+
+def flatten(options: Mapping[str, Any], where: str, valid: Sequence[str]) -> dict[str, Any]:
+    """``{"emulate": {"fail": x}}`` as ``{"emulate.fail": x}``; names checked, None left out."""
+    flat: dict[str, Any] = {}
+    for name, value in options.items():
+        if name == "emulate" and value is not None:
+            items = value.model_dump(exclude_defaults=True) if isinstance(value, Emulation) else value
+            if not isinstance(items, Mapping):
+                raise UsageError(f"{where}: emulate: expected a mapping of names to values. Received: {value!r}.")
+            flat.update({f"emulate.{key}": item for key, item in items.items()})
+        elif name != "emulate":
+            flat[name] = value
+    try:
+        check_names(flat, valid)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+    return {name: value for name, value in flat.items() if value is not None}
+
+
+def from_environment(environ: Mapping[str, str], valid: Sequence[str]) -> dict[str, Setting]:
+    """Options of ``NFDT_*`` variables; those that no option has are warned about."""
+    variables = {name: PREFIX + name.replace(".", "_").upper() for name in valid}
+    known = [*variables.values(), *(PREFIX + other for other in OTHERS)]
+    for variable in environ:
+        if variable.startswith(PREFIX) and variable not in known:
+            logger.warning("%s in the environment is no option and is ignored.%s", variable, similar(variable, known))
+    return {
+        name: Setting(environ[variable], f"environment {variable}")
+        for name, variable in variables.items()
+        if environ.get(variable)
+    }
+
+
+def _table_of(path: Path) -> Mapping[str, Any] | None:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not valid TOML: {error}.") from None
+    if path.name == "nfdt.toml" and "tool" not in document:
+        return document
+    table = document.get("tool", {}).get("nfdt")
+    if table is not None and not isinstance(table, Mapping):
+        raise UsageError(f"{path}: [tool.nfdt]: expected a table. Received: {table!r}.")
+    return table
+
+
+def from_file(start: Path, valid: Sequence[str]) -> dict[str, Setting]:
+    """Options of the nearest ``nfdt.toml`` or ``pyproject.toml`` with [tool.nfdt], from ``start`` upwards."""
+    for directory in (start, *start.parents):
+        for name in ("nfdt.toml", "pyproject.toml"):
+            path = directory / name
+            table = _table_of(path) if path.is_file() else None
+            if table is None:
+                continue
+            if "token" in table:
+                raise UsageError(f"{path}: a token does not belong into this file. Expected: token_file.")
+            return {key: Setting(value, str(path)) for key, value in flatten(table, str(path), valid).items()}
+    return {}
+
+
+def refuse_idle(given: Mapping[str, Setting], idle: Sequence[Mapping[str, str]]) -> None:
+    """Refuse arguments that have no effect with any preset; warn of what environment or file say in vain."""
+    for name in sorted(set(idle[0]).intersection(*idle[1:])):
+        setting = given[name]
+        what = f"{name}={setting.value!r} ({setting.origin}) has no effect here"
+        if setting.origin == ARGUMENT:
+            raise UsageError(f"{what}. {idle[0][name]} Leave it out.")
+        logger.warning("%s and is ignored. %s", what, idle[0][name])
+
+
+@contextmanager
+def telling_origins(given: Mapping[str, Setting]) -> Iterator[None]:
+    """A bad value's error says where each option that it names came from."""
+    try:
+        yield
+    except UsageError as error:
+        named = [name for name in given if re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", str(error))]
+        origins = ", ".join(f"{name} from {given[name].origin}" for name in named)
+        raise UsageError(f"{error} ({origins})" if origins else str(error)) from None

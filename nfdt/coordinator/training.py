@@ -1,0 +1,156 @@
+"""The phase in which tasks are leased; it stands still where its gate says so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nfdt.consistency import ConsistencyPolicy
+from nfdt.coordinator.gate import Gate
+from nfdt.coordinator.instructions import BeginEpoch, Instruction, Report, TaskTime, Wait, Work
+from nfdt.coordinator.membership import Member, Membership
+from nfdt.coordinator.pace import Pace
+from nfdt.coordinator.progress import RunningLogs
+from nfdt.schedulers import LeaseBook, Task
+
+LEASE_BUDGET_S = 0.25  # a little more than a lease shall last
+
+
+class Training:
+    """Tasks are leased as the consistency policy allows and the task policy decides.
+
+    Args:
+        begin: What every worker is told first.
+        book: The epoch's tasks.
+        policy: Who may proceed.
+        pace: How fast everybody is, and how much it shall get.
+        members: Who takes part.
+        ranks: Which part of a round is meant for whom; may change from round to round.
+        gate: Where it stands still for the client.
+    """
+
+    name = "train"
+
+    def __init__(
+        self,
+        begin: BeginEpoch,
+        book: LeaseBook,
+        policy: ConsistencyPolicy,
+        pace: Pace,
+        members: Membership,
+        ranks: Mapping[str, int],
+        gate: Gate,
+    ) -> None:
+        self.book = book
+        self.logs = RunningLogs()
+        self.gate = gate
+        self._begin = begin
+        self._policy = policy
+        self._pace = pace
+        self._members = members
+        self._ranks = ranks
+        self._untrained, self._given = b"", set[str]()  # what replaced the workers' state in this epoch, and who has it
+        self._divided = not gate.open  # what is reserved for one worker could keep all from a step that is let through
+        self._divide()
+
+    def instruct(self, member: Member, now: float) -> Instruction:
+        """BeginEpoch once, then work as the lease book and the policy allow."""
+        worker, epoch = member.name, self._begin.epoch
+        if member.epoch != epoch:
+            member.epoch = epoch
+            return self._begin
+        held = self.book.held(worker, begun=member.in_flight)
+        if held:
+            return self._work(member, held)
+        if self.book.exhausted(worker) or not self._let_through(member):
+            if not member.in_flight:  # else it reports first
+                self._policy.idle(worker)
+            return Wait()
+        if not self.book.available(worker) or not self._policy.may_start(worker, len(member.in_flight)):
+            return Wait()
+        size = self._lease(member, now)
+        if not size:
+            self._policy.idle(worker)
+            return Wait()
+        tasks = self.book.issue(worker, size, self._ranks.get(worker))
+        pull = self._policy.must_pull(worker, len(member.in_flight))
+        self._policy.started(worker, len(tasks))
+        member.pulls = pull, self._policy.will_pull(worker, len(member.in_flight))
+        member.leased_at = now
+        return self._work(member, tasks)
+
+    def _let_through(self, member: Member) -> bool:
+        """Whether the gate has a step for the worker.
+
+        Asynchronous steps that are fewer than the workers are for the first of them: a single one at a time, for one
+        worker as long as it lives, so that its state (seeds, statistics) goes on as in one process.
+        """
+        if self.gate.open:
+            return True
+        left = self.gate.left(self.book.steps_finished)
+        if self._policy.name == "bsp":
+            return left > 0
+        return left > self.book.leased and member in self._members.ready()[:left]
+
+    def _lease(self, member: Member, now: float) -> int:
+        size = self._pace.lease(member, self._members.ready(), self.book, now)
+        if self.gate.open or self._policy.name == "bsp":
+            return size
+        return min(max(1, size), self.gate.left(self.book.steps_finished) - self.book.leased)
+
+    def _work(self, member: Member, tasks: tuple[Task, ...]) -> Work:
+        untrained = b"" if member.name in self._given else self._untrained
+        return Work(self._begin.epoch, tasks, LEASE_BUDGET_S, self._pace.overlap, untrained, *member.pulls)
+
+    def replaced(self, untrained: bytes) -> None:
+        """The state was replaced while the epoch stands still: every worker goes on with this one."""
+        self._untrained, self._given = untrained, set()
+
+    def counts(self, worker: str) -> bool:
+        """Whether the worker's own state goes back to the one that all share."""
+        return not self._untrained or worker in self._given
+
+    def absorb(self, member: Member, report: Report, now: float) -> bool:
+        """Tick tasks off, take back what the worker has not begun, note its speed and its running logs."""
+        tasks = [t for t in (self.book.finish(member.name, number) for number in report.finished) if t]
+        if report.finished or report.in_flight:
+            self._given.add(member.name)
+        if tasks or report.in_flight:
+            self.book.give_back(member.name, begun=report.in_flight)
+        if not tasks:
+            return False
+        self._policy.finished(member.name, len(tasks))
+        unmeasured = TaskTime((now - member.leased_at) / len(tasks))
+        for task in tasks:
+            self._pace.stepped(member.name, task.samples, report.times.get(task.task, unmeasured))
+        self._divide()
+        logs = report.logs if report.epoch == self._begin.epoch else {}
+        self.logs.add(member.name, sum(t.samples for t in tasks), logs)
+        return True
+
+    def lost(self, worker: str) -> int:
+        """Its tasks go to the others."""
+        return self.book.lose(worker)
+
+    def _divide(self) -> None:
+        """Share the epoch out among the workers, once, as soon as the task policy can."""
+        if self._divided or not self._pace.divides:
+            return
+        if shares := self._pace.shares([m.name for m in self._members.ready()]):
+            self.book.divide(shares)
+            self._divided = True
+
+    @property
+    def is_due_to_stand(self) -> bool:
+        """Whether it has to stand still for the client, and it is known whether a step will follow."""
+        if self.gate.open or self.book.leased:
+            return False
+        return self.gate.is_due(self.book.steps_finished, self.book.done) and self.book.decided
+
+    @property
+    def done(self) -> bool:
+        """Whether every task is finished and the client knows it, if it wants to."""
+        return self.book.done and not self.gate.standing and not self.is_due_to_stand
+
+    def waiting_for(self) -> tuple[str, ...]:
+        """The workers that hold tasks."""
+        return ("client",) if self.gate.standing else self.book.holders()

@@ -1,0 +1,49 @@
+"""Running a model's own steps for what they show, without what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from nfdt.core.nests import flatten_structure, rebuild
+from nfdt.core.program.untrained import values_of
+
+
+@contextmanager
+def without_updates(model: Any) -> Iterator[None]:
+    """Have the model's optimizer apply nothing in the block; its variables need not exist."""
+    attributes = vars(model.optimizer)
+    hidden = attributes.get("apply")
+    attributes["apply"] = lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        del attributes["apply"]
+        if hidden is not None:
+            attributes["apply"] = hidden
+
+
+@contextmanager
+def without_effects(model: Any) -> Iterator[None]:
+    """Run eagerly in the block, and undo at its end what was done to the model's variables; its metrics are reset."""
+    variables = list(model.variables)
+    held = values_of(variables)
+    eager = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)
+    try:
+        with without_updates(model):
+            yield
+    finally:
+        tf.config.run_functions_eagerly(eager)
+        for variable, value in zip(variables, held, strict=True):
+            variable.assign(value)
+        model.reset_metrics()
+
+
+def as_tensors(batch: Any) -> Any:
+    """A nest of arrays with tensors in their place."""
+    structure, arrays = flatten_structure(batch)
+    return rebuild(structure, [tf.convert_to_tensor(array) for array in arrays])

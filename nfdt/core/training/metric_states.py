@@ -1,0 +1,92 @@
+"""What workers send of their metrics, and how that becomes one: pure NumPy, named arrays in and out.
+
+==================  ================================================================================  ==============
+name                content                                                                           of all workers
+==================  ================================================================================  ==============
+``sum/<i>``         what the i-th metric variable has gained since its metric was reset               sum
+``mean/<i>``        the same times ``steps``: a variable with ``aggregation="mean"``                  sum
+``each/<i>``        its value, shape ``(1, ...)``: a variable of a metric with ``merge_state``        concatenation
+``steps``           steps that are counted                                                            sum
+``log/<name>``      of a step's own logs the last, times ``samples/<name>``                           sum
+``samples/<name>``  the samples it stands for                                                         sum
+==================  ================================================================================  ==============
+
+Merging is associative: ranks merge theirs, and the server merges what groups and pieces of validation data came to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nfdt.core.errors import ShapeMismatch
+from nfdt.core.named_arrays import dump_arrays, load_arrays
+
+Array = npt.NDArray[Any]
+MetricArrays = Mapping[str, Array]
+
+VARIABLES = ("sum", "mean", "each")
+MEAN, EACH, LOG, SAMPLES = "mean/", "each/", "log/", "samples/"
+
+
+def merge_metric_states(states: Sequence[bytes]) -> bytes:
+    """The metrics of several workers as those of one; nothing where no worker has counted a step.
+
+    Args:
+        states: Each as safetensors; an empty one has counted nothing.
+
+    Raises:
+        ShapeMismatch: the workers have other variables than each other.
+    """
+    counted = [state for state in states if state]
+    if len(counted) < 2:
+        return counted[0] if counted else b""
+    return dump_arrays(merge_metrics([load_arrays(state) for state in counted]))
+
+
+def merge_metrics(states: Sequence[MetricArrays]) -> dict[str, Array]:
+    """Merge decoded states, at least one; see :func:`merge_metric_states`."""
+    _check_alike(states)
+    merged = {}
+    for name in dict.fromkeys(name for state in states for name in state):
+        found = [state[name] for state in _having(states, name)]
+        merged[name] = np.concatenate(found) if name.startswith(EACH) else _sum(found)
+    return merged
+
+
+def own_logs(state: MetricArrays) -> dict[str, Array]:
+    """The steps' own logs of a merged state: the mean by samples."""
+    names = [name.removeprefix(LOG) for name in state if name.startswith(LOG)]
+    return {name: np.asarray(state[LOG + name] / state[SAMPLES + name]).astype(np.float32) for name in names}
+
+
+def variable_shapes(state: MetricArrays) -> dict[str, tuple[int, ...]]:
+    """The metric variables in a state, by name, and their shapes."""
+    named = {name: array for name, array in state.items() if name.partition("/")[0] in VARIABLES}
+    return {name: array.shape[name.startswith(EACH) :] for name, array in named.items()}
+
+
+def _having(states: Sequence[MetricArrays], name: str) -> list[MetricArrays]:
+    """The states that have the name. Logs may be of any shape: those like the first one count."""
+    log = LOG + name.partition("/")[2] if name.startswith((LOG, SAMPLES)) else name
+    having = [state for state in states if log in state]
+    return [state for state in having if log is name or state[log].shape == having[0][log].shape]
+
+
+def _check_alike(states: Sequence[MetricArrays]) -> None:
+    expected, *others = map(variable_shapes, states)
+    for received in others:
+        if received != expected:
+            raise ShapeMismatch(
+                f"Metrics of several workers: expected the same variables. Received: {expected} and {received}. "
+                "A worker runs another model; restart it."
+            )
+
+
+def _sum(values: Sequence[Array]) -> Array:
+    dtype = values[0].dtype
+    wide = np.float64 if dtype.kind == "f" else dtype
+    return np.asarray(np.sum(np.stack(values), axis=0, dtype=wide)).astype(dtype)

@@ -1,0 +1,216 @@
+"""A model's metrics: what a worker has counted, and the logs that all workers' counts come to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+
+from nfdt.core.errors import CaptureError, ShapeMismatch
+from nfdt.core.model_metrics import leaf_metrics, merges_itself
+from nfdt.core.named_arrays import dump_arrays, load_arrays
+from nfdt.core.training.metric_states import EACH, LOG, MEAN, SAMPLES, own_logs, variable_shapes
+
+Array = npt.NDArray[Any]
+LogValue = float | list[Any]
+
+
+class ModelMetrics:
+    """The metrics of one worker's model.
+
+    Args:
+        model: A compiled, built model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._steps = self._samples = 0
+        self._logs: Mapping[str, Any] = {}
+
+    def reset(self) -> None:
+        """Begin to count anew."""
+        self._model.reset_metrics()
+        self._steps = self._samples = 0
+        self._logs = {}
+
+    def stepped(self, samples: int, logs: Mapping[str, Any] | None = None) -> None:
+        """The model has done a step, which has moved its metrics; ``logs``: what it returned, tensors by name."""
+        self._steps += 1
+        self._samples += samples
+        self._logs = logs or {}
+
+    def collect(self) -> bytes:
+        """What has been counted, for :func:`~nfdt.core.training.metric_states.merge_metric_states`; counting goes on.
+
+        Empty without a step since the reset.
+        """
+        if not self._steps:
+            return b""
+        held = self._read()
+        self._model.reset_metrics()
+        state: dict[str, Array] = {"steps": np.asarray(self._steps, np.int64)}
+        for name, variable, value in self._rules(held):
+            state[name] = _gain(name, value, _value(variable), self._steps)
+            variable.assign(value)
+        for name, log in self._logs.items():
+            state[LOG + name] = np.asarray(log, np.float64) * self._samples
+            state[SAMPLES + name] = np.asarray(self._samples, np.float64)
+        return dump_arrays(state)
+
+    def load(self, state: bytes) -> None:
+        """Go on from where a worker was when it collected this state.
+
+        Raises:
+            ShapeMismatch: a state of another model.
+        """
+        self.reset()
+        if not state:
+            return
+        arrays = load_arrays(state)
+        self._load(arrays)
+        self._steps = int(arrays["steps"])
+        self._logs = own_logs(arrays)
+        self._samples = int(max((v for name, v in arrays.items() if name.startswith(SAMPLES)), default=0))
+
+    def logs(self, state: bytes, running: Mapping[str, float]) -> dict[str, LogValue]:
+        """The logs of a merged state, numbers and nested lists of numbers, under the names that Keras' History has.
+
+        These are the results of the metrics where a step returns just them; else they are what it returns: its own
+        logs, but for those that are results of metrics it has moved.
+
+        Args:
+            state: Merged.
+            running: Used where the state is empty: no worker is left that knows more.
+
+        Raises:
+            CaptureError: a metric whose result is no number.
+        """
+        if not state:
+            return dict(running)
+        arrays = load_arrays(state)
+        own = own_logs(arrays)
+        self._model.reset_metrics()
+        untouched = self._results() if own else {}
+        self._load(arrays)
+        results = self._results()
+        if not own or own.keys() == results.keys():
+            return {name: _plain(value) for name, value in results.items()}
+        moved = {name: value for name, value in results.items() if not _same(value, untouched.get(name))}
+        return {name: _plain(moved.get(name, value)) for name, value in own.items()}
+
+    def summary(self, state: bytes, validation: bytes, running: Mapping[str, float]) -> dict[str, Any]:
+        """The logs of an epoch and, where it was validated, of the validation; see :meth:`logs`."""
+        validated = self.logs(validation, {}) if validation else None
+        return {"logs": self.logs(state, running), "val_logs": validated}
+
+    def _read(self) -> list[Array]:
+        return [_value(variable) for variable in self._model.metrics_variables]
+
+    def _rules(self, values: Sequence[Array]) -> Iterator[tuple[str, Any, Array]]:
+        """The name in a state, variable and value of each metric variable."""
+        at = 0
+        for metric in leaf_metrics(self._model):
+            for variable in metric.variables:
+                yield f"{_rule(metric, variable)}/{at}", variable, values[at]
+                at += 1
+
+    def _load(self, state: Mapping[str, Array]) -> None:
+        """Add a state to metrics that are reset."""
+        named = {name: (variable, base) for name, variable, base in self._rules(self._read())}
+        expected = {name: base.shape for name, (_, base) in named.items()}
+        if expected != (received := variable_shapes(state)):
+            raise ShapeMismatch(
+                f"Metrics: expected the variables {expected}. Received: {received}. The sender runs another model."
+            )
+        for name, (variable, base) in named.items():
+            if not name.startswith(EACH):
+                variable.assign(_moved(name, base, state[name], int(state["steps"])))
+        at = 0
+        for metric in leaf_metrics(self._model):
+            count = len(metric.variables)
+            if merges_itself(metric):
+                _merge(metric, [state[f"{EACH}{index}"] for index in range(at, at + count)])
+            at += count
+
+    def _results(self) -> dict[str, Array]:
+        return dict(_flat(self._model.get_metrics_result()))
+
+
+def _rule(metric: Any, variable: Any) -> str:
+    if merges_itself(metric):
+        return "each"
+    return "mean" if variable.aggregation == "mean" else "sum"
+
+
+def _gain(name: str, value: Array, base: Array, steps: int) -> Array:
+    if name.startswith(EACH):
+        return value[None]
+    wide = np.float64 if name.startswith(MEAN) else np.int8 if value.dtype.kind == "b" else value.dtype
+    with np.errstate(invalid="ignore"):
+        gain = np.where(value == base, 0, value.astype(wide) - base.astype(wide)).astype(wide)  # also of infinite ones
+    return gain * steps if name.startswith(MEAN) else gain
+
+
+def _moved(name: str, base: Array, gain: Array, steps: int) -> Array:
+    return np.asarray(base + (gain / steps if name.startswith(MEAN) else gain)).astype(base.dtype)
+
+
+def _merge(metric: Any, rows: Sequence[Array]) -> None:
+    """Give a metric the first row of each variable, and have it take over those of the others."""
+    others = [_twin(metric, {}) for _ in range(1, len(rows[0]) if rows else 0)]
+    for index, holder in enumerate([metric, *others]):
+        for variable, row in zip(holder.variables, rows, strict=True):
+            variable.assign(row[index])
+    if others:
+        metric.merge_state(others)
+
+
+def _twin(value: Any, twins: dict[int, Any]) -> Any:
+    """A metric like another with variables of its own. Keras' way to copy needs the script's classes registered.
+
+    Args:
+        value: A metric, or something a metric has.
+        twins: Those so far, by the identity of what they are like.
+    """
+    if id(value) in twins:
+        return twins[id(value)]
+    if isinstance(value, keras.Variable):
+        twins[id(value)] = keras.Variable(_value(value), dtype=value.dtype, trainable=False, name=value.name)
+    elif isinstance(value, keras.metrics.Metric):
+        twins[id(value)] = twin = object.__new__(type(value))
+        vars(twin).update({name: _twin(each, twins) for name, each in vars(value).items()})
+    elif isinstance(value, list):
+        return [_twin(each, twins) for each in value]
+    elif type(value) is tuple:
+        return tuple(_twin(each, twins) for each in value)
+    elif isinstance(value, dict):
+        return {name: _twin(each, twins) for name, each in value.items()}
+    return twins.get(id(value), value)
+
+
+def _flat(results: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
+    """Numbers and arrays by name, nested dictionaries flattened as Keras does it."""
+    for name, value in results.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value)
+            continue
+        array = np.asarray(value)
+        try:
+            yield str(name), array if array.dtype.kind in "biuf" else array.astype(np.float32)  # bfloat16
+        except (TypeError, ValueError):
+            raise CaptureError(f"Metric {name!r}: expected numbers as its result. Received: {value!r}.") from None
+
+
+def _same(one: Array, other: Array | None) -> bool:
+    return other is not None and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+
+
+def _plain(array: Array) -> LogValue:
+    return float(array.reshape(())) if array.size == 1 else array.tolist()
+
+
+def _value(variable: Any) -> Array:
+    return np.asarray(variable.numpy())

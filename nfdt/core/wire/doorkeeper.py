@@ -1,0 +1,172 @@
+"""Connections that strangers hold: few at a time, and not for long.
+
+grpcio accepts whatever connects and does not say what it holds, so the sockets of this process are looked at from
+outside. A connection is a stranger's until a call with a valid token has come over it. Strangers beyond the limits are
+shut down, which grpcio takes for the end of the connection. Linux only; elsewhere only grpcio's own limits hold.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import socket
+import stat
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from nfdt.core.wire.parsing import Seldom
+
+_log = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+_DESCRIPTORS = Path("/proc/self/fd")
+
+Peer = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """What a server takes.
+
+    Attributes:
+        total: Connections in all, beyond which grpcio closes newcomers.
+        strangers: Of them those without a valid token so far, in all.
+        strangers_of_one: And from one address.
+        stranger_s: How long one may go without a token.
+    """
+
+    total: int = 2**14
+    strangers: int = 256
+    strangers_of_one: int = 64
+    stranger_s: float = 10.0
+
+
+@dataclass
+class _Connection:
+    descriptor: int
+    peer: Peer
+    since: float
+
+
+class Doorkeeper:
+    """Watches the connections of one server on a thread of its own.
+
+    Attributes:
+        ports: That the server listens on.
+    """
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.ports: set[int] = set()
+        self._limits = limits
+        self._known: dict[str, Peer] = {}  # by what grpcio calls them
+        self._connections: dict[int, _Connection | None] = {}  # by inode; None: a socket of something else
+        self._stopped = threading.Event()
+        self._warnings = Seldom(_log)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        if _DESCRIPTORS.is_dir():
+            threading.Thread(target=self._watch, name="doorkeeper", daemon=True).start()
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._stopped.set()
+
+    def admit(self, context: Any) -> None:
+        """The connection of this call belongs to somebody with a valid token."""
+        name = context.peer()
+        if name not in self._known and (peer := _peer(name)) is not None:
+            self._known[name] = peer
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(LOOK_S):
+            try:
+                self._look(time.monotonic())
+            except OSError as error:  # no descriptor is free to look with
+                self._warnings.warn("connections could not be looked at: %s", error)
+
+    def _look(self, now: float) -> None:
+        known = dict(self._known)  # first: who comes to be known later has a connection that is seen
+        living = [connection for connection in self._find(now) if connection is not None]
+        peers = {connection.peer for connection in living}
+        for name, peer in known.items():
+            if peer not in peers:
+                self._known.pop(name, None)
+        familiar = set(known.values())
+        self._limit([connection for connection in living if connection.peer not in familiar], now)
+
+    def _find(self, now: float) -> list[_Connection | None]:
+        found: dict[int, _Connection | None] = {}
+        for descriptor, inode in _sockets():
+            if inode in self._connections:
+                found[inode] = self._connections[inode]
+            else:
+                peer = self._peer_of(descriptor)
+                found[inode] = _Connection(descriptor, peer, now) if peer else None
+        self._connections = found
+        return list(found.values())
+
+    def _peer_of(self, descriptor: int) -> Peer | None:
+        """The other end of a connection to this server; None for any other socket."""
+        try:
+            with socket.socket(fileno=os.dup(descriptor)) as one:
+                if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockname()[1] in self.ports:
+                    host, port = one.getpeername()[:2]
+                    return _normal(host), port
+        except OSError:  # closed meanwhile, or the socket that listens
+            pass
+        return None
+
+    def _limit(self, strangers: list[_Connection], now: float) -> None:
+        """The oldest go first: who has a token shows it soon."""
+        limits, total = self._limits, len(strangers)
+        held = Counter(connection.peer[0] for connection in strangers)
+        for one in sorted(strangers, key=lambda connection: connection.since):
+            host = one.peer[0]
+            late = now - one.since >= limits.stranger_s
+            if late or held[host] > limits.strangers_of_one or total > limits.strangers:
+                self._warnings.warn("connection from %s without a token is closed", host)
+                self._shut_down(one)
+                held[host] -= 1
+                total -= 1
+
+    def _shut_down(self, connection: _Connection) -> None:
+        if self._peer_of(connection.descriptor) != connection.peer:
+            return  # it has gone by itself
+        try:
+            with socket.socket(fileno=os.dup(connection.descriptor)) as one:
+                one.shutdown(socket.SHUT_RDWR)
+        except OSError as error:
+            _log.debug("connection from %s: %s", connection.peer[0], error)
+
+
+def _sockets() -> Iterator[tuple[int, int]]:
+    """(descriptor, inode) of every socket of this process."""
+    for name in os.listdir(_DESCRIPTORS):
+        try:
+            status = os.fstat(int(name))
+        except OSError:  # closed meanwhile
+            continue
+        if stat.S_ISSOCK(status.st_mode):
+            yield int(name), status.st_ino
+
+
+def _normal(host: str) -> str:
+    address = ipaddress.ip_address(host.partition("%")[0])
+    return str(getattr(address, "ipv4_mapped", None) or address)
+
+
+def _peer(name: str) -> Peer | None:
+    """What grpcio calls ``ipv4:1.2.3.4:5`` or ``ipv6:%5B::1%5D:5``; None for anything that is no such address."""
+    host, _, port = unquote(name.partition(":")[2]).rpartition(":")
+    try:
+        return _normal(host.removeprefix("[").removesuffix("]")), int(port)
+    except ValueError:
+        return None

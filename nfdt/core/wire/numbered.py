@@ -1,0 +1,72 @@
+"""Messages of one direction of a stream that may break: each is kept until the other side says that it has come."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+Message = TypeVar("Message", bound=Any)
+
+
+class NumberedOutbox(Generic[Message]):
+    """Numbers messages (their field ``number``) and sends them on the stream that was opened last.
+
+    Any thread may call.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._kept: deque[Message] = deque()
+        self._last = 0  # number
+        self._stream = 0
+        self._ended = False
+
+    def put(self, message: Message) -> None:
+        """One more message."""
+        with self._changed:
+            self._last += 1
+            message.number = self._last
+            self._kept.append(message)
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """The stream ends after the messages so far."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def arrived(self, number: int) -> None:
+        """The other side has the messages up to this one."""
+        with self._changed:
+            while self._kept and self._kept[0].number <= number:
+                self._kept.popleft()
+
+    def forget(self) -> None:
+        """The other side knows of no earlier stream: what was meant for it is dropped."""
+        with self._changed:
+            self._kept.clear()
+
+    def open(self) -> int:
+        """A new stream, for :meth:`messages`; older ones end."""
+        with self._changed:
+            self._stream += 1
+            self._changed.notify_all()
+            return self._stream
+
+    def messages(self, stream: int) -> Iterator[Message]:
+        """What is to be sent on a stream: all that is kept, and what comes, until its end or that of the outbox."""
+        sent = 0
+        while (message := self._next(stream, sent)) is not None:
+            yield message
+            sent = message.number
+
+    def _next(self, stream: int, sent: int) -> Message | None:
+        with self._changed:
+            while stream == self._stream:
+                found = next((message for message in self._kept if message.number > sent), None)
+                if found is not None or self._ended:
+                    return found
+                self._changed.wait()
+            return None

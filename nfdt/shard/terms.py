@@ -1,0 +1,73 @@
+"""What a job lets its workers ask of a shard; whatever else comes from the network is a mistake, or an attack."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from nfdt.core.algorithm import AlgorithmSpec
+from nfdt.core.errors import ProtocolError
+from nfdt.core.wire.shards_pb2 import Frame
+
+LEAST_PARTS, PARTS_PER_WORKER = 16, 4  # of a round whose batches are cut by speed and bounded: it may have some more
+ROUNDING = 1e-5
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the frames of one job may say.
+
+    Attributes:
+        rounds: Every push is a part of a synchronous round; else none is.
+        most_parts: That a round may have.
+        most_rate: Greatest factor of the learning rate; 1: no other factor than 1.
+        overlap: How many requests may be unanswered while another one is sent.
+    """
+
+    rounds: bool
+    most_parts: int
+    most_rate: float
+    overlap: int
+    _newest: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, algorithm: AlgorithmSpec, workers: int) -> Terms:
+        """Those of a job with so many workers, whose batches sum up to ``workers`` of the size in ``fit``."""
+        grouped = algorithm.topology == "groups" or algorithm.plan == "topology"
+        cut = algorithm.batch == "dbs"
+        most_parts = max(LEAST_PARTS, PARTS_PER_WORKER * workers) if cut else workers
+        most_rate = workers * (1 + ROUNDING) if cut or grouped else 1.0
+        return cls(algorithm.consistency == "bsp", most_parts, most_rate, algorithm.overlap)
+
+    def check_order(self, worker: str, sequence: int, before: int | None) -> None:
+        """Raise ProtocolError unless the request follows the one ``before`` it on its stream.
+
+        A stream that takes the place of a broken one begins with what has not been answered, or after it.
+        """
+        newest = self._newest.get(worker, 0)
+        least, most = (1, newest + self.overlap + 2) if before is None else (before + 1, before + 1)
+        if not least <= sequence <= most:
+            raise ProtocolError(
+                f"Request of worker {worker}: expected number {least if least == most else f'{least} to {most}'}, as "
+                f"its requests are numbered in order. Received: {sequence}."
+            )
+        self._newest[worker] = max(newest, sequence)
+
+    def check_push(self, worker: str, push: Frame, closed_round: int) -> None:
+        """Raise ProtocolError unless the job has such pushes; ``closed_round`` is the newest one that was applied."""
+        if not self.rounds and (push.round or push.part or push.parts > 1):
+            raise ProtocolError(
+                f"Push from worker {worker}: expected an asynchronous one, as the job has no rounds. Received: part "
+                f"{push.part} of {push.parts}, round {push.round}."
+            )
+        if self.rounds and not (0 < push.round <= closed_round + 1 and 0 < push.parts <= self.most_parts):
+            raise ProtocolError(
+                f"Push from worker {worker}: expected a part of round {closed_round + 1}, which has at most "
+                f"{self.most_parts} parts. Received: part {push.part} of {push.parts}, round {push.round}."
+            )
+        rate = push.rate or 1.0
+        if not (rate == 1.0 or (math.isfinite(rate) and 0.0 < rate <= self.most_rate and self.most_rate > 1.0)):
+            allowed = f"above 0, at most {self.most_rate:g}" if self.most_rate > 1.0 else "of 1"
+            raise ProtocolError(
+                f"Push from worker {worker}: expected a factor of the learning rate {allowed}. Received: {rate}."
+            )

@@ -1,0 +1,146 @@
+"""Which groups a job forms and what each gets, from steps that were measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from nfdt.coordinator.group_plan import GroupPlan, name_of, told_groups
+from nfdt.core.spec import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
+
+ROWS = 32
+FAST_AND_SLOW = ((0, 1), (2, 3))
+ALL = ((0, 1, 2, 3),)
+
+
+def plan_of(workers: int = 4, **options) -> GroupPlan:
+    return GroupPlan(
+        JobSpec(
+            program="0" * 64,
+            algorithm=resolve_algorithm("group-sync", **options),
+            cluster=ClusterSpec(workers=workers),
+            fit=FitSpec(epochs=10, batch_size=ROWS),
+            train=DataSpec(kind="arrays", samples=1000),
+        )
+    )
+
+
+def measure(plan: GroupPlan, *seconds: float | None, alpha_s: float = 0.0) -> GroupPlan:
+    """Enough steps of each member to know its line; of one with None nothing."""
+    for member, step_s in enumerate(seconds):
+        for _ in range(10 if step_s else 0):
+            for rows in (ROWS // 2, 2 * ROWS):
+                plan.measured(str(member), rows, alpha_s + step_s * rows / ROWS)
+    return plan
+
+
+def test_groups_stand_once_they_are_settled():
+    plan = measure(plan_of(), 1, 1, 4, 4)
+    assert not plan.settled
+    assert plan.review(ALL, 1e9, 0.0) is None  # nothing stands that could change
+    plan.settle(FAST_AND_SLOW)
+    assert plan.settled
+
+
+def test_groups_that_are_asked_for_are_those_whose_members_live():
+    plan = measure(plan_of(groups="0,2;1,3"), 1, 1, 4, 4)
+    assert plan.explicit == ((0, 2), (1, 3))
+    assert plan.choose(((0,), (1, 3))) == ((0,), (1, 3))
+    plan.settle(plan.explicit)
+    measure(plan, 9, 1, 4, 4)
+    assert [plan.review(plan.explicit, 1e9, 0.0) for _ in range(4)] == [None] * 4
+
+
+def test_groups_follow_speed():
+    assert measure(plan_of(), 1, 4, 1, 4).choose(ALL) == ((0, 2), (1, 3))
+    assert measure(plan_of(groups="3"), 1, 1, 4, 9).choose(ALL) == ((0, 1), (2,), (3,))
+
+
+def test_no_more_groups_than_members_that_live():
+    assert measure(plan_of(groups="3"), 1, 1, 4, 9).choose(((0,), (3,))) == ((0,), (3,))
+
+
+def test_the_longer_the_exchange_the_less_the_groups_differ():
+    plan = measure(plan_of(), 1, 1, 1.5, 1.5)
+    assert plan.choose(ALL) == FAST_AND_SLOW
+    plan.exchange_s = 10.0
+    assert plan.choose(ALL) == ALL
+
+
+def test_other_speeds_make_other_groups_if_that_pays():
+    plan = measure(plan_of(), 1, 1, 4, 4)
+    plan.settle(FAST_AND_SLOW)
+    assert [plan.review(FAST_AND_SLOW, 1e9, 0.0) for _ in range(3)] == [None] * 3
+    measure(plan, 4, 1, 4, 1)
+    assert plan.review(FAST_AND_SLOW, 1e9, 1.0) is None  # one look may be an outlier
+    assert plan.review(FAST_AND_SLOW, 1e9, 1.0) == ((1, 3), (0, 2))
+    assert plan.review(FAST_AND_SLOW, 1.0, 1e9) is None
+
+
+@pytest.mark.parametrize(("exchange_s", "pays"), [(0.0, True), (10.0, False)])
+def test_a_change_saves_less_of_longer_steps(exchange_s, pays):
+    """Three fifths of a step without an exchange, an eighth of one with it."""
+    plan = measure(plan_of(groups="2"), 1, 1, 4, 4)
+    plan.exchange_s = exchange_s
+    plan.settle(FAST_AND_SLOW)
+    measure(plan, 4, 1, 4, 1)
+    plan.review(FAST_AND_SLOW, 100.0, 30.0)
+    assert plan.review(FAST_AND_SLOW, 100.0, 30.0) == (((1, 3), (0, 2)) if pays else None)
+
+
+def test_an_exchange_of_all_is_no_change_of_one():
+    """The band of a member is judged without what all of them share."""
+    plan = measure(plan_of(), 1, 1, 4, 4)
+    plan.settle(FAST_AND_SLOW)
+    plan.exchange_s = 5.0
+    assert [plan.review(FAST_AND_SLOW, 1e9, 0.0) for _ in range(3)] == [None] * 3
+
+
+def test_who_has_told_nothing_is_taken_for_the_mean_of_the_others():
+    fast, slow = measure(plan_of(), 1, None, 3, None).shares(((0, 1), (2, 3)))
+    assert fast.rows[1] > fast.rows[0] / 3
+    assert [share.step_s for share in measure(plan_of(batch="fixed"), 1, None, 3, None).shares(((0, 2), (1, 3)))] == [
+        pytest.approx(3.0),
+        pytest.approx(2.0),
+    ]
+    (share,) = plan_of().shares(ALL)
+    assert share.rows == (ROWS,) * 4
+    assert (fast.members, slow.members) == FAST_AND_SLOW
+
+
+def test_rows_stay_within_the_bounds_of_the_job():
+    shares = measure(plan_of(batch_min=20, batch_max=40), 1, 1, 4, 4).shares(FAST_AND_SLOW)
+    assert [share.rows for share in shares] == [(40, 40), (24, 24)]
+    shares = measure(plan_of(batch_min=28, batch_max=99), 1, 1, 4, 4).shares(FAST_AND_SLOW)
+    assert [share.rows for share in shares] == [(36, 36), (28, 28)]
+
+
+def test_an_exchange_takes_its_time_of_every_step():
+    plan = measure(plan_of(batch="fixed"), 1, 1, 4, 4)
+    plan.exchange_s = 2.0
+    assert [share.step_s for share in plan.shares(FAST_AND_SLOW)] == [pytest.approx(3.0), pytest.approx(6.0)]
+
+
+def test_groups_that_push_differences_take_local_steps_and_others_one():
+    options = {"batch": "fixed", "local_steps": 8}
+    delta = measure(plan_of(outer="delta", **options), 1, 1, 4, 4).shares(FAST_AND_SLOW)
+    gradient = measure(plan_of(**options), 1, 1, 4, 4).shares(FAST_AND_SLOW)
+    assert [share.local_steps for share in delta] == [8, 2]
+    assert [share.local_steps for share in gradient] == [1, 1]
+    assert sum(share.rate / min(1, 2 / (1 + share.staleness)) for share in delta) == pytest.approx(1)
+
+
+def test_groups_are_told_with_what_each_gets():
+    plan = measure(plan_of(batch="fixed", outer="delta", local_steps=8), 1, 1, 3, 3)
+    told = told_groups(plan.shares(FAST_AND_SLOW), "speeds")
+    fast, slow = told["groups"]
+    assert told["reason"] == "speeds"
+    assert (fast["members"], slow["members"]) == ([0, 1], [2, 3])
+    assert (fast["rows"], slow["rows"]) == ([32, 32], [32, 32])
+    assert (fast["step_s"], slow["step_s"]) == (1.0, 3.0)
+    assert (fast["staleness"], slow["staleness"]) == (0.333, 3.0)
+    assert (fast["local_steps"], slow["local_steps"]) == (8, 2)
+    assert (fast["rate"], slow["rate"]) == (0.8, 0.1)
+
+
+def test_a_group_is_named_by_its_members():
+    assert name_of((0, 1, 12)) == "0,1,12"

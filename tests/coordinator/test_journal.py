@@ -1,0 +1,47 @@
+"""What a job leaves in the store."""
+
+from __future__ import annotations
+
+import pytest
+
+from nfdt.coordinator.journal import Journal
+from nfdt.core.jobs.artifacts import ArtifactStore
+from nfdt.core.jobs.store import JobStore
+
+
+@pytest.fixture
+def artifacts(tmp_path) -> ArtifactStore:
+    return ArtifactStore(tmp_path / "artifacts")
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = JobStore(tmp_path / "jobs.sqlite")
+    store.add("job", "{}", session="", owner="")
+    yield store
+    store.close()
+
+
+def test_a_checkpoint_takes_the_place_of_the_one_before(store, artifacts):
+    journal = Journal(store, artifacts, "job", frozenset())
+    first, second = artifacts.put(b"first"), artifacts.put(b"second")
+    journal.checkpoint(first)
+    journal.checkpoint(second)
+    assert (artifacts.has(first), artifacts.has(second)) == (False, True)
+    assert store.get("job").checkpoint_artifact == second
+
+
+def test_a_checkpoint_that_is_the_same_as_the_one_before_stays(store, artifacts):
+    journal = Journal(store, artifacts, "job", frozenset())
+    same = artifacts.put(b"same")
+    journal.checkpoint(same)
+    journal.checkpoint(same)
+    assert artifacts.has(same)
+
+
+def test_a_checkpoint_that_is_what_the_job_began_with_is_kept(store, artifacts):
+    start, later = artifacts.put(b"start"), artifacts.put(b"later")
+    journal = Journal(store, artifacts, "job", frozenset({start}))
+    journal.checkpoint(start)
+    journal.checkpoint(later)
+    assert artifacts.has(start)

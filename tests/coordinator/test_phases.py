@@ -1,0 +1,95 @@
+"""What training tells the consistency policy and the speeds of what workers report."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from nfdt.consistency.free import Free
+from nfdt.coordinator.gate import Gate
+from nfdt.coordinator.instructions import BeginEpoch, Report, TaskTime, Wait, Work
+from nfdt.coordinator.membership import Membership
+from nfdt.coordinator.training import Training
+from nfdt.schedulers import LeaseBook, PlannedTasks, TaskPlan
+
+W = "worker-0"
+
+
+class Policy(Free):
+    """Keeps what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def finished(self, worker, tasks=1):
+        self.told.append(("finished", worker, tasks))
+
+    def idle(self, worker):
+        self.told.append(("idle", worker))
+
+
+class Phase:
+    """An epoch of some tasks, one worker, leases of ``lease`` tasks."""
+
+    def __init__(self, tasks, lease):
+        self.policy, self.stepped = Policy(), []
+        pace = SimpleNamespace(divides=False, overlap=1, lease=lambda *_: lease)
+        pace.stepped = lambda worker, samples, time: self.stepped.append((samples, time))
+        members = Membership(1, 0.0)
+        self.member = members.join(W, 0, 0.0)
+        self.book = LeaseBook(PlannedTasks(TaskPlan(tasks, 1)))
+        self.training = Training(BeginEpoch(0, b"", 0), self.book, self.policy, pace, members, {}, Gate(None))
+        self.training.instruct(self.member, 0.0)
+
+    def ask(self, now=0.0):
+        return self.training.instruct(self.member, now)
+
+    def report(self, now=0.0, **report):
+        self.member.in_flight = report.get("in_flight", frozenset())
+        self.training.absorb(self.member, Report(**report), now)
+
+
+def test_the_policy_counts_every_task_of_a_report():
+    phase = Phase(4, lease=3)
+    assert len(phase.ask().tasks) == 3
+    phase.report(finished=(0, 1, 2))
+    assert phase.policy.told == [("finished", W, 3)]
+
+
+def test_tasks_without_times_of_their_own_share_the_time_of_their_lease():
+    phase = Phase(4, lease=3)
+    phase.ask(now=10.0)
+    phase.report(now=13.0, finished=(0, 1, 2), times={2: TaskTime(0.25)})
+    assert [time.compute_s for _, time in phase.stepped] == [1.0, 1.0, 0.25]
+
+
+def test_a_worker_for_which_nothing_is_left_blocks_nobody():
+    phase = Phase(1, lease=1)
+    phase.ask()
+    phase.report(finished=(0,))
+    phase.policy.told.clear()
+    assert phase.ask() == Wait()
+    assert phase.policy.told == [("idle", W)]
+
+
+def test_a_worker_that_leaves_the_rest_to_others_blocks_nobody():
+    phase = Phase(1, lease=0)
+    assert phase.ask() == Wait()
+    assert phase.policy.told == [("idle", W)]
+
+
+def test_a_worker_whose_pushes_are_on_their_way_is_not_idle():
+    phase = Phase(1, lease=1)
+    (task,) = phase.ask().tasks
+    phase.report(in_flight=frozenset([task.task]))
+    assert phase.ask() == Wait()
+    assert phase.policy.told == []
+
+
+@pytest.mark.parametrize("answers", [(True, False), (False, True)])
+def test_what_the_policy_says_of_pulls_is_told_with_the_task_and_again(answers):
+    phase = Phase(1, lease=1)
+    phase.policy.must_pull, phase.policy.will_pull = (lambda *_, a=a: a for a in answers)
+    told = phase.ask()
+    assert isinstance(told, Work)
+    assert (told.pull, told.no_weights) == answers
+    assert phase.ask() == told

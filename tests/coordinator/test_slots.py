@@ -1,0 +1,118 @@
+"""Which slots a job gets, and whose messages count."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from nfdt.coordinator.crew import SPARE_JOINS, Crew
+from nfdt.coordinator.site import Site
+from nfdt.coordinator.slots import Slot, SlotPool
+from nfdt.core.spec import ClusterSpec
+from nfdt.core.wire import workers_pb2 as pb
+
+
+def hello(name="worker", **fields) -> pb.SlotHello:
+    return pb.SlotHello(name=name, role="worker", **fields)
+
+
+class Heard(list):
+    def __call__(self, slot, news, message):
+        self.append((slot.name, news))
+
+
+@pytest.fixture
+def pool() -> SlotPool:
+    return SlotPool()
+
+
+def taken(pool, job_id, heard, **options) -> Slot:
+    (slot,) = pool.take("worker", 1, job_id, heard, **options)
+    slot.send(pb.Assignment(worker=pb.WorkerAssignment(job_id=job_id)))
+    return slot
+
+
+def finished(job_id) -> pb.SlotMessage:
+    return pb.SlotMessage(finished=pb.SlotFinished(job_id=job_id))
+
+
+def test_a_late_message_about_another_job_is_dropped(pool):
+    heard = Heard()
+    pool.join(hello())
+    slot = taken(pool, "first", Heard())
+    pool.receive(slot, finished("first"))
+    slot = taken(pool, "second", heard)
+    pool.receive(slot, finished("first"))
+    assert heard == []
+    assert pool.attending("worker") == (1, 0)
+    pool.receive(slot, finished("second"))
+    assert heard == [("worker", "finished")]
+    assert pool.attending("worker") == (1, 1)
+
+
+def test_a_slot_that_ran_code_of_another_session_is_dismissed_and_not_taken(pool):
+    pool.join(hello())
+    pool.receive(taken(pool, "job", Heard(), session="one", code=True), finished("job"))
+    assert pool.take("worker", 1, "other", Heard(), session="two") == []
+    assert pool.attending("worker") == (0, 0)
+
+
+def test_a_slot_that_was_taken_and_told_nothing_is_free_when_its_job_ends(pool):
+    pool.join(hello())
+    (slot,) = pool.take("worker", 1, "job", Heard())
+    pool.release(slot, "job")
+    assert pool.attending("worker") == (1, 1)
+    told = taken(pool, "job", Heard())
+    pool.release(told, "job")
+    assert pool.attending("worker") == (1, 0), "it has to answer first"
+
+
+def test_an_earlier_stream_s_end_is_nothing_to_a_slot_that_came_back(pool):
+    first = pool.join(hello(key="k", patience_s=60.0))
+    second = pool.join(hello(key="k", patience_s=60.0))
+    assert (second.slot, second.resumed, first.resumed) == (first.slot, True, False)
+    pool.broke(first.slot, first.stream)
+    pool.leave(first.slot, first.stream)
+    assert pool.attending("worker") == (1, 1)
+    pool.leave(first.slot, second.stream)
+    assert pool.attending("worker") == (0, 0)
+
+
+def test_what_a_slot_did_not_receive_is_sent_again_on_its_next_stream(pool):
+    joined = pool.join(hello(key="k", patience_s=60.0))
+    for job_id in ("first", "second", "third"):
+        joined.slot.send(pb.Assignment(release=pb.Release(job_id=job_id)))
+    sent = joined.slot.outbox.messages(joined.stream)
+    assert [next(sent).release.job_id, next(sent).release.job_id] == ["first", "second"]
+    again = pool.join(hello(key="k", patience_s=60.0), received=1)
+    assert next(sent, None) is None
+    sent = again.slot.outbox.messages(again.stream)
+    assert [next(sent).release.job_id, next(sent).release.job_id] == ["second", "third"]
+
+
+def test_a_message_that_is_sent_again_counts_once(pool):
+    heard = Heard()
+    pool.join(hello(key="k", patience_s=60.0))
+    slot = taken(pool, "job", heard)
+    ready = pb.SlotMessage(ready=pb.SlotReady(job_id="job"), number=1)
+    pool.receive(slot, ready)
+    pool.receive(slot, ready)
+    assert heard == [("worker", "ready")]
+
+
+def test_the_number_of_workers_that_replace_lost_ones_is_limited(pool):
+    spec = SimpleNamespace(
+        code=False, cluster=ClusterSpec(workers=2), algorithm=SimpleNamespace(topology="flat", name="asgd")
+    )
+    crew = Crew(SimpleNamespace(pool=pool), "job", spec, "session", "token", Heard())
+    for number in range(40):
+        pool.join(hello(f"worker-{number}"))
+    joined = sum(len(crew.recruit_workers(2)) for _ in range(20))
+    assert 2 < joined <= 3 * 2 + SPARE_JOINS
+
+
+@pytest.mark.parametrize(("boot", "host", "here"), [("b", "h", True), ("other", "h", False), ("b", "other", False)])
+def test_a_slot_is_here_on_the_same_start_of_the_same_machine(boot, host, here):
+    site = Site(store=None, artifacts=None, pool=None, host="h", boot="b")
+    assert site.is_here(hello(host=host, boot_id=boot)) is here

@@ -1,0 +1,49 @@
+"""What a rank raised reaches the server."""
+
+import queue
+import stat
+
+import pytest
+
+from hfdt import failures
+from hfdt.failures import FailureWatch, failure_file, leave_failure
+
+TIMEOUT_S = 60
+
+
+class Attendance:
+    """Rank 0's place at the server; what it says is in ``said``."""
+
+    def __init__(self):
+        self.job_id = "job-1"
+        self.said = queue.SimpleQueue()
+
+    def say(self, role, **message):
+        self.said.put(message["failed"])
+
+
+@pytest.fixture(autouse=True)
+def look_often(monkeypatch):
+    monkeypatch.setattr(failures, "LOOK_S", 0.01)
+
+
+def test_what_another_rank_raised_is_told_once_and_kept_private(tmp_path):
+    attendance = Attendance()
+    watch = FailureWatch(tmp_path, attendance)
+    leave_failure(tmp_path, 2, ValueError("no more rows"))
+    failed = attendance.said.get(timeout=TIMEOUT_S)
+    assert (failed.job_id, failed.failed_in, failed.message) == ("job-1", "rank-2", "no more rows")
+    assert watch.told.wait(TIMEOUT_S)
+    assert stat.S_IMODE(failure_file(tmp_path, 2).stat().st_mode) == 0o600
+
+
+def test_a_file_that_cannot_be_read_does_not_end_the_watch(tmp_path, monkeypatch):
+    looked = queue.SimpleQueue()
+    monkeypatch.setattr(failures.logger, "warning", lambda *_: looked.put(None))
+    failure_file(tmp_path, 1).write_text("{")
+    attendance = Attendance()
+    FailureWatch(tmp_path, attendance)
+    looked.get(timeout=TIMEOUT_S)
+    failure_file(tmp_path, 1).unlink()
+    leave_failure(tmp_path, 2, ValueError("no more rows"))
+    assert attendance.said.get(timeout=TIMEOUT_S).failed_in == "rank-2"

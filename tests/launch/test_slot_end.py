@@ -1,0 +1,47 @@
+"""What is said of a slot process that has ended."""
+
+import os
+import signal
+
+import pytest
+
+from nfdt.launch.slot_end import MOST_KEPT, SlotEnd, keep
+
+
+@pytest.mark.parametrize(
+    ("returncode", "needle"),
+    [
+        (-signal.SIGKILL, "was ended by SIGKILL (usually the kernel's out-of-memory killer"),
+        (-signal.SIGSEGV, "was ended by SIGSEGV (a crash in native code"),
+        (-signal.SIGUSR1, "was ended by SIGUSR1;"),
+        (-(signal.SIGRTMIN + 3), f"was ended by signal {signal.SIGRTMIN + 3};"),
+        (3, "exited with code 3;"),
+    ],
+)
+def test_an_end_names_signal_cause_and_log(tmp_path, returncode, needle):
+    said = str(SlotEnd(returncode, tmp_path / "slot.log"))
+    assert needle in said
+    assert said.endswith(f"log: {tmp_path / 'slot.log'}")
+
+
+def test_the_newest_logs_are_kept_and_nobody_else_s_is_touched(tmp_path):
+    folder, log = tmp_path / "kept", tmp_path / "local-worker-0-new.log"
+    folder.mkdir()
+    log.write_text("the end")
+    for number in range(MOST_KEPT):
+        (folder / f"local-worker-0-{number}.log").touch()
+        os.utime(folder / f"local-worker-0-{number}.log", (number, number))
+    (folder / "elsewhere-worker-0.log").touch()
+    os.utime(folder / "elsewhere-worker-0.log", (0, 0))
+    assert keep(log, folder).read_text() == "the end"
+    names = {path.name for path in folder.iterdir()}
+    assert len(names) == MOST_KEPT + 1
+    assert "local-worker-0-0.log" not in names
+    assert "elsewhere-worker-0.log" in names
+
+
+def test_a_log_that_cannot_be_kept_is_named_where_it_is(tmp_path):
+    (tmp_path / "file").touch()
+    log = tmp_path / "local-worker-0.log"
+    log.touch()
+    assert keep(log, tmp_path / "file") == log

@@ -1,0 +1,147 @@
+"""Workers on another machine fetch a job's artifacts: whole, by their hash, of their own job only."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from types import SimpleNamespace
+
+import grpc
+import numpy as np
+import pytest
+
+from nfdt.core.errors import AuthenticationFailed, PolicyRefused, ProtocolError
+from nfdt.core.jobs.artifacts import CHUNK_BYTES
+from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.wire import workers_pb2_grpc
+from nfdt.core.wire.artifacts import ArtifactReader
+from nfdt.core.wire.channel import open_channel
+from tests.server.fakes import DEADLINE_S, TOKEN
+
+
+@pytest.fixture
+def job(start, cluster) -> Iterator[SimpleNamespace]:
+    """A running job whose worker stands in its first task, and the data that it was submitted with."""
+    client = start(shards=1)
+    reached, go_on = threading.Event(), threading.Event()
+
+    def hold(slot, task):
+        reached.set()
+        assert go_on.wait(DEADLINE_S)
+
+    cluster.add("worker", on_task=hold)
+    data = np.random.default_rng(0).bytes(2 * CHUNK_BYTES + 5)
+    spec = client.spec(epochs=1, workers=1)
+    name = client.upload(data, piece=2**20)
+    spec["train"]["arrays"] = [name]
+    job_id = client.submit(spec)
+    assert reached.wait(DEADLINE_S)
+    yield SimpleNamespace(job_id=job_id, name=name, data=data, program=spec["program"], other=client.upload(b"other"))
+    go_on.set()
+
+
+@pytest.fixture
+def reader(cluster, tmp_path):
+    channels = []
+
+    def make(job_id: str, token: str = TOKEN, address: str = "") -> ArtifactReader:
+        channels.append(open_channel(address or cluster.server.address, token))
+        stub = workers_pb2_grpc.WorkersStub(channels[-1])
+        return ArtifactReader(stub, job_id, str(tmp_path / "elsewhere"), tmp_path / "cache", "the server")
+
+    yield make
+    for channel in channels:
+        channel.close()
+
+
+def kept(tmp_path) -> list[str]:
+    return [file.name for file in (tmp_path / "cache").iterdir()]
+
+
+def test_an_artifact_of_many_chunks_arrives_whole_and_is_kept(job, reader, tmp_path, cluster):
+    there = reader(job.job_id)
+    assert there.read(job.name) == job.data
+    assert kept(tmp_path) == [job.name]
+    (cluster.state_dir / "artifacts" / job.name).unlink()
+    assert there.read(job.name) == job.data, "it is fetched once"
+
+
+def test_what_was_damaged_on_the_server_is_refused_and_not_kept(job, reader, tmp_path, cluster):
+    file = cluster.state_dir / "artifacts" / job.name
+    file.write_bytes(job.data[:-1] + b"x")
+    with pytest.raises(ProtocolError, match=f"expected sha256 {job.name}"):
+        reader(job.job_id).read(job.name)
+    assert kept(tmp_path) == []
+
+
+def test_an_artifact_of_no_job_or_of_another_one_is_refused(job, reader):
+    for job_id, name in ((job.job_id, job.other), ("job-none", job.name)):
+        with pytest.raises(PolicyRefused, match="no part of job"):
+            reader(job_id).read(name)
+
+
+def test_a_wrong_token_fetches_nothing(job, reader, tmp_path):
+    with pytest.raises(AuthenticationFailed):
+        reader(job.job_id, token="wrong").read(job.name)
+    assert kept(tmp_path) == []
+
+
+@pytest.fixture
+def liar() -> Iterator:
+    """A server that sends what the test wants; the address, and what is to be sent."""
+    chunks: list[pb.FetchChunk] = []
+
+    class Liar(workers_pb2_grpc.WorkersServicer):
+        sent = 0
+
+        def Fetch(self, request, context):
+            for chunk in chunks:
+                Liar.sent += len(chunk.data)
+                yield chunk
+
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    workers_pb2_grpc.add_WorkersServicer_to_server(Liar(), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    yield SimpleNamespace(address=address, chunks=chunks, servicer=Liar)
+    server.stop(None).wait()
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [pb.FetchChunk(offset=0, total_bytes=4, data=b"good" * 1000)],
+        [pb.FetchChunk(offset=0, total_bytes=4, data=b"good"), pb.FetchChunk(offset=4, total_bytes=4, data=b"more")],
+        [pb.FetchChunk(offset=2, total_bytes=4, data=b"good")],
+        [pb.FetchChunk(offset=0, total_bytes=4, data=b"evil")],
+        [pb.FetchChunk(offset=0, total_bytes=4, data=b"goo")],
+        [],
+    ],
+    ids=["oversized", "goes on", "another place", "damaged", "truncated", "nothing"],
+)
+def test_what_is_not_the_artifact_is_refused_and_not_kept(liar, reader, tmp_path, chunks):
+    liar.chunks.extend(chunks)
+    with pytest.raises(ProtocolError, match="the server"):
+        reader("job", address=liar.address).read(hashlib.sha256(b"good").hexdigest())
+    assert kept(tmp_path) == []
+
+
+def test_more_than_was_announced_is_refused_before_it_is_written(liar, reader):
+    liar.chunks.extend(pb.FetchChunk(offset=4 * i, total_bytes=4, data=b"good") for i in range(1000))
+    with pytest.raises(ProtocolError, match="expected byte 4 of 4"):
+        reader("job", address=liar.address).read("f" * 64)
+
+
+@pytest.mark.parametrize("name", ["../token", "/etc/passwd", ""])
+def test_a_name_that_is_a_path_is_refused(liar, reader, name):
+    with pytest.raises(ProtocolError, match="expected a sha256"):
+        reader("job", address=liar.address).path(name)
+
+
+def test_an_array_of_objects_is_not_unpickled(liar, reader, tmp_path):
+    (tmp_path / "cache").mkdir()
+    np.save(tmp_path / "cache" / "a.npy", np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match="Python objects"):
+        reader("job", address=liar.address).open_array("a.npy")

@@ -1,0 +1,225 @@
+"""A slot that cannot reach the server for a while goes on where it stopped: not lost, nothing done twice."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from nfdt.core.machine import boot_id
+from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.wire import workers_pb2_grpc
+from nfdt.core.wire.channel import open_channel
+from nfdt.core.wire.job_token import worker_token
+from tests.relay import Relay
+from tests.server.fakes import DEADLINE_S, TOKEN, FakeSlot, of
+
+PATIENT = {"patience_s": DEADLINE_S}
+
+
+@pytest.fixture
+def relay(cluster) -> Iterator[Relay]:
+    cluster.start(shards=1)
+    relay = Relay(cluster.server.address)
+    yield relay
+    relay.close()
+
+
+class Gate:
+    """Holds a worker inside one of its tasks (None: the first) until the test lets it go."""
+
+    def __init__(self, task: int | None) -> None:
+        self._task = task
+        self.reached, self.open = threading.Event(), threading.Event()
+
+    def __call__(self, slot, task):
+        if self._task in (None, task.task):
+            self.reached.set()
+            assert self.open.wait(DEADLINE_S)
+
+    def after(self, slot, task):
+        """Holds another worker until this one is reached."""
+        assert self.reached.wait(DEADLINE_S)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate(2)
+    yield gate
+    gate.open.set()
+
+
+@pytest.fixture
+def first_gate() -> Iterator[Gate]:
+    gate = Gate(None)
+    yield gate
+    gate.open.set()
+
+
+def slots_of(cluster, address, *tasks, **options):
+    """Patient worker slots that reach the server at ``address``."""
+    hello = options.pop("hello", {})
+    made = [
+        FakeSlot(address, "worker", f"patient-{i}", on_task=on_task, hello=hello, **{**PATIENT, **options})
+        for i, on_task in enumerate(tasks or (lambda slot, task: None,))
+    ]
+    cluster.slots += made
+    return made
+
+
+def away(cluster) -> bool:
+    return cluster.server._site.pool.wait_until(
+        lambda: any(slot.away for slot in cluster.server._site.pool._slots), DEADLINE_S
+    )
+
+
+def attending(cluster, count) -> bool:
+    pool = cluster.server._site.pool
+    return pool.wait_until(lambda: pool.attending("worker")[1] == count, DEADLINE_S)
+
+
+def test_a_worker_whose_connection_is_cut_goes_on_and_nothing_is_done_twice(cluster, relay, gate):
+    (slot,) = slots_of(cluster, relay.address, gate)
+    client = cluster.client()
+    job = client.submit(client.spec(epochs=2, workers=1))
+    assert gate.reached.wait(DEADLINE_S)
+    relay.cut()
+    assert away(cluster)
+    gate.open.set()
+    relay.mend()
+    events = client.finish(job)
+    assert events[-1][1]["state"] == "succeeded"
+    assert of(events, "worker_lost") == []
+    assert sorted(slot.trained) == list(range(20))
+    assert [e["samples"] for e in of(events, "epoch_end")] == [40, 40]
+
+
+def test_a_call_whose_answer_was_lost_is_answered_again_and_counts_once(cluster, relay, monkeypatch):
+    """The connection is cut whenever the server has answered: every third answer is lost."""
+    from nfdt.coordinator.desk import JobDesk
+
+    real, calls = JobDesk.next, []
+
+    def lose(run, request, alive):
+        reply = real(run, request, alive)
+        calls.append((request.call, reply.WhichOneof("instruction")))
+        if len(calls) % 3 == 0 and len(calls) < 16:
+            relay.cut()
+            relay.mend()
+        return reply
+
+    monkeypatch.setattr(JobDesk, "next", lose)
+    (slot,) = slots_of(cluster, relay.address)
+    client = cluster.client()
+    events = client.finish(client.submit(client.spec(epochs=3, workers=1)))
+    assert events[-1][1]["state"] == "succeeded"
+    numbers = [number for number, _ in calls]
+    assert len(numbers) > len(set(numbers)), "no answer was lost"
+    assert len(set(calls)) == len(set(numbers)), "a call made again was answered differently"
+    assert sorted(slot.trained) == list(range(30))
+    assert [e["logs"]["steps"] for e in of(events, "epoch_end")] == [10, 10, 10]
+
+
+def test_a_shard_s_connection_is_cut_and_the_job_goes_on(cluster, relay, gate):
+    cluster.slots[0].close()
+    cluster.slots.append(FakeSlot(relay.address, "shard", "patient-shard", **PATIENT))
+    cluster.add("worker", on_task=gate)
+    client = cluster.client()
+    job = client.submit(client.spec(epochs=1, workers=1))
+    assert gate.reached.wait(DEADLINE_S)
+    relay.cut()
+    assert away(cluster)
+    gate.open.set()
+    relay.mend()
+    assert client.finish(job)[-1][1]["state"] == "succeeded"
+
+
+def test_who_does_not_come_back_in_time_is_lost(cluster, relay, first_gate):
+    slots_of(cluster, relay.address, first_gate, patience_s=0.2)
+    cluster.add("worker", on_task=first_gate.after)
+    client = cluster.client()
+    job = client.submit(client.spec(epochs=1, workers=2))
+    assert first_gate.reached.wait(DEADLINE_S)
+    relay.cut()
+    events = client.finish(job)
+    assert len(of(events, "worker_lost")) == 1
+    assert of(events, "epoch_end")[0]["samples"] == 40
+
+
+def test_who_is_known_to_have_ended_is_lost_at_once_however_patient(cluster, relay, first_gate):
+    slots_of(cluster, relay.address, first_gate, patience_s=3600.0)
+    cluster.add("worker", on_task=first_gate.after)
+    client = cluster.client()
+    job = client.submit(client.spec(epochs=1, workers=2))
+    assert first_gate.reached.wait(DEADLINE_S)
+    relay.cut()
+    assert away(cluster)
+    with open_channel(cluster.server.address, TOKEN) as channel:
+        workers_pb2_grpc.WorkersStub(channel).Ended(pb.SlotEnded(name="patient-0"), timeout=DEADLINE_S)
+    assert len(of(client.finish(job), "worker_lost")) == 1
+
+
+def test_a_process_of_this_machine_that_has_ended_is_lost_at_once_however_patient(cluster, relay, first_gate):
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    here = {"pid": process.pid, "host": socket.gethostname(), "boot_id": boot_id()}
+    slots_of(cluster, relay.address, first_gate, patience_s=3600.0, hello=here)
+    cluster.add("worker", on_task=first_gate.after)
+    client = cluster.client()
+    job = client.submit(client.spec(epochs=1, workers=2))
+    assert first_gate.reached.wait(DEADLINE_S)
+    relay.cut()
+    assert away(cluster)
+    process.kill()  # it stays a zombie until the end of the test
+    assert len(of(client.finish(job), "worker_lost")) == 1
+    process.communicate()
+
+
+def test_a_slot_gets_no_work_while_it_is_away_and_some_when_it_is_back(cluster, relay):
+    (slot,) = slots_of(cluster, relay.address)
+    assert attending(cluster, 1)
+    relay.cut()
+    assert away(cluster)
+    client = cluster.client()
+    job = client.submit(client.spec(epochs=1, workers=1))
+    assert cluster.server._site.pool.attending("worker") == (1, 0)
+    assert client.show(job).state == "queued"
+    relay.mend()
+    assert client.finish(job)[-1][1]["state"] == "succeeded"
+    assert len(slot.trained) == 10
+
+
+def test_slots_outlive_a_restart_of_the_server(cluster, relay, gate):
+    (slot,) = slots_of(cluster, relay.address, gate)
+    client = cluster.client()
+    client.submit(client.spec(epochs=1, workers=1))
+    assert gate.reached.wait(DEADLINE_S)
+    relay.cut()
+    cluster.server.stop()
+    gate.open.set()
+    cluster.start(shards=1)
+    relay.redirect(cluster.server.address)
+    relay.mend()
+    client = cluster.client()
+    job = client.submit(client.spec(epochs=1, workers=1))
+    assert client.finish(job)[-1][1]["state"] == "succeeded"
+    told = [type(assignment).__name__ for assignment in slot.assignments]
+    assert told[:3] == ["WorkerAssignment", "Release", "WorkerAssignment"]
+
+
+def test_a_call_that_comes_late_is_not_taken_for_news(cluster, relay, gate):
+    slots_of(cluster, relay.address, gate)
+    client = cluster.client()
+    job = client.submit(client.spec(epochs=1, workers=1))
+    assert gate.reached.wait(DEADLINE_S)
+    run = cluster.server._scheduler.run_of(job)
+    late = pb.NextRequest(job_id=job, worker="worker-0", call=1, finished=[pb.Finished(task=2, samples=4)], wait_s=5)
+    late.job_token = worker_token(run._token, "worker-0")
+    assert run.next(late, lambda: True).WhichOneof("instruction") == "wait"
+    book = run._parts.coordinator._run.training.book
+    assert [task.task for task in book.held("worker-0")] == [2]
+    gate.open.set()
+    assert client.finish(job)[-1][1]["state"] == "succeeded"

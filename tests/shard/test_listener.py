@@ -1,0 +1,81 @@
+"""Who is let in to push and pull, and what the thread that accepts survives."""
+
+import queue
+import socket
+import threading
+
+import pytest
+
+from nfdt.core.wire.connection import connect
+from nfdt.core.wire.frame_stream import FrameStream
+from nfdt.shard import listener as listener_module
+from nfdt.shard.listener import MOST_STRANGERS, Listener
+
+TIMEOUT_S = 60
+
+
+@pytest.fixture
+def served():
+    return queue.SimpleQueue()
+
+
+@pytest.fixture
+def listener(served):
+    made = Listener(served.put, "127.0.0.1", 8)
+    yield made
+    made.stop(0)
+
+
+@pytest.fixture
+def start_no_connection_threads(monkeypatch):
+    """As at a limit on threads: ``with`` it, none is started for a connection."""
+    start = threading.Thread.start
+
+    def failing(thread):
+        if thread.name == "shard-connection":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", failing)
+        yield patch
+
+
+def is_closed(port):
+    with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as refused:
+        try:
+            return refused.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+
+def shows(listener, ticket):
+    return FrameStream(connect("127.0.0.1", listener.port, ticket, timeout_s=TIMEOUT_S))
+
+
+def test_a_good_ticket_lets_in(listener, served):
+    shows(listener, listener.ticket()).close()
+    served.get(timeout=TIMEOUT_S)
+
+
+def test_a_ticket_lets_nobody_in_after_its_time(listener, served, monkeypatch):
+    monkeypatch.setattr(listener_module, "TICKET_S", 0.0)
+    stream = shows(listener, listener.ticket())
+    assert stream.receive_header() is None
+    assert served.empty()
+    stream.close()
+
+
+def test_connections_that_find_no_thread_are_closed_and_the_next_ones_served(
+    listener, served, start_no_connection_threads
+):
+    assert all(is_closed(listener.port) for _ in range(MOST_STRANGERS + 1))  # none stays counted as a stranger
+    start_no_connection_threads.undo()
+    shows(listener, listener.ticket()).close()
+    served.get(timeout=TIMEOUT_S)
+
+
+def test_connections_that_find_no_thread_are_one_line_of_the_log(listener, start_no_connection_threads, caplog):
+    assert all(is_closed(listener.port) for _ in range(5))
+    listener.stop(0)
+    assert len([line for line in caplog.messages if "no thread could serve it" in line]) == 1
