@@ -68,6 +68,7 @@ def attend(options: SlotOptions, slots: int, *, wait_s: float = 0.0) -> None:
             if failure and (launcher.given_up.is_set() or not launcher.pids):
                 raise JobFailed(failure)
     finally:
+        gone.set()
         launcher.stop()
         ended.put(None)
         teller.join(TELL_S)
@@ -82,8 +83,6 @@ def _watch(channel: grpc.Channel, patience: Patience, gone: threading.Event) -> 
                 patience.success()
         except grpc.RpcError as error:
             _log.info("the server's health stream ended: %s", error)
-        except ValueError:  # the channel was closed
-            return
         if not patience.failure():
             gone.set()
             return

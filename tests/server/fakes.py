@@ -132,7 +132,7 @@ class FakeSlot:
             thread.join(DEADLINE_S)
 
     def _attend(self) -> None:
-        with contextlib.suppress(grpc.RpcError, NfdtError, ValueError):  # ValueError: the channel was closed
+        with contextlib.suppress(grpc.RpcError, NfdtError):
             for assignment in self._stream.assignments():
                 kind = assignment.WhichOneof("assignment")
                 self.assignments.append(getattr(assignment, kind))

@@ -6,6 +6,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from nfdt.core.errors import (
     AuthenticationFailed,
+    JobCancelled,
     NfdtError,
     PolicyRefused,
     ProtocolError,
@@ -121,6 +122,23 @@ def test_nobody_listening_is_server_unreachable():
     server.stop(None).wait()
     with pytest.raises(ServerUnreachable, match=bound):
         call(bound)
+
+
+@pytest.mark.parametrize("made", ["before", "after"])
+def test_a_call_after_the_close_is_cancelled(address, made):
+    """It read freed memory, which ended the process."""
+    channel = open_channel(address, "secret")
+    stub = jobs_pb2_grpc.JobsStub(channel)
+    channel.close()
+    if made == "after":
+        stub = jobs_pb2_grpc.JobsStub(channel)
+    for _ in range(100):
+        with pytest.raises(JobCancelled), translated(address):
+            stub.Show(jobs_pb2.JobRef(job_id="x"), timeout=10)
+        with pytest.raises(JobCancelled), translated(address):
+            list(stub.Watch(jobs_pb2.WatchRequest(job_id="x"), timeout=10))
+        with pytest.raises(JobCancelled), translated(address):
+            stub.Upload(iter([jobs_pb2.Chunk()]), timeout=10)
 
 
 def test_a_message_over_the_limit_is_refused():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-from collections import namedtuple
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from pathlib import Path
@@ -19,6 +18,7 @@ from nfdt.core.wire.doorkeeper import ConnectionLimits, Doorkeeper
 from nfdt.core.wire.guarded import GuardedServer
 from nfdt.core.wire.parsing import RequestParser
 from nfdt.core.wire.status import abort
+from nfdt.core.wire.token_channel import TokenChannel
 
 CONTROL_BYTES = 64 * 2**20
 DATA_BYTES = 4 * 2**20
@@ -81,34 +81,6 @@ def _options(max_message_bytes: int) -> list[tuple[str, Any]]:
     ]
 
 
-class _Details(
-    namedtuple("_Details", "method timeout metadata credentials wait_for_ready compression"), grpc.ClientCallDetails
-):
-    pass
-
-
-class _BearerToken(
-    grpc.UnaryUnaryClientInterceptor,
-    grpc.UnaryStreamClientInterceptor,
-    grpc.StreamUnaryClientInterceptor,
-    grpc.StreamStreamClientInterceptor,
-):
-    """Adds the token to the metadata of every call."""
-
-    def __init__(self, token: str) -> None:
-        self._entry = (TOKEN_KEY, _SCHEME + token)
-
-    def _add(self, continuation: Any, details: Any, request: Any) -> Any:
-        metadata = (*(details.metadata or ()), self._entry)
-        fields = (details.timeout, metadata, details.credentials, details.wait_for_ready, details.compression)
-        return continuation(_Details(details.method, *fields), request)
-
-    intercept_unary_unary: Any = _add
-    intercept_unary_stream: Any = _add
-    intercept_stream_unary: Any = _add
-    intercept_stream_stream: Any = _add
-
-
 def _read(path: PathLike | None) -> bytes | None:
     return Path(path).read_bytes() if path else None
 
@@ -145,7 +117,7 @@ def open_channel(
         channel = grpc.secure_channel(address, credentials, options)
     else:
         channel = grpc.insecure_channel(address, options)
-    return grpc.intercept_channel(channel, _BearerToken(token))
+    return TokenChannel(channel, (TOKEN_KEY, _SCHEME + token))
 
 
 class _TokenGate(grpc.ServerInterceptor):
