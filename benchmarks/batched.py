@@ -15,7 +15,7 @@ import tensorflow as tf
 from benchmarks import convergence, simulate
 from benchmarks.images import Images, read_cifar10, read_images
 from benchmarks.report import Report, arguments
-from nfdt.core.arrays import ParameterLayout
+from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.training.data import ArraySource
 from nfdt.core.training.gradient_step import GradientStep
 

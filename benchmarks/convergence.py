@@ -19,7 +19,7 @@ from benchmarks.images import read_cifar10, read_images
 from benchmarks.report import Report, Row, arguments
 from benchmarks.virtual import Trained, VirtualTraining
 from nfdt.core.errors import NfdtError
-from nfdt.core.spec import resolve_algorithm
+from nfdt.core.specs.job import resolve_algorithm
 from nfdt.simulate.cluster import ClusterDescription, parse_cluster
 from nfdt.simulate.results import described_limits
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from benchmarks.report import Report, Row
 from benchmarks.shards import TOKEN, served
-from nfdt.core.arrays import ParameterLayout
-from nfdt.core.rows import Rows, RowVector, RowWeights, TableLayout
-from nfdt.core.spec import resolve_algorithm
+from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.arrays.table_rows import Rows, RowVector, RowWeights, TableLayout
+from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.wire.job_token import worker_token
 from nfdt.transport.stream import StreamClient
 

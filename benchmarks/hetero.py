@@ -23,7 +23,7 @@ from benchmarks.models import SEED
 from benchmarks.processes import PeerFailed, run_together, tensorflow_cluster
 from benchmarks.report import Report, arguments
 from nfdt.core.errors import NfdtError
-from nfdt.core.presets import PRESETS
+from nfdt.core.specs.presets import PRESETS
 
 BASE_S = 0.05  # the fastest worker's step: so long that two cores compute what eight workers have to
 CLUSTERS = {"1,1,4,4": (1, 1, 4, 4), "1..8": (1, 2, 3, 4, 5, 6, 7, 8)}

@@ -12,8 +12,8 @@ from benchmarks.emulated import Training
 from benchmarks.images import load_images
 from benchmarks.laps import Lap, LapClock
 from benchmarks.models import build
-from nfdt.core.algorithm import AlgorithmSpec
-from nfdt.core.spec import resolve_algorithm
+from nfdt.core.specs.algorithm import AlgorithmSpec
+from nfdt.core.specs.job import resolve_algorithm
 
 GROUP_BATCHES = 2.0
 

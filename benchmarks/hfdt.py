@@ -15,8 +15,8 @@ from benchmarks.keras2 import packages, python_of_keras2
 from benchmarks.models import SEED
 from benchmarks.processes import ROOT, PeerFailed, run_together, tensorflow_cluster
 from benchmarks.report import Report, arguments
-from nfdt.launch.ring import surroundings
-from nfdt.launch.ring_command import RingShape, ring_command
+from nfdt.launch.horovod import surroundings
+from nfdt.launch.horovod_command import RingShape, ring_command
 
 RANKS = 2
 BATCH = 128

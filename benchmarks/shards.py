@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 
-from nfdt.core.arrays import ParameterLayout
-from nfdt.core.spec import resolve_algorithm
+from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.specs.job import resolve_algorithm
 
 if TYPE_CHECKING:
     from nfdt.shard.servicer import RunningShard

@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks import embedding
 from benchmarks.report import Report, Row, arguments
 from benchmarks.shards import MOMENTUM, RATE, TOKEN, layout_of, serve_shards, served, started
-from nfdt.core.spec import resolve_algorithm
+from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.wire.job_token import worker_token
 from nfdt.transport.choice import make_choice
 from nfdt.transport.emulated_link import EmulatedLink

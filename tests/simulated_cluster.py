@@ -27,8 +27,8 @@ from nfdt.coordinator import (
     Work,
 )
 from nfdt.core.clock import ManualClock
-from nfdt.core.named_arrays import dump_arrays, load_arrays
-from nfdt.core.spec import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
+from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
+from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.core.training.merge import encode_arrays
 
 RULES = [{"rule": "mean", "decay": None}]

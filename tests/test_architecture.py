@@ -17,22 +17,22 @@ PURE = ("nfdt.update_rules", "nfdt.consistency", "nfdt.schedulers", "nfdt.codecs
 SERVERS = (
     "nfdt.coordinator",
     "nfdt.launch",
-    "nfdt.lease_times",
-    "nfdt.metrics",
-    "nfdt.pipeline",
-    "nfdt.server",
+    "nfdt.worker.task_times",
+    "nfdt.jobserver.worker_statistics",
+    "nfdt.worker.pipeline",
+    "nfdt.jobserver.main",
     "nfdt.shard",
-    "nfdt.slot",
-    "nfdt.statistics",
+    "nfdt.worker.slot",
+    "nfdt.worker.statistics",
     "nfdt.transport",
-    "nfdt.worker",
+    "nfdt.worker.worker",
 )
 SIMULATED = (
     "nfdt.coordinator",
-    "nfdt.lease_times",
-    "nfdt.pipeline",
+    "nfdt.worker.task_times",
+    "nfdt.worker.pipeline",
     "nfdt.shard",
-    "nfdt.statistics",
+    "nfdt.worker.statistics",
     "nfdt.transport",
 )
 CORE = "nfdt.core"
@@ -46,7 +46,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "nfdt_client": ("nfdt.core", "nfdt_client"),
     "hfdt": ("nfdt.core", "nfdt_client"),
     **{f"hfdt.{path.stem}": ("nfdt.core", "hfdt") for path in (ROOT / "hfdt").glob("[!_]*.py")},
-    "hfdt.outer": ("nfdt.core", "hfdt", "nfdt.transport"),
+    "hfdt.runtime.outer": ("nfdt.core", "hfdt", "nfdt.transport"),
     "nfdt.core": (),
     "nfdt.core.jobs": ("nfdt.core.jobs", "nfdt.core.wire"),
     "nfdt.core.wire": ("nfdt.core.wire",),
@@ -59,7 +59,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "nfdt.simulate": (CORE, *PURE, *SIMULATED, "nfdt.simulate"),
 }
 
-KERAS_ROOMS = ("nfdt.core.program", "nfdt.core.training", "nfdt.shard", "nfdt.slot", "nfdt_client", "hfdt")
+KERAS_ROOMS = ("nfdt.core.program", "nfdt.core.training", "nfdt.shard", "nfdt.worker.slot", "nfdt_client", "hfdt")
 IMPURE = {
     *("asyncio", "concurrent", "logging", "multiprocessing", "os", "pathlib", "queue", "random", "select", "signal"),
     *("socket", "sqlite3", "subprocess", "sys", "tempfile", "threading", "time"),
@@ -134,7 +134,7 @@ def test_the_floor_needs_little_more_than_numpy(module):
     specifications = ("spec", "algorithm", "emulation", "ring_options")
     exceptions = {
         **dict.fromkeys((f"nfdt.core.{name}" for name in specifications), {"pydantic"}),  # docs/decisions/0001
-        "nfdt.core.named_arrays": {"safetensors"},
+        "nfdt.core.arrays.safetensors_io": {"safetensors"},
     }
     foreign = {name.split(".")[0] for name in imports_of(MODULES[module])} - set(PACKAGES)
     assert foreign - set(sys.stdlib_module_names) <= {"numpy"} | exceptions.get(module, set())
@@ -152,7 +152,7 @@ def test_horovod_is_imported_only_by_hfdt(module):
 
 
 @pytest.mark.parametrize(
-    "module", ["nfdt", "nfdt_client.decorator", "nfdt.cli", "nfdt.server", "nfdt.core.jobs.service"]
+    "module", ["nfdt", "nfdt_client.decorator", "nfdt.cli", "nfdt.jobserver.main", "nfdt.core.jobs.service"]
 )
 def test_light_modules_load_neither_tensorflow_nor_keras(module):
     probe = f"import sys, {module}; print(sorted({{'tensorflow', 'keras'}} & set(sys.modules)))"

@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 
-from nfdt.pipeline import Pipeline
+from nfdt.worker.pipeline import Pipeline
 from nfdt.transport.base import Pulled, Pushed
-from nfdt.transport.in_process import InProcessClient
+from nfdt.shard.in_process import InProcessClient
 from tests.shard_cluster import LAYOUT, Cluster, Reference
 
 

@@ -18,16 +18,16 @@ import keras
 import numpy as np
 import pytest
 
-from nfdt.core.arrays import ParameterLayout
+from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import ProtocolError
-from nfdt.core.nests import flatten_structure
+from nfdt.core.arrays.pytree import flatten_structure
 from nfdt.core.order import order_crc, sample_order
 from nfdt.core.program.pack import pack
-from nfdt.core.spec import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
+from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.core.training.merge import decode_arrays
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.transport.base import Pulled, Pushed
-from nfdt.worker import Worker
+from nfdt.worker.worker import Worker
 
 CODED = 0.25  # what a codec adds to the weights
 

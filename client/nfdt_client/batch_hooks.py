@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nfdt.core.algorithm import AlgorithmSpec
+from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.errors import UsageError
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from nfdt.core.errors import UsageError
-from nfdt.core.presets import DEFAULT_PRESET
+from nfdt.core.specs.presets import DEFAULT_PRESET
 from nfdt_client.options import Options, resolve
 from nfdt_client.session import Session
 

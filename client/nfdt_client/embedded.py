@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nfdt.core.errors import ServerUnreachable
-from nfdt.core.private_files import make_folder, private, sweep
+from nfdt.core.host.private_files import make_folder, private, sweep
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def server_command(
         network: Arguments that say where it listens; loopback unless given.
     """
     return [
-        *(sys.executable, "-P", "-m", "nfdt.server", "--embedded", *network),
+        *(sys.executable, "-P", "-m", "nfdt.jobserver.main", "--embedded", *network),
         *("--workers", str(workers), "--shards", str(shards)),
         *("--state-dir", str(folder / "state"), "--folder", str(folder)),
         *(part for ring in rings for part in ("--ring", json.dumps(ring))),

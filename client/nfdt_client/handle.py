@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nfdt.core.arrays import Array, ParameterLayout
+from nfdt.core.arrays.layout import Array, ParameterLayout
 from nfdt.core.errors import JobFailed, UsageError
 from nfdt.core.events import Event
 from nfdt.core.program.state import State, load_state

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nfdt.core.errors import UsageError
-from nfdt.core.spec import Emulation, check_names, similar
+from nfdt.core.specs.job import Emulation, check_names, similar
 
 logger = logging.getLogger(__name__)
 

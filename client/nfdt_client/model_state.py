@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nfdt.core.arrays import ParameterLayout
+from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import ShapeMismatch, UsageError
 from nfdt.core.program.state import State, dump_state
 

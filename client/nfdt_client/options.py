@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nfdt.core.algorithm import AlgorithmSpec
+from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.errors import UsageError
-from nfdt.core.groups import check_groups
-from nfdt.core.place import Place, find_world
-from nfdt.core.presets import DEFAULT_PRESET
-from nfdt.core.spec import (
+from nfdt.core.specs.groups import check_groups
+from nfdt.core.host.launcher_rank import Place, find_world
+from nfdt.core.specs.presets import DEFAULT_PRESET
+from nfdt.core.specs.job import (
     CLUSTER_OPTIONS,
     OVERRIDES,
     ClusterSpec,

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from nfdt.core.algorithm import AlgorithmSpec
+from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.errors import NotInstalled, UsageError
-from nfdt.core.groups import explicit_groups
-from nfdt.core.spec import ClusterSpec
+from nfdt.core.specs.groups import explicit_groups
+from nfdt.core.specs.job import ClusterSpec
 
 END_S = 15.0
 
@@ -81,7 +81,7 @@ def follow(cluster: ClusterSpec) -> NoReturn:
     Raises:
         SystemExit: always; with the rank's exit code.
     """
-    command = [sys.executable, "-P", "-m", "hfdt.rank", "--watch-stdin", "--log-level", "warning"]
+    command = [sys.executable, "-P", "-m", "hfdt.runtime.rank", "--watch-stdin", "--log-level", "warning"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, **cluster.variables()})
     try:
         code = process.wait()

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from nfdt.core.errors import PolicyRefused, ServerUnreachable, UsageError
-from nfdt.core.spec import ClusterSpec
+from nfdt.core.specs.job import ClusterSpec
 from nfdt_client import batch_hooks, callbacks, patch, ring
 from nfdt_client.capture import Capture, bind, capture, check_batch
 from nfdt_client.connection import Connection

@@ -12,8 +12,8 @@ import numpy as np
 from pydantic import ValidationError
 
 from nfdt.core.errors import UsageError
-from nfdt.core.nests import flatten_structure
-from nfdt.core.spec import ClusterSpec, DataSpec, FitSpec, JobSpec
+from nfdt.core.arrays.pytree import flatten_structure
+from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec
 from nfdt_client.capture import Capture
 from nfdt_client.options import Options
 from nfdt_client.training_data import Arrays, Stream

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from nfdt.core.errors import ProtocolError, ServerUnreachable
-from nfdt.core.nests import as_array
+from nfdt.core.arrays.pytree import as_array
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire.status import translated
 from nfdt_client.connection import CALL_TIMEOUT_S, Connection

@@ -24,7 +24,7 @@ from nfdt.cli.script import Script, describe_failure, exit_code_of
 from nfdt.cli.table import format_bytes, render
 from nfdt.cli.work import Profile, Work
 from nfdt.core.errors import UsageError
-from nfdt.core.presets import PRESETS
+from nfdt.core.specs.presets import PRESETS
 from nfdt.planning import Cluster
 from nfdt.planning.accuracy import MEASURED
 from nfdt.planning.forecast import Forecast, forecast, measured_cluster, recommend

@@ -10,7 +10,7 @@ import numpy as np
 from nfdt_client.handle import JobResult
 
 from nfdt.cli.quiet import quiet_start
-from nfdt.core.arrays import ParameterLayout
+from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import UsageError
 
 SUFFIXES = (".keras", ".npz")

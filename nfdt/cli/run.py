@@ -22,7 +22,7 @@ from nfdt.cli.options import (
 from nfdt.cli.quiet import quiet_start
 from nfdt.cli.script import Script, describe_failure, exit_code_of, run_script
 from nfdt.cli.table import worker_table
-from nfdt.core.imports import quick_imports
+from nfdt.core.host.fast_imports import quick_imports
 
 
 def print_workers(fits: Sequence[Mapping[str, Any]]) -> None:

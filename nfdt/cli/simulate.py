@@ -97,7 +97,7 @@ def simulated_fits(
     """Run the script once; one result per ``fit`` in it."""
     with quiet_start():
         from nfdt.cli.simulated import SimulatedSession
-        from nfdt.core.training.afresh import start_afresh
+        from nfdt.core.training.reset_keras import start_afresh
         from nfdt.simulate.results import result_of
 
         start_afresh(seed)

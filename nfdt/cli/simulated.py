@@ -21,7 +21,7 @@ from nfdt.cli.script import Script, run_script
 from nfdt.cli.work import Work
 from nfdt.core.errors import UsageError
 from nfdt.core.program.pack import pack
-from nfdt.core.spec import ClusterSpec
+from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.training.data import encode_batch
 from nfdt.simulate.cluster import ClusterDescription
 from nfdt.simulate.job import SimulatedJob

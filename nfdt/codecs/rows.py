@@ -7,7 +7,7 @@ from nfdt.core.errors import ProtocolError, ShapeMismatch
 
 
 class RowFormat:
-    """Payloads of :class:`nfdt.core.rows.TableLayout`, for shards and clients that hold tables.
+    """Payloads of :class:`nfdt.core.arrays.table_rows.TableLayout`, for shards and clients that hold tables.
 
     Attributes:
         name: As in a frame's header.

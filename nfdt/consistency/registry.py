@@ -9,7 +9,7 @@ from nfdt.consistency.base import ConsistencyPolicy
 from nfdt.consistency.bounded import BoundedStaleness
 from nfdt.consistency.free import Free
 from nfdt.consistency.softsync import Softsync
-from nfdt.core.algorithm import AlgorithmSpec
+from nfdt.core.specs.algorithm import AlgorithmSpec
 
 POLICIES: dict[str, Callable[[AlgorithmSpec], ConsistencyPolicy]] = {
     "bsp": lambda spec: Barrier(),

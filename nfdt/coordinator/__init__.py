@@ -1,7 +1,7 @@
 """One job: a pure state machine (what is named here), and the threads and calls around it (run, desk, servicer)."""
 
 from nfdt.coordinator.coordinator import Coordinator, FeedCredit
-from nfdt.coordinator.instructions import (
+from nfdt.core.work.instructions import (
     BeginEpoch,
     CollectState,
     Effect,
@@ -24,7 +24,7 @@ from nfdt.coordinator.instructions import (
     Wait,
     Work,
 )
-from nfdt.coordinator.merging import StateMerger
+from nfdt.coordinator.untrained import StateMerger
 
 __all__ = [
     "BeginEpoch",

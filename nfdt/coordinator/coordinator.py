@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from nfdt.consistency import ConsistencyPolicy
-from nfdt.coordinator.autopilot import ShardLoad
+from nfdt.coordinator.online_planner import ShardLoad
 from nfdt.coordinator.epoch_run import EpochRun
-from nfdt.coordinator.epochs import EpochPlanner
+from nfdt.coordinator.epoch_plan import EpochPlanner
 from nfdt.coordinator.gate import Gate
-from nfdt.coordinator.instructions import (
+from nfdt.core.work.instructions import (
     BeginEpoch,
     Effect,
     EpochDone,
@@ -36,13 +36,13 @@ from nfdt.coordinator.instructions import (
     Wait,
 )
 from nfdt.coordinator.membership import Membership
-from nfdt.coordinator.merging import StateMerger
-from nfdt.coordinator.outbox import Outbox
-from nfdt.coordinator.pace import Pace, told_of_streams
+from nfdt.coordinator.untrained import StateMerger
+from nfdt.coordinator.effect_queue import Outbox
+from nfdt.coordinator.speeds import Pace, told_of_streams
 from nfdt.coordinator.training import Training
 from nfdt.core.clock import Clock
 from nfdt.core.errors import ProtocolError
-from nfdt.core.spec import JobSpec
+from nfdt.core.specs.job import JobSpec
 from nfdt.planning import Choice
 from nfdt.schedulers.group_shares import StatedSizes
 

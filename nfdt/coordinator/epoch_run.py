@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nfdt.coordinator.instructions import FlushShards, Summarise
+from nfdt.core.work.instructions import FlushShards, Summarise
 from nfdt.coordinator.membership import Membership
-from nfdt.coordinator.merging import StateMerger
-from nfdt.coordinator.outbox import Outbox
+from nfdt.coordinator.untrained import StateMerger
+from nfdt.coordinator.effect_queue import Outbox
 from nfdt.coordinator.phases import Collecting, Phase, Summarising, Validating
 from nfdt.coordinator.training import Training
 from nfdt.core.training.metric_states import merge_metric_states

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nfdt.core.groups import explicit_groups, wanted_groups
-from nfdt.core.spec import JobSpec
+from nfdt.core.specs.groups import explicit_groups, wanted_groups
+from nfdt.core.specs.job import JobSpec
 from nfdt.schedulers import Speeds, StepTime
 from nfdt.schedulers.group_shares import GroupShare, share_out
 from nfdt.schedulers.grouping import Groups, Steadiness, choose, divide, pays

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from nfdt.coordinator.instructions import (
+from nfdt.core.work.instructions import (
     CollectState,
     EpochState,
     Evaluate,

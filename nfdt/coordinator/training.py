@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from nfdt.consistency import ConsistencyPolicy
 from nfdt.coordinator.gate import Gate
-from nfdt.coordinator.instructions import BeginEpoch, Instruction, Report, TaskTime, Wait, Work
+from nfdt.core.work.instructions import BeginEpoch, Instruction, Report, TaskTime, Wait, Work
 from nfdt.coordinator.membership import Member, Membership
-from nfdt.coordinator.pace import Pace
+from nfdt.coordinator.speeds import Pace
 from nfdt.coordinator.progress import RunningLogs
 from nfdt.schedulers import LeaseBook, Task
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from nfdt.core.algorithm import AlgorithmSpec
+from nfdt.core.specs.algorithm import AlgorithmSpec
 
 BARRIER, SOFTSYNC, GROUPS = "barrier", "softsync", "groups"  # rows that merge gradients; the others by update rule
 

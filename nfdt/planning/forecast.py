@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nfdt.core.algorithm import AlgorithmSpec
-from nfdt.core.groups import explicit_groups, wanted_groups
+from nfdt.core.specs.algorithm import AlgorithmSpec
+from nfdt.core.specs.groups import explicit_groups, wanted_groups
 from nfdt.planning.accuracy import Loss, expected_loss, measured_as
 from nfdt.planning.choice import choose
 from nfdt.planning.cost_model import Cluster, Prediction, Row, WorkerCost, flat_rows, predict, slowest

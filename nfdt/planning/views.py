@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nfdt.codecs import WIDTHS, make_codec
-from nfdt.core.algorithm import AlgorithmSpec
+from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.planning.cost_model import Batch, Cluster, Row, WorkerCost, paces
 
 MANY = 2**20  # elements: how much a codec saves hardly depends on them

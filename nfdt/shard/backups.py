@@ -13,7 +13,7 @@ from nfdt.core.errors import ProtocolError
 class Backup:
     """The record of the weights a worker got, the shard's version then, and the staleness of the push they answered.
 
-    ``weights`` are a vector, a :class:`~nfdt.shard.tensors.Half`, or None; see :mod:`nfdt.shard.records`.
+    ``weights`` are a vector, a :class:`~nfdt.shard.tensors.Half`, or None; see :mod:`nfdt.shard.backup_formats`.
     """
 
     weights: Any

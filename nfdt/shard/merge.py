@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nfdt.shard.apply import Engine, Pending
+from nfdt.shard.engine import Engine, Pending
 from nfdt.shard.backups import Backup
-from nfdt.shard.push import Gradient
+from nfdt.shard.messages import Gradient
 from nfdt.update_rules.base import State
 
 

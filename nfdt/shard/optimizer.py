@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nfdt.core.errors import ShapeMismatch, UsageError
-from nfdt.shard.plan import ShardPlan, Slot
+from nfdt.core.sharding import ShardPlan, Slot
 from nfdt.update_rules.base import OptimizerTraits
 
 Array = npt.NDArray[Any]

@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from nfdt.core.errors import ProtocolError
-from nfdt.shard.apply import Engine, Pending
-from nfdt.shard.push import Gradient
+from nfdt.shard.engine import Engine, Pending
+from nfdt.shard.messages import Gradient
 
 
 class Round:

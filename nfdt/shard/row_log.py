@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from nfdt.core.rows import Vector
+from nfdt.core.arrays.table_rows import Vector
 
 Index = npt.NDArray[np.int32]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from nfdt.core.rows import Rows, RowVector
-from nfdt.shard.push import Gradient
+from nfdt.core.arrays.table_rows import Rows, RowVector
+from nfdt.shard.messages import Gradient
 
 
 class RowRound:

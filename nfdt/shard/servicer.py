@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from nfdt.codecs import Codec, make_encoders
-from nfdt.core.algorithm import AlgorithmSpec
+from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.errors import ProtocolError
 from nfdt.core.program.state import State, dump_state_parts, load_state
 from nfdt.core.wire.channel import DATA_BYTES, make_server, same_token, token_of
@@ -25,7 +25,7 @@ from nfdt.shard.building import Store, build_store
 from nfdt.shard.exchange import Exchange
 from nfdt.shard.listener import Listener
 from nfdt.shard.outer import outer_algorithm, outer_program, pushes_differences
-from nfdt.shard.plan import ShardPlan, make_plan
+from nfdt.core.sharding import ShardPlan, make_plan
 from nfdt.shard.tensors import BufferPool
 from nfdt.shard.terms import Terms
 
@@ -159,7 +159,7 @@ def start_shard(
         manifest: The program's manifest.
         state: The whole model's state to start from.
         algorithm: Chooses the update rule, how many gradients make an update, and how many pushes of a worker overlap.
-        index: Of this shard, below :func:`nfdt.shard.plan.count_shards`.
+        index: Of this shard, below :func:`nfdt.core.sharding.count_shards`.
         shards: As asked for in the job's specification.
         workers: Workers of the job; sizes the thread pool and softsync's merge.
         token: The job's key: who administers presents it, and workers present tokens made of it.

@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from nfdt.codecs.rows import ROWS
 from nfdt.core.errors import ProtocolError, ShapeMismatch
-from nfdt.core.rows import Rows, RowVector, TableLayout
-from nfdt.shard.apply import Engine
-from nfdt.shard.push import Difference, Gradient, Reply, Vector, Wish
+from nfdt.core.arrays.table_rows import Rows, RowVector, TableLayout
+from nfdt.shard.engine import Engine
+from nfdt.shard.messages import Difference, Gradient, Reply, Vector, Wish
 from nfdt.shard.row_round import RowRound
 from nfdt.shard.store import PULL_TIMEOUT_S, ShardStore
 from nfdt.shard.table import Arrival, Moved, Table

@@ -7,7 +7,7 @@ gradient was computed on: those of the newest answer, or of an older one where p
 - softsync (``merge_count > 1``): corrected on arrival, applied when ``merge_count`` have come;
 - rounds (``round > 0``): summed in the order of their parts, applied when the last one has come.
 
-Weights go out as they are, or as a difference to what the worker holds; see :mod:`nfdt.shard.differences`.
+Weights go out as they are, or as a difference to what the worker holds; see :mod:`nfdt.shard.delta_reply`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from nfdt.core.errors import ProtocolError, ShapeMismatch
-from nfdt.shard.apply import Engine, Sent, Stepped
+from nfdt.shard.engine import Engine, Sent, Stepped
 from nfdt.shard.backups import Backup, Backups, WorkerRecord, known
-from nfdt.shard.differences import difference_to
+from nfdt.shard.delta_reply import difference_to
 from nfdt.shard.merge import Merge
-from nfdt.shard.push import Gradient, Reply, Vector, Wish
-from nfdt.shard.records import Kind, Recorder
+from nfdt.shard.messages import Gradient, Reply, Vector, Wish
+from nfdt.shard.backup_formats import Kind, Recorder
 from nfdt.shard.rounds import Round
 from nfdt.shard.statistics import ShardStatistics
 from nfdt.shard.tensors import length_of

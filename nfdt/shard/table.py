@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nfdt.core.rows import Rows, Vector
+from nfdt.core.arrays.table_rows import Rows, Vector
 from nfdt.shard.row_log import Index, RowLog
 from nfdt.update_rules.base import Push, State, UpdateRule
 

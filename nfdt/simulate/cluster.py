@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from nfdt.core.errors import UsageError
-from nfdt.core.spec import MAX_SHARDS, MAX_WORKERS
+from nfdt.core.specs.job import MAX_SHARDS, MAX_WORKERS
 from nfdt.schedulers import StepTime
 
 Seconds = Annotated[float, Field(ge=0)]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nfdt.consistency import ConsistencyPolicy
-from nfdt.coordinator.autopilot import WORLDS_S
+from nfdt.coordinator.online_planner import WORLDS_S
 from nfdt.coordinator.group_plan import GroupPlan
-from nfdt.coordinator.ring_view import epochs_allow_groups, grouped, is_grouped, policy_of, seen_by_coordinator
+from nfdt.coordinator.topology_view import epochs_allow_groups, grouped, is_grouped, policy_of, seen_by_coordinator
 from nfdt.core.errors import UsageError
-from nfdt.core.groups import check_groups
-from nfdt.core.spec import JobSpec
+from nfdt.core.specs.groups import check_groups
+from nfdt.core.specs.job import JobSpec
 from nfdt.schedulers.group_shares import GroupShare, StatedSizes
 from nfdt.schedulers.grouping import Groups
 from nfdt.simulate.machines import Machine, Network

@@ -1,6 +1,6 @@
 """One simulated job: the real coordinator and shards, simulated workers, and what a client may ask of it.
 
-It does what :class:`nfdt.coordinator.run.JobRun` does with threads and processes. Nothing happens by itself: virtual
+It does what :class:`nfdt.jobserver.job.JobRun` does with threads and processes. Nothing happens by itself: virtual
 time passes while :meth:`SimulatedJob.events` is iterated.
 """
 
@@ -10,15 +10,15 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nfdt.coordinator import instructions as ins
+from nfdt.core.work import instructions as ins
 from nfdt.coordinator.coordinator import Coordinator
-from nfdt.coordinator.merging import StateMerger
-from nfdt.coordinator.ring_view import is_ring
+from nfdt.coordinator.untrained import StateMerger
+from nfdt.coordinator.topology_view import is_ring
 from nfdt.core.errors import JobFailed
 from nfdt.core.events import Event
 from nfdt.core.program.state import State, load_state
-from nfdt.core.spec import JobSpec
-from nfdt.shard.plan import count_shards
+from nfdt.core.specs.job import JobSpec
+from nfdt.core.sharding import count_shards
 from nfdt.simulate.attendance import Attendance
 from nfdt.simulate.client import VirtualClient, Way
 from nfdt.simulate.cluster import ClusterDescription

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nfdt.coordinator.autopilot import ShardLoad
+from nfdt.coordinator.online_planner import ShardLoad
 from nfdt.schedulers import StepTime
 from nfdt.simulate.cluster import ClusterDescription, Link, Workers
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from nfdt.core.arrays import ParameterLayout
+from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.program.state import State
-from nfdt.core.spec import JobSpec
+from nfdt.core.specs.job import JobSpec
 from nfdt.shard.building import Store, build_store
-from nfdt.shard.cut import StateCut, owners_of
-from nfdt.shard.plan import count_shards
-from nfdt.shard.push import Gradient, Reply, Wish
+from nfdt.core.state_cut import StateCut, owners_of
+from nfdt.core.sharding import count_shards
+from nfdt.shard.messages import Gradient, Reply, Wish
 
 
 class TimedStore:

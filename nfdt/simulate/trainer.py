@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from nfdt.core.arrays import Array, ParameterLayout
+from nfdt.core.arrays.layout import Array, ParameterLayout
 from nfdt.core.order import sample_order
 from nfdt.core.program import unpack
 from nfdt.core.program.optimizer import inner_optimizer
-from nfdt.core.spec import DataSpec, JobSpec
+from nfdt.core.specs.job import DataSpec, JobSpec
 from nfdt.core.training import data, evaluate, gradient_step, merge, untrained_state
 from nfdt.core.training.metrics import ModelMetrics
 from nfdt.schedulers import Task

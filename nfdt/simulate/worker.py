@@ -1,4 +1,4 @@
-"""A simulated worker: what :mod:`nfdt.worker` does, written as an activity that waits on the virtual clock.
+"""A simulated worker: what :mod:`nfdt.worker.worker` does, written as an activity that waits on the virtual clock.
 
 A group of workers that step together, and a ring, is one of these with several machines.
 """
@@ -11,18 +11,18 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from nfdt.coordinator import instructions as ins
-from nfdt.core.spec import JobSpec
+from nfdt.core.work import instructions as ins
+from nfdt.core.specs.job import JobSpec
 from nfdt.core.training.gradient_step import numbers
-from nfdt.lease_times import LeaseTimes
-from nfdt.pipeline import Pipeline
+from nfdt.worker.task_times import LeaseTimes
+from nfdt.worker.pipeline import Pipeline
 from nfdt.schedulers import Task
 from nfdt.schedulers.proportions import proportional_split
 from nfdt.simulate.client import VirtualClient
 from nfdt.simulate.events import Signal, Steps
 from nfdt.simulate.machines import Machine
 from nfdt.simulate.trainer import Trainer, samples_of
-from nfdt.statistics import Statistics
+from nfdt.worker.statistics import Statistics
 from nfdt.transport.base import Pushed
 
 Ask = Callable[[str, ins.Report], ins.Instruction | Signal]

@@ -9,7 +9,7 @@ from typing import Any, Protocol, Required, TypedDict, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from nfdt.core.arrays import ParameterLayout
+from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import ShapeMismatch, UsageError
 
 Vector = npt.NDArray[np.float32]
@@ -24,7 +24,7 @@ class Pulled:
     needs them longer copies them.
 
     Attributes:
-        weights: Of the whole model. A client made for tables gives :class:`nfdt.core.rows.RowWeights` where it was sent
+        weights: Of the whole model. A client made for tables gives :class:`nfdt.core.arrays.table_rows.RowWeights` where it was sent
             changed rows; never when asked for exact weights.
         versions: Of each shard.
         sequence: Names this answer among those of the client; what ``computed_on`` of a push says.
@@ -134,7 +134,7 @@ class ParameterClient(Protocol):
 
         Args:
             gradient: Shape ``(P,)``, float32; borrowed until the answer is there. A client made for tables takes a
-                :class:`nfdt.core.rows.RowVector` as well.
+                :class:`nfdt.core.arrays.table_rows.RowVector` as well.
             **options: See :class:`PushOptions`.
 
         Raises:

@@ -12,7 +12,7 @@ from nfdt.codecs import IDENTITY, WIDTHS, Codec, make_codec
 from nfdt.codecs.adaptive import AdaptiveWidth, Decision, Loss
 from nfdt.codecs.base import Vector, relative_error
 from nfdt.codecs.buckets import BUCKET
-from nfdt.core.algorithm import AlgorithmSpec
+from nfdt.core.specs.algorithm import AlgorithmSpec
 
 MEASURE_EVERY = 50  # pushes between two looks at what codecs lose
 SAMPLE_BUCKETS = 128

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nfdt.core.emulation import Emulation
+from nfdt.core.specs.emulation import Emulation
 
 
 @dataclass

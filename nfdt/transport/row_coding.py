@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from nfdt.codecs.rows import ROWS, RowFormat
-from nfdt.core.arrays import ParameterLayout
+from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import ProtocolError, ShapeMismatch
-from nfdt.core.rows import News, Rows, RowVector, RowWeights, TableLayout, Vector
+from nfdt.core.arrays.table_rows import News, Rows, RowVector, RowWeights, TableLayout, Vector
 from nfdt.transport.base import check_gradient
 from nfdt.transport.coding import Encoded, Part
 
@@ -69,7 +69,7 @@ class RowCoding:
         """The weights of answer ``sequence``; see :meth:`nfdt.transport.coding.Coding.decode`.
 
         Returns:
-            All weights, ``out``, if every shard sent all; else :class:`nfdt.core.rows.RowWeights`.
+            All weights, ``out``, if every shard sent all; else :class:`nfdt.core.arrays.table_rows.RowWeights`.
 
         Raises:
             ProtocolError: news to other weights than those held.

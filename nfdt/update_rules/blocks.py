@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from nfdt.core.arrays import BLOCK_ROWS
+from nfdt.core.arrays.layout import BLOCK_ROWS
 from nfdt.update_rules.base import Array, ArrayOps
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nfdt.core.algorithm import AlgorithmSpec
+from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.update_rules.base import OptimizerTraits, UpdateRule
 from nfdt.update_rules.blocks import Blocks, Elements
 from nfdt.update_rules.dc import AdaptiveDelayCompensated, DelayCompensated

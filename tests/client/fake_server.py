@@ -17,7 +17,7 @@ import numpy as np
 
 from nfdt.core.errors import UsageError
 from nfdt.core.program.state import dump_state, load_state
-from nfdt.core.spec import JobSpec, parse_job
+from nfdt.core.specs.job import JobSpec, parse_job
 from nfdt.core.training.data import decode_batch
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire import jobs_pb2_grpc

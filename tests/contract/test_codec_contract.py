@@ -14,7 +14,7 @@ from nfdt.codecs.blocks import blocks, is_finite
 from nfdt.codecs.buckets import BUCKET
 from nfdt.codecs.top_k import TopK
 from nfdt.core.errors import ProtocolError, ShapeMismatch
-from nfdt.core.presets import AXES
+from nfdt.core.specs.presets import AXES
 
 FRACTION = 0.1
 CODECS = [make_codec(name, top_k=FRACTION) for name in DECODERS]

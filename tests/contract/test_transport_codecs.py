@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from nfdt.codecs import make_codec
-from nfdt.core.presets import AXES
-from nfdt.shard import differences
+from nfdt.core.specs.presets import AXES
+from nfdt.shard import delta_reply as differences
 from nfdt.transport.choice import FixedChoice, make_choice
 from tests.contract.test_transport import InProcess, SharedMemory, Stream
 from tests.shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_weights

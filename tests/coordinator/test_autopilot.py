@@ -3,8 +3,8 @@
 import pytest
 
 from nfdt.coordinator import Emit
-from nfdt.coordinator.autopilot import Autopilot, ShardLoad, follows_a_plan, told
-from nfdt.coordinator.ring_view import grouped, seen_by_coordinator
+from nfdt.coordinator.online_planner import Autopilot, ShardLoad, follows_a_plan, told
+from nfdt.coordinator.topology_view import grouped, seen_by_coordinator
 from nfdt.planning import Row
 from nfdt.schedulers import StepTime
 from nfdt.schedulers.group_shares import StatedSizes

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from nfdt.coordinator.crew import QUICK_DEATHS, QUICK_S, Crew
-from nfdt.coordinator.slots import SlotPool
+from nfdt.jobserver.job_slots import QUICK_DEATHS, QUICK_S, Crew
+from nfdt.jobserver.slot_pool import SlotPool
 from nfdt.core.clock import ManualClock
 from nfdt.core.wire import workers_pb2 as pb
 from tests.simulated_cluster import job

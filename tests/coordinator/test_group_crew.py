@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from nfdt.coordinator.crew import Seat
-from nfdt.coordinator.group_crew import GroupCrew
-from nfdt.coordinator.outcome import SlotError
+from nfdt.jobserver.job_slots import Seat
+from nfdt.jobserver.topologies.groups import GroupCrew
+from nfdt.jobserver.outcome import SlotError
 from nfdt.core.errors import JobFailed
-from nfdt.core.spec import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
+from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.core.wire import workers_pb2 as pb
 
 ROWS = 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nfdt.coordinator.group_plan import GroupPlan, name_of, told_groups
-from nfdt.core.spec import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
+from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 
 ROWS = 32
 FAST_AND_SLOW = ((0, 1), (2, 3))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nfdt.coordinator.journal import Journal
+from nfdt.jobserver.job_log import Journal
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.store import JobStore
 

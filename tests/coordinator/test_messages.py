@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from nfdt.coordinator.messages import to_report
+from nfdt.core.work.messages import to_report
 from nfdt.core.errors import ProtocolError
 from nfdt.core.wire import workers_pb2 as pb
 

@@ -6,7 +6,7 @@ import pytest
 
 from nfdt.consistency.free import Free
 from nfdt.coordinator.gate import Gate
-from nfdt.coordinator.instructions import BeginEpoch, Report, TaskTime, Wait, Work
+from nfdt.core.work.instructions import BeginEpoch, Report, TaskTime, Wait, Work
 from nfdt.coordinator.membership import Membership
 from nfdt.coordinator.training import Training
 from nfdt.schedulers import LeaseBook, PlannedTasks, TaskPlan

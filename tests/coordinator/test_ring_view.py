@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nfdt.coordinator.ring_view import (
+from nfdt.coordinator.topology_view import (
     epochs_allow_groups,
     grouped,
     policy_of,
@@ -11,8 +11,8 @@ from nfdt.coordinator.ring_view import (
     slots_of,
 )
 from nfdt.core.errors import PolicyRefused
-from nfdt.core.spec import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
-from nfdt.launch.ring_command import RingShape
+from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
+from nfdt.launch.horovod_command import RingShape
 
 
 def job(

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nfdt.coordinator.run import ALONE_S, JobRun
+from nfdt.jobserver.job import ALONE_S, JobRun
 
 
 class Lonely:
@@ -37,7 +37,7 @@ class Lonely:
 
 @pytest.fixture
 def run(monkeypatch) -> Lonely:
-    monkeypatch.setattr("nfdt.coordinator.run.slots_of", lambda spec: spec.cluster.workers)
+    monkeypatch.setattr("nfdt.jobserver.job.slots_of", lambda spec: spec.cluster.workers)
     return Lonely()
 
 

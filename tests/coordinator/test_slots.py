@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from nfdt.coordinator.crew import SPARE_JOINS, Crew
-from nfdt.coordinator.site import Site
-from nfdt.coordinator.slots import Slot, SlotPool
-from nfdt.core.spec import ClusterSpec
+from nfdt.jobserver.job_slots import SPARE_JOINS, Crew
+from nfdt.jobserver.context import Site
+from nfdt.jobserver.slot_pool import Slot, SlotPool
+from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.wire import workers_pb2 as pb
 
 

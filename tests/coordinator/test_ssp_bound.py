@@ -47,7 +47,7 @@ class Shard:
 
 
 class Worker:
-    """Does what :mod:`nfdt.worker` does with its pipeline, one small step at a time."""
+    """Does what :mod:`nfdt.worker.worker` does with its pipeline, one small step at a time."""
 
     def __init__(self, coordinator, shard, name, overlap):
         self.coordinator, self.shard, self.name, self.overlap = coordinator, shard, name, overlap

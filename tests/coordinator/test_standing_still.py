@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from nfdt.coordinator import BeginEpoch, CollectState, TrainingDone, Wait, Work
-from nfdt.coordinator.wishes import Wishes
-from nfdt.core.named_arrays import load_arrays
+from nfdt.jobserver.client_control import Wishes
+from nfdt.core.arrays.safetensors_io import load_arrays
 from nfdt.core.training.merge import decode_arrays
 from tests.simulated_cluster import SimulatedCluster, job
 

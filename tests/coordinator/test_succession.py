@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from nfdt.coordinator.crew import Seat
-from nfdt.coordinator.succession import RingShard, Succession
+from nfdt.jobserver.job_slots import Seat
+from nfdt.jobserver.topologies.failover import RingShard, Succession
 from nfdt.core.errors import JobFailed, ServerUnreachable
 
 DEADLINE_S = 30.0

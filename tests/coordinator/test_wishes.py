@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nfdt.coordinator.wishes import Wishes
+from nfdt.jobserver.client_control import Wishes
 from nfdt.core.errors import UsageError
 
 

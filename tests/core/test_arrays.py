@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nfdt.core.arrays import MAX_RANK, MAX_SURPLUS, ParameterLayout
+from nfdt.core.arrays.layout import MAX_RANK, MAX_SURPLUS, ParameterLayout
 from nfdt.core.errors import ShapeMismatch, UsageError
 
 shapes = st.lists(st.lists(st.integers(0, 5), max_size=4), min_size=1, max_size=12)

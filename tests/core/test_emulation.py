@@ -2,8 +2,8 @@
 
 import pytest
 
-from nfdt.core.emulation import Emulation
-from nfdt.core.spec import DataSpec, FitSpec, JobSpec, resolve_algorithm, resolve_cluster
+from nfdt.core.specs.emulation import Emulation
+from nfdt.core.specs.job import DataSpec, FitSpec, JobSpec, resolve_algorithm, resolve_cluster
 
 
 def job(train: DataSpec) -> JobSpec:

@@ -1,7 +1,7 @@
 """Signs of life come from work that advances, and not too often."""
 
 from nfdt.core.clock import ManualClock
-from nfdt.core.heartbeat import Heartbeat
+from nfdt.core.work.heartbeat import Heartbeat
 
 
 def test_it_tells_as_the_work_advances_but_not_more_often_than_asked():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nfdt.core.machine import Memory, memory
+from nfdt.core.host.machine import Memory, memory
 
 MEGABYTE = 2**20
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from nfdt.core.private_files import LOCK, make_folder, private, replacing, sweep
+from nfdt.core.host.private_files import LOCK, make_folder, private, replacing, sweep
 
 PREFIX = "nfdt-test-"
 
@@ -131,7 +131,7 @@ def test_a_file_that_is_not_written_to_its_end_leaves_nothing(tmp_path):
 def test_what_a_killed_writer_left_is_removed_and_what_a_living_one_writes_is_not(tmp_path):
     program = f"""
 from pathlib import Path
-from nfdt.core.private_files import replacing
+from nfdt.core.host.private_files import replacing
 with replacing(Path({str(tmp_path / "left")!r})) as file:
     print(flush=True)
     input()

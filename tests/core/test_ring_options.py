@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from nfdt.core.errors import UsageError
-from nfdt.core.spec import resolve_cluster
-from nfdt.launch.ring_command import RingShape, Surroundings, ring_command, ring_environment
+from nfdt.core.specs.job import resolve_cluster
+from nfdt.launch.horovod_command import RingShape, Surroundings, ring_command, ring_environment
 
 TUNED = {"fusion_threshold_mb": 64, "cycle_time_ms": 2.5, "autotune": True, "autotune_log": "/l", "timeline": "/t"}
 STALLS = {"stall_warning_s": 5, "stall_shutdown_s": 9}

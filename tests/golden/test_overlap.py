@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from nfdt.transport.in_process import InProcessClient
+from nfdt.shard.in_process import InProcessClient
 from tests.numpy_shard import ahead
 from tests.shard_cluster import LAYOUT, SHAPES, Cluster, Reference, start_weights
 

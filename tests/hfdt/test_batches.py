@@ -9,7 +9,7 @@ from nfdt.core.wire import workers_pb2 as pb
 if importlib.util.find_spec("horovod") is None:
     pytest.skip("Horovod is not installed: scripts/install-horovod", allow_module_level=True)
 
-from hfdt.job import global_batches
+from hfdt.runtime.job import global_batches
 
 
 def test_tasks_that_name_rows_are_a_step_each():

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from nfdt.core.place import local_names, one_name_per_slot, slot_of
+from nfdt.core.host.launcher_rank import local_names, one_name_per_slot, slot_of
 
 horovod = pytest.importorskip("horovod.runner.elastic.driver")
 
@@ -29,7 +29,7 @@ def mended(monkeypatch):
     from horovod.runner import gloo_run
     from horovod.runner.elastic import discovery
 
-    from hfdt.elastic_launch import mend_horovod
+    from hfdt.launch.patches import mend_horovod
 
     monkeypatch.setattr(gloo_run, "ElasticDriver", gloo_run.ElasticDriver)
     monkeypatch.setattr(

@@ -5,8 +5,8 @@ import stat
 
 import pytest
 
-from hfdt import failures
-from hfdt.failures import FailureWatch, failure_file, leave_failure
+from hfdt.runtime import failures
+from hfdt.runtime.failures import FailureWatch, failure_file, leave_failure
 
 TIMEOUT_S = 60
 

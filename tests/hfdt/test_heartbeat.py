@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("horovod", reason="no Horovod: ./scripts/install-horovod")
 
-from hfdt.elastic_leader import ElasticLeader
-from hfdt.groups import GroupLeader
-from hfdt.roles import Leader
+from hfdt.runtime.elastic.leader import ElasticLeader
+from hfdt.runtime.group_job import GroupLeader
+from hfdt.runtime.roles import Leader
 from nfdt.core.wire import workers_pb2 as pb
 
 EVALUATE = pb.NextReply(evaluate=pb.Evaluate(epoch=0))

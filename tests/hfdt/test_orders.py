@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hfdt.orders import Order
+from hfdt.runtime.commands import Order
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hfdt.pace import BLOCK_S, RECENT, Pace
+from hfdt.runtime.step_timer import BLOCK_S, RECENT, Pace
 
 
 def told(steps):

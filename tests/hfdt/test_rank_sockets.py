@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("psutil")
 
-from hfdt.rank_sockets import RankSockets
+from hfdt.keras.rank_sockets import RankSockets
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hfdt.rows import cut_rows, learning_rate_factor, split_by_shares, split_rows, weight_of
+from hfdt.runtime.batch_split import cut_rows, learning_rate_factor, split_by_shares, split_rows, weight_of
 
 
 @given(st.integers(0, 10_000), st.integers(0, 2_000), st.integers(1, 64))

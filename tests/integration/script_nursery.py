@@ -6,12 +6,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from nfdt.launch.forking import Nursery
+from nfdt.launch.fork_client import Nursery
 
 PROGRAM = """
 import os, runpy, socket, sys
-from nfdt.core.imports import quick_imports
-from nfdt.launch.nursery import Forks
+from nfdt.core.host.fast_imports import quick_imports
+from nfdt.launch.fork_server import Forks
 
 with quick_imports():
     import keras, sklearn.datasets, tensorflow

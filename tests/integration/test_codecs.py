@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from nfdt.core.presets import AXES, PRESETS
+from nfdt.core.specs.presets import AXES, PRESETS
 from nfdt.transport.choice import FixedChoice, make_choice
 from tests import local_cluster
 from tests.local_cluster import train

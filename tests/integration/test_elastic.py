@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from nfdt.core.place import local_names
+from nfdt.core.host.launcher_rank import local_names
 from tests.integration.test_decorator import answer
 from tests.integration.test_hfdt import MODELS, left_behind, pytestmark  # noqa: F401  (skips without Horovod)
 
@@ -76,7 +76,7 @@ def test_a_rank_joins_and_one_is_killed_while_a_discovery_file_changes(run_scrip
             + """
 def youngest_rank():
     ours = psutil.Process().children(recursive=True)
-    ranks = [p for p in ours if p.cmdline()[1:4] == ["-P", "-m", "hfdt.rank"]]
+    ranks = [p for p in ours if p.cmdline()[1:4] == ["-P", "-m", "hfdt.runtime.rank"]]
     return max(ranks, key=lambda p: p.create_time())
 
 class Scripted(keras.callbacks.Callback):
@@ -155,7 +155,7 @@ if hvd.rank() == 0:
 
 def test_a_script_on_hfdt_keras_outlives_a_rank(run_script, tmp_path):
     hosts = ",".join(f"{name}:1" for name in local_names(3))
-    launcher = (sys.executable, "-P", "-m", "hfdt.horovodrun", "--loopback", "--gloo", "-np", "3", "--min-np", "2")
+    launcher = (sys.executable, "-P", "-m", "hfdt.launch.horovodrun", "--loopback", "--gloo", "-np", "3", "--min-np", "2")
     done = run_script(SCRIPT, command=(*launcher, "-H", hosts, sys.executable), RING_TEST=str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
     epoch, worlds, size, iterations = (int(word) for word in done.stdout.split("ANSWER")[1].split()[:4])

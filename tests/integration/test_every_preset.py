@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from nfdt.core.presets import PRESETS
+from nfdt.core.specs.presets import PRESETS
 from tests.integration.conftest import environment, start_server, stop
 
 EPOCHS, BATCH, ROWS = 10, 16, 1408

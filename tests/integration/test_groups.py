@@ -7,10 +7,10 @@ import secrets
 
 import pytest
 
-from nfdt.coordinator.autopilot import Autopilot
-from nfdt.launch.ring import RingLauncher
+from nfdt.coordinator.online_planner import Autopilot
+from nfdt.launch.horovod import RingLauncher
 from nfdt.planning import Choice, Prediction, Row
-from nfdt.server import ServerOptions, serve
+from nfdt.jobserver.main import ServerOptions, serve
 from tests.integration.test_decorator import answer
 
 pytestmark = pytest.mark.skipif(

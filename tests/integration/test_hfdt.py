@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: scripts/install-horovod"
 )
 MPIRUN = [shutil.which("mpirun") or "mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
-HOROVODRUN = [sys.executable, "-m", "hfdt.horovodrun", "--loopback", "--gloo"]
+HOROVODRUN = [sys.executable, "-m", "hfdt.launch.horovodrun", "--loopback", "--gloo"]
 
 MODELS = (
     DIGITS
@@ -302,7 +302,7 @@ with hfdt.session(OPTIONS):
     )
     assert "epoch 0" in process.stdout.readline()
     ours = psutil.Process(process.pid).children(recursive=True)
-    server = next(p for p in ours if "nfdt.server" in " ".join(p.cmdline()))
+    server = next(p for p in ours if "nfdt.jobserver.main" in " ".join(p.cmdline()))
     server.kill()
     _, alive = psutil.wait_procs(ours, timeout=30)
     assert alive == []
@@ -355,7 +355,7 @@ def test_an_unmodified_script_trains_with_hfdt_run_and_the_launcher_s_command_li
     line = next(line for line in done.stderr.splitlines() if "ring of 2 ranks" in line)
     assert "-np 2" in line
     assert "-H localhost:2" in line
-    assert "hfdt.rank" in line
+    assert "hfdt.runtime.rank" in line
 
 
 @pytest.fixture(scope="module")
@@ -377,7 +377,7 @@ print(json.dumps(dict(ranks=history.nfdt["worker-0"]["ranks"], samples=history.n
         **shared_server.env(),
     )
     assert answer(done) == {"ranks": 2, "samples": 2 * 1797}
-    ranks = [p for p in descendants(shared_server.process.pid) if "hfdt.rank" in " ".join(p.cmdline())]
+    ranks = [p for p in descendants(shared_server.process.pid) if "hfdt.runtime.rank" in " ".join(p.cmdline())]
     _, alive = psutil.wait_procs(ranks, timeout=20)
     assert alive == []
 

@@ -8,10 +8,10 @@ import keras
 import numpy as np
 
 import nfdt
-from nfdt.server import ServerOptions, serve
+from nfdt.jobserver.main import ServerOptions, serve
 
 TOKEN = "secret-token"
-KEEPS_NOTHING = "import sys, nfdt.slot; nfdt.slot.IDLE_BYTES = 0; sys.exit(nfdt.slot.main())"
+KEEPS_NOTHING = "import sys, nfdt.worker.slot; nfdt.worker.slot.IDLE_BYTES = 0; sys.exit(nfdt.worker.slot.main())"
 
 
 def test_slots_that_keep_much_memory_are_replaced_between_two_jobs(tmp_path):

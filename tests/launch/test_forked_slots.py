@@ -9,7 +9,7 @@ import textwrap
 import psutil
 import pytest
 
-from nfdt.launch.local import LocalLauncher, SlotOptions
+from nfdt.launch.processes import LocalLauncher, SlotOptions
 from tests.launch.attendance import DEADLINE_S, TOKEN, Attendance
 
 
@@ -42,7 +42,7 @@ def parent_of(pid):
 
 
 def is_nursery(process):
-    return "nfdt.launch.nursery" in process.cmdline() and parent_of(process.pid).pid == os.getpid()
+    return "nfdt.launch.fork_server" in process.cmdline() and parent_of(process.pid).pid == os.getpid()
 
 
 def all_ended(processes):
@@ -91,7 +91,7 @@ def test_nobody_is_left_when_the_launcher_is_killed(server, tmp_path):
     program = f"""
         import signal
         from pathlib import Path
-        from nfdt.launch.local import LocalLauncher, SlotOptions
+        from nfdt.launch.processes import LocalLauncher, SlotOptions
         launcher = LocalLauncher(SlotOptions({server.address!r}, {TOKEN!r}, Path({str(tmp_path)!r})))
         launcher.ensure("worker", 2)
         signal.pause()
@@ -109,7 +109,7 @@ def test_stop_does_not_wait_for_imports(launch):
     launcher = launch()
     launcher.ensure("worker", 2)
     launcher.stop()
-    assert not [p for p in psutil.Process().children() if "nfdt.launch.nursery" in p.cmdline()]
+    assert not [p for p in psutil.Process().children() if "nfdt.launch.fork_server" in p.cmdline()]
     assert launcher.pids == []
 
 

@@ -9,8 +9,8 @@ import threading
 import psutil
 import pytest
 
-from nfdt.launch.forking import COMMAND
-from nfdt.launch.local import (
+from nfdt.launch.fork_client import COMMAND
+from nfdt.launch.processes import (
     CRASHES,
     FAILED_STARTS,
     SLOT,
@@ -97,7 +97,7 @@ def test_a_slot_that_dies_is_replaced(launcher, announcements):
 
 
 def test_a_slot_that_ignores_the_end_is_killed(tmp_path, announcements, monkeypatch):
-    monkeypatch.setattr("nfdt.launch.local.TERMINATE_S", 0.1)
+    monkeypatch.setattr("nfdt.launch.processes.TERMINATE_S", 0.1)
     launcher = LocalLauncher(options(tmp_path, announcements, STUBBORN))
     launcher.ensure("worker", 1)
     pid = announcements.next()
@@ -118,12 +118,12 @@ def test_slots_that_crash_at_once_are_given_up(tmp_path, announcements):
 @pytest.fixture
 def failed_starts(monkeypatch):
     """What a launcher logs of starts that failed, as it happens."""
-    monkeypatch.setattr("nfdt.launch.local.RESTART_S", 0.01)
+    monkeypatch.setattr("nfdt.launch.processes.RESTART_S", 0.01)
     handler = logging.handlers.QueueHandler(queue.SimpleQueue())
     handler.addFilter(lambda record: "cannot be started" in record.getMessage())
-    logging.getLogger("nfdt.launch.local").addHandler(handler)
+    logging.getLogger("nfdt.launch.processes").addHandler(handler)
     yield handler.queue
-    logging.getLogger("nfdt.launch.local").removeHandler(handler)
+    logging.getLogger("nfdt.launch.processes").removeHandler(handler)
 
 
 def test_a_slot_that_cannot_be_started_leaves_the_others_alive_and_is_tried_again(
@@ -148,13 +148,13 @@ def test_a_slot_that_cannot_be_started_leaves_the_others_alive_and_is_tried_agai
 
 def test_slots_end_when_the_parent_is_killed(tmp_path, announcements):
     slot = (
-        "import os, signal; from nfdt.core.parent import die_with_parent; die_with_parent(); "
+        "import os, signal; from nfdt.core.host.parent import die_with_parent; die_with_parent(); "
         f"os.write(os.open({str(announcements.path)!r}, os.O_WRONLY), b'%d\\n' % os.getpid()); signal.pause()"
     )
     program = f"""
 import sys, signal
 from pathlib import Path
-from nfdt.launch.local import LocalLauncher, SlotOptions
+from nfdt.launch.processes import LocalLauncher, SlotOptions
 command = (sys.executable, "-c", {slot!r})
 launcher = LocalLauncher(SlotOptions("h:1", "t", Path({str(tmp_path / "logs")!r}), command=command))
 launcher.ensure("worker", 2)

@@ -4,8 +4,8 @@ import pytest
 
 from nfdt.core.clock import ManualClock
 from nfdt.core.errors import ProtocolError, ServerUnreachable, UsageError
-from nfdt.core.place import Place, find_place
-from nfdt.launch.mpi import Invitation, accept, invite, meeting_file
+from nfdt.core.host.launcher_rank import Place, find_place
+from nfdt.launch.rendezvous import Invitation, accept, invite, meeting_file
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "1",

@@ -8,13 +8,13 @@ import sys
 import psutil
 import pytest
 
-from nfdt.launch.forking import NOT_FORKED, Nursery
+from nfdt.launch.fork_client import NOT_FORKED, Nursery
 
 DEADLINE_S = 30
 # A nursery whose slots run the code that they get as their argument.
 PROGRAM = """
 import os, socket, numpy
-from nfdt.launch.nursery import Forks
+from nfdt.launch.fork_server import Forks
 {before}
 arguments = Forks(socket.socket(fileno=os.dup(0))).serve()
 if arguments:

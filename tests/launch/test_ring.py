@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from nfdt.core.errors import JobFailed
-from nfdt.launch.ring import RingLauncher
-from nfdt.launch.ring_command import RingShape, Surroundings
+from nfdt.launch.horovod import RingLauncher
+from nfdt.launch.horovod_command import RingShape, Surroundings
 
 WORLD = RingShape(1, "world")  # its "launcher" is the program itself
 LIVES = "import time; time.sleep(600)"

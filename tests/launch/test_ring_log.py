@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from nfdt.core.ring_options import NEWS
-from nfdt.launch.ring_log import GrowingFile, RingNews, StallReader, describe
+from nfdt.core.specs.horovod_options import NEWS
+from nfdt.launch.horovod_log import GrowingFile, RingNews, StallReader, describe
 
 WARNING = (
     "[2026-11-20 21:06:49.4: W /build/horovod/common/stall_inspector.cc:107] One or more tensors were submitted to be "
@@ -68,6 +68,6 @@ def test_news_are_told_once(tmp_path):
     assert len(stalls) == 1
     assert texts == []
     with log.open("a") as file:
-        file.write(f"[1]<stderr>:2026-11-20 WARNING hfdt.elastic_leader {NEWS}ranks came or went\n")
+        file.write(f"[1]<stderr>:2026-11-20 WARNING hfdt.runtime.elastic.leader {NEWS}ranks came or went\n")
     assert news.read() == ([], ["ranks came or went"])
     assert news.read() == ([], [])

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from nfdt.core.errors import ProtocolError
-from nfdt.core.named_arrays import dump_arrays, dump_parts, load_arrays
+from nfdt.core.arrays.safetensors_io import dump_arrays, dump_parts, load_arrays
 from nfdt.core.program.state import dump_state, load_state
 
 

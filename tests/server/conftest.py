@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nfdt.server import RunningServer, ServerOptions, serve
+from nfdt.jobserver.main import RunningServer, ServerOptions, serve
 from tests.server.fakes import TOKEN, Client, FakeSlot
 
 

@@ -4,7 +4,7 @@ import argparse
 import os
 import signal
 
-from nfdt.core.parent import die_with_parent
+from nfdt.core.host.parent import die_with_parent
 from tests.server.fakes import FakeSlot
 
 parser = argparse.ArgumentParser()

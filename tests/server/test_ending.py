@@ -2,9 +2,9 @@ import threading
 
 import pytest
 
-from nfdt.coordinator.ending import BLAME_S, Abandoned, Ending
-from nfdt.coordinator.outcome import SlotError, outcome_of
-from nfdt.coordinator.wishes import Wishes
+from nfdt.jobserver.termination import BLAME_S, Abandoned, Ending
+from nfdt.jobserver.outcome import SlotError, outcome_of
+from nfdt.jobserver.client_control import Wishes
 from nfdt.core.clock import ManualClock
 from nfdt.core.errors import JobCancelled, JobFailed, ServerUnreachable, UsageError
 from nfdt.core.wire import workers_pb2 as pb

@@ -5,10 +5,10 @@ import pytest
 
 from nfdt.core.errors import AuthenticationFailed, PolicyRefused, ServerUnreachable, UsageError, VersionMismatch
 from nfdt.core.jobs.admission import Limits
-from nfdt.core.machine import Memory
+from nfdt.core.host.machine import Memory
 from nfdt.core.wire import jobs_pb2, workers_pb2
 from nfdt.core.wire.job_token import worker_token
-from nfdt.server import ServerOptions, serve
+from nfdt.jobserver.main import ServerOptions, serve
 from tests.server.fakes import DEADLINE_S, TOKEN, VERSIONS, of
 
 
@@ -95,7 +95,7 @@ def test_a_spare_slot_takes_the_place_of_a_killed_worker(start, cluster, gate):
 
 
 def test_all_workers_gone_fails_the_job_with_the_reason(start, cluster, gate, monkeypatch):
-    monkeypatch.setattr("nfdt.coordinator.run.ALONE_S", 0.0)
+    monkeypatch.setattr("nfdt.jobserver.job.ALONE_S", 0.0)
     client = start(shards=1)
     (victim,) = cluster.add("worker", on_task=gate)
     job = client.submit(client.spec(epochs=1, workers=1))
@@ -107,8 +107,8 @@ def test_all_workers_gone_fails_the_job_with_the_reason(start, cluster, gate, mo
 
 
 def test_a_job_whose_workers_may_be_replaced_no_more_does_not_wait_for_ever(start, cluster, gate, monkeypatch):
-    monkeypatch.setattr("nfdt.coordinator.run.ALONE_S", 0.0)
-    monkeypatch.setattr("nfdt.coordinator.crew.SPARE_JOINS", -2)  # of one worker: nobody may take over
+    monkeypatch.setattr("nfdt.jobserver.job.ALONE_S", 0.0)
+    monkeypatch.setattr("nfdt.jobserver.job_slots.SPARE_JOINS", -2)  # of one worker: nobody may take over
     client = start(shards=1)
     (victim,) = cluster.add("worker", on_task=gate)
     job = client.submit(client.spec(epochs=1, workers=1))
@@ -264,7 +264,7 @@ def test_more_shards_than_the_machine_should_run_are_refused_before_anything_sta
 
 
 def test_a_model_that_does_not_fit_into_memory_is_refused(start, monkeypatch):
-    monkeypatch.setattr("nfdt.coordinator.site.memory", lambda: Memory(100, 100))
+    monkeypatch.setattr("nfdt.jobserver.context.memory", lambda: Memory(100, 100))
     client = start()
     with pytest.raises(UsageError, match="GB of memory on the server's machine"):
         client.submit()

@@ -16,7 +16,7 @@ from nfdt.core.errors import AuthenticationFailed, PolicyRefused, ProtocolError
 from nfdt.core.jobs.artifacts import CHUNK_BYTES
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire import workers_pb2_grpc
-from nfdt.core.wire.artifacts import ArtifactReader
+from nfdt.core.work.artifacts import ArtifactReader
 from nfdt.core.wire.channel import open_channel
 from tests.server.fakes import DEADLINE_S, TOKEN
 

@@ -16,7 +16,7 @@ from nfdt.core.errors import UsageError
 from nfdt.core.jobs.tokens import ensure_token_file, read_tokens
 from nfdt.core.wire import jobs_pb2
 from nfdt.launch.machine import find_gpus
-from nfdt.server import ServerOptions, serve, shard_host
+from nfdt.jobserver.main import ServerOptions, serve, shard_host
 from tests.server.fakes import DEADLINE_S, TOKEN, Client, of
 
 ROOT = Path(__file__).parents[2]
@@ -153,7 +153,7 @@ def test_a_running_job_is_told_once_why_its_worker_is_not_replaced(tmp_path, ser
 
 def start_embedded(tmp_path, *arguments):
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "nfdt.server", "--embedded", "--state-dir", str(tmp_path / "state"), *arguments],
+        [sys.executable, "-P", "-m", "nfdt.jobserver.main", "--embedded", "--state-dir", str(tmp_path / "state"), *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -201,7 +201,7 @@ def test_an_embedded_server_that_is_terminated_leaves_its_parent_the_log_but_no_
 
 
 def test_an_embedded_server_ends_with_its_parent_though_a_fork_of_that_holds_its_standard_input(tmp_path):
-    command = [sys.executable, "-P", "-m", "nfdt.server", "--embedded", "--workers", "0", "--shards", "0"]
+    command = [sys.executable, "-P", "-m", "nfdt.jobserver.main", "--embedded", "--workers", "0", "--shards", "0"]
     program = f"""
 import os, signal, subprocess
 server = subprocess.Popen({[*command, "--state-dir", str(tmp_path / "state")]!r}, stdin=subprocess.PIPE,
@@ -234,7 +234,7 @@ def test_an_embedded_server_without_a_token_is_a_usage_error(tmp_path):
 
 def test_sigterm_ends_the_server_orderly(tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-m", "nfdt.server", "--state-dir", str(tmp_path), "--shards", "0"],
+        [sys.executable, "-m", "nfdt.jobserver.main", "--state-dir", str(tmp_path), "--shards", "0"],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -249,7 +249,7 @@ def test_the_server_process_loads_no_keras_and_unpickles_nothing(tmp_path):
     program = f"""
 import sys
 from pathlib import Path
-from nfdt.server import ServerOptions, serve
+from nfdt.jobserver.main import ServerOptions, serve
 from tests.server.fakes import TOKEN, Client, FakeSlot
 server = serve(ServerOptions(Path({str(tmp_path)!r}), (TOKEN,), slot_command=()))
 slots = [FakeSlot(server.address, role, role) for role in ("shard", "worker")]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nfdt.core.machine import boot_id
+from nfdt.core.host.machine import boot_id
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire import workers_pb2_grpc
 from nfdt.core.wire.channel import open_channel
@@ -100,7 +100,7 @@ def test_a_worker_whose_connection_is_cut_goes_on_and_nothing_is_done_twice(clus
 
 def test_a_call_whose_answer_was_lost_is_answered_again_and_counts_once(cluster, relay, monkeypatch):
     """The connection is cut whenever the server has answered: every third answer is lost."""
-    from nfdt.coordinator.desk import JobDesk
+    from nfdt.jobserver.desk import JobDesk
 
     real, calls = JobDesk.next, []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from nfdt import server
+from nfdt.jobserver import main as server
 from nfdt.core.errors import AuthenticationFailed
 from nfdt.core.wire import jobs_pb2, workers_pb2
 from tests.server.conftest import Cluster

@@ -2,10 +2,10 @@ import keras
 import numpy as np
 import pytest
 
-from nfdt.coordinator.shard_control import ShardControl, connect_shards
-from nfdt.core.arrays import ParameterLayout
+from nfdt.jobserver.shard_clients import ShardControl, connect_shards
+from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import ProtocolError, ServerUnreachable, ShapeMismatch
-from nfdt.core.named_arrays import dump_arrays, load_arrays
+from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
 from nfdt.core.program.state import State
 from nfdt.core.wire import shards_pb2, workers_pb2
 from nfdt.shard.servicer import start_shard

@@ -8,9 +8,9 @@ import keras
 import numpy as np
 import pytest
 
-from nfdt.core.arrays import ParameterLayout
+from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import UsageError
-from nfdt.shard.plan import make_plan
+from nfdt.core.sharding import make_plan
 from nfdt.update_rules import RULES
 from tests.shard_cluster import LAYOUT, Cluster, Reference, gradients, start_weights
 

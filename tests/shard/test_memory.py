@@ -14,8 +14,8 @@ import numpy as np
 import psutil
 import pytest
 
-from nfdt.core.arrays import ParameterLayout
-from nfdt.shard.push import Gradient
+from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.shard.messages import Gradient
 from nfdt.shard.tensors import aligned_buffer
 from tests.shard_cluster import Cluster, Reference
 

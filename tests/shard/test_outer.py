@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 
-from nfdt.coordinator.shard_control import connect_shards
+from nfdt.jobserver.shard_clients import connect_shards
 from nfdt.core.program.state import State
-from nfdt.core.spec import resolve_algorithm
+from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.wire.job_token import worker_token
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from nfdt.core.spec import resolve_algorithm
-from nfdt.shard.records import ANCHOR_ANSWERS, FEW_WORKERS, kind_for
+from nfdt.core.specs.job import resolve_algorithm
+from nfdt.shard.backup_formats import ANCHOR_ANSWERS, FEW_WORKERS, kind_for
 from nfdt.shard.tensors import Half, halved, whole
 from nfdt.update_rules import OptimizerTraits, make_rule
 from tests.shard_cluster import Cluster, Reference, gradients, start_weights

@@ -6,11 +6,11 @@ import keras
 import numpy as np
 import pytest
 
-from nfdt.core.arrays import ParameterLayout
+from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.program.state import State
-from nfdt.shard.apply import LARGE
+from nfdt.shard.engine import LARGE
 from nfdt.shard.building import build_store
-from nfdt.shard.push import Gradient
+from nfdt.shard.messages import Gradient
 from nfdt.shard.sparse_store import SparseStore
 from nfdt.shard.tensors import length_of
 from tests.shard_cluster import LAYOUT, Cluster, Reference, gradients, rule_spec, start_weights

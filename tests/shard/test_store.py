@@ -10,8 +10,8 @@ import pytest
 from nfdt.codecs import make_codec
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.shard.backups import Backup, Backups
-from nfdt.shard.differences import RESYNC_AFTER, Chain
-from nfdt.shard.push import Difference, Gradient, Reply, Wish
+from nfdt.shard.delta_reply import RESYNC_AFTER, Chain
+from nfdt.shard.messages import Difference, Gradient, Reply, Wish
 from nfdt.shard.statistics import staleness_bin
 from nfdt.shard.tensors import aligned_buffer
 from tests.shard_cluster import LAYOUT, Cluster, Reference, gradients, start_weights

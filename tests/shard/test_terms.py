@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from nfdt.core.errors import ProtocolError
-from nfdt.core.spec import resolve_algorithm
+from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.wire.shards_pb2 import PUSH, Frame
 from nfdt.shard.terms import Terms
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from nfdt.core.arrays import ParameterLayout
+from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import JobFailed, UsageError
 from nfdt.core.program import unpack
 from nfdt.core.program.state import load_state
@@ -15,7 +15,7 @@ from nfdt.core.training.gradient_step import GradientStep
 from nfdt.schedulers import TaskPlan
 from nfdt.shard.building import build_store
 from nfdt.transport.base import Pulled
-from nfdt.transport.in_process import InProcessClient
+from nfdt.shard.in_process import InProcessClient
 from tests.simulate.jobs import BATCH, ROWS, X, Y, as_text, build, cluster, simulate
 
 UNEQUAL = ({"jitter": 0.2}, {"step_ms": 130, "jitter": 0.2}, {"step_ms": 310})

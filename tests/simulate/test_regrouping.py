@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nfdt.coordinator.autopilot import WORLDS_S
+from nfdt.coordinator.online_planner import WORLDS_S
 from tests.simulate.jobs import ROWS, as_text, build, cluster, simulate
 
 SLOWER_AT_S, EPOCHS = 15.0, 24

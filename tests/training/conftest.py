@@ -20,7 +20,7 @@ def worker():
     """What a worker makes of a user's model, and an optimizer as a shard has it: one flat variable."""
     import keras
 
-    from nfdt.core.arrays import ParameterLayout
+    from nfdt.core.arrays.layout import ParameterLayout
     from nfdt.core.program.pack import pack
     from nfdt.core.program.state import load_state
     from nfdt.core.program.unpack import unpack

@@ -6,7 +6,7 @@ import pytest
 from keras import metrics as km
 from keras import ops
 
-from nfdt.core.arrays import ParameterLayout
+from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import CaptureError, ShapeMismatch
 from nfdt.core.training.evaluate import EvaluateStep
 from nfdt.core.training.metric_states import merge_metric_states

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from nfdt.core.arrays import ParameterLayout
-from nfdt.core.rows import News, Rows, RowWeights, TableLayout
+from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.arrays.table_rows import News, Rows, RowWeights, TableLayout
 from nfdt.core.training.gradient_step import GradientStep
 from nfdt.core.training.tables import TableVariable
 

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from nfdt.core.emulation import Emulation
+from nfdt.core.specs.emulation import Emulation
 from nfdt.core.wire.job_token import worker_token
 from nfdt.transport.choice import make_choice
 from nfdt.transport.emulated_link import EmulatedLink, make_link

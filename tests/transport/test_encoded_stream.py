@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nfdt.core.algorithm import AlgorithmSpec
+from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.wire.job_token import worker_token
 from nfdt.core.wire.shards_pb2 import ACKNOWLEDGE, ERROR, PULL, PUSH, WEIGHTS, Frame
 from nfdt.transport.choice import make_choice

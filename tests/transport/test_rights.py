@@ -11,7 +11,7 @@ import pytest
 
 from nfdt.core.errors import AuthenticationFailed
 from nfdt.core.program.state import State, dump_state
-from nfdt.core.spec import resolve_algorithm
+from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.wire import shards_pb2 as pb
 from nfdt.core.wire import shards_pb2_grpc
 from nfdt.core.wire.channel import open_channel

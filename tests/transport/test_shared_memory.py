@@ -18,14 +18,14 @@ import keras
 import numpy as np
 import pytest
 
-from nfdt.core.arrays import ParameterLayout
+from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import JobCancelled, ServerUnreachable
-from nfdt.core.machine import Memory, boot_id
+from nfdt.core.host.machine import Memory, boot_id
 from nfdt.core.program.state import State
 from nfdt.core.wire.job_token import worker_token
 from nfdt.core.wire.shards_pb2 import ACKNOWLEDGE, ERROR, OFFER, PULL, PUSH, WEIGHTS, Frame
 from nfdt.shard.servicer import start_shard
-from nfdt.transport import shared_memory
+from nfdt.core.wire import shared_memory
 from nfdt.transport.stream import StreamClient
 from tests.raw_stream import encode
 from tests.shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_weights
@@ -37,7 +37,7 @@ SOURCE = Path(__file__).parents[2]
 
 WORKER = """
 import sys
-from nfdt.core.arrays import ParameterLayout
+from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.wire.job_token import worker_token
 from nfdt.transport.stream import StreamClient
 import numpy as np
@@ -60,7 +60,7 @@ sys.stdin.read()
 
 OFFERS = """
 import sys
-from nfdt.transport.shared_memory import Offer
+from nfdt.core.wire.shared_memory import Offer
 offer = Offer(2**20)
 print(offer.name, flush=True)
 sys.stdin.read()

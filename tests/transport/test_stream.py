@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import pytest
 
-from nfdt.core.arrays import ParameterLayout
+from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import (
     AuthenticationFailed,
     JobCancelled,
@@ -26,7 +26,7 @@ from nfdt.core.errors import (
     UsageError,
 )
 from nfdt.core.program.state import State, dump_state, load_state
-from nfdt.core.wire.attending import Patience
+from nfdt.core.work.slot_connection import Patience
 from nfdt.core.wire.channel import open_channel
 from nfdt.core.wire.chunks import CHUNK_BYTES, decode_chunk, encode_chunk, split
 from nfdt.core.wire.connection import connect
@@ -50,7 +50,7 @@ from nfdt.core.wire.shards_pb2 import (
 from nfdt.shard import listener
 from nfdt.shard.listener import Listener
 from nfdt.shard.servicer import start_shard
-from nfdt.transport.door import Door
+from nfdt.transport.shard_connector import Door
 from nfdt.transport.stream import StreamClient
 from tests import raw_stream
 from tests.raw_stream import encode

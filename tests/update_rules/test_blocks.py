@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nfdt.core.arrays import BLOCK_ROWS, ParameterLayout
-from nfdt.core.spec import resolve_algorithm
+from nfdt.core.arrays.layout import BLOCK_ROWS, ParameterLayout
+from nfdt.core.specs.job import resolve_algorithm
 from nfdt.shard.building import blocks_of
 from nfdt.shard.tensors import TensorOps
 from nfdt.update_rules import OptimizerTraits, make_rule

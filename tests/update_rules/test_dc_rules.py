@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nfdt.core.spec import resolve_algorithm
+from nfdt.core.specs.job import resolve_algorithm
 from nfdt.update_rules import OptimizerTraits, Push, make_rule
 from nfdt.update_rules.base import Identity
 from nfdt.update_rules.dc import DelayCompensated

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nfdt.core.spec import resolve_algorithm
+from nfdt.core.specs.job import resolve_algorithm
 from nfdt.update_rules import OptimizerTraits, make_rule
 from nfdt.update_rules.blocks import KernelBlocks
 from tests.reference_optimizers import RMSprop

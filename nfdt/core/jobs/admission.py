@@ -9,7 +9,7 @@ from typing import Any
 
 from nfdt.core.errors import PolicyRefused, UsageError, VersionMismatch
 from nfdt.core.jobs.artifacts import ArtifactStore
-from nfdt.core.spec import JobSpec
+from nfdt.core.specs.job import JobSpec
 
 MAX_MANIFEST_BYTES = 64 * 2**20
 _MUST_MATCH = ("python", "keras", "tensorflow")

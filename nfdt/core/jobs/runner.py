@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from nfdt.core.jobs.feed import FeedQueue
-from nfdt.core.spec import JobSpec
+from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import jobs_pb2 as pb
 
 

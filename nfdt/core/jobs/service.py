@@ -19,7 +19,7 @@ from nfdt.core.jobs.feed import Batch, FeedQueue
 from nfdt.core.jobs.lifecycle import is_terminal
 from nfdt.core.jobs.runner import JobRunner
 from nfdt.core.jobs.store import JobRecord, JobStore
-from nfdt.core.spec import parse_job
+from nfdt.core.specs.job import parse_job
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire import jobs_pb2_grpc
 from nfdt.core.wire.channel import token_of

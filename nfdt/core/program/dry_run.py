@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from nfdt.core.nests import flatten_structure, rebuild
+from nfdt.core.arrays.pytree import flatten_structure, rebuild
 from nfdt.core.program.untrained import values_of
 
 

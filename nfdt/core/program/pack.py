@@ -38,7 +38,7 @@ import keras
 import tensorflow as tf
 from keras.src.saving import serialization_lib  # the module attribute, so that collecting() sees these calls too
 
-from nfdt.core.arrays import ParameterLayout
+from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import CaptureError, PolicyRefused
 from nfdt.core.program.assets import save_assets
 from nfdt.core.program.building import build_model, describe_batch

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from keras.src.saving import serialization_lib  # private: sharing of objects, as in Keras' own loading
 
-from nfdt.core.arrays import ParameterLayout
+from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.program.assets import load_assets
 from nfdt.core.program.building import blank_batch, build_model

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nfdt.core.errors import ProtocolError, UsageError
-from nfdt.core.nests import KINDS, as_array, flatten_structure, rebuild
+from nfdt.core.arrays.pytree import KINDS, as_array, flatten_structure, rebuild
 
 __all__ = [
     "ArraySource",
@@ -137,7 +137,7 @@ class ArraySource:
     """Rows of a nest of arrays.
 
     Args:
-        structure: The nest, see :mod:`nfdt.core.nests`.
+        structure: The nest, see :mod:`nfdt.core.arrays.pytree`.
         arrays: Its arrays, usually memory-mapped; read only.
 
     Raises:

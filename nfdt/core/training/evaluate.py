@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nfdt.core.arrays import ParameterLayout
+from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.training.flat_weights import WeightSetter
 from nfdt.core.training.gradient_step import direct_call, step_logs
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from nfdt.core.arrays import ParameterLayout
+from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import ShapeMismatch
 
 

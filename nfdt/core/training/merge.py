@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nfdt.core.errors import ProtocolError, ShapeMismatch
-from nfdt.core.named_arrays import dump_arrays, load_arrays
+from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
 
 Array = npt.NDArray[Any]
 WorkerState = tuple[int, int, Sequence[Array]]

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nfdt.core.errors import ShapeMismatch
-from nfdt.core.named_arrays import dump_arrays, load_arrays
+from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
 
 Array = npt.NDArray[Any]
 MetricArrays = Mapping[str, Array]

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from nfdt.core.arrays import ParameterLayout
+from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import CaptureError
 from nfdt.core.training.loss_scale import LossScale
 

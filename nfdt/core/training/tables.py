@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from nfdt.core.arrays import ParameterLayout
-from nfdt.core.rows import Rows, RowVector, RowWeights, TableLayout, Vector
+from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.arrays.table_rows import Rows, RowVector, RowWeights, TableLayout, Vector
 
 _ALIGNMENT = 64
 
@@ -74,7 +74,7 @@ class Tables:
     def show(self, weights: Any) -> Vector:
         """Put the tables of these weights in place, and return the rest.
 
-        ``weights`` is a whole flat vector, shape ``(P,)``, or a :class:`nfdt.core.rows.RowWeights`.
+        ``weights`` is a whole flat vector, shape ``(P,)``, or a :class:`nfdt.core.arrays.table_rows.RowWeights`.
         """
         if not isinstance(weights, RowWeights):
             for variable, values in zip(self._variables, self._layout.views(weights), strict=True):

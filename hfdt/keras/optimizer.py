@@ -1,0 +1,223 @@
+"""The user's own optimizer, with the gradients of all ranks reduced in front of ``apply``."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hfdt.keras.accumulation import Accumulation
+from hfdt.keras.compression import find_compressor
+from hfdt.keras.reduction import Reduction, check_reduction
+from hfdt.keras.horovod_api import horovod
+from nfdt.core.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+
+class DistributedApply:
+    """Stands in front of ``apply`` of one optimizer, as an attribute of that object alone.
+
+    Args:
+        optimizer: The user's optimizer.
+        reduction: What happens to the gradients.
+        accumulation: Adds up several passes first, or None.
+        scale_local_gradients: Divide gradients of variables that stay local by the number of ranks.
+    """
+
+    def __init__(
+        self, optimizer: Any, reduction: Reduction, accumulation: Accumulation | None, *, scale_local_gradients: bool
+    ) -> None:
+        self._optimizer = optimizer
+        self._reduction = reduction
+        self._accumulation = accumulation
+        self._scale_local_gradients = scale_local_gradients
+        self._local: set[int] = set()
+
+    @tf.autograph.experimental.do_not_convert
+    def __call__(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Reduce the gradients, then apply them: ``apply`` of the optimizer's class.
+
+        Raises:
+            UsageError: a LossScaleOptimizer around this optimizer would apply on some ranks and not on others.
+        """
+        _refuse_a_loss_scaler_outside(self._optimizer)
+        gradients = list(grads)
+        if not gradients:
+            return
+        variables = self._variables(trainable_variables)
+        if self._accumulation is None:
+            self._update(gradients, variables)
+            return
+        self._accumulation(
+            gradients,
+            variables,
+            update=lambda sums: self._update(sums, variables),
+            skip=self._count,
+        )
+
+    def keep_local(self, variable: Any) -> None:
+        """Leave the gradient of this variable to each rank: Horovod's ``register_local_var``."""
+        self._local.add(id(variable))
+
+    def move_to(self, optimizer: Any) -> None:
+        """Reduce in front of another optimizer's ``apply`` instead of this one's."""
+        _detach(self._optimizer)
+        self._optimizer = optimizer
+        _attach(optimizer, self)
+
+    def _variables(self, variables: Any) -> list[Any]:
+        if variables is None:
+            # Private: Keras keeps here what the optimizer was built with, and apply(grads) means these.
+            return list(self._optimizer._trainable_variables)
+        variables = list(variables)
+        if not self._optimizer.built:  # now, not inside the tf.cond of an accumulation
+            with keras.name_scope(self._optimizer.name):
+                self._optimizer.build(variables)
+        return variables
+
+    def _count(self) -> None:
+        self._optimizer.iterations.assign_add(1)
+
+    def _update(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        shared = [None if id(v) in self._local else g for g, v in zip(gradients, variables, strict=True)]
+        reduced = self._reduction(shared, variables)
+        for i, variable in enumerate(variables):
+            if id(variable) in self._local and gradients[i] is not None:
+                divisor = self._reduction.process_set.size() if self._scale_local_gradients else 1
+                reduced[i] = gradients[i] / divisor
+        type(self._optimizer).apply(self._optimizer, reduced, variables)
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = None,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: Any = None,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Let ``optimizer`` reduce the gradients of all ranks before it applies them.
+
+    The same object comes back: its class, state, configuration and file format stay, so a saved model loads without
+    Horovod. Clipping, weight decay and loss scaling act on the reduced gradients.
+
+    Args:
+        optimizer: Any Keras optimizer, or a name Keras knows.
+        name: Prefix of the operations' names. Default: ``Distributed`` and the optimizer's name.
+        device_dense: Where dense gradients are reduced; empty: where TensorFlow likes.
+        device_sparse: The same for sparse ones.
+        compression: ``Compression.none``, ``.fp16``, ``.bf16``, their names, or a class of yours with ``compress``
+            and ``decompress``. Sparse gradients travel as they are.
+        sparse_as_dense: Make gradients of embeddings dense before they travel.
+        gradient_predivide_factor: With ``Average``: divide by this before the sum, by ``size / factor`` after it.
+        op: ``Average`` (default), ``Sum`` or ``Adasum`` (on the gradients; MPI; 2, 4, 8, ... ranks).
+        backward_passes_per_step: Add up the gradients of so many steps before they are reduced and applied;
+            ``iterations`` counts every step. Sparse gradients become dense.
+        average_aggregated_gradients: Divide that sum by ``backward_passes_per_step``.
+        num_groups: Older name of ``groups``.
+        groups: Default: one operation for all gradients of a dtype. A number: so many operations, which overlap with
+            the backward pass. Lists of variables: these together, each of the others alone.
+        process_set: The ranks that take part. Default: all.
+        scale_local_gradients: Divide gradients of variables given to ``register_local_var`` by the number of ranks.
+
+    Returns:
+        ``optimizer``, with a method ``register_local_var(variable)`` in addition.
+
+    Raises:
+        NotInstalled: without Horovod.
+        UsageError: an optimizer that is distributed already, or options that exclude each other.
+    """
+    hvd = horovod()
+    optimizer = keras.optimizers.get(optimizer)
+    _check_optimizer(optimizer, backward_passes_per_step)
+    reduction = Reduction(
+        name=name or f"Distributed.{optimizer.name}",
+        op=hvd.Average if op is None else op,
+        process_set=hvd.global_process_set if process_set is None else process_set,
+        compression=find_compressor(compression),
+        sparse_as_dense=sparse_as_dense,
+        predivide_factor=gradient_predivide_factor,
+        groups=groups if groups is not None else num_groups,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+    )
+    check_reduction(reduction)
+    accumulation = None
+    if backward_passes_per_step > 1:
+        accumulation = Accumulation(backward_passes_per_step, average=average_aggregated_gradients)
+    apply = DistributedApply(optimizer, reduction, accumulation, scale_local_gradients=scale_local_gradients)
+    _attach(optimizer, apply)
+    return optimizer
+
+
+def distributed_apply(optimizer: Any) -> DistributedApply | None:
+    """What :func:`DistributedOptimizer` put in front of this optimizer's ``apply``, if anything."""
+    found = vars(optimizer).get("apply") if optimizer is not None else None
+    return found if isinstance(found, DistributedApply) else None
+
+
+def adopt(model: Any) -> None:
+    """Make a compiled model fit for its distributed optimizer; the callbacks do it when Keras hands them the model.
+
+    Where ``compile`` has put a LossScaleOptimizer around the optimizer, gradients are reduced in front of that one:
+    all ranks see the same overflow and skip the same steps. XLA, which cannot compile Horovod's operations, is
+    switched off.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    inside = distributed_apply(getattr(optimizer, "inner_optimizer", None))
+    if inside is not None:
+        inside.move_to(optimizer)
+    if distributed_apply(optimizer) is not None and model.jit_compile:
+        logger.info("jit_compile is switched off: XLA cannot compile Horovod's operations")
+        model.jit_compile = False
+        model.train_function = None
+
+
+def _attach(optimizer: Any, apply: DistributedApply) -> None:
+    optimizer.apply = apply
+    optimizer.register_local_var = apply.keep_local
+
+
+def _detach(optimizer: Any) -> None:
+    del optimizer.apply, optimizer.register_local_var
+
+
+def _check_optimizer(optimizer: Any, passes: int) -> None:
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if distributed_apply(optimizer) or distributed_apply(inner):
+        raise UsageError(
+            f"{optimizer.name!r} reduces its gradients already. Call DistributedOptimizer once; "
+            "hfdt.keras.load_model() has done it for the model it returns."
+        )
+    if passes < 1:
+        raise UsageError(f"Expected backward_passes_per_step to be at least 1. Received: {passes}.")
+    if passes > 1 and inner.gradient_accumulation_steps:
+        raise UsageError("Both backward_passes_per_step and the optimizer's gradient_accumulation_steps: choose one.")
+
+
+def _refuse_a_loss_scaler_outside(optimizer: Any) -> None:
+    """Raise where a LossScaleOptimizer calls: it looks at this rank's gradients alone, and the others would wait."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, keras.optimizers.LossScaleOptimizer) and caller is not optimizer:
+            raise UsageError(
+                f"A LossScaleOptimizer around the distributed {optimizer.name!r} skips a step on the ranks whose "
+                "gradient overflows, and the others would wait for them. Expected the other order: "
+                "DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)), or a callback of "
+                "hfdt.keras.callbacks in fit(), which puts it right."
+            )
+        frame = frame.f_back  # type: ignore[assignment]

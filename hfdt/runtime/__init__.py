@@ -1,0 +1,1 @@
+"""The ranks of an allreduce ring that works for a job server."""

@@ -1,0 +1,56 @@
+"""A job's artifacts on every rank: in place where the server's directory can be read, else as rank 0 sends them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from hfdt.runtime.communicator import World
+from nfdt.core.arrays.layout import Array
+from nfdt.core.host.private_files import replacing
+from nfdt.core.work.artifacts import default_cache
+
+
+class RankArtifacts:
+    """The artifacts that :func:`share` has brought to this rank."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def path(self, sha256: str) -> Path:
+        """A local file."""
+        return self._folder / sha256
+
+    def read(self, sha256: str) -> bytes:
+        """Its bytes."""
+        return self.path(sha256).read_bytes()
+
+    def open_array(self, sha256: str) -> Array:
+        """The artifact, a ``.npy`` file, memory-mapped."""
+        return np.load(self.path(sha256), mmap_mode="r", allow_pickle=False)
+
+
+def share(world: World, folder: str, names: Iterable[str], cache: Path | None = None) -> RankArtifacts:
+    """Make a job's artifacts readable on this rank; collective.
+
+    Args:
+        world: All ranks.
+        folder: The server's artifact directory, which rank 0 can read.
+        names: The artifacts, the same on every rank.
+        cache: Where a rank that cannot read ``folder`` keeps what it is sent; the user's cache unless given.
+    """
+    own = Path(folder)
+    readable = own.is_dir() and os.access(own, os.R_OK | os.X_OK)
+    if all(world.gather(b"1" if readable else b"")):
+        return RankArtifacts(own)
+    cache = cache or default_cache()
+    for name in sorted(names):
+        data = world.broadcast((own / name).read_bytes() if world.leads else None)
+        if not readable and not (cache / name).exists():
+            cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with replacing(cache / name) as file:
+                file.write(data)
+    return RankArtifacts(own if readable else cache)

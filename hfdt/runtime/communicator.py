@@ -1,0 +1,129 @@
+"""The ranks of this world and what they say to each other besides gradients: bytes, to all or from all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+from horovod.tensorflow import mpi_ops
+
+from hfdt.keras.compression import find_compressor
+from hfdt.keras.reduction import Reduction
+from hfdt.keras.horovod_api import init, is_elastic
+from nfdt.core.arrays.layout import Array
+from nfdt.core.host.launcher_rank import slot_of
+
+FIRST_BYTES = 4096  # short messages take one broadcast, longer ones a second one
+_LENGTH = 8
+
+
+class World:
+    """This process among the ranks; made once per process.
+
+    Every method but the properties is collective: all ranks call it, in the same order.
+
+    Attributes:
+        rank: Of this process.
+        size: How many there are.
+        leader: The rank that speaks for all.
+    """
+
+    def __init__(self) -> None:
+        init()
+        self.leader = 0
+        self.look()
+        # On one machine an elastic launcher gives every rank a host name of its own.
+        own = slot_of(os.environ.get("HOROVOD_HOSTNAME", "")) if is_elastic() else None
+        self.local_rank = int(hvd.local_rank()) if own is None else own
+        self.local_size = int(hvd.local_size()) if own is None else max(self.size, own + 1)
+
+    def look(self) -> None:
+        """See who is there now."""
+        self.rank, self.size = int(hvd.rank()), int(hvd.size())
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank speaks for all."""
+        return self.rank == self.leader
+
+    @property
+    def _alone(self) -> bool:
+        return self.size == 1 and not is_elastic()  # graphs outlive an elastic world
+
+    def close(self) -> None:
+        """Leave the world; the others have to do so too."""
+        hvd.shutdown()
+
+    def broadcast(self, data: bytes | None = None) -> bytes:
+        """The leader's ``data`` on every rank."""
+        if self.size == 1:
+            return data or b""
+        first = np.zeros(FIRST_BYTES, np.uint8)
+        if self.leads:
+            assert data is not None
+            message = len(data).to_bytes(_LENGTH, "little") + data
+            first[: min(len(message), FIRST_BYTES)] = np.frombuffer(message[:FIRST_BYTES], np.uint8)
+        head = _numpy(mpi_ops.broadcast(tf.constant(first), self.leader, name="hfdt_order"))
+        length = int.from_bytes(head[:_LENGTH].tobytes(), "little")
+        if length + _LENGTH <= FIRST_BYTES:
+            return head[_LENGTH : _LENGTH + length].tobytes()
+        rest = np.frombuffer(data, np.uint8) if self.leads else np.zeros(length, np.uint8)  # type: ignore[arg-type]
+        return _numpy(mpi_ops.broadcast(tf.constant(rest), self.leader, name="hfdt_message")).tobytes()
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """Every rank's ``data``, by rank."""
+        if self.size == 1:
+            return [data]
+        own = np.frombuffer(len(data).to_bytes(_LENGTH, "little") + data, np.uint8)
+        joined = _numpy(mpi_ops.allgather(tf.constant(own), name="hfdt_report")).tobytes()
+        found, at = [], 0
+        while at < len(joined):
+            start = at + _LENGTH
+            at = start + int.from_bytes(joined[at:start], "little")
+            found.append(joined[start:at])
+        return found
+
+    def reducer(self, codec: str) -> Callable[[Any, str], Any]:
+        """:meth:`sum`, of tensors that travel as ``codec`` says: ``identity``, ``fp16`` or ``bf16``.
+
+        Raises:
+            UsageError: another one.
+        """
+        if codec == "identity" or self._alone:
+            return self.sum
+        reduction = Reduction("hfdt", hvd.Sum, hvd.global_process_set, find_compressor(codec))
+        return lambda tensor, name: reduction.reduce_group([tensor], name)[0]
+
+    def send_vector(self, vector: Array, number: int) -> tuple[Array, int]:
+        """Rank 0 gives every rank a float32 vector and an integer; the others call :meth:`receive_vector`."""
+        if self.size == 1:
+            return vector, number
+        tail = np.array([number], np.int64).view(np.float32)
+        return self._share_vector(np.concatenate([vector, tail]))
+
+    def receive_vector(self, size: int) -> tuple[Array, int]:
+        """What rank 0 sends, a vector of ``size`` elements."""
+        return self._share_vector(np.zeros(size + 2, np.float32))
+
+    def _share_vector(self, message: Array) -> tuple[Array, int]:
+        found = _numpy(mpi_ops.broadcast(tf.constant(message), 0, name="hfdt_weights"))
+        return found[:-2], int(found[-2:].view(np.int64)[0])
+
+    def sum(self, tensor: Any, name: str) -> Any:
+        """The sum of a tensor over all ranks; also inside a graph."""
+        if self._alone:
+            return tensor
+        return mpi_ops._allreduce(tensor, name=name, op=hvd.Sum, ignore_name_scope=True)
+
+
+def is_broken_world(error: BaseException) -> bool:
+    """Whether this is the end of another rank, as seen from here: that one knows the reason."""
+    return isinstance(error, tf.errors.OpError) and any(name in str(error) for name in ("Horovod", "horovod", "hfdt_"))
+
+
+def _numpy(tensor: Any) -> Any:
+    return np.asarray(tensor)

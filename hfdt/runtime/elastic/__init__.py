@@ -1,0 +1,1 @@
+"""Rings whose ranks may come and go while a job runs."""

@@ -1,0 +1,131 @@
+"""A ring's job whose ranks may come and go: its state is copied now and then, and that is what they go back to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hfdt.runtime.artifacts import RankArtifacts
+from hfdt.runtime.job import Answer, RingJob
+from hfdt.runtime.communicator import World
+from hfdt.runtime.batch_split import cut_rows
+from hfdt.runtime.elastic.snapshot import Snapshot
+from nfdt.core.program.state import State
+from nfdt.core.specs.job import JobSpec
+from nfdt.core.wire import workers_pb2 as pb
+
+
+class ElasticJob(RingJob):
+    """See the module. The world may have become another one between two calls.
+
+    Args:
+        spec: As for :class:`~hfdt.runtime.job.RingJob`.
+        world: As for it.
+        artifacts: As for it.
+        number: This rank's number in the ring.
+
+    Attributes:
+        snapshot: The last commit.
+        attempted: The highest step that was begun, also by ranks that are gone.
+    """
+
+    def __init__(self, spec: JobSpec, world: World, artifacts: RankArtifacts, *, number: int) -> None:
+        super().__init__(spec, world, artifacts, number=number)
+        self._epoch = -1
+        self._orphans: tuple[bytes, ...] = ()
+        self.attempted = 0
+        self.snapshot: Snapshot | None = None
+
+    # ---- what differs while it works
+
+    def _on_begin_epoch(self, begin: pb.BeginEpoch) -> Answer:
+        if begin.epoch == self._epoch:
+            return Answer()  # a new leader is told again what the old one was told
+        answer = super()._on_begin_epoch(begin)
+        self._epoch, self._orphans = begin.epoch, ()
+        return answer
+
+    def _steps_of(self, work: pb.Work) -> list[list[pb.Task]]:
+        """Steps of at most a batch per rank: where ranks were lost, what was planned for more is cut anew."""
+        steps = super()._steps_of(work)
+        size, most = self._world.size, self._world.size * self.spec.fit.batch_size
+        if work.tasks and work.tasks[0].data:
+            return [step[at : at + size] for step in steps for at in range(0, len(step), size)]
+        if all(task.stop - task.start <= most for task in work.tasks):
+            return steps
+        cuts = cut_rows([(getattr(task, "pass"), task.start, task.stop) for task in work.tasks], most)
+        return [[_rows(*cut)] for cut in cuts]
+
+    def _train_on(self, tasks: list[pb.Task]) -> None:
+        super()._train_on(tasks)
+        self.attempted = max(self.attempted, self.steps)
+
+    def _is_killed(self) -> bool:
+        return self.steps + 1 > self.attempted and super()._is_killed()
+
+    def _epoch_metrics(self) -> list[bytes]:
+        return [*super()._epoch_metrics(), *self._orphans]
+
+    # ---- commits
+
+    def commit(self, answer: Answer) -> None:
+        """Copy the state; when this returns, every rank has its copy. Collective."""
+        found = [_unpack(data) for data in self._world.gather(_pack(self._number, self._metrics.collect()))]
+        before = self.snapshot.commit if self.snapshot else -1
+        state = self.step.read()
+        self.snapshot = Snapshot(
+            commit=before + 1,
+            state=State(state.weights, {i: array.copy() for i, array in state.optimizer.items()}),
+            untrained=[array.copy() for array in self._untrained.read()],
+            base=self._base,
+            counters={"epoch": self._epoch, "steps": self.steps, "samples": self.samples},
+            own={"epoch_samples": self._epoch_samples, "epoch_steps": self._epoch_steps},
+            metrics=dict(found),
+            orphans=self._orphans,
+            answer=answer.SerializeToString(),
+        )
+        self._world.gather(b"")  # nobody reports what somebody has not copied
+
+    def resume(self, snapshot: Snapshot, present: Sequence[int]) -> None:
+        """Go back to a commit, this rank's or the leader's.
+
+        Args:
+            snapshot: The commit.
+            present: Numbers of the ranks that are there now; the metrics of the others are kept as they were.
+        """
+        own = self.snapshot
+        self.step.load(snapshot.state)
+        untrained = own.untrained if own is not None else snapshot.untrained
+        self._untrained.write(untrained)
+        self._base = snapshot.base
+        self._epoch = snapshot.counters["epoch"]
+        self.steps, self.samples = snapshot.counters["steps"], snapshot.counters["samples"]
+        counts: Mapping[str, int] = own.own if own is not None else {}
+        self._epoch_samples, self._epoch_steps = counts.get("epoch_samples", 0), counts.get("epoch_steps", 0)
+        self._logs = self._logs if own is not None else {}
+        self._metrics.load(snapshot.metrics.get(self._number, b""))
+        lost = [snapshot.metrics[number] for number in sorted(set(snapshot.metrics) - set(present))]
+        self._orphans = (*snapshot.orphans, *lost)
+        self.snapshot = snapshot
+
+    @property
+    def pending(self) -> Any:
+        """The report of the last commit."""
+        return Answer.FromString(self.snapshot.answer) if self.snapshot else Answer()
+
+
+def _rows(number: int, start: int, stop: int) -> pb.Task:
+    task = pb.Task(start=start, stop=stop)
+    setattr(task, "pass", number)  # a keyword of Python's
+    return task
+
+
+def _pack(number: int, metrics: bytes) -> bytes:
+    header = json.dumps(number).encode()
+    return len(header).to_bytes(2, "little") + header + metrics
+
+
+def _unpack(data: bytes) -> tuple[int, bytes]:
+    start = 2 + int.from_bytes(data[:2], "little")
+    return json.loads(data[2:start]), data[start:]

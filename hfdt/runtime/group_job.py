@@ -1,0 +1,236 @@
+"""One job in a group of workers: synchronous inside, and to the parameter server one worker with the group's batch."""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hfdt.runtime.artifacts import RankArtifacts
+from hfdt.runtime.attendance import Attendance
+from hfdt.runtime.job import Answer, RingJob
+from hfdt.runtime.commands import Order
+from hfdt.runtime.outer import Connect, DeltaOuter, Exchange, GradientOuter, connect, first_update
+from hfdt.runtime.step_timer import Pace
+from hfdt.runtime.communicator import World
+from hfdt.runtime.roles import Leader, build, obey
+from hfdt.runtime.batch_split import split_by_shares, weight_of
+from hfdt.runtime.state_service import StateService
+from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.program.state import State
+from nfdt.core.specs.job import JobSpec, parse_job
+from nfdt.core.training import data
+from nfdt.core.training.flat_weights import WeightSetter
+from nfdt.core.wire import workers_pb2 as pb
+
+LEAST = 4  # of them at any rate
+ROUNDS = 9  # blocks of steps of a whole batch, and of a part of it, measured
+PART = 4
+MEASURE_S = 5.0
+
+
+class GroupJob(RingJob):
+    """The group's work for one job: its optimizer's step is an exchange with the parameter server.
+
+    Args:
+        spec: The job, with the batch of one member in ``fit.batch_size``.
+        world: The group.
+        artifacts: Of the job.
+        members: By rank, their numbers among the job's workers.
+        connect: Rank 0's way to the shards; None on the others.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        world: World,
+        artifacts: RankArtifacts,
+        members: Sequence[int],
+        connect: Connect | None = None,
+    ) -> None:
+        self._members, self._connect = tuple(members), connect
+        self._rows = [1] * len(members)
+        self._rate = 1.0
+        self._validated: int | None = None  # the epoch whose final weights the model has
+        self._pace = Pace()
+        self.speeds: dict[str, Any] = {}
+        super().__init__(spec, world, artifacts, number=self._members[world.rank])
+
+    def _make_step(self, manifest: Mapping[str, Any], state: State) -> GradientOuter | DeltaOuter:
+        layout = ParameterLayout.of_program(manifest)
+        client = self._connect(layout) if self._connect else None
+        self._show = WeightSetter(self._model, layout)
+        start, shards = first_update(self._model), self.spec.cluster.shards
+        self.exchange = Exchange(self._world, client, layout.size, start, shards)
+        outer = DeltaOuter if self.spec.algorithm.outer == "delta" else GradientOuter
+        return outer(self._model, manifest, state, self._world, self.exchange)
+
+    # ---- instructions
+
+    def _on_begin_epoch(self, begin: pb.BeginEpoch) -> Answer:
+        share = begin.share
+        if share.rows:
+            self._rows, self._rate = list(share.rows), share.rate
+        if isinstance(self.step, DeltaOuter):
+            self.step.local_steps = max(1, share.local_steps)
+            if share.HasField("learning_rate"):
+                self.step.step.set_learning_rate(share.learning_rate)
+        self.exchange.forget()
+        return super()._on_begin_epoch(begin)
+
+    def _on_work(self, work: pb.Work) -> Answer:
+        if work.pull:
+            self.exchange.forget()
+        self.exchange.wants_weights = not work.no_weights
+        answer = super()._on_work(work)
+        self.step.settle()  # what is reported as finished is on the shards
+        self.tell_speeds()
+        return answer
+
+    def _on_evaluate(self, request: pb.Evaluate) -> Answer:
+        if self._validated != request.epoch:
+            self._show(self.exchange.pull())
+            self.exchange.forget()
+            self._validated = request.epoch
+        return super()._on_evaluate(request)
+
+    def _require_equal_weights(self) -> None:
+        """They come from rank 0 each time."""
+
+    # ---- a step
+
+    def _step_on(self, tasks: list[pb.Task], batch: Any, rows: int, total: int) -> Mapping[str, Any]:
+        pause = functools.partial(self._timed, rows)
+        rate = self._rate
+        algorithm = self.spec.algorithm
+        if algorithm.batch == "dbs" and algorithm.outer == "gradient" and self._train is not None:
+            rate *= total / sum(self._rows)  # every sample weighs the same, also in the short batch of an epoch's end
+        return self.step(batch, weight_of(rows, total), pause, samples=total, rate=rate, task=tasks[0])
+
+    def _split(self, start: int, stop: int) -> tuple[int, int]:
+        return split_by_shares(start, stop, self._rows, self._world.rank)
+
+    def _fed_part(self, tasks: list[pb.Task]) -> tuple[Any, int]:
+        """This member's rows of a batch that the client fed: the whole of it is the group's."""
+        start, stop = self._split(0, tasks[0].stop - tasks[0].start)
+        if start == stop:
+            return None, 0
+        batch = data.decode_batch(tasks[0].data)
+        return tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[start:stop], batch), stop - start
+
+    def _timed(self, rows: int, seconds: float) -> None:
+        """Note what a gradient took, the emulated part of it too."""
+        began = time.perf_counter()
+        if self._emulates:
+            self._pause(rows, seconds)
+        self._pace.note(rows, seconds + time.perf_counter() - began)
+
+    # ---- speeds
+
+    def measure(self) -> None:
+        """Time some steps of every member on its own, before anything is trained; then tell; collective.
+
+        Steps of a whole batch and of a part of it tell what a step costs besides its rows. Nothing moves.
+        """
+        if self._train is not None:
+            untrained = self._untrained.read()
+            whole = min(self.spec.fit.batch_size, self.spec.train.samples or 1)
+            part = max(1, whole // PART)
+            for rows in (whole, part, whole):
+                self._probe(rows)
+            self._world.gather(b"")  # nobody is timed while others compile
+            began, self._pace = time.perf_counter(), Pace()
+            for done in range(1, ROUNDS + 1):
+                for rows in (whole, part):
+                    self._probe_block(rows)
+                if done >= LEAST and time.perf_counter() - began > MEASURE_S:
+                    break
+            self._untrained.write(untrained)
+            self._metrics.reset()
+        self.tell_speeds()
+
+    def _probe(self, rows: int) -> None:
+        assert self._train is not None
+        batch = self._train.batch(slice(0, rows))
+        began = time.perf_counter()
+        self.step.probe(batch)
+        seconds = time.perf_counter() - began
+        wanted = self.spec.cluster.emulate.step_s(self._number, seconds, self.spec.batch_share(rows))
+        time.sleep(wanted - seconds)
+        self._pace.note(rows, wanted)
+
+    def _probe_block(self, rows: int) -> None:
+        before = self._pace.blocks
+        while self._pace.blocks == before:
+            self._probe(rows)
+
+    def tell_speeds(self) -> None:
+        """Rank 0 learns the latest steps of every member; collective."""
+        told = [json.loads(text) for text in self._world.gather(self._pace.to_json().encode())]
+        self.speeds = {str(member): news for member, news in zip(self._members, told, strict=True)}
+
+    def statistics(self) -> dict[str, Any]:
+        """The totals of the group, as those of a worker."""
+        exchange = self.exchange
+        sent, received = exchange.traffic
+        return {
+            "samples": self.samples,
+            "steps": self.steps,
+            "seconds": round(self.compute_s, 6),
+            "compute_s": round(max(0.0, self.compute_s - exchange.exchange_s), 6),
+            "exchange_s": round(exchange.exchange_s, 6),
+            "staleness": {str(tau): count for tau, count in sorted(exchange.staleness.items())},
+            "batch_sizes": {str(size): count for size, count in sorted(exchange.batch_sizes.items())},
+            "dropped": exchange.dropped,
+            "bytes_sent": sent,
+            "bytes_received": received,
+            "codec": self.spec.algorithm.codec,
+            **({"codecs": codecs} if (codecs := exchange.codecs) else {}),
+            "ranks": self._world.size,
+            "recent": self.speeds,
+        }
+
+
+class GroupLeader(Leader):
+    """Rank 0 of a group: between the job server, the shards and the group.
+
+    Args:
+        world: The group.
+        attendance: As a worker.
+        members: By rank, their numbers among the job's workers.
+        ca_file: Certificates to trust, when shards speak TLS.
+    """
+
+    role = "worker"
+
+    def __init__(self, world: World, attendance: Attendance, members: Sequence[int], ca_file: str | None) -> None:
+        super().__init__(world, attendance)
+        self._members, self._ca_file = tuple(members), ca_file
+
+    def _serve(self, assignment: pb.WorkerAssignment) -> None:
+        job_id = assignment.job_id
+        self._attendance.begin(job_id)
+        values = {"spec": assignment.spec_json, "artifacts": assignment.artifact_dir, "members": self._members}
+        spec, number, stopped = parse_job(assignment.spec_json), self._members[0], self._attendance.stopped
+        way = functools.partial(connect, assignment, spec=spec, number=number, stopped=stopped, ca_file=self._ca_file)
+        job: Any = build(self._world, self._tell(Order("job", values)), way)
+        try:
+            self._attendance.say("worker", ready=pb.SlotReady(job_id=job_id))
+            self._work(job, job_id, assignment.worker)
+        finally:
+            job.exchange.close()
+        self._tell(Order("release"))
+        self._attendance.say("worker", finished=pb.SlotFinished(job_id=job_id))
+
+    def _together(self, job: Any, reply: pb.NextReply, service: StateService | None) -> pb.NextRequest:
+        answer = obey(job, self._tell(Order("do", {}, reply.SerializeToString())), loads_state=False)
+        if reply.HasField("work"):
+            answer.epoch = reply.work.epoch
+        return answer
+
+    def _statistics(self, job: Any) -> str:
+        return json.dumps(job.statistics())

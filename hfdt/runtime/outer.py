@@ -1,0 +1,275 @@
+"""A group's side of the parameter server: rank 0 pushes for all and pulls for all.
+
+The only file of hfdt that speaks to NFDT's shards.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hfdt.runtime.communicator import World
+from hfdt.runtime.step import GRADIENT, AllreduceStep
+from nfdt.core.arrays.layout import Array, ParameterLayout
+from nfdt.core.program.optimizer import inner_optimizer
+from nfdt.core.program.state import State
+from nfdt.core.specs.job import JobSpec
+from nfdt.core.training.gradient_step import GradientStep
+from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.wire.channel import is_loopback, split_address
+from nfdt.transport.base import ParameterClient, Pulled, Pushed
+from nfdt.transport.choice import make_choice
+from nfdt.transport.emulated_link import make_link
+from nfdt.transport.stream import StreamClient
+
+Pause = Callable[[float], None]
+Connect = Callable[[ParameterLayout], ParameterClient]
+
+
+def connect(
+    assignment: pb.WorkerAssignment,
+    layout: ParameterLayout,
+    *,
+    spec: JobSpec,
+    number: int,
+    stopped: threading.Event,
+    ca_file: str | None,
+) -> ParameterClient:
+    """The way of a group's rank 0 to the job's shards.
+
+    Args:
+        assignment: Names them.
+        layout: Of the model.
+        spec: The job.
+        number: Of rank 0 among the job's workers; its emulated link.
+        stopped: Set when the job is over.
+        ca_file: Certificates to trust, where shards speak TLS.
+    """
+    addresses: Sequence[str] = list(assignment.shards)
+    local = all(is_loopback(split_address(address)[0]) for address in addresses)
+    return StreamClient(
+        addresses,
+        layout,
+        assignment.worker,
+        assignment.job_token,
+        timeout_s=spec.step_timeout_s,
+        choice=make_choice(spec.algorithm, layout.size),
+        emulated=make_link(spec.cluster.emulate, number, stopped),
+        ca_file=None if local else ca_file,
+    )
+
+
+class Exchange:
+    """What all ranks hold of the shards' weights, and how rank 0 changes it. Methods that say so are collective.
+
+    Args:
+        world: The group.
+        client: Of rank 0; None on the others.
+        size: Elements of the weights, P.
+        first_update: The optimizer's ``iterations`` at the start of the job.
+        shards: Of the job.
+
+    Attributes:
+        weights: Flat, shape ``(P,)``, float32, as this group received them last; None: they have to be pulled.
+        version: Updates that ``optimizer.iterations`` shows with them.
+        wants_weights: Whether the answers to pushes shall hold weights.
+    """
+
+    def __init__(self, world: World, client: ParameterClient | None, size: int, first_update: int, shards: int) -> None:
+        self._world, self._client, self._size = world, client, size
+        self._first, self._shards = first_update, shards
+        self.weights: Array | None = None
+        self.version = first_update
+        self.wants_weights = True
+        self.exchange_s = 0.0
+        self.dropped = 0
+        self.staleness: Counter[int] = Counter()
+        self.batch_sizes: Counter[int] = Counter()
+
+    def pull(self) -> Array:
+        """The weights as they are, on every rank; collective."""
+        began = time.perf_counter()
+        pulled = self._client.pull() if self._client else None
+        weights = self._spread(pulled)
+        self.exchange_s += time.perf_counter() - began
+        return weights
+
+    def held(self) -> Array:
+        """The weights to compute on; collective where they have to be pulled."""
+        return self.pull() if self.weights is None else self.weights
+
+    def forget(self) -> None:
+        """The weights have changed meanwhile: pull them before the next step."""
+        self.weights = None
+
+    def push(self, vector: Array, samples: int, rate: float, task: pb.Task) -> None:
+        """Apply the group's vector, which rank 0 pushes, and receive weights in return; collective.
+
+        Args:
+            vector: The same on all ranks, shape ``(P,)``, float32.
+            samples: Behind it.
+            rate: Multiplies the learning rate.
+            task: Says which part of a synchronous round it is; the weights then come with the next round.
+        """
+        began = time.perf_counter()
+        pushed = self._push(vector, samples, rate, task) if self._client else None
+        if self._is_answered(task):
+            self._spread(pushed)
+        else:
+            self.weights = None
+        self.exchange_s += time.perf_counter() - began
+
+    def _is_answered(self, task: pb.Task) -> bool:
+        """Whether the answer to the task's push holds weights; else they are pulled before the next step."""
+        return self.wants_weights and task.parts <= 1
+
+    def _push(self, vector: Array, samples: int, rate: float, task: pb.Task) -> Pushed:
+        assert self._client is not None
+        # A gradient that is not finite is pushed as well: the shards, all of them, drop it and close its round.
+        if self._shards > 1 and not np.isfinite(vector).all():
+            vector = np.full_like(vector, np.nan)
+        numbers = {"round": task.round, "part": task.part, "parts": max(task.parts, 1)}
+        answered = self._is_answered(task)
+        pushed = self._client.push(vector, samples=samples, rate=rate, want_weights=answered, **numbers)
+        self.staleness[pushed.staleness] += 1
+        self.batch_sizes[samples] += 1
+        self.dropped += not pushed.applied
+        return pushed
+
+    def _spread(self, answer: Pulled | Pushed | None) -> Array:
+        """Rank 0's answer on every rank."""
+        if answer is None:
+            weights, version = self._world.receive_vector(self._size)
+        else:
+            assert answer.weights is not None
+            weights, version = self._world.send_vector(answer.weights, self._first + answer.versions[0])
+        self.weights, self.version = weights, version
+        return weights
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes that rank 0 sent and received."""
+        return (self._client.bytes_sent, self._client.bytes_received) if self._client else (0, 0)
+
+    @property
+    def codecs(self) -> dict[str, Any]:
+        """How gradients and weights travel, where that is decided on the way."""
+        return dict(self._client.codecs) if self._client else {}
+
+    def close(self) -> None:
+        """Disconnect."""
+        if self._client:
+            self._client.close()
+
+
+class GradientOuter:
+    """A step of the group is one gradient of its whole batch, pushed to the shards.
+
+    Args:
+        model: A compiled, built model; its optimizer is replaced by one that records.
+        manifest: Its program.
+        state: What the job starts from.
+        world: The group.
+        exchange: With the shards.
+    """
+
+    def __init__(self, model: Any, manifest: Mapping[str, Any], state: State, world: World, exchange: Exchange) -> None:
+        self.layout = ParameterLayout.of_program(manifest)
+        self._start = np.asarray(state.weights, np.float32)
+        self._compute = GradientStep(model, self.layout, loss_scale=manifest["loss_scale"])
+        self._exchange = exchange
+        flat = tf.TensorSpec([self.layout.size], tf.float32)
+        self._reduce: Any = tf.function(lambda gradient: world.sum(gradient, GRADIENT), input_signature=[flat])
+
+    def probe(self, batch: Any) -> None:
+        """Compute a gradient and forget it."""
+        np.asarray(self._compute(self._start, batch, version=0).gradient[:1])
+
+    def __call__(
+        self, batch: Any, weight: float, pause: Pause, *, samples: int, rate: float, task: pb.Task
+    ) -> Mapping[str, Any]:
+        """Train on this rank's part of a batch of the group; collective. See :class:`hfdt.runtime.step.AllreduceStep`."""
+        weights = self._exchange.held()
+        gradient, logs = tf.zeros([self.layout.size]), {}
+        if batch is not None:
+            began = time.perf_counter()
+            result = self._compute(weights, batch, version=self._exchange.version)
+            gradient, logs = result.gradient, result.logs
+            pause(time.perf_counter() - began)
+        mean = np.asarray(self._reduce(gradient * weight))
+        self._exchange.push(mean, samples, rate, task)
+        return logs
+
+    def settle(self) -> None:
+        """Nothing is held back."""
+
+    def refresh(self) -> Array:
+        """The shards' weights of this moment; collective."""
+        return self._exchange.pull()
+
+
+class DeltaOuter:
+    """Steps of the group move its own weights by the user's optimizer; what they changed is pushed every few steps.
+
+    The difference ``pulled - own`` takes the place of a gradient on the shards, whose optimizer is an outer one.
+
+    Args:
+        model: A compiled, built model.
+        manifest: Its program.
+        state: What the job starts from; the members' optimizer too.
+        world: The group.
+        exchange: With the shards.
+
+    Attributes:
+        local_steps: Steps between two pushes.
+    """
+
+    def __init__(self, model: Any, manifest: Mapping[str, Any], state: State, world: World, exchange: Exchange) -> None:
+        self.step = AllreduceStep(model, manifest, state, world.sum)
+        self.layout = self.step.layout
+        self._exchange = exchange
+        self.local_steps = 1
+        self._steps = self._samples = 0
+        self._rate = 1.0
+
+    def probe(self, batch: Any) -> None:
+        """Compute a gradient and forget it."""
+        self.step.probe(batch)
+
+    def __call__(
+        self, batch: Any, weight: float, pause: Pause, *, samples: int, rate: float, task: pb.Task
+    ) -> Mapping[str, Any]:
+        """Train on this rank's part of a batch of the group; collective. See :class:`hfdt.runtime.step.AllreduceStep`."""
+        if self._exchange.weights is None:
+            self.step.load(State(self._exchange.pull(), optimizer={}))
+        logs = self.step(batch, weight, pause)
+        self._steps += 1
+        self._samples += samples
+        self._rate = rate
+        if self._steps >= self.local_steps:
+            self.settle()
+        return logs
+
+    def settle(self) -> None:
+        """Push what the steps since the last push have changed; collective. Nothing without such steps."""
+        if not self._steps:
+            return
+        pulled = self._exchange.held()
+        self._exchange.push(pulled - self.step.weights(), self._samples, self._rate, pb.Task(parts=1))
+        self._steps = self._samples = 0
+        self.step.load(State(self._exchange.held(), optimizer={}))
+
+    def refresh(self) -> Array:
+        """The shards' weights of this moment; collective."""
+        return self._exchange.pull()
+
+
+def first_update(model: Any) -> int:
+    """The optimizer's ``iterations`` before the job."""
+    return int(inner_optimizer(model).iterations)

@@ -1,0 +1,65 @@
+"""One rank of an allreduce ring, started by mpirun or horovodrun as ``python -m hfdt.runtime.rank``."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from nfdt.core.errors import NfdtError
+from nfdt.core.host.fast_imports import quick_imports
+from nfdt.core.host.parent import die_with_parent
+
+logger = logging.getLogger(__name__)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of ``python -m hfdt.runtime.rank``."""
+    parser = argparse.ArgumentParser(prog="hfdt.runtime.rank", description=__doc__)
+    parser.add_argument("--server", default="", help="HOST:PORT of the job server; rank 0 needs it")
+    parser.add_argument("--ring", type=Path, help="directory with the token, where failures are left; rank 0 needs it")
+    parser.add_argument("--members", type=_numbers, default=(), help="by rank, who of the job's workers they are: 0,1")
+    parser.add_argument("--neighbours", type=int, default=0, help="ranks of other groups on this machine")
+    parser.add_argument("--ca-file", help="certificates to trust, when shards speak TLS")
+    parser.add_argument("--watch-stdin", action="store_true", help="exit when standard input closes")
+    parser.add_argument("--log-level", default="info")
+    options = parser.parse_args(argv)
+    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    die_with_parent(watch_stdin=options.watch_stdin)
+    code = 1
+    try:
+        with quick_imports():
+            from hfdt.runtime.communicator import World
+            from hfdt.runtime.roles import prepare, take_part
+            from hfdt.keras.horovod_api import is_elastic
+
+        world = World()
+        prepare(world, options.neighbours)
+        if is_elastic():
+            from hfdt.runtime.elastic.rank import ElasticRank
+
+            ElasticRank(world, options.server, options.ring).run()
+        else:
+            take_part(world, options)
+        world.close()
+        code = 0
+    except NfdtError as error:
+        code = error.exit_code
+    except Exception:
+        logger.exception("the rank ends")
+    finally:
+        logging.shutdown()
+        if code:
+            os._exit(code)  # an orderly end would wait for ranks that wait for this one
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

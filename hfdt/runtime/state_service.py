@@ -1,0 +1,104 @@
+"""The Shard service of a ring, served by rank 0: its state is read and written, gradients are not exchanged."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from hfdt.runtime.step import AllreduceStep
+from nfdt.core.errors import ProtocolError, ShapeMismatch, UsageError
+from nfdt.core.program.state import State, dump_state, load_state
+from nfdt.core.wire import shards_pb2 as pb
+from nfdt.core.wire import shards_pb2_grpc
+from nfdt.core.wire.channel import DATA_BYTES, make_server, same_token
+from nfdt.core.wire.chunks import split
+from nfdt.core.wire.status import answering
+
+STOP_GRACE_S = 1.0
+THREADS = 16
+SPARE_BYTES, MAX_STATE_COPIES = 2**24, 64
+
+
+class StateService(shards_pb2_grpc.ShardServicer):
+    """See the module. What is written reaches the other ranks with the next order, before anybody trains on.
+
+    Args:
+        step: Rank 0's model; it stands still whenever the coordinator reads or writes.
+        token: Of the job.
+    """
+
+    def __init__(self, step: AllreduceStep, token: str) -> None:
+        self._step = step
+        self._lock = threading.Lock()
+        self._learning_rate: float | None = None
+        self._state = b""
+        self.version = 0
+        self._server, self.address = make_server(
+            "127.0.0.1:0",
+            authenticate=lambda method, received: same_token(token, received),
+            max_threads=THREADS,
+            max_message_bytes=DATA_BYTES,
+        )
+        shards_pb2_grpc.add_ShardServicer_to_server(self, self._server)
+        self._server.start()
+
+    def take_changes(self) -> tuple[float | None, bytes]:
+        """The learning rate and the state that were set since the last call."""
+        with self._lock:
+            changes = self._learning_rate, self._state
+            self._learning_rate, self._state = None, b""
+            return changes
+
+    def stop(self) -> None:
+        """Stop serving."""
+        self._server.stop(STOP_GRACE_S).wait(2 * STOP_GRACE_S)
+
+    @answering
+    def Administer(self, request: pb.AdminRequest, context: Any) -> pb.AdminReply:
+        """Learning rate and statistics; there is nothing to flush or forget."""
+        action = request.WhichOneof("action")
+        if action == "learning_rate":
+            if not isinstance(self._step.optimizer._learning_rate, keras.Variable):
+                raise UsageError("Learning rate: expected a plain number in the optimizer. Received: a schedule.")
+            with self._lock:
+                self._learning_rate = request.learning_rate.value
+        elif action not in ("flush", "forget", "statistics"):
+            raise ProtocolError(f"Administer: expected an action that a ring knows. Received: {action}.")
+        return pb.AdminReply(version=self.version, statistics_json=json.dumps({"version": self.version}))
+
+    @answering
+    def Read(self, request: pb.ReadRequest, context: Any) -> Iterator[pb.StateChunk]:
+        """The state as safetensors."""
+        state = self._step.read()
+        data = memoryview(dump_state(state.weights, {} if request.weights_only else state.optimizer, {}))
+        for part in split(data.nbytes):
+            yield pb.StateChunk(offset=part.start, total_bytes=data.nbytes, data=bytes(data[part]))
+
+    @answering
+    def Write(self, request_iterator: Iterator[pb.StateChunk], context: Any) -> pb.AdminReply:
+        """Replace the weights and, where given, optimizer variables."""
+        state, data = self._receive(request_iterator)
+        self._step.load(state)
+        with self._lock:
+            self._state = data
+        return pb.AdminReply(version=self.version)
+
+    def _receive(self, chunks: Iterator[pb.StateChunk]) -> tuple[State, bytes]:
+        size = self._step.layout.size
+        most = SPARE_BYTES + 4 * size * MAX_STATE_COPIES
+        data, total = bytearray(), 0
+        for chunk in chunks:
+            total = chunk.total_bytes
+            if total > most or chunk.offset != len(data) or len(data) + len(chunk.data) > total:
+                raise ProtocolError(f"Write: expected at most {most} bytes in order. Received: {total}.")
+            data += chunk.data
+        if len(data) != total:
+            raise ProtocolError(f"Write: expected {total} bytes. Received: {len(data)}.")
+        state = load_state(bytes(data))
+        if state.weights.size != size:
+            raise ShapeMismatch(f"State: expected {size} weights. Received: {state.weights.size}.")
+        return state, bytes(data)

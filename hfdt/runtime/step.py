@@ -1,0 +1,184 @@
+"""One synchronous step of a rank: the gradient of its rows, the mean over all ranks, the user's own optimizer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from nfdt.core.arrays.layout import Array, ParameterLayout
+from nfdt.core.errors import ShapeMismatch, UsageError
+from nfdt.core.program.optimizer import inner_optimizer
+from nfdt.core.program.state import State
+from nfdt.core.training.direct_call import as_tensors
+from nfdt.core.training.gradient_step import in_graph, own_loss_scale, replace_optimizer, step_logs
+
+GRADIENT = "hfdt_gradient"
+
+
+class AllreduceStep:
+    """A model and its optimizer on one rank; weights stay equal on all ranks because every rank applies the same.
+
+    The gradients of all variables are reduced as one vector, before clipping and before the optimizer. A dynamic loss
+    scale is judged by the reduced gradient, so that all ranks skip the same steps.
+
+    Args:
+        model: A compiled, built model; its optimizer is replaced by one that records.
+        manifest: Its program.
+        state: What to start from.
+        reduce: Sums a tensor over all ranks, by a name.
+        scales: Whether :meth:`set_factor` will be called.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        manifest: Mapping[str, Any],
+        state: State,
+        reduce: Callable[[Any, str], Any],
+        *,
+        scales: bool = False,
+    ) -> None:
+        self._model = model
+        self.layout = ParameterLayout.from_json(manifest["layout"])
+        # A graph of its own: there alone the operation has the same name on ranks with rows and without.
+        flat = tf.TensorSpec([self.layout.size], tf.float32)
+        self._reduce: Any = tf.function(lambda gradient: reduce(gradient, GRADIENT), input_signature=[flat])
+        self._variables = list(model.trainable_variables)
+        self.optimizer = inner_optimizer(model)
+        scale = manifest["loss_scale"] or own_loss_scale(model.optimizer)
+        self._recording = replace_optimizer(model, self.layout, scale)
+        self.optimizer.loss_scale_factor = None  # the recording optimizer takes it out
+        self.optimizer.build(self._variables)
+        self._respect_decay(manifest)
+        self.load(State(state.weights, state.optimizer))
+        self._factor = _scale_learning_rate(self.optimizer) if scales else None
+        self._compute: Any = in_graph(self._computed, model)
+        self._apply: Any = in_graph(self._applied, model)
+        whole = tf.autograph.experimental.do_not_convert(self._whole)
+        self._run: Any = whole if model.run_eagerly else tf.function(whole, reduce_retracing=True)
+
+    def __call__(self, batch: Any, weight: float, pause: Callable[[float], None] | None = None) -> Mapping[str, Any]:
+        """Train on this rank's part of a global batch; collective.
+
+        Args:
+            batch: A nest of arrays; None for a rank without rows.
+            weight: The part's share of the global batch.
+            pause: Called with the seconds that the gradient took before it is reduced, to make the rank slower.
+
+        Returns:
+            The logs of ``train_step`` on this rank; none without rows.
+        """
+        share = tf.constant(weight, tf.float32)
+        if batch is None:
+            self._reduce_and_apply(tf.zeros([self.layout.size]))
+            return {}
+        if pause is None:
+            return dict(self._run(as_tensors(batch), share))
+        began = time.perf_counter()
+        gradient, logs = self._compute(as_tensors(batch))
+        np.asarray(gradient[:1])  # it is computed when this returns
+        pause(time.perf_counter() - began)
+        self._reduce_and_apply(gradient * share)
+        return dict(logs)
+
+    def probe(self, batch: Any) -> None:
+        """Compute the gradient of a batch and forget it."""
+        np.asarray(self._compute(as_tensors(batch))[0][:1])
+
+    def _whole(self, batch: Any, share: Any) -> dict[str, Any]:
+        gradient, logs = self._compute(batch)
+        self._reduce_and_apply(gradient * share)
+        return logs
+
+    def _reduce_and_apply(self, gradient: Any) -> None:
+        self._apply(self._reduce(gradient))
+
+    def _computed(self, batch: Any) -> tuple[Any, dict[str, Any]]:
+        self._recording.begin(tf.cast(self.optimizer.iterations.value, tf.int64))
+        logs = step_logs(self._model.train_step(batch), "train_step")
+        return self._recording.recorded(), logs
+
+    def _applied(self, reduced: Any) -> None:
+        gradient, finite = self._recording.unscaled(tf.ensure_shape(reduced, [self.layout.size]))
+        parts = [
+            tf.cast(tf.reshape(gradient[slot.start : slot.stop], slot.shape), variable.dtype)
+            for slot, variable in zip(self.layout.slots, self._variables, strict=True)
+        ]
+        if tf.get_static_value(finite):
+            self.optimizer.apply(parts, self._variables)
+            return
+
+        def move() -> None:
+            self.optimizer.apply(parts, self._variables)
+
+        tf.cond(finite, move, lambda: None)
+
+    def _respect_decay(self, manifest: Mapping[str, Any]) -> None:
+        """``exclude_from_weight_decay()`` leaves no trace in an optimizer's configuration; the program says it."""
+        if not self.optimizer.weight_decay or all(manifest["decay"]):
+            return
+        key = self.optimizer._var_key
+        decays = {key(v): bool(use) for v, use in zip(self._variables, manifest["decay"], strict=True)}
+        object.__setattr__(self.optimizer, "_use_weight_decay", lambda variable: decays[key(variable)])
+
+    # ---- state
+
+    def set_factor(self, value: float) -> None:
+        """Multiply the learning rate by this from the next step on."""
+        assert self._factor is not None
+        self._factor.assign(value)
+
+    def set_learning_rate(self, value: float) -> None:
+        """Replace the learning rate.
+
+        Raises:
+            UsageError: the optimizer follows a schedule.
+        """
+        if not isinstance(self.optimizer._learning_rate, keras.Variable):
+            raise UsageError(
+                f"Learning rate: expected a plain number in the optimizer to replace by {value}. Received: a schedule."
+            )
+        self.optimizer.learning_rate = value
+
+    def weights(self) -> Array:
+        """A copy of the trainable variables, flat, float32."""
+        return self.layout.flatten([np.asarray(v.value) for v in self._variables])
+
+    def read(self) -> State:
+        """A copy of weights and optimizer variables."""
+        variables = {i: np.array(v.value) for i, v in enumerate(self.optimizer.variables)}
+        return State(self.weights(), optimizer=variables)
+
+    def load(self, state: State) -> None:
+        """Take over weights and, where given, optimizer variables.
+
+        Raises:
+            ShapeMismatch: they are another model's.
+        """
+        for variable, value in zip(self._variables, self.layout.unflatten(state.weights), strict=True):
+            variable.assign(value)
+        own = self.optimizer.variables
+        for index, value in state.optimizer.items():
+            if index >= len(own) or tuple(own[index].shape) != np.shape(value):
+                raise ShapeMismatch(
+                    f"Optimizer variable {index}: expected one of {len(own)} of the program's shapes. Received: shape "
+                    f"{np.shape(value)}. The state belongs to another program."
+                )
+            own[index].assign(value)
+
+
+def _scale_learning_rate(optimizer: Any) -> Any:
+    """Let everything that reads the optimizer's rate while it steps see it times a factor, which starts at 1."""
+    factor = tf.Variable(1.0, trainable=False)
+    plain = optimizer._get_current_learning_rate  # private: schedules, functions and numbers all pass through it
+
+    def scaled() -> Any:
+        return tf.convert_to_tensor(plain(), tf.float32) * factor
+
+    object.__setattr__(optimizer, "_get_current_learning_rate", scaled)
+    return factor

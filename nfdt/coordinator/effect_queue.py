@@ -1,0 +1,57 @@
+"""Effects on their way to the world: events first of all, progress not too often, stalls when it is time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nfdt.core.work.instructions import Effect, Emit
+from nfdt.coordinator.progress import StallWatch, Throttle
+from nfdt.coordinator.training import Training
+
+STALL_AFTER_S = 15.0
+
+
+class Outbox:
+    """Collects effects in order until they are drained."""
+
+    def __init__(self, now: float) -> None:
+        self._effects: list[Effect] = []
+        self._throttle = Throttle()
+        self._stall = StallWatch(now, STALL_AFTER_S)
+
+    def add(self, effect: Effect) -> None:
+        """One more effect."""
+        self._effects.append(effect)
+
+    def emit(self, kind: str, **data: Any) -> None:
+        """One more event."""
+        self.add(Emit(kind, data))
+
+    def progress(self, epoch: int, training: Training, **more: Any) -> None:
+        """A progress event, whatever was told last."""
+        book = training.book
+        self.emit(
+            "progress",
+            epoch=epoch,
+            steps=book.steps_finished,
+            samples=book.samples_finished,
+            logs=training.logs.mean(),
+            **more,
+        )
+
+    def useful(self, now: float, epoch: int, training: Training | None) -> None:
+        """Something useful happened: no stall, and progress if it is due (the last one of a phase comes anyway)."""
+        self._stall.useful(now)
+        if training is not None and not training.done and self._throttle.due(now):
+            self.progress(epoch, training)
+
+    def stall(self, now: float, waiting_for: tuple[str, ...]) -> None:
+        """A stalled event if nothing useful has happened for long. Waiting for the client is no stall."""
+        since_s = self._stall.stalled_s(now)
+        if since_s is not None and waiting_for != ("client",):
+            self.emit("stalled", waiting_for=list(waiting_for), since_s=since_s)
+
+    def drain(self) -> list[Effect]:
+        """Everything since the last call."""
+        effects, self._effects = self._effects, []
+        return effects

@@ -1,0 +1,107 @@
+"""What an epoch of a job consists of: its tasks, its rounds, its validation; values from the job's specification."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from nfdt.coordinator.speeds import Sizes
+from nfdt.core.specs.job import JobSpec
+from nfdt.schedulers import (
+    CutTasks,
+    FedTasks,
+    LeaseBook,
+    PlannedTasks,
+    Position,
+    TaskPlan,
+    order_crc,
+    sample_order,
+)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The tasks of one epoch.
+
+    ``steps`` is None for a stream of unknown length; ``order_crc`` tells workers whose NumPy draws
+    another sample order than ours (CRC-32 of pass 0 of the job; 0 for streams). ``ranks`` says which part of a
+    round is meant for which worker.
+    """
+
+    book: LeaseBook
+    steps: int | None
+    order_crc: int
+    ranks: Mapping[str, int]
+
+
+class EpochPlanner:
+    """Makes each epoch's lease book and remembers where the next one begins."""
+
+    def __init__(self, spec: JobSpec, synchronous: bool) -> None:
+        self._spec = spec
+        self._synchronous = synchronous
+        self._position: Position | None = None
+        fit = spec.fit
+        self._order_crc = order_crc(sample_order(spec.train.samples or 0, fit.shuffle, fit.seed, 0))
+
+    def begin(
+        self, epoch: int, parts: int, workers: Sequence[str], feed: FedTasks | None, sizes: Sizes | None = None
+    ) -> Epoch:
+        """The epoch's tasks for these workers; ``parts`` local batches form a round.
+
+        ``feed`` for streams; ``sizes`` where batches are cut in sizes that change.
+        """
+        ranks = {name: rank for rank, name in enumerate(workers)}
+        if feed is not None:
+            feed.parts = parts
+            return Epoch(LeaseBook(feed, rounds=self._synchronous), self._spec.train.batches, 0, ranks)
+        plan = self._plan(epoch, parts)
+        if sizes is not None:
+            return self._cut(plan, sizes)
+        self._position = plan.end
+        book = LeaseBook(PlannedTasks(plan), rounds=self._synchronous)
+        return Epoch(book, len(plan), self._order_crc, ranks)
+
+    def _cut(self, plan: TaskPlan, sizes: Sizes) -> Epoch:
+        """A step of the epoch is as many rows as with batches of one size: a round, or b0."""
+        self._position = CutTasks.end(plan)
+        source = CutTasks(plan, sizes)
+        book = LeaseBook(source, rounds=self._synchronous, step_samples=plan.round_rows)
+        return Epoch(book, len(plan), self._order_crc, source.ranks)
+
+    def plan_with(self, spec: JobSpec) -> None:
+        """The specification of the epochs that begin from now on; their data and order stay what they were."""
+        self._spec = spec
+
+    def feed(self) -> FedTasks | None:
+        """The queue of the next epoch's batches, if the training data are a stream."""
+        if self._spec.train.kind != "stream":
+            return None
+        return FedTasks(begin=self._position, synchronous=self._synchronous)
+
+    def feed_over(self, feed: FedTasks | None) -> None:
+        """The epoch that ``feed`` served is over: number on from there."""
+        if feed is not None:
+            self._position = feed.end_position
+
+    def validation(self, epoch: int) -> LeaseBook | None:
+        """The rows to evaluate after this epoch; None when there is nothing for workers to validate."""
+        data, fit = self._spec.validation, self._spec.fit
+        if data is None or data.kind != "arrays" or data.samples is None or not self._validates(epoch):
+            return None
+        plan = TaskPlan(data.samples, fit.validation_batch_size or fit.batch_size)
+        if fit.validation_steps is not None:
+            plan = replace(plan, steps=min(len(plan), fit.validation_steps))
+        return LeaseBook(PlannedTasks(plan))
+
+    def _validates(self, epoch: int) -> bool:
+        frequency = self._spec.fit.validation_freq
+        if isinstance(frequency, int):
+            return (epoch + 1) % frequency == 0
+        return epoch + 1 in frequency
+
+    def _plan(self, epoch: int, parts: int) -> TaskPlan:
+        fit = self._spec.fit
+        steps = fit.steps_per_epoch
+        begin = self._position or Position(pass_index=epoch if steps is None else 0)
+        return TaskPlan(self._spec.train.samples or 0, fit.batch_size, parts, steps, begin, self._synchronous)

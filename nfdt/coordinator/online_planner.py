@@ -1,0 +1,114 @@
+"""What a job that plans does next, decided from the measured speeds of its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nfdt.core.specs.job import JobSpec
+from nfdt.planning import Batch, Choice, Cluster, Row, WorkerCost, choose, flat_rows, predict
+from nfdt.schedulers import StepTime
+from nfdt.schedulers.grouping import divide, evenly
+
+LEAST_STEPS = 10  # of every worker before the first decision
+WORLDS_S = 10.0  # until the worlds of groups are up
+
+Steps = Mapping[str, tuple[StepTime, float]]
+"""Of each worker the seconds of a step with what was not hidden of its exchange, and that part."""
+
+
+@dataclass(frozen=True)
+class ShardLoad:
+    """What a push meant to the busiest shard.
+
+    Attributes:
+        busy_s: Seconds that it kept the shard busy.
+        wait_s: Seconds that it waited for the pushes of others.
+    """
+
+    busy_s: float
+    wait_s: float
+
+    @classmethod
+    def of(cls, statistics: Sequence[Mapping[str, Any]]) -> ShardLoad:
+        """From what all shards counted since they began; all zero before the first push."""
+        rows = [(s["busy_s"] / s["pushes"], s["wait_s"] / s["pushes"]) for s in statistics if s.get("pushes")]
+        return cls(*max(rows, default=(0.0, 0.0)))
+
+
+def follows_a_plan(spec: JobSpec) -> bool:
+    """Whether some of the job's row is chosen while it trains: nobody waits for others, so there is a choice."""
+    algorithm = spec.algorithm
+    return algorithm.plan != "nothing" and (algorithm.topology, algorithm.consistency) == ("flat", "free")
+
+
+class Autopilot:
+    """Chooses a row once every worker is measured, and another one when that is clearly better.
+
+    Args:
+        local_batch: Reference batch of one worker, in samples.
+        overlap: The most there may be.
+        batch: The job's batch policy.
+
+    Attributes:
+        row: What the job does now.
+        choice: The last decision; None before the first.
+    """
+
+    def __init__(self, local_batch: int, overlap: int, batch: Batch = "dbs") -> None:
+        self.row = Row("free", batch, 0)
+        self.choice: Choice | None = None
+        self._local_batch = local_batch
+        self._flat = flat_rows(batch, overlap)
+        self._exchange: dict[str, float] = {}
+
+    def look(self, steps: Steps) -> Choice | None:
+        """A decision that is new: the first one, or another row of flat workers; None where all stays as it is."""
+        current = self.row if self.choice else None
+        choice = choose(self._cluster(steps), self._flat, current=current)
+        if self.choice is not None and choice.row == self.row:
+            return None
+        self.choice, self.row = choice, choice.row
+        return choice
+
+    def look_at_groups(self, steps: Steps, load: ShardLoad, remaining_s: float) -> Choice | None:
+        """Groups that save more of the remaining seconds than their worlds take to start; None: the workers stay flat.
+
+        An allreduce moves as many bytes as a push with its reply: it is taken to last as long, less the shard's step.
+        """
+        cluster = self._cluster(steps, load)
+        seconds = [worker.step.seconds(self._local_batch) for worker in cluster.workers]
+        groupings = [cut(seconds, count) for count in range(1, len(seconds)) for cut in (divide, evenly)]
+        rows = [Row("free", self.row.batch, 0, groups) for groups in groupings]
+        choice = choose(cluster, [*self._flat, *rows], current=self.row)
+        if not choice.row.groups:
+            return None
+        saved = 1 - predict(self.row, cluster).progress_per_s / choice.prediction.progress_per_s
+        return choice if saved * remaining_s > WORLDS_S else None
+
+    def _cluster(self, steps: Steps, load: ShardLoad | None = None) -> Cluster:
+        workers = [self._cost(name, *times) for name, times in steps.items()]
+        if load is None:
+            return Cluster(tuple(workers), self._local_batch)
+        workers = [replace(worker, exchange_s=max(load.busy_s, worker.exchange_s - load.wait_s)) for worker in workers]
+        allreduce_s = max(worker.exchange_s for worker in workers) - load.busy_s
+        return Cluster(tuple(workers), self._local_batch, load.busy_s, allreduce_s)
+
+    def _cost(self, name: str, step: StepTime, exchange_s: float) -> WorkerCost:
+        """What an exchange takes is seen only while none is hidden: afterwards it is remembered."""
+        if self.row.overlap == 0 or exchange_s > self._exchange.get(name, 0.0):
+            self._exchange[name] = exchange_s
+        whole = step.seconds(self._local_batch)
+        computing = max(0.05, 1 - exchange_s / whole)
+        return WorkerCost(name, step.scaled(computing), self._exchange[name])
+
+
+def told(choice: Choice) -> dict[str, Any]:
+    """A decision as the data of an event."""
+    row = choice.row
+    return {
+        "row": {"topology": row.topology, "batch": row.batch, "overlap": row.overlap},
+        "samples_per_s": round(choice.prediction.samples_per_s, 3),
+        "reason": choice.reason,
+    }

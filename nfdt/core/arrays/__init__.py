@@ -1,0 +1,1 @@
+"""Arrays by name, in flat vectors, by rows, and as nested structures."""

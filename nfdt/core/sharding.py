@@ -1,0 +1,198 @@
+"""Which part of a model one shard owns, and where its optimizer state lies in the whole optimizer's. No Keras here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from nfdt.core.specs.algorithm import AlgorithmSpec
+from nfdt.core.arrays.layout import ParameterLayout, Run
+from nfdt.core.errors import ShapeMismatch, UsageError
+
+GLOBAL = -1
+MIN_TABLE_SIZE = 2**16
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One variable of the whole optimizer that this shard holds a part of.
+
+    Attributes:
+        index: Its place in the whole optimizer's variables.
+        variable: The variable of *this shard* it belongs to, or ``GLOBAL`` (iterations, learning rate).
+        shape: Of what this shard holds of it.
+        start: Where that begins, in elements; None where it is all of it.
+    """
+
+    index: int
+    variable: int
+    shape: tuple[int, ...]
+    start: int | None = None
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """One shard's share of a program.
+
+    Attributes:
+        layout: The shard's variables, laid out from 0.
+        start: Where the shard begins in the model's flat vector, in elements.
+        model_size: Elements of that vector.
+        flat: One flat variable is enough: the optimizer treats every element alike.
+        constraints: Per variable the constraint's configuration, or None.
+        decay: Per variable, whether weight decay applies.
+        slots: The optimizer's variables; None when they cannot be attributed (then there is one shard only).
+    """
+
+    layout: ParameterLayout
+    start: int
+    model_size: int
+    flat: bool
+    constraints: tuple[Any, ...]
+    decay: tuple[bool, ...]
+    slots: tuple[Slot, ...] | None
+
+    def own(self, weights: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The shard's part of weights of the whole model, or weights that are the shard's already.
+
+        Raises:
+            ShapeMismatch: they are of neither size.
+        """
+        size = self.layout.size
+        if weights.size == size:
+            return weights
+        if weights.size != self.model_size:
+            raise ShapeMismatch(
+                f"State: expected {self.model_size} weights (model) or {size} (shard). Received: {weights.size}."
+            )
+        return weights[self.start : self.start + size]
+
+    def bindings(self, variables: int) -> list[tuple[Slot, ...]]:
+        """For each of the shard's own optimizer variables, in order, the whole optimizer's variables it is made of.
+
+        A flat optimizer's k-th slot is the concatenation of the k-th slot of every variable.
+
+        Args:
+            variables: How many variables the shard's optimizer has.
+
+        Raises:
+            UsageError: the shard's optimizer has other variables than the program says.
+        """
+        if self.slots is None:
+            return [(Slot(index, GLOBAL, ()),) for index in range(variables)]
+        found: list[tuple[Slot, ...]] = [(slot,) for slot in self.slots]
+        if self.flat:
+            found = _merge_slots(self.slots)
+        if len(found) != variables:
+            raise UsageError(
+                f"The shard's optimizer has {variables} variables; the program says it has {len(found)}. "
+                "Keras differs between client and shard, or the optimizer creates variables on its own; use shards=1."
+            )
+        return found
+
+
+def _merge_slots(slots: Sequence[Slot]) -> list[tuple[Slot, ...]]:
+    own: dict[int, list[Slot]] = {}
+    for slot in slots:
+        own.setdefault(slot.variable, []).append(slot)
+    per_variable = [members for variable, members in own.items() if variable != GLOBAL]
+    ranks = zip(*per_variable, strict=True)
+    # A single variable's slots come in the order in which a flat optimizer creates them.
+    return [(slot,) if slot.variable == GLOBAL else next(ranks) for slot in slots if slot.variable in (GLOBAL, 0)]
+
+
+def _optimizer_options(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    return (manifest.get("optimizer") or {}).get("config") or {}
+
+
+def count_shards(manifest: Mapping[str, Any], shards: int) -> int:
+    """How many shards a program is really cut into when ``shards`` are asked for.
+
+    Raises:
+        UsageError: the optimizer cannot be cut (``global_clipnorm``, variables that cannot be attributed).
+    """
+    count = len(ParameterLayout.of_program(manifest).cut(shards))
+    reason = None
+    if _optimizer_options(manifest).get("global_clipnorm"):
+        reason = "global_clipnorm needs the norm over all variables"
+    elif manifest.get("optimizer_variables") is None:
+        reason = "its state cannot be attributed to single variables"
+    if count > 1 and reason:
+        raise UsageError(f"shards={shards}: this optimizer needs one shard, because {reason}. Use shards=1.")
+    return count
+
+
+def _is_flat(manifest: Mapping[str, Any], constraints: Sequence[Any], decay: Sequence[bool]) -> bool:
+    options = _optimizer_options(manifest)
+    per_variable = options.get("clipnorm") or options.get("global_clipnorm") or any(constraints)
+    some_decay = options.get("weight_decay") and not all(decay)
+    attributed = manifest.get("optimizer_variables") is not None
+    return bool(manifest.get("elementwise") and attributed and not per_variable and not some_decay)
+
+
+def make_plan(manifest: Mapping[str, Any], index: int, shards: int) -> ShardPlan:
+    """Shard ``index`` of ``shards`` of a program.
+
+    Raises:
+        UsageError: the optimizer cannot be cut, or there is no such shard (see :func:`count_shards`).
+    """
+    layout = ParameterLayout.of_program(manifest)
+    count = count_shards(manifest, shards)
+    if not 0 <= index < count:
+        raise UsageError(
+            f"Shard {index}: expected an index below {count}, because the model has {len(layout.slots)} "
+            f"variables and shards={shards}."
+        )
+    run = layout.cut(shards)[index]
+    constraints = tuple(_of_pieces(run, manifest.get("constraints"), None))
+    decay = tuple(_of_pieces(run, manifest.get("decay"), True))
+    flat = bool(run.pieces) and _is_flat(manifest, constraints, decay)
+    if not flat and not all(piece.whole for piece in run.pieces):
+        raise UsageError(
+            f"Shard {index}: the program cuts a variable, but its optimizer does not treat elements alike."
+        )
+    return ShardPlan(run.layout, run.start, layout.size, flat, constraints, decay, _own_slots(manifest, run))
+
+
+def _of_pieces(run: Run, values: Sequence[Any] | None, default: Any) -> list[Any]:
+    return [values[piece.variable] if values else default for piece in run.pieces]
+
+
+def _own_slots(manifest: Mapping[str, Any], run: Run) -> tuple[Slot, ...] | None:
+    described = manifest.get("optimizer_variables")
+    if described is None:
+        return None
+    places = {piece.variable: place for place, piece in enumerate(run.pieces)}
+    found = []
+    for index, entry in enumerate(described):
+        shape, variable = tuple(entry["shape"]), entry["variable"]
+        if variable == GLOBAL:
+            found.append(Slot(index, GLOBAL, shape))
+        elif variable in places:
+            piece = run.pieces[places[variable]]
+            part = (shape, None) if piece.whole else (piece.shape, piece.start)
+            found.append(Slot(index, places[variable], *part))
+    return tuple(found)
+
+
+def sparse_tables(manifest: Mapping[str, Any], algorithm: AlgorithmSpec, shards: int) -> tuple[int, ...]:
+    """The variables, by index, whose gradients travel by rows and whose untouched rows stay as they are.
+
+    Only where that is exactly what Keras does: SGD without momentum, and nothing that moves or measures whole
+    variables. And only where pushes are applied as they are, as they come or in rounds: not merged, or encoded.
+    """
+    options = _optimizer_options(manifest)
+    plain = (manifest.get("optimizer") or {}).get("class_name") == "SGD" and manifest.get("divisible")
+    moved = ("momentum", "weight_decay", "use_ema", "clipvalue", "gradient_accumulation_steps")
+    row = (algorithm.topology, algorithm.codec, algorithm.reply_codec or "identity")
+    as_they_are = algorithm.consistency in ("free", "ssp", "bsp") and row == ("flat", "identity", "identity")
+    if not (algorithm.sparse and plain and as_they_are) or any(options.get(name) for name in moved):
+        return ()
+    layout = ParameterLayout.of_program(manifest)
+    pieces = [piece for run in layout.cut(shards) for piece in run.pieces]
+    cut_rows = {piece.variable for piece in pieces if len(piece.shape) != len(piece.slot.shape)}
+    wanted = [int(index) for index in manifest.get("tables") or ()]
+    return tuple(i for i in wanted if layout.slots[i].size >= MIN_TABLE_SIZE and i not in cut_rows)

@@ -1,0 +1,1 @@
+"""What a job is: specifications, presets and options, as validated values."""

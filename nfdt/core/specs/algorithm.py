@@ -1,0 +1,173 @@
+"""What trains: one choice on every axis of the preset table, and the numbers its parts take."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from nfdt.core.specs.read_with import ReadWith
+from nfdt.core.specs.groups import PATTERN as GROUPS
+from nfdt.core.specs.presets import AXES
+from nfdt.core.specs.horovod_options import CODECS
+
+_DELAYS_COUNT = ReadWith(topology=("flat", "groups"))  # the ranks of a ring push nowhere
+_STRENGTH = ReadWith(update_rule=("dc", "dc-a", "dc-k", "ddc"), outer=("gradient",))
+_DDC = ReadWith(update_rule=("ddc",))
+_MEANS = ReadWith(update_rule=("dc-a", "dc-k"))
+_DBS = ReadWith(batch=("dbs",))
+_RING = ReadWith(topology=("ring",))
+_DELTA = ReadWith(topology=("groups",), outer=("delta",))
+
+
+def _one_of(axis: str, value: str) -> str:
+    if value not in AXES[axis]:
+        raise ValueError(f"expected one of {', '.join(AXES[axis])}")
+    return value
+
+
+class AlgorithmSpec(BaseModel):
+    """One choice on every axis, plus the numbers the parts take. Build it with ``resolve_algorithm``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    topology: str = "flat"
+    consistency: Annotated[str, _DELAYS_COUNT] = "free"
+    update_rule: Annotated[str, _DELAYS_COUNT] = "ddc"
+    batch: str = "fixed"
+    tasks: Annotated[str, _DELAYS_COUNT] = "dynamic"
+    overlap: int = Field(
+        0, ge=0, le=2, description="pushes that may be unanswered while a worker computes its next gradient"
+    )
+    plan: Annotated[Literal["nothing", "overlap", "topology"], ReadWith(topology=("flat",), consistency=("free",))] = (
+        Field(
+            "nothing",
+            description="chosen from measured speeds while the job trains: nothing; overlap (0, or as given); topology "
+            "(that, and groups instead of flat workers)",
+        )
+    )
+    codec: str = "identity"
+    reply_codec: str | None = Field(
+        None, description="codec of the weights that workers receive; None: that of the gradients, int8 for top-k"
+    )
+    top_k: Annotated[float, ReadWith(codec=("top-k",)), ReadWith(reply_codec=("top-k",))] = Field(
+        0.05, gt=0, le=1, description="top-k: the fraction of the elements that is sent"
+    )
+    error_budget: Annotated[float, ReadWith(codec=("adaptive",))] = Field(
+        0.05, gt=0, lt=1, description="adaptive: greatest relative squared error of a codec that may be chosen"
+    )
+    sparse: Annotated[bool, ReadWith(topology=("flat",), consistency=("free", "ssp", "bsp"), codec=("identity",))] = (
+        Field(True, description="gradients of embeddings travel as rows, where that changes nothing: see how_it_works")
+    )
+    staleness_bound: Annotated[int, ReadWith(consistency=("ssp",))] = Field(
+        3, ge=0, description="ssp: how many steps a worker may be ahead of the slowest"
+    )
+    softsync_n: Annotated[int, ReadWith(consistency=("softsync",))] = Field(
+        1, ge=1, description="n-softsync: the n of floor(M / n) gradients per update"
+    )
+    dc_lambda: Annotated[float | None, _STRENGTH] = Field(
+        None, ge=0, description="compensation strength; None: 0.04 (dc), 2 (dc-a, dc-k), 0.2 (ddc)"
+    )
+    dc_clip: Annotated[float, _DDC] = Field(
+        1.0, gt=0, description="ddc: the compensation is at most this many times the gradient"
+    )
+    gap: Annotated[float, _DDC] = Field(
+        0.25, ge=0, description="ddc: how strongly drift lowers the trust in a gradient; 0: not at all"
+    )
+    batch_min: Annotated[int, _DBS] = Field(1, ge=1, description="dbs: fewest samples of one worker's batch")
+    batch_max: Annotated[int | None, _DBS] = Field(
+        None, ge=1, description="dbs: most samples of one worker's batch (memory); None: no bound"
+    )
+    batch_multiple: Annotated[int, ReadWith(topology=("flat",), batch=("dbs",))] = Field(
+        1, ge=1, description="dbs: batches are multiples of this, where rows do not end"
+    )
+    scale_lr: Annotated[Literal["linear", "sqrt"] | None, _RING] = Field(
+        None, description="allreduce: multiply the learning rate by the number of ranks, or its square root"
+    )
+    warmup_epochs: Annotated[float, ReadWith(topology=("ring",), scale_lr=("linear", "sqrt"))] = Field(
+        0.0, ge=0, description="allreduce: epochs over which scale_lr rises from 1"
+    )
+    dc_decay: Annotated[float, _MEANS] = Field(
+        0.95, ge=0, lt=1, description="dc-a, dc-k: decay of the mean square of the gradients"
+    )
+
+    groups: Annotated[str, ReadWith(topology=("groups",)), ReadWith(plan=("topology",))] = Field(
+        "auto", pattern=GROUPS, description="groups: auto, a number of groups, or their members as in '0,1;2,3'"
+    )
+    outer: Annotated[Literal["gradient", "delta"], ReadWith(topology=("groups",))] = Field(
+        "gradient", description="groups: push gradients, or what local_steps steps have changed"
+    )
+    local_steps: Annotated[int, _DELTA] = Field(
+        16, ge=1, description="outer='delta': steps of the fastest group between two pushes"
+    )
+    outer_lr: Annotated[float, _DELTA] = Field(0.7, gt=0, description="outer='delta': learning rate for what is pushed")
+    outer_momentum: Annotated[float, _DELTA] = Field(
+        0.9, ge=0, lt=1, description="outer='delta': Nesterov momentum of what is pushed"
+    )
+
+    @property
+    def encodes_replies(self) -> bool:
+        """Whether workers may be sent differences of weights in a codec."""
+        return (self.reply_codec or self.codec) != "identity"
+
+    @field_validator("consistency")
+    @classmethod
+    def _groups_merge_already(cls, value: str, info: Any) -> str:
+        if value == "softsync" and info.data.get("topology") == "groups":
+            raise ValueError("expected 'free', 'ssp' or 'bsp' with groups: what a group pushes is merged already")
+        return value
+
+    @field_validator("overlap")
+    @classmethod
+    def _nothing_overlaps_a_barrier(cls, value: int, info: Any) -> int:
+        if value and info.data.get("topology") == "ring":
+            raise ValueError("expected 0 on a ring: Horovod overlaps its exchange with the computation by itself")
+        if value and info.data.get("topology") == "groups":
+            raise ValueError("expected 0 with groups: the members of a group step together")
+        if value and info.data.get("consistency") == "bsp":
+            raise ValueError("expected 0 with consistency 'bsp': there every step waits for the step before it")
+        return value
+
+    @field_validator("batch")
+    @classmethod
+    def _ranks_step_together(cls, value: str, info: Any) -> str:
+        if value == "dbs" and info.data.get("topology") == "ring":
+            raise ValueError("expected 'fixed' on a ring: its ranks have batches of one size; use algorithm='bsp'")
+        return value
+
+    @field_validator("tasks", mode="before")
+    @classmethod
+    def _leases_are_dynamic(cls, value: Any) -> Any:
+        return "dynamic" if value == "leases" else value
+
+    @field_validator("codec", "reply_codec")
+    @classmethod
+    def _codec_fits(cls, value: str | None, info: Any) -> str | None:
+        ring, adaptive = info.data.get("topology") == "ring", info.data.get("codec") == "adaptive"
+        if ring and value not in (None, *CODECS):
+            raise ValueError(f"expected one of {', '.join(CODECS)} for allreduce, which adds up what travels")
+        if info.field_name == "reply_codec" and value is not None:
+            if ring:
+                raise ValueError("expected none for allreduce, which has no replies")
+            if adaptive or value == "adaptive":
+                raise ValueError("expected none with codec 'adaptive', which is for both directions")
+            _one_of("codec", value)
+        return value
+
+    @field_validator("groups", mode="before")
+    @classmethod
+    def _as_text(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @field_validator("outer")
+    @classmethod
+    def _differences_are_applied_on_arrival(cls, value: str, info: Any) -> str:
+        if value == "delta" and (info.data.get("topology"), info.data.get("consistency")) != ("groups", "free"):
+            raise ValueError("expected 'gradient', unless topology is 'groups' and consistency is 'free'")
+        return value
+
+    @field_validator("topology", "consistency", "update_rule", "batch", "tasks", "codec")
+    @classmethod
+    def _known_choice(cls, value: str, info: Any) -> str:
+        return _one_of(info.field_name, value)

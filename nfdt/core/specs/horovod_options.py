@@ -1,0 +1,139 @@
+"""How the ranks of an allreduce ring are tuned, watched, and come and go: options that Horovod knows."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from nfdt.core.specs.read_with import ReadWith
+
+CODECS = ("identity", "fp16", "bf16")  # how the gradients of a ring may travel
+NEWS = "ring news: "  # begins what a ring writes to its log for the events of its job
+MOST_COOLDOWN_S = 600
+GLOO_TIMEOUT_S = 60  # how long ranks wait for one that is being started, and for a host that is silent
+PATH = r"^[^-]"  # never an option of a launcher
+ANY_WORLD = ReadWith(topology=("ring", "groups"))  # of Horovod
+LATER_WORLDS = ReadWith(plan=("topology",))
+RING = ReadWith(topology=("ring",))
+ELASTIC = ReadWith(topology=("ring",), elastic=(True,))
+
+
+class RingTuning(BaseModel):
+    """What Horovod lets one tune and watch. Empty: Horovod's own defaults."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    fusion_threshold_mb: Annotated[int | None, ANY_WORLD, LATER_WORLDS] = Field(
+        None, ge=0, le=65536, description="allreduce: small tensors are reduced together up to this size, in MiB"
+    )
+    cycle_time_ms: Annotated[float | None, ANY_WORLD, LATER_WORLDS] = Field(
+        None, gt=0, le=10_000, description="allreduce: how often Horovod looks for tensors to reduce, in ms"
+    )
+    autotune: Annotated[bool, ANY_WORLD, LATER_WORLDS] = Field(
+        False, description="allreduce: let Horovod search for both while it trains"
+    )
+    autotune_log: Annotated[str | None, RING] = Field(
+        None, pattern=PATH, description="allreduce: a CSV file of what autotune tried"
+    )
+    timeline: Annotated[str | None, RING] = Field(
+        None, pattern=PATH, description="allreduce: a trace of all reductions, for Perfetto"
+    )
+    stall_warning_s: Annotated[int | None, ANY_WORLD, LATER_WORLDS] = Field(
+        None, ge=1, description="allreduce: seconds after which ranks that keep others waiting are named; None: 60"
+    )
+    stall_shutdown_s: Annotated[int | None, ANY_WORLD, LATER_WORLDS] = Field(
+        None, ge=1, description="allreduce: seconds after which they end the ring; None: never"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.autotune_log and not self.autotune:
+            raise ValueError("autotune_log: expected autotune=True with it")
+        warning_s = self.stall_warning_s or 60
+        if self.stall_shutdown_s is not None and self.stall_shutdown_s < warning_s:
+            raise ValueError(f"stall_shutdown_s: expected at least stall_warning_s, {warning_s}")
+        return self
+
+    def variables(self) -> dict[str, str]:
+        """Horovod's environment variables that say the same."""
+        fusion_mb = self.fusion_threshold_mb
+        values = {
+            "HOROVOD_FUSION_THRESHOLD": None if fusion_mb is None else fusion_mb * 2**20,
+            "HOROVOD_CYCLE_TIME": self.cycle_time_ms,
+            "HOROVOD_AUTOTUNE": int(self.autotune) or None,
+            "HOROVOD_AUTOTUNE_LOG": self.autotune_log,
+            "HOROVOD_TIMELINE": self.timeline,
+            "HOROVOD_STALL_CHECK_TIME_SECONDS": self.stall_warning_s,
+            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": self.stall_shutdown_s,
+        }
+        return {name: str(value) for name, value in values.items() if value is not None}
+
+    def tuning_flags(self) -> list[str]:
+        """``horovodrun``'s arguments that say the same."""
+        values = {
+            "--fusion-threshold-mb": self.fusion_threshold_mb,
+            "--cycle-time-ms": self.cycle_time_ms,
+            "--autotune-log-file": self.autotune_log,
+            "--timeline-filename": self.timeline,
+            "--stall-check-warning-time-seconds": self.stall_warning_s,
+            "--stall-check-shutdown-time-seconds": self.stall_shutdown_s,
+        }
+        given = [part for name, value in values.items() if value is not None for part in (name, str(value))]
+        return (["--autotune"] if self.autotune else []) + given
+
+
+class RingElastic(BaseModel):
+    """Whether ranks may come and go while a job trains, and between how many."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    min_workers: Annotated[int | None, RING] = Field(
+        None, ge=1, description="allreduce: ranks may die down to this number; makes the ring elastic"
+    )
+    max_workers: Annotated[int | None, RING] = Field(
+        None, ge=1, description="allreduce: elastic: ranks may become this many"
+    )
+    host_discovery_script: Annotated[str | None, RING] = Field(
+        None, pattern=PATH, description="allreduce: elastic: a program that prints the hosts there are, 'a:2' each"
+    )
+    network_interfaces: Annotated[str | None, ELASTIC] = Field(
+        None,
+        pattern=r"^[A-Za-z0-9][\w.,-]*$",
+        description="allreduce: elastic: 'eth0', where the script's hosts are reached; None: this machine only",
+    )
+    commit_steps: Annotated[int, ELASTIC] = Field(
+        10, ge=1, description="allreduce: elastic: steps between two copies of the state; later ones are redone"
+    )
+    elastic_timeout_s: Annotated[int, ELASTIC] = Field(
+        120, ge=1, description="allreduce: elastic: how long there may be fewer than min_workers"
+    )
+    reset_limit: Annotated[int | None, ELASTIC] = Field(
+        None, ge=1, description="allreduce: elastic: how often ranks may come or go; None: any number of times"
+    )
+    host_cooldown_s: Annotated[int, ELASTIC] = Field(
+        2,
+        ge=1,
+        le=MOST_COOLDOWN_S,
+        description="allreduce: elastic: pause of a host whose rank died; twice as long each time",
+    )
+
+    @property
+    def elastic(self) -> bool:
+        """Whether ranks may come and go."""
+        return (self.min_workers or self.max_workers or self.host_discovery_script) is not None
+
+    def elastic_flags(self) -> list[str]:
+        """``horovodrun``'s arguments that say the same, but for where ranks run."""
+        values = {
+            "--min-np": self.min_workers,
+            "--max-np": self.max_workers,
+            "--host-discovery-script": shlex.quote(self.host_discovery_script) if self.host_discovery_script else None,
+            "--network-interfaces": self.network_interfaces,
+            "--elastic-timeout": self.elastic_timeout_s,
+            "--gloo-timeout-seconds": GLOO_TIMEOUT_S,
+            "--reset-limit": self.reset_limit,
+        }
+        given = [part for name, value in values.items() if value is not None for part in (name, str(value))]
+        return [*given, "--blacklist-cooldown-range", str(self.host_cooldown_s), str(MOST_COOLDOWN_S)]

@@ -1,0 +1,234 @@
+"""What a job is: frozen specifications, validated once, equal on client, server, shard and worker."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from nfdt.core.specs.algorithm import AlgorithmSpec
+from nfdt.core.specs.read_with import why_idle
+from nfdt.core.specs.emulation import Emulation
+from nfdt.core.errors import UsageError
+from nfdt.core.specs.presets import DEFAULT_PRESET, PRESETS
+from nfdt.core.specs.horovod_options import ANY_WORLD, LATER_WORLDS, RING, RingElastic, RingTuning
+
+MAX_WORKERS = 4096
+MAX_SHARDS = 256
+
+
+class _Spec(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ClusterSpec(RingTuning, RingElastic):
+    """How many workers and shards a job gets."""
+
+    workers: int = Field(2, ge=1, le=MAX_WORKERS)
+    shards: int = Field(1, ge=1, le=MAX_SHARDS)
+    launcher: Annotated[Literal["auto", "mpirun", "horovodrun", "world"], ANY_WORLD, LATER_WORLDS] = Field(
+        "auto", description="allreduce: what starts the ranks; auto: mpirun where it exists"
+    )
+    hosts: Annotated[str | None, RING] = Field(
+        None,
+        pattern=r"^[A-Za-z0-9][\w.-]*(:\d+)?(,[A-Za-z0-9][\w.-]*(:\d+)?)*$",
+        description="allreduce: 'a:2,b:2', hosts and how many ranks each takes",
+    )
+    hostfile: Annotated[str | None, RING] = Field(
+        None, pattern=r"^[^-]", description="allreduce: a file that the launcher reads"
+    )
+    emulate: Emulation = Emulation()
+
+    @model_validator(mode="after")
+    def _in_between(self) -> Self:
+        least, most = self.min_workers or 1, self.max_workers or self.workers
+        if self.elastic and not least <= self.workers <= most:
+            raise ValueError(f"workers: expected min_workers={least} <= workers <= max_workers={most}")
+        return self
+
+
+class FitSpec(_Spec):
+    """The arguments of ``fit`` that decide what is trained, in Keras' meaning."""
+
+    epochs: int = Field(ge=0)
+    initial_epoch: int = Field(0, ge=0)
+    batch_size: int = Field(32, ge=1, description="local batch of one worker, in samples")
+    shuffle: bool = True
+    seed: int = Field(0, ge=0, lt=2**63, description="of the sample order")
+    steps_per_epoch: int | None = Field(None, ge=1)
+    validation_freq: tuple[int, ...] | int = 1
+    validation_batch_size: int | None = Field(None, ge=1)
+    validation_steps: int | None = Field(None, ge=1)
+
+
+class DataSpec(_Spec):
+    """Where samples come from: arrays in the artifact store, or batches fed by the client.
+
+    ``structure`` is the nest of (x, y, sample_weight) as JSON: lists, dicts, nulls and, in place of
+    each array, its index in ``arrays``; see :mod:`nfdt.core.training.data`.
+    """
+
+    kind: Literal["arrays", "stream"]
+    structure: Any = None
+    arrays: tuple[str, ...] = Field((), description="artifact name (sha256) of the .npy file of each array")
+    samples: int | None = Field(None, ge=1, description="rows of every array; None for a stream")
+    batches: int | None = Field(None, ge=1, description="batches per epoch of a stream, where it is known")
+
+
+def check_batch_bounds(algorithm: AlgorithmSpec, batch_size: int) -> None:
+    """Raise UsageError unless batches of ``batch_size`` per worker can be kept within the bounds of ``dbs``."""
+    least, most, unit = algorithm.batch_min, algorithm.batch_max, algorithm.batch_multiple
+    if not least <= batch_size <= (most or batch_size):
+        raise UsageError(
+            f"batch='dbs': expected batch_size between batch_min={least} and batch_max={most}, because it is the mean "
+            f"of all workers' batches. Received: batch_size={batch_size}."
+        )
+    if any(value % unit for value in (batch_size, most or unit, least if least > 1 else unit)):
+        raise UsageError(
+            f"batch='dbs': expected batch_size, batch_min and batch_max to be multiples of batch_multiple={unit}. "
+            f"Received: batch_size={batch_size}, batch_min={least}, batch_max={most}."
+        )
+
+
+class JobSpec(_Spec):
+    """Everything a job server needs to train; arrays and program are artifacts named by their sha256."""
+
+    name: str = Field("job", max_length=200)
+    program: str = Field(pattern=r"^[0-9a-f]{64}$", description="artifact of the program's JSON")
+    artifacts: tuple[str, ...] = Field((), description="all artifacts the job needs, the program included")
+    code: bool = Field(False, description="the program carries pickled code: needs a server with --allow-code")
+    algorithm: AlgorithmSpec
+    cluster: ClusterSpec = ClusterSpec()
+    fit: FitSpec
+    train: DataSpec
+    validation: DataSpec | None = None
+    attended: bool = Field(True, description="a client runs the callbacks at each epoch's end")
+    versions: dict[str, str] = Field(default_factory=dict, description="python, keras, tensorflow of the client")
+    step_timeout_s: float = Field(600.0, gt=0, description="a worker silent this long is given up")
+    start_timeout_s: float = Field(120.0, gt=0, description="how long to wait for the asked number of workers")
+
+    @property
+    def heartbeat_s(self) -> float:
+        """How often a worker tells that it is still at something: well before it is given up."""
+        return self.step_timeout_s / 4
+
+    @field_validator("cluster")
+    @classmethod
+    def _emulation_of_every_worker(cls, cluster: ClusterSpec) -> ClusterSpec:
+        cluster.emulate.check_counts(cluster.workers)
+        return cluster
+
+    @field_validator("fit")
+    @classmethod
+    def _batch_within_bounds(cls, fit: FitSpec, info: Any) -> FitSpec:
+        algorithm = info.data.get("algorithm")
+        if algorithm is not None and algorithm.batch == "dbs":
+            check_batch_bounds(algorithm, fit.batch_size)
+        return fit
+
+    def batch_share(self, samples: int) -> float:
+        """What part of a full local batch this many samples are; a batch that the client feeds is always full."""
+        return samples / self.fit.batch_size if self.train.kind == "arrays" else 1.0
+
+    def rate_of(self, samples: int) -> float:
+        """What the learning rate is multiplied by for a gradient of this many samples.
+
+        With ``dbs`` every sample weighs the same: b / b0, which is M * b_i / sum(b) as the sizes sum up to M * b0.
+        """
+        return self.batch_share(samples) if self.algorithm.batch == "dbs" else 1.0
+
+
+CLUSTER_OPTIONS = tuple(k for k in ClusterSpec.model_fields if k != "emulate")
+_ALGORITHM_OPTIONS = tuple(k for k in AlgorithmSpec.model_fields if k != "name")
+_PARTS = frozenset(name for row in PRESETS.values() for name in row)
+OVERRIDES: tuple[str, ...] = (*_ALGORITHM_OPTIONS, *CLUSTER_OPTIONS, "emulate")
+
+
+def _explain(error: ValidationError, received: Mapping[str, Any]) -> str:
+    parts = []
+    for item in error.errors():
+        where = ".".join(str(p) for p in item["loc"])
+        reason = item["msg"].removeprefix("Value error, ")
+        place = f"{where}: " if where else ""
+        parts.append(f"{place}{reason}. Received: {item.get('input', received)!r}.")
+    return " ".join(parts)
+
+
+def similar(name: str, valid: Iterable[str]) -> str:
+    """`` Did you mean 'x'?`` where a valid name is like this one, else nothing."""
+    close = difflib.get_close_matches(name, list(valid), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def check_names(options: Mapping[str, Any], valid: Sequence[str] = OVERRIDES) -> None:
+    """Raise UsageError for the first option that is not in ``valid``, naming the valid ones."""
+    for name in options:
+        if name not in valid:
+            raise UsageError(
+                f"Unknown option {name!r}.{similar(name, valid)} Expected one of: {', '.join(sorted(valid))}."
+            )
+
+
+def resolve_algorithm(name: str | None = None, **overrides: Any) -> AlgorithmSpec:
+    """The preset ``name`` (default ``ddc-asgd``) with some axes or numbers overridden.
+
+    Raises:
+        UsageError: unknown preset, unknown option or bad value; the message names the valid ones.
+    """
+    name = name or DEFAULT_PRESET
+    if name not in PRESETS:
+        raise UsageError(f"Unknown algorithm {name!r}.{similar(name, PRESETS)} Expected one of: {', '.join(PRESETS)}.")
+    check_names(overrides, _ALGORITHM_OPTIONS)
+    given = {k: v for k, v in overrides.items() if v is not None}
+    try:
+        return AlgorithmSpec(name=name, **{**PRESETS[name], **given})
+    except ValidationError as error:
+        raise UsageError(f"algorithm {name!r}: {_explain(error, given)}") from None
+
+
+def find_idle(algorithm: AlgorithmSpec, cluster: ClusterSpec, given: Iterable[str]) -> dict[str, str]:
+    """Which of the given options have no effect with this algorithm, and why.
+
+    A part that is what the preset has anyway says nothing new, and nothing wrong.
+    """
+    chosen = {**cluster.model_dump(), "elastic": cluster.elastic, **algorithm.model_dump()}
+    own = resolve_algorithm(algorithm.name).model_dump()
+    options = {**ClusterSpec.model_fields, **AlgorithmSpec.model_fields}
+    idle = {}
+    for name in given:
+        if name not in options or (name in _PARTS and chosen[name] == own[name]):
+            continue
+        metadata = options[name].metadata
+        if reason := why_idle(metadata, chosen):
+            rows = [row for row, parts in PRESETS.items() if not why_idle(metadata, {**chosen, **parts})]
+            instead = f" It has one with algorithm={' or '.join(map(repr, rows))}." if rows else ""
+            idle[name] = f"{reason}{instead}"
+    return idle
+
+
+def resolve_cluster(**options: Any) -> ClusterSpec:
+    """A ClusterSpec from ``workers``, ``shards``, how ranks are launched, and ``emulate`` (a mapping).
+
+    Raises:
+        UsageError: unknown option or bad value.
+    """
+    check_names(options, (*CLUSTER_OPTIONS, "emulate"))
+    given = {k: v for k, v in options.items() if v is not None}
+    try:
+        return ClusterSpec(**given)
+    except ValidationError as error:
+        raise UsageError(_explain(error, given)) from None
+
+
+def parse_job(text: str | bytes) -> JobSpec:
+    """A JobSpec from JSON that came over the network.
+
+    Raises:
+        UsageError: not JSON, unknown fields or values out of range.
+    """
+    try:
+        return JobSpec.model_validate_json(text)
+    except ValidationError as error:
+        raise UsageError(f"Job specification refused: {_explain(error, {})}") from None

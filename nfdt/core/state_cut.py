@@ -1,0 +1,67 @@
+"""A job's state, cut for its shards and put together again. Pure: no Keras, no network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nfdt.core.arrays.layout import Array, ParameterLayout
+from nfdt.core.errors import ShapeMismatch
+from nfdt.core.program.state import State
+
+Part = tuple[Array, dict[int, Array]]
+"""One shard's weights, and of the optimizer's variables what it holds, by index."""
+
+
+def owners_of(manifest: Mapping[str, Any]) -> list[int] | None:
+    """For each optimizer variable the trainable variable it belongs to, -1 for none; None: not known."""
+    described = manifest.get("optimizer_variables")
+    return None if described is None else [int(entry["variable"]) for entry in described]
+
+
+class StateCut:
+    """Which part of a state lies where.
+
+    Args:
+        layout: All trainable variables.
+        shards: How many there are.
+        owners: See :func:`owners_of`.
+    """
+
+    def __init__(self, layout: ParameterLayout, shards: int, owners: Sequence[int] | None) -> None:
+        self._layout, self._owners = layout, owners
+        self._runs = layout.cut(shards)
+
+    def size(self, index: int) -> int:
+        """Weights of this shard."""
+        return self._runs[index].size
+
+    def check(self, state: State) -> None:
+        """Raise ShapeMismatch unless the state has the model's weights."""
+        if state.weights.shape != (self._layout.size,):
+            raise ShapeMismatch(f"State: expected {self._layout.size} weights. Received: {state.weights.size}.")
+
+    def own(self, state: State, index: int) -> Part:
+        """What a shard holds: its weights, the optimizer variables of its own variables, whole, and those of none."""
+        own = {-1, *(piece.variable for piece in self._runs[index].pieces)}
+        owners = self._owners or [-1] * (max(state.optimizer, default=-1) + 1)
+        optimizer = {i: array for i, array in state.optimizer.items() if i < len(owners) and owners[i] in own}
+        return state.weights[self._runs[index].elements], optimizer
+
+    def joined(self, parts: Sequence[Part]) -> State:
+        """The whole state from those of all shards, in order; variables of none lie on all of them."""
+        flat = [weights.reshape(-1) for weights, _ in parts]
+        weights = (flat[0] if len(flat) == 1 else np.concatenate(flat)).astype(np.float32, copy=False)
+        found: dict[int, list[Array]] = {}
+        for _, optimizer in parts:
+            for index, array in optimizer.items():
+                found.setdefault(index, []).append(array)
+        return State(weights, optimizer={index: self._joined(index, arrays) for index, arrays in found.items()})
+
+    def _joined(self, index: int, arrays: list[Array]) -> Array:
+        owner = self._owners[index] if self._owners and index < len(self._owners) else -1
+        if owner < 0 or len(arrays) == 1:
+            return arrays[0]
+        return np.concatenate([array.reshape(-1) for array in arrays]).reshape(self._layout.slots[owner].shape)

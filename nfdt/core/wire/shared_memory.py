@@ -1,0 +1,244 @@
+"""Memory that a worker and a shard of the same machine share: gradients one way, weights the other.
+
+The worker makes one file per stream that has no name and lies in memory, and offers it on the stream. The shard fetches
+the file's descriptor over a Unix socket, and both sides map it: whether they can share memory shows by doing it. The
+memory goes with the last of the two processes, whatever ends them and when. What the frames say stays on the stream:
+order, errors, deadlines and at-most-once are those of the stream.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import re
+import secrets
+import socket
+import stat
+import struct
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nfdt.core.errors import Refused
+from nfdt.core.host.machine import boot_id, memory
+from nfdt.core.wire.channel import is_loopback
+from nfdt.core.wire.shards_pb2 import OFFER, Frame
+
+Area = npt.NDArray[np.float32]
+
+PREFIX = "nfdt-"
+FETCH_S = 5.0
+END_S = 1.0  # of a thread that is woken
+MOST_OF_FREE = 0.5  # of the memory that is free: what one segment may take
+
+_NAME = re.compile(PREFIX + r"[0-9a-f]{32}")
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The areas of a mapped file, each of shape ``(n,)`` float32 and at the start of a page.
+
+    They keep the mapping alive, and so do tensors over them. There is a pair of areas for every request that may be
+    unanswered at a time: both sides use them in turn, by sequence number.
+
+    Attributes:
+        gradients: Written by the worker before a push; the shard reads it until it has answered.
+        replies: Written by the shard in answer to a request of this worker, and at no other time. The worker's view of
+            it therefore stays as it is until that worker has asked as often as there are pairs.
+    """
+
+    gradients: tuple[Area, ...]
+    replies: tuple[Area, ...]
+
+    def gradient(self, sequence: int) -> Area:
+        """Where the gradient of the push ``sequence`` lies."""
+        return self.gradients[sequence % len(self.gradients)]
+
+    def weights(self, sequence: int) -> Area:
+        """Where the weights that answer the request ``sequence`` lie."""
+        return self.replies[sequence % len(self.replies)]
+
+
+class Offer:
+    """The worker's side: a new segment, and a socket at which the shard fetches it until the shard has answered.
+
+    Args:
+        area_bytes: Of the shard's weights.
+        pairs: Requests that may be unanswered at a time.
+
+    Raises:
+        OSError: this system cannot, or there is not enough memory left.
+    """
+
+    def __init__(self, area_bytes: int, *, pairs: int = 1) -> None:
+        self.name = PREFIX + secrets.token_hex(16)
+        self.mapped = False
+        self._area_bytes = area_bytes
+        file = _make_file(segment_bytes(area_bytes, pairs))
+        try:
+            self.segment = _map(file, area_bytes, pairs)
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._socket.bind(_address(self.name))
+            self._socket.listen()
+            self._thread = threading.Thread(target=self._hand_out, args=(file,), name="memory-offer", daemon=True)
+            self._thread.start()
+        except RuntimeError as error:  # no thread can be started
+            os.close(file)
+            raise OSError(errno.EAGAIN, str(error)) from error
+        except BaseException:
+            os.close(file)
+            raise
+
+    def frame(self, worker: str) -> Frame:
+        """What the shard is told."""
+        return Frame(kind=OFFER, worker=worker, segment=self.name, boot_id=boot_id(), total_bytes=self._area_bytes)
+
+    def settle(self, *, mapped: bool) -> None:
+        """The shard has answered: from now on use the segment, or never."""
+        self.mapped = mapped
+        self.withdraw()
+
+    def withdraw(self) -> None:
+        """Hand it out no more; what is mapped stays mapped. Can be called twice."""
+        with contextlib.suppress(OSError):  # not listening any more
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+        self._thread.join(END_S)
+
+    def _hand_out(self, file: int) -> None:
+        """Give the file to every process of this user that asks; only the shard is told where."""
+        with contextlib.suppress(OSError), self._socket:  # withdrawn
+            try:
+                while True:
+                    peer, _ = self._socket.accept()
+                    with peer, contextlib.suppress(OSError):  # it is gone again
+                        if _user_of(peer) == os.geteuid():
+                            socket.send_fds(peer, [b"."], [file])
+            finally:
+                os.close(file)
+
+
+def accept(offer: Frame, area_bytes: int, *, pairs: int = 1) -> Segment:
+    """The shard's side: fetch and map what a worker offers.
+
+    The offer comes from the network: only what a process of this user on this machine hands out is mapped, and only a
+    file in memory of the exact size that nobody can shrink any more.
+
+    Args:
+        offer: A frame of kind OFFER.
+        area_bytes: Of this shard's weights.
+        pairs: Requests that may be unanswered at a time.
+
+    Raises:
+        Refused: it is something else, or lies on another machine; the stream carries the bytes then.
+        OSError: it cannot be mapped.
+    """
+    if offer.boot_id != boot_id():
+        raise Refused("Segment: expected one on this machine. Received: another machine's.")
+    if not _NAME.fullmatch(offer.segment):
+        raise Refused(f"Segment: expected a name like {PREFIX}<32 hex digits>. Received: {offer.segment[:80]!r}.")
+    if offer.total_bytes != area_bytes:
+        raise Refused(f"Segment: expected {area_bytes} bytes of weights. Received: {offer.total_bytes}.")
+    file = _fetch(offer.segment)
+    try:
+        _check(file, segment_bytes(area_bytes, pairs))
+        return _map(file, area_bytes, pairs)
+    finally:
+        os.close(file)
+
+
+def segment_bytes(area_bytes: int, pairs: int = 1) -> int:
+    """Of a file with so many pairs of areas, each of whole pages."""
+    return 2 * pairs * _whole_pages(area_bytes)
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether ``host`` is an address of this machine: only then is it worth offering memory."""
+    if is_loopback(host):
+        return True
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))
+    except OSError:
+        return False
+    return True
+
+
+def _address(name: str) -> str:
+    """Of the Unix socket; it begins with a zero byte and so names no file: it ends with its process."""
+    return f"\0{name}"
+
+
+def _make_file(size: int) -> int:
+    if not hasattr(os, "memfd_create"):
+        raise OSError(errno.ENOSYS, "This system has no files in memory without a name")
+    if size > memory().available * MOST_OF_FREE:  # one that takes more would have processes killed, this one too
+        raise OSError(errno.ENOMEM, f"{size} bytes are more than {MOST_OF_FREE:.0%} of the memory that is free")
+    file = os.memfd_create("nfdt", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.posix_fallocate(file, 0, size)
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, _seals())
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _fetch(name: str) -> int:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+            peer.settimeout(FETCH_S)
+            peer.connect(_address(name))
+            if (user := _user_of(peer)) != os.geteuid():
+                raise Refused(f"Segment: expected one of user {os.geteuid()}. Received: one of user {user}.")
+            _, files, _, _ = socket.recv_fds(peer, 1, 1, socket.MSG_CMSG_CLOEXEC)
+    except Refused:
+        raise
+    except OSError as error:
+        raise Refused(f"Segment: expected one that a process of this machine hands out. Received: {error}.") from None
+    if not files:
+        raise Refused("Segment: expected a file. Received: none.")
+    return files[0]
+
+
+def _user_of(peer: socket.socket) -> int:
+    """The user of the process at the other end, as the kernel knows it."""
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[1])
+
+
+def _seals() -> int:
+    """Nobody can change the size: who touches mapped memory that is gone from the file is killed."""
+    return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+def _check(file: int, size: int) -> None:
+    found = os.fstat(file)
+    try:
+        sealed = fcntl.fcntl(file, fcntl.F_GET_SEALS) & _seals() == _seals()
+    except OSError:  # not in memory
+        sealed = False
+    if not stat.S_ISREG(found.st_mode) or found.st_size != size or not sealed:
+        raise Refused(
+            f"Segment: expected a file in memory of {size} bytes whose size is sealed. Received: "
+            f"{stat.filemode(found.st_mode)}, {found.st_size} bytes, {'sealed' if sealed else 'not sealed'}."
+        )
+
+
+def _map(file: int, area_bytes: int, pairs: int) -> Segment:
+    populate: int = getattr(mmap, "MAP_POPULATE", 0)
+    memory: Any = mmap.mmap(file, segment_bytes(area_bytes, pairs), flags=mmap.MAP_SHARED | populate)
+    starts = range(0, segment_bytes(area_bytes, pairs), _whole_pages(area_bytes) or 1)
+    areas = [np.frombuffer(memory, np.float32, area_bytes // 4, offset=start) for start in starts]
+    return Segment(tuple(areas[0::2]), tuple(areas[1::2]))
+
+
+def _whole_pages(size: int) -> int:
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE

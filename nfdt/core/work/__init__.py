@@ -1,0 +1,1 @@
+"""The worker protocol: instructions, messages, registration and artifacts, for every kind of worker."""

@@ -1,0 +1,80 @@
+"""Whether a server can ever run a job: its slots and its machine's memory against what the job takes at least. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nfdt.coordinator.topology_view import is_grouped, is_ring
+from nfdt.core.errors import UsageError
+from nfdt.core.specs.job import JobSpec
+
+LEAST_SHARDS = 8
+SHARDS_PER_CORE = 2
+WORKER_COPIES = 3  # weights, gradient, and the answer of the shards
+SERVER_COPIES = 2  # the state as it is read from the shards, and as it is written down
+GIGABYTE = 2**30
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What a server has.
+
+    Attributes:
+        cores: Of its machine.
+        memory_bytes: Of its machine.
+        workers: Worker slots that there can be; None: any number, because they come from elsewhere, or as jobs want.
+        local: Whether workers run on this machine.
+    """
+
+    cores: int
+    memory_bytes: int
+    workers: int | None
+    local: bool
+
+
+def check_capacity(spec: JobSpec, *, weights_bytes: int, state_bytes: int, here: Capacity) -> None:
+    """Refuse a job that no waiting would ever give its slots, or whose model does not fit.
+
+    Args:
+        spec: The job.
+        weights_bytes: Of all trainable variables as float32.
+        state_bytes: Of weights, optimizer variables and untrained variables.
+        here: The server.
+
+    Raises:
+        UsageError: it asks for more than there can be; says what there is, and what to do.
+    """
+    launched = is_ring(spec) or is_grouped(spec)
+    if not launched:
+        _check_workers(spec.cluster.workers, here)
+    if not is_ring(spec):
+        _check_shards(spec.cluster.shards, here)
+    workers = spec.cluster.workers if here.local or launched else 0
+    needed = state_bytes * (1 + SERVER_COPIES) + workers * WORKER_COPIES * weights_bytes
+    if is_ring(spec):  # every rank has the optimizer
+        needed += workers * (state_bytes - weights_bytes)
+    if needed > here.memory_bytes:
+        raise UsageError(
+            f"The job takes at least {needed / GIGABYTE:.1f} GB of memory on the server's machine: a state of "
+            f"{state_bytes / GIGABYTE:.1f} GB, of which {weights_bytes / GIGABYTE:.1f} GB are weights, for its shards, "
+            f"and {workers} workers there. Expected: at most {here.memory_bytes / GIGABYTE:.1f} GB, which the machine "
+            "has. Ask for fewer workers, let workers on other machines attend with `nfdt worker`, or use a larger one."
+        )
+
+
+def _check_workers(wanted: int, here: Capacity) -> None:
+    if here.workers is not None and wanted > here.workers:
+        raise UsageError(
+            f"workers={wanted}: expected at most {here.workers}, which is how many worker slots this server starts or "
+            f"has. Ask for fewer, or add some with `nfdt worker --server HOST:PORT --slots {wanted - here.workers}` "
+            "and submit the job again."
+        )
+
+
+def _check_shards(wanted: int, here: Capacity) -> None:
+    most = max(LEAST_SHARDS, SHARDS_PER_CORE * here.cores)
+    if wanted > most:
+        raise UsageError(
+            f"shards={wanted}: expected at most {most} on this server, whose machine has {here.cores} cores: a shard "
+            "is a process there. Ask for fewer."
+        )

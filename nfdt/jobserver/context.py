@@ -1,0 +1,72 @@
+"""What all jobs of one server share."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from nfdt.jobserver.capacity import Capacity
+from nfdt.jobserver.slot_pool import SlotPool
+from nfdt.core.clock import Clock, SystemClock
+from nfdt.core.jobs.artifacts import ArtifactStore
+from nfdt.core.jobs.launcher import Launcher
+from nfdt.core.jobs.store import JobStore
+from nfdt.core.host.machine import boot_id, memory
+from nfdt.core.wire import workers_pb2 as pb
+from nfdt.launch.horovod import RingLauncher
+from nfdt.launch.slot_end import SlotEnd
+
+
+@dataclass(frozen=True)
+class Site:
+    """A server's stores, slots and rules, handed to each of its jobs.
+
+    Attributes:
+        store: Jobs and events.
+        artifacts: Files.
+        pool: Attending slots.
+        launcher: Starts slots on this machine; None: all slots come from elsewhere.
+        rings: Starts the rings of allreduce jobs; None: this server runs none.
+        takes_hosts: Whether a job may name the hosts of its ring: the server's machine logs in there.
+        launches_workers: Whether the launcher starts worker slots too, not only shards.
+        most_workers: How many of them it starts at most; None: as many as a job wants.
+        keeps_checkpoints: Whether each epoch's end is written to disk.
+        cancels_abandoned: Whether an attended job whose client is gone is cancelled; else it goes on alone.
+        attend_timeout_s: How long a client may be gone.
+        shard_ca_file: PEM certificates to trust when shards speak TLS.
+        kill: Ends the process of a slot that does not answer any more, where that is possible.
+        end_of: How the process of a slot ended, for one that this machine's launcher started; waits a moment.
+    """
+
+    store: JobStore
+    artifacts: ArtifactStore
+    pool: SlotPool
+    launcher: Launcher | None = None
+    launches_workers: bool = False
+    most_workers: int | None = None
+    rings: RingLauncher | None = None
+    takes_hosts: bool = False
+    keeps_checkpoints: bool = True
+    cancels_abandoned: bool = False
+    attend_timeout_s: float = 60.0
+    shard_ca_file: str | None = None
+    kill: Callable[[pb.SlotHello], None] = lambda hello: None
+    end_of: Callable[[pb.SlotHello], SlotEnd | None] = lambda hello: None
+    clock: Clock = field(default_factory=SystemClock)
+    host: str = field(default_factory=socket.gethostname)
+    boot: str = field(default_factory=boot_id)
+    cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+    memory_bytes: int = field(default_factory=lambda: memory().total)
+
+    def capacity(self) -> Capacity:
+        """What this server can offer a job."""
+        workers: int | None = None
+        if self.launches_workers and self.most_workers is not None:
+            workers = max(self.most_workers, self.pool.census().attending)
+        return Capacity(self.cores, self.memory_bytes, workers, local=self.launches_workers)
+
+    def is_here(self, hello: pb.SlotHello) -> bool:
+        """Whether a slot says that it runs on this machine."""
+        return hello.boot_id == self.boot and hello.host == self.host

@@ -1,0 +1,106 @@
+"""What a job leaves behind in the store: its events, its figures, its checkpoint and its result."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from nfdt.jobserver.outcome import Outcome
+from nfdt.core.errors import NfdtError, UsageError
+from nfdt.core.jobs.artifacts import ArtifactStore
+from nfdt.core.jobs.store import JobStore
+from nfdt.launch.horovod_log import Stall, describe
+
+_log = logging.getLogger(__name__)
+
+
+class Journal:
+    """Writes for one job.
+
+    Args:
+        store: Jobs and events.
+        artifacts: Where old checkpoints are deleted.
+        job_id: The job.
+        keep: Artifacts that are never deleted: what the job was submitted with.
+    """
+
+    def __init__(self, store: JobStore, artifacts: ArtifactStore, job_id: str, keep: frozenset[str]) -> None:
+        self._store, self._artifacts, self._job_id, self._keep = store, artifacts, job_id, keep
+        self._unstored: Outcome | None = None  # how the job ended, while the store does not take it
+        self._passing = ""
+
+    def begin(self, outcome: Outcome) -> None:
+        """The job's next state."""
+        self._store.transition(self._job_id, outcome.state, reason=outcome.reason, error=outcome.error)
+
+    def end(self, outcome: Outcome) -> None:
+        """The job's last state; one that the store does not take now is left to :meth:`settled`."""
+        self._unstored = outcome
+        try:
+            self.settled()
+        except NfdtError:
+            _log.exception("job %s: its end could not be stored yet: %s", self._job_id, outcome)
+
+    def settled(self) -> bool:
+        """Whether nothing is left to store of the job's end; what is, is tried again.
+
+        Raises:
+            NfdtError: it still cannot be stored.
+        """
+        if self._unstored is not None:
+            try:
+                self.begin(self._unstored)
+            except UsageError:
+                _log.exception("job %s: its end does not follow from its state", self._job_id)
+            self._unstored = None
+        return True
+
+    def record(self, kind: str, data: Mapping[str, Any]) -> None:
+        """An event, and what it changes in the job's description."""
+        self._store.append(self._job_id, kind, dict(data))  # type: ignore[arg-type]
+        if kind == "epoch_begin":
+            self._store.update(self._job_id, epoch=data["epoch"])
+        elif kind in ("progress", "epoch_end"):
+            validation = {f"val_{name}": value for name, value in (data.get("val_logs") or {}).items()}
+            self._store.update(self._job_id, last_logs_json=json.dumps({**data["logs"], **validation}))
+
+    def tell(self, level: str, text: str) -> None:
+        """A line of the job's log."""
+        self.record("log", {"worker": None, "level": level, "text": text})
+
+    def stalled(self, waiting_for: list[str], since_s: float) -> None:
+        """The job waits for these, that long."""
+        self.record("stalled", {"waiting_for": waiting_for, "since_s": since_s})
+
+    def ring_news(self, stalls: Iterable[Stall], texts: Iterable[str]) -> None:
+        """What the log of the job's ring says."""
+        for stall in stalls:
+            self.record("stalled", describe(stall))
+        for text in texts:
+            self.tell("warning", text)
+
+    def workers(self, statistics: Mapping[str, Any]) -> None:
+        """What the workers did so far."""
+        self._store.update(self._job_id, workers_json=json.dumps(statistics))
+
+    def checkpoint(self, artifact: str) -> None:
+        """The state at the end of an epoch; the one before is deleted."""
+        before = self._store.get(self._job_id).checkpoint_artifact
+        self._store.update(self._job_id, checkpoint_artifact=artifact)
+        if before and before != artifact and before not in self._keep:
+            self._artifacts.delete(before)
+
+    def passing(self, artifact: str) -> None:
+        """The state in the middle of an epoch, which nobody needs after the next one: that before is deleted."""
+        before, self._passing = self._passing, artifact
+        job = self._store.get(self._job_id)
+        if before not in ("", artifact, job.checkpoint_artifact, job.result_artifact, *self._keep):
+            self._artifacts.delete(before)
+
+    def result(self, artifact: str, statistics: Mapping[str, Any]) -> None:
+        """The state at the end of training."""
+        self._store.update(self._job_id, result_artifact=artifact)
+        self.workers(statistics)
+        self.record("result", {"artifact": artifact, "workers": dict(statistics)})

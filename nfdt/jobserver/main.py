@@ -1,0 +1,308 @@
+"""The job server process: stores, services, scheduler and launcher put together. No Keras, nothing unpickled."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+
+import grpc
+
+from nfdt.jobserver.scheduler import Scheduler
+from nfdt.jobserver.workers_service import WorkersService
+from nfdt.jobserver.context import Site
+from nfdt.jobserver.slot_pool import SlotPool
+from nfdt.core.errors import NfdtError, UsageError
+from nfdt.core.jobs.artifacts import ArtifactStore
+from nfdt.core.jobs.service import JobsService
+from nfdt.core.jobs.store import JobStore
+from nfdt.core.jobs.tokens import MIN_LENGTH, ensure_token_file
+from nfdt.core.host.machine import boot_id, process_lives, versions
+from nfdt.core.host.parent import Parent
+from nfdt.core.wire import jobs_pb2_grpc, workers_pb2_grpc
+from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.work.artifacts import default_cache
+from nfdt.core.wire.channel import is_loopback, join_address, make_server, same_token, split_address
+from nfdt.core.wire.descriptors import raise_descriptor_limit
+from nfdt.launch.processes import LocalLauncher, SlotOptions
+from nfdt.launch.machine import find_gpus
+from nfdt.launch.horovod import RingLauncher
+from nfdt.launch.horovod_command import RingShape
+from nfdt.jobserver.options import ServerOptions, shard_host
+from nfdt.launch.slot_end import SlotEnd
+
+_log = logging.getLogger(__name__)
+
+GRACE_S = 2.0
+REAP_S = 2.0  # from the end of a slot's stream to that of its process
+LOOK_S = 1.0
+MAX_THREADS = 4096
+
+
+class RunningServer:
+    """A server that answers at ``address``; made by :func:`serve`."""
+
+    def __init__(
+        self,
+        address: str,
+        server: grpc.Server,
+        scheduler: Scheduler,
+        site: Site,
+        launcher: LocalLauncher | None,
+        lock: int,
+    ) -> None:
+        self.address = address
+        self._lock = lock
+        self._server, self._scheduler, self._site, self._launcher = server, scheduler, site, launcher
+        self._stopping = threading.Lock()
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Take everything down: jobs, slots, streams, files. Safe to call twice and from any thread."""
+        with self._stopping:
+            if self._stopped.is_set():
+                return
+            self._scheduler.stop()
+            self._site.pool.dismiss_all()
+            if self._launcher is not None:
+                self._launcher.stop()
+            if self._site.rings is not None:
+                self._site.rings.stop()
+            self._site.store.wake()
+            self._server.stop(GRACE_S).wait()
+            self._site.store.close()
+            os.close(self._lock)
+            self._stopped.set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it has been stopped; False when ``timeout_s`` passed first."""
+        return self._stopped.wait(timeout_s)
+
+
+def _occupy(state_dir: Path) -> int:
+    """Make the state directory ours; returns the descriptor that holds its lock."""
+    state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise UsageError(
+            f"State directory {state_dir} is in use by another server. Stop it or choose another."
+        ) from None
+    return lock
+
+
+def _bind(options: ServerOptions, slot_token: str) -> tuple[grpc.Server, str, str]:
+    """The server, its address, and the address for this machine's own slots: plain text on loopback."""
+    slots_only = f"/{pb.DESCRIPTOR.services_by_name['Workers'].full_name}/"
+
+    def authenticate(method: str, token: str) -> bool:
+        accepted = (*options.tokens, slot_token) if method.startswith(slots_only) else options.tokens
+        return any([same_token(one, token) for one in accepted])  # all of them: the time tells nothing
+
+    server, address = make_server(
+        options.listen,
+        authenticate=authenticate,
+        cert=options.tls_cert,
+        key=options.tls_key,
+        client_ca=options.client_ca,
+        insecure=options.insecure,
+        max_threads=MAX_THREADS,
+    )
+    host, _ = split_address(address)
+    if is_loopback(host) and not options.tls_cert:
+        return server, address, address
+    return server, address, join_address("127.0.0.1", server.add_insecure_port("127.0.0.1:0"))
+
+
+def _make_launcher(options: ServerOptions, local: str, token: str) -> LocalLauncher | None:
+    if options.slot_command is not None and not options.slot_command:
+        return None
+    host = shard_host(options)
+    security = ["--insecure"] if options.insecure else []
+    if options.tls_cert and options.tls_key:
+        security += ["--tls-cert", options.tls_cert, "--tls-key", options.tls_key]
+    slots = SlotOptions(
+        server=local,
+        token=token,
+        logs=options.state_dir / "logs",
+        prefix="local-",
+        host=host,
+        gpus=find_gpus(os.environ),
+        shard_options=() if is_loopback(host) else tuple(security),
+        kept_logs=default_cache().parent / "logs" if options.embedded else None,
+    )
+    return LocalLauncher(replace(slots, command=tuple(options.slot_command)) if options.slot_command else slots)
+
+
+def _make_rings(options: ServerOptions, local: str, token: str) -> RingLauncher | None:
+    if options.slot_command is not None and not options.slot_command:
+        return None
+    ca_file = None if is_loopback(shard_host(options)) else options.tls_cert
+    return RingLauncher(options.state_dir / "rings", local, token, keeps=options.embedded, shard_ca_file=ca_file)
+
+
+def _make_site(
+    options: ServerOptions, launcher: LocalLauncher | None, rings: RingLauncher | None, artifacts: ArtifactStore
+) -> Site:
+    def kill(hello: pb.SlotHello) -> None:
+        if launcher is not None and hello.boot_id == boot_id() and hello.pid in launcher.pids:
+            os.kill(hello.pid, signal.SIGKILL)
+
+    def end_of(hello: pb.SlotHello) -> SlotEnd | None:
+        return launcher.end_of(hello.name, REAP_S) if launcher is not None else None
+
+    def lives(hello: pb.SlotHello) -> bool:
+        here = hello.boot_id == boot_id() and hello.host == socket.gethostname()
+        return not here or process_lives(hello.pid)
+
+    return Site(
+        store=JobStore(options.state_dir / "jobs.sqlite"),
+        artifacts=artifacts,
+        pool=SlotPool(lives),
+        launcher=launcher,
+        launches_workers=launcher is not None and options.workers > 0,
+        most_workers=None if options.embedded else options.workers,
+        rings=rings,
+        takes_hosts=options.embedded,
+        keeps_checkpoints=not options.embedded,
+        cancels_abandoned=options.embedded,
+        attend_timeout_s=options.attend_timeout_s,
+        shard_ca_file=None if is_loopback(shard_host(options)) else options.tls_cert,
+        kill=kill,
+        end_of=end_of,
+    )
+
+
+def serve(options: ServerOptions) -> RunningServer:
+    """Start a job server in this process; it answers when this returns.
+
+    Raises:
+        UsageError: no token, an address that cannot be bound, or a state directory in use.
+        Refused: a non-loopback address without TLS and without ``insecure``.
+    """
+    if not options.tokens or min(map(len, options.tokens)) < MIN_LENGTH:
+        raise UsageError(f"A job server needs a token of at least {MIN_LENGTH} characters. Received: none.")
+    slot_token = secrets.token_hex(32)
+    raise_descriptor_limit()
+    server, address, local = _bind(options, slot_token)
+    lock = _occupy(options.state_dir)
+    schedulers: list[Scheduler] = []
+    artifacts = ArtifactStore(
+        options.state_dir / "artifacts",
+        quota_bytes=options.limits.state_dir_bytes,
+        max_artifact_bytes=options.limits.artifact_bytes,
+        in_use=lambda: schedulers[0].artifacts_in_use(),
+    )
+    launcher = _make_launcher(options, local, slot_token)
+    rings = _make_rings(options, local, slot_token)
+    site = _make_site(options, launcher, rings, artifacts)
+    scheduler = Scheduler(site)
+    schedulers.append(scheduler)
+    jobs = JobsService(
+        site.store,
+        artifacts,
+        scheduler,
+        versions=versions(),
+        allow_code=options.allow_code or options.embedded,
+        limits=options.limits,
+        shared_dir=str(options.state_dir) if is_loopback(split_address(address)[0]) else "",
+    )
+    jobs_pb2_grpc.add_JobsServicer_to_server(jobs, server)
+    workers_pb2_grpc.add_WorkersServicer_to_server(WorkersService(site.pool, scheduler, artifacts), server)
+    server.start()
+    if launcher is not None:
+        launcher.ensure("shard", options.shards)
+        launcher.ensure("worker", options.workers)
+    if rings is not None:
+        for shape in options.rings:
+            rings.prepare(shape)
+    scheduler.start()
+    _log.info("job server at %s, state in %s", address, options.state_dir)
+    return RunningServer(address, server, scheduler, site, launcher, lock)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="nfdt.jobserver.main", description=__doc__)
+    parser.add_argument("--listen", default="127.0.0.1:0")
+    parser.add_argument("--state-dir", type=Path, required=True)
+    parser.add_argument("--token-file", type=Path, help="default: STATE_DIR/token, made when it is not there")
+    parser.add_argument("--tls-cert")
+    parser.add_argument("--tls-key")
+    parser.add_argument("--client-ca")
+    parser.add_argument("--insecure", action="store_true")
+    parser.add_argument("--allow-code", action="store_true")
+    parser.add_argument("--embedded", action="store_true", help="token from standard input, end when it closes")
+    parser.add_argument("--folder", type=Path, help="of an embedded server: removed at the end, with all that is in it")
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--shards", type=int, default=1)
+    parser.add_argument(
+        "--ring", dest="rings", action="append", default=[], type=_ring, help="JSON of a Horovod ring to start at once"
+    )
+    parser.add_argument("--advertise", default="")
+    parser.add_argument("--attend-timeout", dest="attend_timeout_s", type=float, default=60.0)
+    parser.add_argument("--log-level", default="info")
+    return parser.parse_args(argv)
+
+
+def _ring(text: str) -> RingShape:
+    return RingShape.from_json(json.loads(text))
+
+
+def _read_token(arguments: argparse.Namespace) -> Sequence[str]:
+    if arguments.embedded:
+        return (sys.stdin.readline().strip(),)
+    arguments.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return ensure_token_file(arguments.token_file or arguments.state_dir / "token")
+
+
+def _run(server: RunningServer, arguments: argparse.Namespace, parent: Parent) -> None:
+    """Serve until told to stop; an embedded server removes what it kept.
+
+    A parent that still lives may want the log, and removes the rest itself.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: threading.Thread(target=server.stop).start())
+    try:
+        print(json.dumps({"address": server.address}), flush=True)
+        while not server.wait(0) and not (arguments.embedded and parent.is_gone):
+            (parent if arguments.embedded else server).wait(LOOK_S)
+    finally:
+        server.stop()
+        if arguments.folder is not None:
+            shutil.rmtree(arguments.state_dir, ignore_errors=True)
+            if parent.is_gone:
+                shutil.rmtree(arguments.folder, ignore_errors=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of ``python -m nfdt.jobserver.main``: prints one JSON line with the address when it serves."""
+    arguments, parent = _parse(argv), Parent()
+    logging.basicConfig(
+        level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
+    )
+    known = {f.name for f in fields(ServerOptions)}
+    try:
+        tokens = _read_token(arguments)
+        server = serve(ServerOptions(tokens=tokens, **{k: v for k, v in vars(arguments).items() if k in known}))
+    except NfdtError as error:
+        _log.error("%s", error)
+        return error.exit_code
+    _run(server, arguments, parent)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

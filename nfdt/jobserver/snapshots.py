@@ -1,0 +1,78 @@
+"""A job's state as one artifact: trained parts from the shards, the merged untrained state from the coordinator."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from nfdt.coordinator.untrained import StateMerger
+from nfdt.jobserver.shard_clients import ShardControl
+from nfdt.core.errors import ProtocolError, ShapeMismatch
+from nfdt.core.jobs.artifacts import ArtifactStore
+from nfdt.core.program.state import dump_state_parts, load_state
+
+
+def merger_of(manifest: Mapping[str, Any], artifacts: ArtifactStore) -> StateMerger:
+    """The untrained state that a program starts with.
+
+    Raises:
+        ProtocolError: the program's state lacks an untrained variable that the program names.
+    """
+    entries = manifest.get("untrained") or []
+    if not entries:
+        return StateMerger()
+    found = load_state(artifacts.path(manifest["state"])).untrained
+    missing = [entry.get("path", i) for i, entry in enumerate(entries) if i not in found]
+    if missing:
+        raise ProtocolError(f"The program's state lacks {len(missing)} untrained variables, first {missing[0]!r}.")
+    rules = [{"rule": entry["rule"], "decay": entry.get("decay")} for entry in entries]
+    return StateMerger(rules, [found[i] for i in range(len(entries))])
+
+
+class StateComposer:
+    """Writes the job's state while its shards stand still; the same moment is written once.
+
+    Args:
+        shards: The job's shards.
+        merger: Untrained state.
+        artifacts: Where the state goes.
+    """
+
+    def __init__(self, shards: ShardControl, merger: StateMerger, artifacts: ArtifactStore) -> None:
+        self._shards, self._merger, self._artifacts = shards, merger, artifacts
+        self._lock = threading.Lock()
+        self._moment: object = None
+        self._artifact = ""
+
+    def compose(self, moment: object) -> str:
+        """The artifact of the state at this moment; equal moments give the same one without asking the shards."""
+        with self._lock:
+            if moment != self._moment or not self._artifacts.has(self._artifact):
+                state = self._shards.read()
+                untrained = dict(enumerate(self._merger.current))
+                parts = dump_state_parts(state.weights, state.optimizer, untrained, self._merger.metrics)
+                self._artifact = self._artifacts.put(*parts)
+                self._moment = moment
+            return self._artifact
+
+    def replace(self, artifact: str) -> None:
+        """Make a state artifact that a client uploaded the job's state.
+
+        Raises:
+            ProtocolError: it is no state, or of another model.
+        """
+        with self._lock:
+            state = load_state(self._artifacts.path(artifact))
+            if state.untrained:
+                self._check_untrained(state.untrained)
+            self._shards.write(state)
+            if state.untrained:
+                self._merger.replace([state.untrained[i] for i in range(len(state.untrained))])
+            self._moment = None
+
+    def _check_untrained(self, untrained: Mapping[int, Any]) -> None:
+        expected = [a.shape for a in self._merger.current]
+        received = [untrained[i].shape for i in sorted(untrained)]
+        if expected != received:
+            raise ShapeMismatch(f"State: expected untrained shapes {expected[:8]}. Received: {received[:8]}.")

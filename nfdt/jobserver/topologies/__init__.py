@@ -1,0 +1,1 @@
+"""How the workers of a job are connected: independent, in one allreduce ring, or in groups."""

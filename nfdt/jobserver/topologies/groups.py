@@ -1,0 +1,231 @@
+"""The groups of one job: their worlds, who is in them, what each of them gets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from nfdt.jobserver.job_slots import Crew, Seat
+from nfdt.coordinator.group_plan import GroupPlan, name_of, told_groups
+from nfdt.jobserver.job_log import Journal
+from nfdt.jobserver.outcome import SlotError, explained
+from nfdt.jobserver.context import Site
+from nfdt.core.errors import JobFailed
+from nfdt.core.specs.horovod_options import RingElastic
+from nfdt.core.specs.job import JobSpec
+from nfdt.core.wire import workers_pb2 as pb
+from nfdt.launch.horovod import Ring
+from nfdt.launch.horovod_command import RingShape, shown
+from nfdt.jobserver.worker_statistics import RECENT
+from nfdt.schedulers.group_shares import GroupShare, StatedSizes
+from nfdt.schedulers.grouping import Groups
+
+Members = tuple[int, ...]
+WaitFor = Callable[[Callable[[], list[str]]], None]
+"""Returns when a function names nobody any more; raises when the job ends or it takes too long."""
+
+
+class GroupCrew:
+    """Forms the groups of a job, forms them anew when speeds change for good, and says what each of them does.
+
+    A group is a Horovod world of its own; to the coordinator its rank 0 is one worker. The job's run serialises the
+    calls.
+
+    Args:
+        site: The server.
+        job_id: The job.
+        spec: What it is.
+        crew: Its slots.
+        journal: Where changes are told.
+        planned: The groups to begin with, where they are chosen already; otherwise they are measured first.
+
+    Attributes:
+        sizes: The groups' batches; None where the client feeds them.
+        learning_rate: What the members' own optimizer shall have, where it is theirs.
+    """
+
+    def __init__(
+        self, site: Site, job_id: str, spec: JobSpec, crew: Crew, journal: Journal, planned: Groups | None = None
+    ) -> None:
+        if site.rings is None:
+            raise JobFailed("This server starts no Horovod worlds: it was started without slots of its own.")
+        self._rings, self._pool = site.rings, site.pool
+        self._job_id, self._spec, self._crew, self._journal = job_id, spec, crew, journal
+        workers = spec.cluster.workers
+        self._plan = GroupPlan(spec)
+        self._worlds: dict[Members, Ring] = {}
+        self._seats: dict[Members, Seat] = {}
+        self._planned = self._plan.explicit or planned
+        self._first: Groups = self._planned or (tuple(range(workers)),)
+        self._noted: dict[tuple[str, str], int] = {}
+        self._shares: dict[str, GroupShare] = {}
+        self._told: set[Members] = set()
+        self._cost_s = 0.0
+        self.sizes = StatedSizes(spec.fit.batch_size) if spec.train.kind == "arrays" else None
+        self.learning_rate: float | None = None  # of the members' own optimizer
+
+    # ---- forming
+
+    def start(self) -> None:
+        """Let the worlds that the job begins with come up in the background; can be called again.
+
+        Raises:
+            JobFailed: one of them has ended.
+        """
+        self._launch(self._first)
+        for members in self._first:
+            self._check(members)
+
+    def form(self, wait_for: WaitFor) -> None:
+        """Bring the first worlds up; where groups are to be found, measure their members and form them."""
+        self._bring_up(self._first, wait_for)
+        groups = self._planned or self._plan.choose(self._living())
+        if set(groups) != set(self._seats):
+            self._change(groups, wait_for)
+        self._settle("as asked for" if self._plan.explicit else "planned" if self._planned else "measured")
+
+    def disband(self) -> None:
+        """End all worlds, and let their leaders go."""
+        for seat in self._seats.values():
+            self._crew.send_away(seat)
+        self._rings.end(list(self._worlds.values()))
+
+    def seats(self) -> list[Seat]:
+        """Of the leaders of living groups."""
+        return [self._seats[members] for members in self._living()]
+
+    def review(self, wait_for: WaitFor, remaining_s: float, retire: Callable[[], None]) -> list[Seat]:
+        """Look at the speeds of the epoch that is over.
+
+        Args:
+            wait_for: See :data:`WaitFor`.
+            remaining_s: Seconds of training that are left, as far as one knows.
+            retire: Called before other groups take the place of these.
+
+        Returns:
+            The seats of groups that are new.
+        """
+        self._note()
+        living = self._living()
+        if not living or not self._plan.settled:
+            return []
+        if groups := self._plan.review(living, remaining_s, self._cost_s):
+            retire()
+            self._change(groups, wait_for)
+            self._settle("speeds have changed")
+            return self.seats()
+        self._share_out(living)
+        return []
+
+    def _launch(self, groups: Groups) -> None:
+        for members in groups:
+            if members not in self._worlds:
+                cluster, size = self._spec.cluster, len(members)
+                neighbours = cluster.workers - size
+                shape = replace(RingShape.of(cluster), size=size, members=members, neighbours=neighbours)
+                shape = replace(shape, elastic=RingElastic())
+                ring = self._worlds[members] = self._rings.claim(self._job_id, shape)
+                self._journal.tell("info", f"group {name_of(members)}: {shown(ring.command)}")
+
+    def _check(self, members: Members) -> None:
+        ring = self._worlds[members]
+        if failure := ring.failure:
+            raise explained(ring, JobFailed(f"Group {name_of(members)} did not come up. {failure}"))
+
+    def _bring_up(self, groups: Groups, wait_for: WaitFor) -> None:
+        """Launch worlds, seat their leaders, and wait until every member has told its speed."""
+        began = time.monotonic()
+        self._launch(groups)
+        wait_for(lambda: [f"group {name_of(members)}" for members in groups if not self._is_measured(members)])
+        if not self._living():
+            self._check(groups[-1])
+        self._cost_s = time.monotonic() - began
+        self._note()
+
+    def _is_measured(self, members: Members) -> bool:
+        """Whether the members have told their speeds, or never will: only the first groups all have to come up."""
+        seat = self._seats.get(members)
+        if seat is None or seat.gone:
+            if self._plan.settled and self._worlds[members].failure:
+                return True
+            self._check(members)
+        if seat is None and (seat := self._crew.recruit_leader(self._worlds[members])):
+            self._seats[members] = seat
+            self._crew.start_worker(seat, 0)
+        return seat is not None and not seat.gone and RECENT in seat.report
+
+    def _change(self, groups: Groups, wait_for: WaitFor) -> None:
+        """End the worlds whose members are to be in others, and bring those up."""
+        ended = [members for members in self._worlds if members not in groups]
+        for members in ended:
+            if members in self._seats:
+                self._crew.send_away(self._seats.pop(members))
+        self._rings.end([self._worlds.pop(members) for members in ended])
+        self._bring_up(groups, wait_for)
+
+    # ---- speeds and shares
+
+    def _note(self) -> None:
+        """Take what members have told of their latest steps: (rows, seconds), and how many there were in all."""
+        for seat in self._seats.values():
+            for member, (steps, recent) in seat.report.get(RECENT, {}).items():
+                fresh = steps - self._noted.get((seat.name, member), 0)
+                self._noted[seat.name, member] = steps
+                for rows, seconds in recent[-fresh:] if fresh > 0 else ():
+                    self._plan.measured(member, int(rows), float(seconds))
+        reports = [seat.report for seat in self._seats.values() if not seat.gone and seat.report.get("steps")]
+        if steps := sum(report["steps"] for report in reports):
+            self._plan.exchange_s = sum(report.get("exchange_s", 0.0) for report in reports) / steps
+
+    def _living(self) -> Groups:
+        return tuple(sorted(members for members, seat in self._seats.items() if not seat.gone))
+
+    def _settle(self, reason: str) -> None:
+        """The groups stand: what each of them does, and from which speeds on they are looked at."""
+        groups = self._living()
+        self._plan.settle(groups)
+        self._share_out(groups)
+        shares = [self._shares[self._seats[members].name] for members in groups]
+        self._journal.record("groups", told_groups(shares, reason))
+        text = " | ".join(f"{name_of(s.members)} ({s.step_s * 1000:.0f} ms, rate x{s.rate:.2f})" for s in shares)
+        self._journal.tell("info", f"groups ({reason}, up in {self._cost_s:.1f} s): {text}")
+
+    def _share_out(self, groups: Groups) -> None:
+        self._shares = {self._seats[share.members].name: share for share in self._plan.shares(groups)}
+        if self.sizes is not None:
+            self.sizes.state({worker: share.batch for worker, share in self._shares.items()})
+
+    def share_of(self, worker: str) -> pb.GroupShare | None:
+        """What a group does from its next epoch on."""
+        share = self._shares.get(worker)
+        if share is None:
+            return None
+        return pb.GroupShare(
+            rows=share.rows, rate=share.rate, local_steps=share.local_steps, learning_rate=self.learning_rate
+        )
+
+    # ---- losses
+
+    def tell_losses(self) -> None:
+        """Tell, once, why each world that has ended did so.
+
+        Raises:
+            SlotError: because code of the job raised.
+        """
+        for members, ring in self._worlds.items():
+            if members not in self._told and (failure := ring.failure):
+                self._told.add(members)
+                reason = explained(ring, JobFailed(failure))
+                if isinstance(reason, SlotError):
+                    raise reason
+                self._journal.tell("warning", f"Group {name_of(members)} is gone. {failure}")
+
+    def all_gone(self) -> str | None:
+        """Why no group lives any more; None while one does, or while that is still being found out."""
+        if not self._seats or self._living():
+            return None
+        failures = [ring.failure for ring in self._worlds.values()]
+        if any(failure is None for failure in failures):
+            return None
+        return f"All groups are gone. The last: {failures[-1]}"

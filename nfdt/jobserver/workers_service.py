@@ -1,0 +1,83 @@
+"""The Workers service: slots attend, workers ask for work, artifacts are fetched."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from nfdt.jobserver.scheduler import Scheduler
+from nfdt.jobserver.slot_pool import Slot, SlotPool
+from nfdt.core.errors import NfdtError, PolicyRefused, ProtocolError
+from nfdt.core.jobs.artifacts import ArtifactStore
+from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.wire import workers_pb2_grpc
+from nfdt.core.wire.status import answering
+
+_log = logging.getLogger(__name__)
+
+
+class WorkersService(workers_pb2_grpc.WorkersServicer):
+    """Answers slot processes.
+
+    Args:
+        pool: Where slots are kept.
+        scheduler: Which job a worker works for.
+        artifacts: What workers on other machines fetch.
+    """
+
+    def __init__(self, pool: SlotPool, scheduler: Scheduler, artifacts: ArtifactStore) -> None:
+        self._pool, self._scheduler, self._artifacts = pool, scheduler, artifacts
+
+    @answering
+    def Attend(self, request_iterator: Iterator[pb.SlotMessage], context: Any) -> Iterator[pb.Assignment]:
+        """Keep a slot: its assignments go out, what it says comes in; a stream that ends is the process's end."""
+        first = next(request_iterator, None)
+        if first is None or not first.HasField("hello"):
+            raise ProtocolError("Attend: expected a hello first. Received something else.")
+        joined = self._pool.join(first.hello, first.received)
+        slot, stream = joined.slot, joined.stream
+        if not context.add_callback(lambda: self._pool.broke(slot, stream)):
+            self._pool.broke(slot, stream)
+        arguments = (slot, stream, request_iterator)
+        threading.Thread(target=self._listen, args=arguments, name=slot.name, daemon=True).start()
+        if first.hello.key:
+            yield pb.Assignment(welcome=pb.Welcome(resumed=joined.resumed), received=slot.received)
+        yield from slot.outbox.messages(stream)
+
+    def _listen(self, slot: Slot, stream: int, messages: Iterator[pb.SlotMessage]) -> None:
+        try:
+            for message in messages:
+                self._pool.receive(slot, message)
+        except NfdtError as error:
+            _log.error("slot %s is sent away: %s", slot.name, error)
+            self._pool.leave(slot, stream)
+        except Exception as error:
+            _log.info("slot %s: the stream broke (%s)", slot.name, type(error).__name__)
+        self._pool.broke(slot, stream)
+        self._pool.await_return(slot, stream)
+        self._pool.leave(slot, stream)
+
+    @answering
+    def Ended(self, request: pb.SlotEnded, context: Any) -> pb.SlotEndedReply:
+        """A slot's process has ended."""
+        self._pool.ended(request.name)
+        return pb.SlotEndedReply()
+
+    @answering
+    def Next(self, request: pb.NextRequest, context: Any) -> pb.NextReply:
+        """A worker's report, and what it shall do."""
+        run = self._scheduler.run_of(request.job_id)
+        if run is None:
+            return pb.NextReply(leave=pb.Leave(reason=f"Job {request.job_id} has ended."))
+        return run.next(request, context.is_active)
+
+    @answering
+    def Fetch(self, request: pb.FetchRequest, context: Any) -> Iterator[pb.FetchChunk]:
+        """An artifact of the job."""
+        run = self._scheduler.run_of(request.job_id)
+        if run is None or request.sha256 not in run.artifacts:
+            raise PolicyRefused(f"Artifact {request.sha256[:80]!r} is no part of job {request.job_id[:80]!r}.")
+        for offset, total, data in self._artifacts.chunks(request.sha256, request.offset):
+            yield pb.FetchChunk(offset=offset, total_bytes=total, data=data)

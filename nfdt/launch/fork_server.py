@@ -1,0 +1,173 @@
+"""The nursery: a process that has imported what slots need and forks one for each request.
+
+Started by :class:`nfdt.launch.fork_client.Nursery` as ``python -m nfdt.launch.fork_server``; its standard input is the socket
+that requests come from. It must have one thread whenever it forks: neither TensorFlow's runtime nor gRPC is started
+here. It never sees a job, and ends with its launcher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import random
+import selectors
+import signal
+import socket
+import sys
+from typing import Any
+
+from nfdt.core.host.parent import die_with_parent
+
+READY = b"ready"
+REQUEST_BYTES = 2**20
+DESCRIPTORS = 3  # of a request: the slot's standard input, its log, and the socket that reports on it
+_PR_SET_NAME = 15
+
+
+class Forks:
+    """Forks slots and reports on each, over a socket of its own: its process id (0: not forked), then its exit code.
+
+    A slot that has ended stays a zombie until the launcher, which has read the report, closes its end: until then
+    nobody else gets its process id.
+
+    Args:
+        requests: The launcher's.
+    """
+
+    def __init__(self, requests: socket.socket) -> None:
+        self._requests = requests
+        self._living: dict[int, socket.socket] = {}
+        self._wake, self._alarm = socket.socketpair()
+        self._alarm.setblocking(False)
+        signal.set_wakeup_fd(self._alarm.fileno())
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._requests, selectors.EVENT_READ)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+
+    def serve(self) -> list[str] | None:
+        """Fork until the launcher closes its end; returns None then, and in each slot its arguments.
+
+        Raises:
+            RuntimeError: there are other threads, which a fork would cut off in the middle of what they do.
+        """
+        _require_one_thread()
+        self._requests.send(READY)
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._requests:
+                    message, descriptors, _, _ = socket.recv_fds(self._requests, REQUEST_BYTES, DESCRIPTORS)
+                    if not message:
+                        return None
+                    request = json.loads(message)
+                    if self._fork(*descriptors):
+                        return _become_slot(request)
+                elif key.fileobj is self._wake:
+                    self._wake.recv(4096)
+                    self._report_ends()
+                else:
+                    self._forget(*key.data)
+
+    def _fork(self, stdin: int, log: int, report: int) -> bool:
+        """True in the slot, whose standard input and output are set."""
+        connection = socket.socket(fileno=report)
+        sys.stdout.flush()
+        _require_one_thread()
+        nursery = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            print(f"nursery: cannot fork: {error}", file=sys.stderr, flush=True)
+            pid = -1
+        if pid == 0:
+            self._leave(nursery, stdin, log)
+            connection.close()
+            return True
+        os.close(stdin)
+        os.close(log)
+        if pid < 0:
+            _tell(connection, 0)
+            connection.close()
+        else:
+            self._living[pid] = connection
+            self._selector.register(connection, selectors.EVENT_READ, (pid, connection))
+            _tell(connection, pid)
+        return False
+
+    def _leave(self, nursery: int, stdin: int, log: int) -> None:
+        """In the slot: end with the nursery, and keep nothing of it."""
+        os.setsid()
+        die_with_parent(watch_stdin=False)
+        if os.getppid() != nursery:
+            os._exit(1)  # it ended before the kernel knew
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        held: list[Any] = [self._alarm, *(key.fileobj for key in self._selector.get_map().values())]
+        self._selector.close()
+        for one in held:
+            one.close()
+        for source, target in ((stdin, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        os.close(stdin)
+        os.close(log)
+
+    def _report_ends(self) -> None:
+        for pid, connection in list(self._living.items()):
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is not None:
+                del self._living[pid]
+                _tell(connection, ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
+
+    def _forget(self, pid: int, connection: socket.socket) -> None:
+        """The launcher has closed its end: it knows of the end, or wants this slot no longer."""
+        if self._living.pop(pid, None) is not None:
+            os.kill(pid, signal.SIGKILL)
+        self._selector.unregister(connection)
+        connection.close()
+        os.waitpid(pid, 0)
+
+
+def _tell(connection: socket.socket, number: int) -> None:
+    with contextlib.suppress(OSError):  # the launcher has closed its end: that is noticed in its turn
+        connection.send(str(number).encode())
+
+
+def _require_one_thread() -> None:
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        raise RuntimeError(
+            f"Nursery: expected one thread before a fork. Received: {threads}; something that was imported starts "
+            "threads. Slots are started without a nursery now."
+        )
+
+
+def _become_slot(request: dict[str, Any]) -> list[str]:
+    """Take over environment, name and randomness of a process of its own."""
+    import numpy as np
+
+    for name, value in request["environment"].items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    sys.argv[1:] = request["arguments"]
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, request["title"].encode())  # the first 15 bytes, for ps and top
+    random.seed()
+    np.random.seed()
+    return list(request["arguments"])
+
+
+def main() -> int:
+    """Import, then fork on request."""
+    die_with_parent(watch_stdin=False)
+    from nfdt.worker import slot
+
+    slot.load()
+    arguments = Forks(socket.socket(fileno=os.dup(0))).serve()
+    return 0 if arguments is None else slot.main(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

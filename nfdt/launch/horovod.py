@@ -1,0 +1,260 @@
+"""Allreduce rings of this server: started, claimed by one job at a time, explained when they end, taken down."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nfdt.core.errors import JobFailed
+from nfdt.core.host.private_files import private
+from nfdt.launch.horovod_command import RingShape, Surroundings, choose_launcher, ring_command, ring_environment, shown
+from nfdt.launch.horovod_log import RingNews, Stall
+from nfdt.launch.timeline import finish_timeline, timelines
+
+_log = logging.getLogger(__name__)
+
+TAIL_LINES = 30
+QUIT_S = 4.0  # how long ranks that were dismissed may take to leave their world
+TERMINATE_S = 5.0
+END_S = 8.0  # how long a ring that has lost a rank may take to end
+NAME = "ring-"
+ENDED = ""  # job of a ring that is about to end
+_NOISE = re.compile(r"^\s*(-{10,}|)\s*$")
+
+
+def surroundings() -> Surroundings:
+    """This machine as launchers see it."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Surroundings(shutil.which("mpirun"), cores, os.geteuid() == 0)
+
+
+@dataclass(eq=False)
+class Ring:
+    """One launcher process with its ranks.
+
+    Attributes:
+        name: What rank 0's slots say they belong to.
+        command: The launcher's argv.
+        directory: Token, and what a rank that failed left behind; removed when the ring has ended.
+        job_id: The job it works for; None: it is free.
+    """
+
+    name: str
+    shape: RingShape
+    command: list[str]
+    directory: Path
+    process: subprocess.Popen[bytes]
+    job_id: str | None = None
+    _news: RingNews = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._news = RingNews(self.log)
+
+    def news(self) -> tuple[list[Stall], list[str]]:
+        """What Horovod has warned of and what the ring has said since the last call."""
+        return self._news.read()
+
+    @property
+    def failure(self) -> str | None:
+        """What went wrong, once the ring has ended."""
+        code = self.process.poll()
+        return None if code is None else self._explain(code)
+
+    def why(self, timeout_s: float = END_S) -> JobFailed | None:
+        """Why it ended, waiting a moment for the end; None when it still runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout_s)
+        failure = self.failure
+        return None if failure is None else JobFailed(failure)
+
+    def report(self) -> dict[str, Any] | None:
+        """What the first rank that failed left behind."""
+        for path in sorted(self.directory.glob("failure-*.json"), key=lambda p: p.stat().st_mtime):
+            with contextlib.suppress(ValueError, OSError):
+                return dict(json.loads(path.read_text()))
+        return None
+
+    def _explain(self, code: int) -> str:
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        tail = "\n".join([line for line in lines if not _NOISE.match(line)][-TAIL_LINES:])
+        return (
+            f"The ring of {self.shape.size} ranks ended with exit code {code}. It was started with: "
+            f"{shown(self.command)}\nThe end of its log:\n{tail or '(nothing)'}"
+        )
+
+    @property
+    def log(self) -> Path:
+        """Standard output and error of the launcher and all ranks; stays when the ring has ended."""
+        return self.directory.with_suffix(".log")
+
+    def clean_up(self) -> None:
+        """Remove the token and what failed ranks left behind: the ring has ended.
+
+        Ranks of a world that somebody else started wait for the server to remove the directory.
+        """
+        if self.shape.launcher == "world":
+            (self.directory / "token").unlink(missing_ok=True)
+        else:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class RingLauncher:
+    """Starts and ends the rings of a server; any thread may call.
+
+    Args:
+        directory: Where each ring gets a directory, beside its log; made with mode 0700.
+        server: ``host:port`` that rank 0 attends.
+        token: The slots' token; rank 0 reads it from a file of mode 0600.
+        keeps: Whether a ring whose job has ended waits for the next one (a server of one script), or is ended.
+        command: argv of a rank; tests give another one.
+        shard_ca_file: PEM certificates that leaders of groups trust, where shards speak TLS.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        server: str,
+        token: str,
+        *,
+        keeps: bool,
+        command: Sequence[str] = (sys.executable, "-P", "-m", "hfdt.runtime.rank"),
+        look: Callable[[], Surroundings] = surroundings,
+        shard_ca_file: str | None = None,
+    ) -> None:
+        self._directory, self._server, self._token, self._keeps = directory, server, token, keeps
+        self._command, self._look, self._shard_ca_file = tuple(command), look, shard_ca_file
+        self._lock = threading.Lock()
+        self._rings: list[Ring] = []
+        self._worlds = 0
+        for left in directory.glob(f"{NAME}*/"):  # by a killed server: a state directory serves one at a time
+            shutil.rmtree(left, ignore_errors=True)
+
+    def prepare(self, shape: RingShape) -> None:
+        """Start a ring that the first job of this shape will find warm."""
+        with self._lock:
+            self._start(shape, None)
+
+    def check(self, shape: RingShape) -> None:
+        """Raise UsageError where no launcher for this shape is here."""
+        choose_launcher(shape, self._look())
+
+    def claim(self, job_id: str, shape: RingShape) -> Ring:
+        """The job's ring of this shape: the one it has, a free one, or a new one that comes up in the background."""
+        with self._lock:
+            own = next((ring for ring in self._rings if ring.job_id == job_id and ring.shape == shape), None)
+            if own is not None:
+                return own
+            for ring in self._rings:
+                if ring.job_id is None and ring.shape == shape and ring.process.poll() is None:
+                    ring.job_id = job_id
+                    return ring
+            if shape.launcher == "world" and self._worlds:
+                raise JobFailed("The world that the launcher started has ended: mpirun starts one only. Run it again.")
+            return self._start(shape, job_id)
+
+    def release(self, job_id: str, *, usable: bool) -> None:
+        """The job has ended; ``usable``: its ranks can do another one."""
+        with self._lock:
+            rings = [ring for ring in self._rings if ring.job_id == job_id]
+            for ring in rings:
+                ring.job_id = None
+            ended = [ring for ring in rings if not (self._keeps and usable and ring.process.poll() is None)]
+            self._rings = [ring for ring in self._rings if ring not in ended]
+        _end(ended)
+
+    def end(self, rings: Sequence[Ring]) -> None:
+        """End these rings of a job in the background; their slots have been dismissed: they can leave in order."""
+        with self._lock:
+            for ring in rings:
+                ring.job_id = ENDED
+        threading.Thread(target=self._end_and_forget, args=(list(rings),), name="ending-rings", daemon=True).start()
+
+    def _group_options(self, shape: RingShape) -> list[str]:
+        if not shape.members:
+            return []
+        options = ["--members", ",".join(map(str, shape.members)), "--neighbours", str(shape.neighbours)]
+        return [*options, "--ca-file", self._shard_ca_file] if self._shard_ca_file else options
+
+    def _end_and_forget(self, rings: list[Ring]) -> None:
+        try:
+            _end_soon(rings)
+        finally:
+            with self._lock:
+                self._rings = [ring for ring in self._rings if ring not in rings]
+
+    def stop(self) -> None:
+        """End all rings; their slots have been dismissed, so that those without a job end by themselves."""
+        with self._lock:
+            rings, self._rings = self._rings, []
+        _end_soon(rings)
+
+    def _start(self, shape: RingShape, job_id: str | None) -> Ring:
+        name = f"{NAME}{secrets.token_hex(4)}"
+        directory = self._directory / name
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        directory.mkdir(mode=0o700)
+        program = [*self._command, "--server", self._server, "--ring", str(directory), *self._group_options(shape)]
+        try:
+            command = ring_command(shape, program, self._look())
+            with open(directory / "token", "x", opener=private) as file:
+                file.write(self._token)
+            process = _launch(command, shape, directory.with_suffix(".log"))
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        _log.info("%s: %s", name, shown(command))
+        ring = Ring(name, shape, command, directory, process, job_id)
+        self._rings.append(ring)
+        self._worlds += shape.launcher == "world"
+        return ring
+
+
+def _launch(command: Sequence[str], shape: RingShape, log: Path) -> subprocess.Popen[bytes]:
+    environment = ring_environment(os.environ, variables=shape.tuning.variables(), in_world=shape.launcher == "world")
+    with open(log, "wb", opener=private) as output:
+        return subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+
+
+def _end_soon(rings: Sequence[Ring]) -> None:
+    """Give ranks that were dismissed some time to leave, then end them."""
+    deadline = time.monotonic() + QUIT_S
+    for ring in rings:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            ring.process.wait(max(0.0, deadline - time.monotonic()))
+    _end(rings)
+
+
+def _end(rings: Sequence[Ring]) -> None:
+    """Ask, then kill; a launcher that is asked ends its ranks."""
+    living = [ring for ring in rings if ring.process.poll() is None]
+    for ring in living:
+        ring.process.terminate()
+    deadline = time.monotonic() + TERMINATE_S
+    for ring in living:
+        try:
+            ring.process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(ring.process.pid, signal.SIGKILL)
+            ring.process.wait()
+    for ring in rings:
+        ring.clean_up()
+    for named in {ring.shape.tuning.timeline for ring in rings}:
+        for path in timelines(Path(named)) if named else ():
+            finish_timeline(path)

@@ -1,0 +1,181 @@
+"""The command line that starts the ranks of an allreduce ring: values in, argv out."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nfdt.core.errors import UsageError
+from nfdt.core.host.launcher_rank import LOCAL_NAMES, one_name_per_slot
+from nfdt.core.specs.horovod_options import RingElastic, RingTuning
+from nfdt.core.specs.job import ClusterSpec
+
+_WORLD_VARIABLES = ("OMPI_", "PMIX_", "PMI_", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL", "HOROVOD_CROSS")
+_RENDEZVOUS = ("HOROVOD_GLOO_RENDEZVOUS", "HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "HOROVOD_HOSTNAME")
+
+
+@dataclass(frozen=True)
+class RingShape:
+    """Which ring a job wants; rings of equal shape can stand in for each other.
+
+    Attributes:
+        size: Ranks.
+        launcher: ``auto``, ``mpirun``, ``horovodrun``, or ``world``: this process was started as rank 0 of one.
+        hosts: ``a:2,b:2``; None: this machine.
+        hostfile: A file that the launcher reads instead.
+        tuning: What Horovod is told.
+        elastic: Whether ranks may come and go.
+        members: Of a group of workers, by rank, their numbers; empty: a ring on its own.
+        neighbours: Ranks of other groups that share its machine.
+    """
+
+    size: int
+    launcher: str = "auto"
+    hosts: str | None = None
+    hostfile: str | None = None
+    tuning: RingTuning = RingTuning()
+    elastic: RingElastic = RingElastic()
+    members: tuple[int, ...] = ()
+    neighbours: int = 0
+
+    @classmethod
+    def of(cls, cluster: ClusterSpec) -> RingShape:
+        """The shape that a job's cluster describes."""
+        return cls.from_json({"size": cluster.workers, **cluster.model_dump()})
+
+    @classmethod
+    def from_json(cls, options: Mapping[str, Any]) -> RingShape:
+        """The shape that a flat mapping of a cluster's options and ``size`` describes; other names are ignored."""
+        tuning = {name: options[name] for name in RingTuning.model_fields if name in options}
+        elastic = {name: options[name] for name in RingElastic.model_fields if name in options}
+        hosts, hostfile = options.get("hosts"), options.get("hostfile")
+        members = tuple(options.get("members", ()))
+        launcher = options.get("launcher") or "auto"
+        return cls(
+            int(options["size"]),
+            launcher,
+            hosts,
+            hostfile,
+            tuning=RingTuning(**tuning),
+            elastic=RingElastic(**elastic),
+            members=members,
+            neighbours=int(options.get("neighbours", 0)),
+        )
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files of the server's machine that the ring reads, runs or writes, besides its own."""
+        named = (self.hostfile, self.tuning.timeline, self.tuning.autotune_log, self.elastic.host_discovery_script)
+        return tuple(name for name in named if name)
+
+    @property
+    def one_host(self) -> bool:
+        """Whether all ranks are on this machine, as far as the names tell."""
+        if self.hostfile or self.elastic.network_interfaces:
+            return False
+        return all(host.split(":")[0] in LOCAL_NAMES for host in (self.hosts or "localhost").split(","))
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What decides over a launcher's arguments: ``mpirun`` is its path, None where there is none."""
+
+    mpirun: str | None
+    cores: int
+    root: bool
+
+
+def choose_launcher(shape: RingShape, here: Surroundings) -> str:
+    """``mpirun``, ``horovodrun`` or ``world``.
+
+    Raises:
+        UsageError: mpirun is asked for and there is none.
+    """
+    if shape.elastic.elastic and shape.launcher == "mpirun":
+        raise UsageError(
+            "launcher='mpirun': expected horovodrun for an elastic ring (min_workers, max_workers, "
+            "host_discovery_script): mpirun ends all ranks when one dies. Leave launcher out."
+        )
+    if shape.launcher == "mpirun" and here.mpirun is None:
+        raise UsageError(
+            "launcher='mpirun': expected mpirun on the PATH. Received: none. Install Open MPI "
+            "(apt-get install openmpi-bin), or take launcher='horovodrun'."
+        )
+    if shape.launcher != "auto":
+        return shape.launcher
+    if shape.elastic.elastic:
+        return "horovodrun"
+    return "mpirun" if here.mpirun else "horovodrun"
+
+
+def ring_command(shape: RingShape, program: Sequence[str], here: Surroundings) -> list[str]:
+    """The argv that runs ``program`` as every rank of a ring.
+
+    On one machine everything that the launchers listen on is bound to loopback.
+
+    Raises:
+        UsageError: the launcher that is asked for is not there.
+    """
+    launcher = choose_launcher(shape, here)
+    if launcher == "world":
+        return list(program)
+    places = ["-H", shape.hosts] if shape.hosts else ["--hostfile", shape.hostfile] if shape.hostfile else []
+    if launcher == "mpirun":
+        variables = [part for name, value in shape.tuning.variables().items() for part in ("-x", f"{name}={value}")]
+        start = [here.mpirun or "mpirun", "-np", str(shape.size), *places, *_mpirun_options(shape, here)]
+        return [*start, *variables, *program]
+    # Our own entry of horovodrun: on one machine its key-value store, which asks nobody for a password, listens on
+    # loopback only.
+    start = [sys.executable, "-P", "-m", "hfdt.launch.horovodrun", *(["--loopback"] if shape.one_host else [])]
+    if shape.elastic.elastic:
+        start.append("--watch-parent")
+        places = places if shape.hostfile else ["-H", _own_names(shape)]
+        places = [*([] if shape.elastic.host_discovery_script else places), *shape.elastic.elastic_flags()]
+    return [*start, "-np", str(shape.size), "--gloo", *places, *shape.tuning.tuning_flags(), *program]
+
+
+def _own_names(shape: RingShape) -> str:
+    """The hosts, with a name of its own for every rank on this machine: Horovod gives up whole hosts."""
+    hosts = shape.hosts or f"localhost:{shape.elastic.max_workers or shape.size}"
+    slots = {host: int(count or 1) for host, _, count in (place.partition(":") for place in hosts.split(","))}
+    return ",".join(f"{host}:{count}" for host, count in one_name_per_slot(slots).items())
+
+
+def _mpirun_options(shape: RingShape, here: Surroundings) -> list[str]:
+    options = ["--bind-to", "none", "--map-by", "slot", "--tag-output"]
+    if here.root:
+        options.append("--allow-run-as-root")
+    if shape.one_host:
+        if shape.size > here.cores and not shape.hosts:
+            options.append("--oversubscribe")
+        # Who waits must not spin where other worlds, or a rank's own gradient, could use the core.
+        if shape.members or 2 * shape.size > here.cores:
+            options += ["--mca", "mpi_yield_when_idle", "1"]
+        options += ["--mca", "oob_tcp_if_include", "lo", "--mca", "btl", "self,vader"]
+        # Ranks of one machine copy through shared memory in any container, also without the right to trace.
+        options += ["--mca", "btl_vader_single_copy_mechanism", "none"]
+    return options
+
+
+def ring_environment(
+    inherited: Mapping[str, str], *, in_world: bool, variables: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The environment of a launcher: a world that this process belongs to is not passed on, unless it is the ring.
+
+    ``variables`` are what Horovod is told.
+    """
+    kept = dict(inherited)
+    if not in_world:
+        foreign = (*_WORLD_VARIABLES, *_RENDEZVOUS) if "OMPI_COMM_WORLD_RANK" in inherited else _RENDEZVOUS
+        kept = {name: value for name, value in inherited.items() if not name.startswith(foreign)}
+    kept.pop("NFDT_TOKEN", None)
+    kept |= variables or {}
+    return {**kept, "TF_CPP_MIN_LOG_LEVEL": inherited.get("TF_CPP_MIN_LOG_LEVEL", "3"), "PYTHONUNBUFFERED": "1"}
+
+
+def shown(argv: Sequence[str]) -> str:
+    """The command line as one would type it."""
+    return shlex.join(argv)

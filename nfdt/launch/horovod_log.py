@@ -1,0 +1,114 @@
+"""What a ring's log says while it grows: the stalls that Horovod warns of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nfdt.core.specs.horovod_options import NEWS
+
+MOST_BYTES = 2**20  # read at once; the rest waits for the next call
+
+# mpirun: "[1,0]<stderr>:", also within lines that were written in pieces; horovodrun: "[0]<stderr>:"; in a world that
+# somebody else started: nothing.
+_SOURCE = re.compile(r"\[[\d,]+\]<std(?:err|out)>:")
+_BEGIN = re.compile(r"waiting for remainder of ranks for more than (\d+) seconds")
+_MISSING = "Missing ranks:"
+_RANK = re.compile(r"^(\d+)!?: \[(.*)\]\s*$")
+
+
+@dataclass
+class Stall:
+    """Ranks that keep the others waiting.
+
+    Attributes:
+        since_s: The others have waited for longer than this.
+        missing: The tensors that each of these ranks has not submitted.
+    """
+
+    since_s: float
+    missing: dict[int, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """All of them."""
+        return tuple(sorted({name for names in self.missing.values() for name in names}))
+
+
+class StallReader:
+    """Finds Horovod's warnings in lines of text; several ranks may write between each other's lines."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Stall] = {}
+
+    def read(self, lines: Iterator[str] | list[str]) -> list[Stall]:
+        """The stalls that these lines complete; Horovod writes a warning's lines at once."""
+        found: list[Stall] = []
+        for line in lines:
+            source = _SOURCE.match(line)
+            found += self._take(source.group() if source else "", _SOURCE.sub("", line))
+        found += [stall for stall in self._open.values() if stall.missing]
+        self._open = {source: stall for source, stall in self._open.items() if not stall.missing}
+        return found
+
+    def _take(self, source: str, text: str) -> list[Stall]:
+        done: list[Stall] = []
+        open_one = self._open.get(source)
+        if open_one is not None:
+            if rank := _RANK.match(text):
+                open_one.missing[int(rank.group(1))] = _names(rank.group(2))
+                return []
+            if text.startswith(_MISSING):
+                return []
+            del self._open[source]
+            done = [open_one] if open_one.missing else []
+        if begin := _BEGIN.search(text):
+            self._open[source] = Stall(float(begin.group(1)))
+        return done
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.removesuffix("...").replace(",", " ").split())
+
+
+class GrowingFile:
+    """The whole lines that were added to a file since the last call."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
+
+    def lines(self) -> list[str]:
+        """New lines, at most :data:`MOST_BYTES` of them; none while there is no such file."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read(MOST_BYTES)
+        except OSError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1] or (data if len(data) == MOST_BYTES else b"")
+        self._offset += len(whole)
+        return whole.decode(errors="replace").splitlines()
+
+
+class RingNews:
+    """The news in a ring's log since the last call."""
+
+    def __init__(self, log: Path) -> None:
+        self._file, self._stalls = GrowingFile(log), StallReader()
+
+    def read(self) -> tuple[list[Stall], list[str]]:
+        """Stalls, told of as often as Horovod repeats itself, and what the ring itself has to say."""
+        lines = self._file.lines()
+        texts = [_SOURCE.sub("", line).partition(NEWS)[2] for line in lines if NEWS in line]
+        return self._stalls.read(lines), texts
+
+
+def describe(stall: Stall) -> Mapping[str, object]:
+    """The ``stalled`` event of a stall."""
+    return {
+        "waiting_for": [f"rank {rank}" for rank in sorted(stall.missing)],
+        "since_s": stall.since_s,
+        "tensors": list(stall.tensors),
+    }

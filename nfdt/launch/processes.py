@@ -1,0 +1,318 @@
+"""Slot processes on this machine: started, watched, started again, and ended with their parent."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nfdt.core.jobs.launcher import Role
+from nfdt.core.work.slot_connection import PATIENCE_S
+from nfdt.launch.fork_client import ForkedSlot, Nursery
+from nfdt.launch.slot_end import SlotEnd, keep
+
+_log = logging.getLogger(__name__)
+
+TERMINATE_S = 5.0
+CRASHES = 5  # in a row, each within CRASH_S of its start: then no slot is started again
+CRASH_S = 10.0
+MOST_ENDS = 1000  # whose reasons are remembered
+RESTART_S = 0.5  # after a crash before the next start, twice as long after each further one
+DOUBLINGS = 4
+FAILED_STARTS = 3  # in a row: then they are a failure, and tried again all the same
+SLOT = (sys.executable, "-P", "-m", "nfdt.worker.slot")  # -P: a file of the user's shadows no module of ours
+
+Process = subprocess.Popen[bytes] | ForkedSlot
+
+
+@dataclass(frozen=True)
+class SlotOptions:
+    """How slots are started.
+
+    Attributes:
+        server: ``host:port`` the slots attend.
+        token: Goes through the environment, never through argv.
+        logs: Directory of the slots' standard error; made with mode 0700.
+        prefix: Of the slots' names.
+        host: Address that shards listen on.
+        shard_options: More arguments of shard slots: how they secure an address that is not loopback.
+        ca_file: PEM certificates, when the server speaks TLS.
+        gpus: ``CUDA_VISIBLE_DEVICES`` of worker i is ``gpus[i % len(gpus)]``; empty: as inherited.
+        wait_s: How long a slot looks for a server that does not answer.
+        command: The program; tests give another one. Slots of another one, or with GPUs, are not forked.
+        environment: Added to what is inherited.
+        kept_logs: Where the log of a slot that failed is copied to, if ``logs`` does not outlive the job.
+    """
+
+    server: str
+    token: str = field(repr=False)
+    logs: Path
+    prefix: str = ""
+    host: str = "127.0.0.1"
+    shard_options: tuple[str, ...] = ()
+    ca_file: str | None = None
+    gpus: tuple[str, ...] = ()
+    wait_s: float = PATIENCE_S
+    command: Sequence[str] = SLOT
+    environment: Mapping[str, str] = field(default_factory=dict)
+    kept_logs: Path | None = None
+
+
+def slot_arguments(options: SlotOptions, role: Role, name: str) -> list[str]:
+    """The arguments of one slot; they hold no secret."""
+    argv = ["--server", options.server, "--role", role, "--name", name, "--watch-stdin"]
+    if role == "shard":
+        argv += ["--host", options.host, *options.shard_options]
+    if options.wait_s != PATIENCE_S:
+        argv += ["--wait", str(options.wait_s)]
+    if options.ca_file:
+        argv += ["--ca-file", options.ca_file]
+    return argv
+
+
+def shared_environment(options: SlotOptions, inherited: Mapping[str, str]) -> dict[str, str]:
+    """What all slots have in their environment; it holds no secret."""
+    return {"TF_CPP_MIN_LOG_LEVEL": "3", **inherited, **options.environment}
+
+
+def slot_environment(options: SlotOptions, role: Role, index: int, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The environment of one slot."""
+    chosen = {**inherited, "NFDT_TOKEN": options.token}
+    if role == "worker" and options.gpus:
+        chosen["CUDA_VISIBLE_DEVICES"] = options.gpus[index % len(options.gpus)]
+    return shared_environment(options, chosen)
+
+
+@dataclass
+class _Slot:
+    name: str
+    role: Role
+    index: int
+    process: Process
+    started_at: float
+
+
+class LocalLauncher:
+    """Keeps the asked number of slot processes alive; a :class:`~nfdt.core.jobs.launcher.Launcher`.
+
+    Slots die with this process however it goes, see :mod:`nfdt.core.host.parent`: one thread starts all of
+    them and holds the pipes that are their standard input. Where they can be forked a nursery does that.
+
+    Args:
+        options: How slots are started.
+        ended: Told the name of each slot that has ended, on a thread that must not wait.
+
+    Attributes:
+        given_up: Set once slots die as fast as they are started: no more are started.
+    """
+
+    def __init__(self, options: SlotOptions, ended: Callable[[str], None] = lambda name: None) -> None:
+        self._options, self._ended = options, ended
+        self._changed = threading.Condition()
+        self._wanted: dict[Role, int] = {"worker": 0, "shard": 0}
+        self._slots: list[_Slot] = []
+        self._ends: dict[str, SlotEnd] = {}
+        self._crashes = 0
+        self._crashed_at = 0.0
+        self._failed_starts = 0  # in a row
+        self._failed_start_at = 0.0
+        self._start_error = ""
+        self._nursery: Nursery | None = None
+        self._forks = sys.platform.startswith("linux") and options.command == SLOT and not options.gpus
+        self.given_up = threading.Event()
+        self._stopping = False
+        options.logs.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._thread = threading.Thread(target=self._supervise, name="launcher", daemon=True)
+        self._thread.start()
+
+    def ensure(self, role: Role, count: int) -> None:
+        """Keep at least ``count`` slots of this role alive from now on; they are started in the background."""
+        with self._changed:
+            if count > self._wanted[role]:
+                self._wanted[role] = count
+                self._changed.notify_all()
+
+    @property
+    def pids(self) -> list[int]:
+        """The living slot processes."""
+        with self._changed:
+            return [s.process.pid for s in self._slots if s.process.poll() is None and s.process.pid is not None]
+
+    @property
+    def failure(self) -> str | None:
+        """Why no slots can be started; None while they can."""
+        if self.given_up.is_set():
+            last = f" The last: {next(reversed(self._ends.values()))}." if self._ends else ""
+            what = f"{CRASHES} times slot processes ended within {CRASH_S:.0f} s of their start"
+            return f"{what}; see {self._options.logs}.{last}"
+        if self._failed_starts < FAILED_STARTS:
+            return None
+        return f"{self._start_error}. It is tried again every {_pause_s(DOUBLINGS + 1):.0f} s"
+
+    def end_of(self, name: str, timeout_s: float) -> SlotEnd | None:
+        """How a slot of this launcher ended, once that is known; None for slots of others and such as live."""
+        with self._changed:
+            self._changed.wait_for(lambda: not any(slot.name == name for slot in self._slots), timeout_s)
+            return self._ends.get(name)
+
+    def stop(self) -> None:
+        """End all slots: close their standard input and terminate them, kill what is left after a deadline."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _supervise(self) -> None:
+        while True:
+            with self._changed:
+                if self._stopping:
+                    break
+                self._reap()
+                missing = [] if self.given_up.is_set() else self._missing()
+                if not missing or self._pauses():
+                    self._changed.wait(0.2 if self._slots or missing else None)
+                    continue
+            for role, index in missing:
+                if not self._start(role, index):
+                    break
+        with self._changed:
+            slots, self._slots = self._slots, []
+            self._changed.notify_all()
+        _end([slot.process for slot in slots])
+        for slot in slots:
+            self._ended(slot.name)
+        if self._nursery is not None:
+            self._nursery.stop()
+
+    def _reap(self) -> None:
+        for slot in [s for s in self._slots if s.process.poll() is not None]:
+            self._slots.remove(slot)
+            _close_stdin(slot.process)
+            self._note_end(slot)
+            self._ended(slot.name)
+            self._count(slot.started_at, crashed=slot.process.returncode != 0)
+            self._changed.notify_all()
+
+    def _note_end(self, slot: _Slot) -> None:
+        log, code = self._options.logs / f"{slot.name}.log", int(slot.process.returncode or 0)
+        if code and self._options.kept_logs is not None:
+            log = keep(log, self._options.kept_logs)
+        self._ends[slot.name] = SlotEnd(code, log)
+        if len(self._ends) > MOST_ENDS:
+            del self._ends[next(iter(self._ends))]
+        _log.log(
+            logging.WARNING if code else logging.INFO, "%s slot %s: %s", slot.role, slot.name, self._ends[slot.name]
+        )
+
+    def _count(self, started_at: float, *, crashed: bool) -> None:
+        """Count crashes in a row; processes that run side by side and end together, as with their nursery, are one."""
+        now = time.monotonic()
+        if not crashed or now - started_at >= CRASH_S:
+            self._crashes = 0
+        elif started_at > self._crashed_at:
+            self._crashes += 1
+            self._crashed_at = now
+        if self._crashes >= CRASHES:
+            self.given_up.set()
+
+    def _pauses(self) -> bool:
+        """Whether what crashed, or could not be started, may not be started yet."""
+        now = time.monotonic()
+        start_at = self._failed_start_at + _pause_s(self._failed_starts)
+        return now < max(start_at, self._crashed_at + _pause_s(self._crashes))
+
+    def _missing(self) -> list[tuple[Role, int]]:
+        missing: list[tuple[Role, int]] = []
+        for role, count in self._wanted.items():
+            taken = {slot.index for slot in self._slots if slot.role == role}
+            missing += [(role, index) for index in range(count) if index not in taken]
+        return missing
+
+    def _start(self, role: Role, index: int) -> bool:
+        """Start a slot; False when that failed, and is to be tried again."""
+        name = f"{self._options.prefix}{role}-{index}-{secrets.token_hex(3)}"
+        try:
+            process = self._new_process(role, index, name)
+        except Exception as error:  # whatever it is: the other slots live only as long as this thread
+            self._start_error = f"{role} slot {index} cannot be started: {type(error).__name__}: {error}"
+            self._failed_starts += 1
+            self._failed_start_at = time.monotonic()
+            _log.error("%s", self._start_error)
+            return False
+        self._failed_starts = 0
+        with self._changed:
+            self._slots.append(_Slot(name, role, index, process, time.monotonic()))
+        return True
+
+    def _new_process(self, role: Role, index: int, name: str) -> Process:
+        log = os.open(self._options.logs / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            arguments = slot_arguments(self._options, role, name)
+            environment = slot_environment(self._options, role, index, os.environ)
+            return self._fork(arguments, f"nfdt {role} {index}", environment, log) or subprocess.Popen(
+                [*self._options.command, *arguments],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)
+
+    def _fork(self, arguments: list[str], name: str, environment: dict[str, str], log: int) -> ForkedSlot | None:
+        """A slot of the nursery, which is started when there is none; None where slots cannot be forked."""
+        if self._nursery is not None and self._nursery.returncode is not None:
+            self._lose(self._nursery)
+        if not self._forks:
+            return None
+        try:
+            if self._nursery is None:
+                shared = shared_environment(self._options, os.environ)
+                self._nursery = Nursery(shared, self._options.logs / "nursery.log")
+            return self._nursery.fork(arguments, name, environment, log)
+        except OSError as error:
+            _log.warning("%s is started, not forked: %s", name, error)
+            return None
+
+    def _lose(self, nursery: Nursery) -> None:
+        """The nursery has ended; another one is tried if it has ever been ready."""
+        _log.warning("the nursery of slots ended with %s; see %s", nursery.returncode, nursery.log)
+        self._forks = nursery.ready
+        nursery.stop()
+        self._nursery = None
+
+
+def _pause_s(failures: int) -> float:
+    return RESTART_S * 2 ** min(failures - 1, DOUBLINGS) if failures else 0.0
+
+
+def _close_stdin(process: Process) -> None:
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+
+
+def _end(processes: Sequence[Process]) -> None:
+    for process in processes:
+        _close_stdin(process)
+        process.terminate()
+    deadline = time.monotonic() + TERMINATE_S
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            _log.warning("slot %d did not end in %.0f s: killed", process.pid, TERMINATE_S)
+            if process.pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

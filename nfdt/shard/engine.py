@@ -1,0 +1,297 @@
+"""One shard's weights, optimizer and rule state, and the compiled functions that move them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.errors import UsageError
+from nfdt.shard.optimizer import BuiltOptimizer
+from nfdt.shard.step import FusedStep
+from nfdt.shard.tensors import Half, TensorOps, Vector, as_array, as_tensor, read, whole
+from nfdt.update_rules.base import State, UpdateRule
+
+LARGE = 1e8
+"""Gradients at least this long are tried: should they leave what is not finite, they have not been applied."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Weights for a worker, and the same as a difference to an anchor where one was given."""
+
+    weights: Vector
+    half: Half | None = None
+
+    @property
+    def compact(self) -> Vector | Half:
+        """The smaller form."""
+        return self.half or self.weights
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What a step gave: what to send, and the worker's new state."""
+
+    sent: Sent
+    worker: State
+
+
+@dataclass
+class Pending:
+    """Gradients that wait to be applied together: their weighted sum and what it is made of.
+
+    Attributes:
+        total: Each gradient times its samples; of a merge, times its own factor of the learning rate too.
+        weight: Sum of what the gradients of a merge are multiplied by, 0-d.
+        samples: Of all gradients.
+        count: Of gradients.
+        longest: Length of the longest one.
+    """
+
+    total: Vector
+    weight: Any
+    samples: float = 0.0
+    count: int = 0
+    longest: float = 0.0
+
+    def note(self, samples: int, length: float) -> None:
+        """One more gradient is in the sum."""
+        self.samples += samples
+        self.count += 1
+        self.longest = max(self.longest, length)
+
+
+@functools.lru_cache(maxsize=1024)
+def _scalar(value: float) -> Any:
+    """A constant; most are small numbers that come again and again, and making one takes as long as a small step."""
+    return tf.constant(value, tf.float32)
+
+
+def _state(state: Mapping[str, Any]) -> State:
+    return {name: tf.convert_to_tensor(value, tf.float32) for name, value in state.items()}
+
+
+def _are_finite(values: Sequence[Any]) -> bool:
+    tensors = [tf.convert_to_tensor(value) for value in values]
+    return all(bool(tf.reduce_all(tf.math.is_finite(t))) for t in tensors if t.dtype.is_floating)
+
+
+def _given(vector: Any) -> Any:
+    """A nest with or without a vector."""
+    return () if vector is None else (vector,)
+
+
+@dataclass
+class Engine:
+    """Weights, optimizer and rule state of one shard. Not thread-safe: the store holds the lock.
+
+    Args:
+        built: The user's optimizer on this shard's variables.
+        rule: The update rule.
+    """
+
+    built: BuiltOptimizer
+    rule: UpdateRule
+    _shard: State = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._ops = TensorOps()
+        self._fused = FusedStep(self.built, self.rule)
+        self._take_over()
+
+    @property
+    def layout(self) -> ParameterLayout:
+        """The shard's variables."""
+        return self.built.plan.layout
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.layout.size
+
+    @property
+    def updates(self) -> int:
+        """Updates the optimizer has seen."""
+        return int(self._fused.updates())
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the next update."""
+        return float(self.built.optimizer.learning_rate)
+
+    def weights(self) -> Vector:
+        """The weights as they are; later steps leave them so, as TensorFlow copies a variable that is held on write."""
+        if not self.size:
+            return tf.zeros(0)
+        return read(self.built.variables[0]) if self.built.plan.flat else self._fused.flat()
+
+    @staticmethod
+    def tensor(vector: npt.NDArray[np.float32]) -> Vector:
+        """A gradient from the network; see :func:`as_tensor`."""
+        return as_tensor(vector)
+
+    @staticmethod
+    def array(vector: Vector | Half) -> npt.NDArray[np.float32]:
+        """A read-only view of a reply, or what a half stands for."""
+        return as_array(whole(vector))
+
+    def no_difference(self) -> Any:
+        """The difference of an anchor to itself."""
+        return tf.zeros(self.size, tf.bfloat16)
+
+    def new_worker(self) -> State:
+        """The rule's state for a worker that has not pushed yet."""
+        return _state(self.rule.init_worker(self._ops, self._fused.flat()))
+
+    def new_pending(self) -> Pending:
+        """Nothing is waiting."""
+        return Pending(tf.zeros(self.size, tf.float32), _scalar(0.0))
+
+    def step(
+        self,
+        gradient: Vector,
+        backup: Any,
+        staleness: int,
+        worker: State,
+        *,
+        length: float,
+        rate: float = 1.0,
+        anchor: Any = None,
+    ) -> Stepped | None:
+        """Apply one finite gradient; None, and all is as before, if that left what is not finite.
+
+        Args:
+            gradient: Shape ``(size,)`` float32.
+            backup: What it was computed on, a vector or a half; None for a rule that does not ask.
+            staleness: Updates it missed.
+            worker: The rule's state for its worker.
+            length: Of the gradient; a long one is tried first.
+            rate: Multiplies the learning rate.
+            anchor: What the reply shall be a difference to; None or a vector at every call.
+        """
+        args = (gradient, _given(backup), _scalar(staleness), _scalar(rate), self._shard, worker, _given(anchor))
+        before = self._kept(length * rate)
+        answer, self._shard, worker = self._fused.step(*args)
+        return Stepped(self._sent(answer, anchor), worker) if self._stands(before, worker) else None
+
+    def hold(
+        self,
+        pending: Pending,
+        gradient: Vector,
+        backup: Any,
+        staleness: int,
+        worker: State,
+        samples: int,
+        *,
+        length: float,
+    ) -> State:
+        """Correct one finite gradient and add it to ``pending``; returns the worker's new state."""
+        sums = (pending.total, pending.weight, _scalar(samples))
+        args = (*sums, gradient, _given(backup), _scalar(staleness), self._shard, worker)
+        pending.total, pending.weight, self._shard, worker = self._fused.correct(*args)
+        pending.note(samples, length)
+        return worker
+
+    def add(self, pending: Pending, gradient: Vector, samples: int, length: float) -> None:
+        """Add one raw gradient of a round, which must be finite, to ``pending``."""
+        pending.total = self._fused.add(pending.total, _scalar(samples), gradient)
+        pending.note(samples, length)
+
+    def step_round(self, pending: Pending, worker: State) -> State | None:
+        """Apply the mean gradient of a round, computed on the weights as they are; None as in :meth:`step`.
+
+        Returns the rule's new state for all workers.
+        """
+        mean, before = pending.total / _scalar(pending.samples), self._kept(pending.longest)
+        now = self.weights() if self.rule.uses_backup else None
+        args = (mean, _given(now), _scalar(0.0), _scalar(1.0), self._shard, worker, ())
+        _, self._shard, worker = self._fused.step_round(*args)
+        return worker if self._stands(before, worker) else None
+
+    def step_held(self, pending: Pending) -> bool:
+        """Apply the mean of corrected gradients, each at its own factor of the rate; False as :meth:`step` None."""
+        before = self._kept(pending.longest)
+        self._shard = self._fused.step_held(pending.total, pending.weight, _scalar(pending.samples), self._shard)
+        return self._stands(before, {})
+
+    def reply(self, staleness: int, *, anchor: Any = None) -> Sent:
+        """What a worker with this staleness receives when its push changed nothing; ``anchor`` as in :meth:`step`."""
+        if anchor is None and not self.rule.looks_ahead:
+            return Sent(self.weights())
+        return self._sent(self._fused.reply(_scalar(staleness), self._shard, _given(anchor)), anchor)
+
+    def _sent(self, answer: Any, anchor: Any) -> Sent:
+        if anchor is not None:
+            return Sent(answer[0], Half(anchor, answer[1]))
+        return Sent(answer[0] if answer else self.weights())
+
+    def set_learning_rate(self, value: float) -> None:
+        """Replace the learning rate.
+
+        Raises:
+            UsageError: the optimizer follows a schedule or a function, which Keras does not let replace either.
+        """
+        optimizer = self.built.optimizer
+        if not isinstance(optimizer._learning_rate, keras.Variable):
+            raise UsageError(
+                f"Learning rate: expected a plain number in the optimizer to replace by {value}. Received: a schedule."
+            )
+        optimizer.learning_rate = value
+
+    def read(self, *, weights_only: bool = False) -> tuple[npt.NDArray[np.float32], dict[int, npt.NDArray[Any]]]:
+        """Copies of the weights and of the shard's part of the optimizer's variables, by index."""
+        weights = np.array(as_array(self.weights()))
+        if weights_only:
+            return weights, {}
+        self._give_back()
+        return weights, self.built.read()
+
+    def write(self, weights: npt.NDArray[np.float32], optimizer: Mapping[int, npt.NDArray[Any]]) -> None:
+        """Replace the weights; where optimizer variables are given, those too, and the rule starts anew from them."""
+        self._fused.assign(self.built.variables, tf.constant(weights, tf.float32))
+        if optimizer:
+            self._give_back()
+            self.built.load(optimizer)
+            self._take_over()
+
+    def _kept(self, length: float) -> tuple[list[Any], State] | None:
+        """What a step changes, as it is before a long gradient is tried; None for others, which then cost nothing."""
+        if length < LARGE:
+            return None
+        return [tf.identity(variable.value) for variable in self._moved()], self._shard
+
+    def _stands(self, before: tuple[list[Any], State] | None, worker: State) -> bool:
+        """Whether a step is kept; one that was tried and left what is not finite is taken back."""
+        moved = self._moved()
+        if before is None or _are_finite([*(v.value for v in moved), *self._shard.values(), *worker.values()]):
+            return True
+        values, self._shard = before
+        for variable, value in zip(moved, values, strict=True):
+            variable.assign(value)
+        return False
+
+    def _moved(self) -> list[Any]:
+        return [*self.built.variables, *self.built.optimizer.variables]
+
+    def _give_back(self) -> None:
+        """Fill the optimizer's own slots from the state of a rule that owns them."""
+        owned = self._fused.owned_slots()
+        left = self.rule.leave(self._ops, self._shard) if owned else {}
+        for name, variables in owned.items():
+            self._fused.assign(variables, left[name])
+
+    def _take_over(self) -> None:
+        self._shard = _state(self.rule.init_shard(self._ops, self._fused.flat()))
+        if self.rule.owns_optimizer:
+            slots = {
+                name: self._fused.joined([v.value for v in held]) for name, held in self._fused.owned_slots().items()
+            }
+            self._shard = _state(self.rule.enter(self._ops, slots, self._fused.updates(), self._shard))

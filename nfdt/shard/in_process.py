@@ -1,0 +1,172 @@
+"""Shards in the worker's own process: no network, no copies. For tests and a single worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Unpack, cast
+
+import numpy as np
+
+from nfdt.codecs import Codec
+from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.shard.delta_reply import Chain
+from nfdt.shard.messages import Gradient, Reply, Wish
+from nfdt.shard.store import ShardStore
+from nfdt.transport.base import Pulled, Pushed, PushOptions, Vector, check_gradient, joined, shard_bounds
+from nfdt.transport.choice import Choice
+from nfdt.transport.coding import Coding, Part
+from nfdt.transport.in_flight import InFlight, Pending
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """A push on its way to the shards.
+
+    Attributes:
+        sequence: Of the push.
+        parts: What each shard gets.
+        sizes: Bytes of each part as it is sent.
+        fields: Of :class:`~nfdt.shard.messages.Gradient`, besides.
+        want_weights: Whether to answer with weights.
+        reply_codec: In which differences of weights are welcome.
+    """
+
+    sequence: int
+    parts: list[Vector]
+    sizes: list[int]
+    fields: dict[str, Any]
+    want_weights: bool
+    reply_codec: Codec | None
+
+
+def reply_bytes(reply: Reply) -> int:
+    """How long a shard's answer is, in bytes of weights or of a difference."""
+    if reply.difference is not None:
+        return int(reply.difference.payload.nbytes)
+    return 0 if reply.weights is None else int(reply.weights.nbytes)
+
+
+class InProcessClient:
+    """A ``ParameterClient`` that calls the stores directly: a push is answered when it has been sent.
+
+    Args:
+        stores: One per shard, in order.
+        layout: Of the whole model.
+        worker: This worker's name.
+        overlap: How many pushes may be unanswered while another one is sent; at most the stores' own.
+        choice: Of codecs; None: nothing is encoded.
+    """
+
+    def __init__(
+        self,
+        stores: Sequence[ShardStore],
+        layout: ParameterLayout,
+        worker: str,
+        *,
+        overlap: int = 0,
+        choice: Choice | None = None,
+    ) -> None:
+        self._stores = list(stores)
+        self._chains = [Chain() for _ in self._stores]
+        self._bounds = shard_bounds(layout, len(self._stores))
+        self._worker = worker
+        self._sequence = 0
+        self._newest = 0
+        self._answers: dict[int, list[Reply]] = {}
+        self._coding = Coding(choice, self._bounds) if choice else None
+        self._pushes = InFlight(overlap, self._take, lambda count: True)
+        self.bytes_sent = 0
+        self.bytes_received = 0
+
+    @property
+    def codecs(self) -> Mapping[str, Any]:
+        """See ``ParameterClient``."""
+        return self._coding.report() if self._coding else {}
+
+    def pull(self, min_version: int = 0, *, exact: bool = True) -> Pulled:
+        """See ``ParameterClient``."""
+        self._pushes.check_pull()
+        self._newest = self._sequence = self._sequence + 1
+        replies = []
+        for store, chain in zip(self._stores, self._chains, strict=True):
+            fields: dict[str, Any] = {"sequence": self._sequence, "wish": self._wish(chain, exact)}
+            replies.append(store.pull(self._worker, min_version=min_version, **fields))
+            chain.answered(self._sequence, replies[-1])
+        self.bytes_received += sum(map(reply_bytes, replies))
+        weights = cast(Vector, self._weights(self._sequence, replies))
+        return Pulled(weights, tuple(r.version for r in replies), self._sequence)
+
+    def begin_push(self, gradient: Vector, **options: Unpack[PushOptions]) -> Pending:
+        """See ``ParameterClient``."""
+        leaving = self._leave(gradient, options)
+        self._deliver(leaving)
+        return self._pushes.add(leaving.sequence)
+
+    def push(self, gradient: Vector, **options: Unpack[PushOptions]) -> Pushed:
+        """See ``ParameterClient``."""
+        return self.begin_push(gradient, **options).result()
+
+    def close(self) -> None:
+        """Nothing to disconnect."""
+
+    def _leave(self, gradient: Vector, options: PushOptions) -> Leaving:
+        """What goes to the shards: what a worker does before it has to wait."""
+        check_gradient(gradient, self._bounds)
+        self._pushes.check_push()
+        self._sequence += 1
+        fields: dict[str, Any] = {"computed_on": self._newest, **options}
+        want_weights, compute_s = fields.pop("want_weights", True), fields.pop("compute_s", 0.0)
+        sizes, parts = self._parts(gradient, compute_s)
+        reply_codec = self._coding.reply_codec if self._coding and want_weights else None
+        self.bytes_sent += sum(sizes)
+        return Leaving(self._sequence, parts, sizes, fields, want_weights, reply_codec)
+
+    def _deliver(self, leaving: Leaving) -> list[Reply]:
+        """The push is with the shards, which answer."""
+        replies: list[Reply] = []
+        for store, chain, part in zip(self._stores, self._chains, leaving.parts, strict=True):
+            push, wish = Gradient(leaving.sequence, part, **leaving.fields), chain.wish(leaving.reply_codec)
+            replies.append(store.push(self._worker, push, want_weights=leaving.want_weights, wish=wish))
+            chain.answered(leaving.sequence, replies[-1])
+        self._answers[leaving.sequence] = replies
+        self.bytes_received += sum(map(reply_bytes, replies))
+        return replies
+
+    def _take(self, sequence: int) -> Pushed:
+        replies = self._answers.pop(sequence)
+        weights = self._weights(sequence, replies)
+        if weights is not None:
+            self._newest = sequence
+        return Pushed(
+            weights,
+            tuple(reply.version for reply in replies),
+            max(reply.staleness for reply in replies),
+            all(reply.applied for reply in replies),
+            sequence,
+        )
+
+    def _parts(self, gradient: Vector, compute_s: float) -> tuple[list[int], list[Vector]]:
+        """Of each shard how many bytes it is sent, and what it makes of them: decoded, as behind a network."""
+        if self._coding is None:
+            parts = [gradient[bound] for bound in self._bounds]
+            return [part.nbytes for part in parts], parts
+        encoded = self._coding.encode(gradient, compute_s)
+        decoded = np.empty_like(gradient)
+        for payload, bound in zip(encoded.payloads, self._bounds, strict=True):
+            encoded.codec.decode(payload, decoded[bound])
+        return [payload.nbytes for payload in encoded.payloads], [decoded[bound] for bound in self._bounds]
+
+    def _wish(self, chain: Chain, exact: bool) -> Wish | None:
+        return chain.wish(self._coding.reply_codec) if self._coding and not exact else None
+
+    def _weights(self, sequence: int, replies: Sequence[Reply]) -> Vector | None:
+        if self._coding is None:
+            return joined([reply.weights for reply in replies])
+        if any(reply.weights is None and reply.difference is None for reply in replies):
+            return None
+        parts = [
+            Part(None, made.payload, made.codec, made.base) if (made := reply.difference) else Part(reply.weights)
+            for reply in replies
+        ]
+        return self._coding.decode(sequence, parts, np.empty(self._bounds[-1].stop, np.float32))

@@ -1,0 +1,312 @@
+"""A slot: a process ready to be one worker or one shard of a job: forked by the nursery, or ``python -m nfdt.worker.slot``.
+
+It loads TensorFlow at once, so that a job finds it warm, and attends the job server over one stream:
+when the process dies the stream ends and the server knows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import queue
+import secrets
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.errors import NfdtError, ServerUnreachable
+from nfdt.core.host.fast_imports import quick_imports
+from nfdt.core.host.machine import boot_id, give_back_memory, versions
+from nfdt.core.host.parent import die_with_parent
+from nfdt.core.specs.job import parse_job
+from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.wire import workers_pb2_grpc
+from nfdt.core.work.artifacts import ArtifactReader, default_cache
+from nfdt.core.work.slot_connection import PATIENCE_S, AttendStream, Patience, Questions
+from nfdt.core.wire.channel import is_loopback, open_channel, split_address
+
+logger = logging.getLogger(__name__)
+
+IDLE_BYTES = 2**30  # what a slot may keep for itself between two jobs
+
+
+class Slot:
+    """One attending process: takes assignments one after the other until dismissed.
+
+    Args:
+        address: ``HOST:PORT`` of the job server.
+        token: The server's.
+        role: ``"worker"`` or ``"shard"``.
+        name: Unique among the server's slots.
+        ca_file: PEM certificates to trust, when the server speaks TLS.
+        listening: How a shard serves: ``host``, ``cert``, ``key``, ``insecure`` of ``start_shard``.
+        patience_s: How long to look for a server, or a shard, that does not answer.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        role: str,
+        name: str,
+        *,
+        ca_file: str | None,
+        listening: Mapping[str, Any],
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._address, self._role, self._name = address, role, name
+        self._ca_file, self._listening, self._patience_s = ca_file, listening, patience_s
+        self._channel = open_channel(address, token, ca_file=ca_file)
+        self._stub: Any = workers_pb2_grpc.WorkersStub(self._channel)
+        self._stream = AttendStream(self._stub, self._hello(), address)
+        self._inbox: queue.SimpleQueue[pb.Assignment | None] = queue.SimpleQueue()
+        self._stopped = threading.Event()
+
+    def attend(self) -> None:
+        """Say hello and serve assignments until dismissed.
+
+        Raises:
+            NfdtError: the server is gone or refuses this slot.
+        """
+        threading.Thread(target=self._listen, name="attend", daemon=True).start()
+        load()
+        if self._role == "worker":
+            _share_gpus()
+        while (assignment := self._inbox.get()) is not None:
+            kind = assignment.WhichOneof("assignment")
+            if kind == "dismiss":
+                break
+            if kind in ("shard", "worker") and not self._serve(assignment, kind):
+                break
+        self._stream.close()
+        self._channel.close()
+
+    def _hello(self) -> pb.SlotHello:
+        return pb.SlotHello(
+            name=self._name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            role=self._role,
+            versions=versions(),
+            device="gpu:0" if os.environ.get("CUDA_VISIBLE_DEVICES", "-1") not in ("", "-1") else "cpu",
+            boot_id=boot_id(),
+            key=secrets.token_hex(16),
+            patience_s=self._patience_s,
+        )
+
+    def _listen(self) -> None:
+        """Take assignments; that they end by themselves means that the server is gone, and so are we."""
+        try:
+            for assignment in self._stream.assignments():
+                kind = assignment.WhichOneof("assignment")
+                if kind in ("release", "dismiss"):
+                    self._stopped.set()
+                else:
+                    self._stopped.clear()
+                self._inbox.put(assignment)
+                if kind == "dismiss":
+                    return
+        except NfdtError as error:
+            if self._stream.closed:
+                return
+            if not self._stopped.is_set() or isinstance(error, ServerUnreachable):
+                logger.error("%s: %s", self._name, error)
+                logging.shutdown()
+                os._exit(error.exit_code)
+        self._inbox.put(None)
+
+    def _serve(self, assignment: pb.Assignment, kind: str) -> bool:
+        """Whether this process may serve another job after this one."""
+        job_id = getattr(assignment, kind).job_id
+        try:
+            if kind == "worker":
+                self._run_worker(assignment.worker)
+            else:
+                self._run_shard(assignment.shard)
+        except Exception as error:  # whatever the user's code raises is the job's failure, not this process's
+            if self._stopped.is_set():
+                logger.info("%s: job %s is over (%s)", self._name, job_id, error)
+            else:
+                logger.exception("%s: job %s failed", self._name, job_id)
+                self._stream.say(failed=_failure(job_id, error))
+                return True
+        if (kept := give_back_memory()) > IDLE_BYTES:
+            # TensorFlow's allocator keeps what it once had, many times the weights; whoever started this process
+            # starts another one.
+            logger.info("%s: keeps %d MB after job %s and ends", self._name, kept >> 20, job_id)
+            return False
+        self._stream.say(finished=pb.SlotFinished(job_id=job_id))
+        return True
+
+    def _reader(self, job_id: str, shared: str) -> ArtifactReader:
+        return ArtifactReader(self._stub, job_id, shared, default_cache(), self._address)
+
+    def _run_worker(self, assignment: pb.WorkerAssignment) -> None:
+        _limit_threads(assignment.threads)
+        from nfdt.core.sharding import sparse_tables
+        from nfdt.transport.choice import make_choice
+        from nfdt.transport.emulated_link import make_link
+        from nfdt.transport.stream import StreamClient
+        from nfdt.worker.worker import Worker
+
+        spec = parse_job(assignment.spec_json)
+        reader = self._reader(assignment.job_id, assignment.artifact_dir)
+        manifest = json.loads(reader.read(spec.program))
+        layout = ParameterLayout.of_program(manifest)
+        addresses = list(assignment.shards)
+        tables = sparse_tables(manifest, spec.algorithm, len(addresses))
+        local = all(is_loopback(split_address(address)[0]) for address in addresses)
+        job = (assignment.job_id, assignment.job_token)
+        questions = Questions(self._stub, job, self._address, self._patience_s, self._stopped)
+        client = StreamClient(
+            addresses,
+            layout,
+            assignment.worker,
+            assignment.job_token,
+            timeout_s=spec.step_timeout_s,
+            patience=Patience(self._patience_s, self._stopped),
+            overlap=spec.algorithm.overlap,
+            choice=make_choice(spec.algorithm, layout.size),
+            tables=tables,
+            emulated=make_link(spec.cluster.emulate, assignment.index, self._stopped),
+            ca_file=None if local else self._ca_file,
+        )
+        try:
+            worker = Worker(
+                spec,
+                assignment.worker,
+                assignment.index,
+                manifest,
+                read=reader.read,
+                open_array=reader.open_array,
+                client=client,
+                ask=questions.ask,
+                stopped=self._stopped,
+                tables=tables,
+            )
+            self._stream.say(ready=pb.SlotReady(job_id=assignment.job_id))
+            worker.run()
+        finally:
+            client.close()
+
+    def _run_shard(self, assignment: pb.ShardAssignment) -> None:
+        from nfdt.core.program.code import load_code
+        from nfdt.core.program.state import load_state
+        from nfdt.shard.servicer import start_shard
+
+        spec = parse_job(assignment.spec_json)
+        reader = self._reader(assignment.job_id, assignment.artifact_dir)
+        manifest = json.loads(reader.read(spec.program))
+        shard = start_shard(
+            manifest,
+            load_state(reader.path(manifest["state"])),
+            spec.algorithm,
+            assignment.index,
+            assignment.shards,
+            workers=spec.cluster.workers,
+            token=assignment.job_token,
+            custom_objects=load_code(manifest, reader.read, allow_code=spec.code).objects,
+            **self._listening,
+        )
+        try:
+            self._stream.say(ready=pb.SlotReady(job_id=assignment.job_id, address=shard.address))
+            self._stopped.wait()
+        finally:
+            shard.stop()
+
+
+def _failure(job_id: str, error: Exception) -> pb.SlotFailed:
+    # str() of a KeyError quotes its key: the client, which makes the exception anew, wants what it was made of.
+    message = str(error.args[0]) if isinstance(error, KeyError) and len(error.args) == 1 else str(error)
+    return pb.SlotFailed(
+        job_id=job_id,
+        exception_module=type(error).__module__,
+        exception_type=type(error).__qualname__,
+        message=message,
+        traceback="".join(traceback.format_exception(error)),
+    )
+
+
+def load() -> None:
+    """Import what a worker or a shard needs, TensorFlow and Keras too; starts no thread of theirs."""
+    with quick_imports():
+        import keras  # noqa: F401
+        import tensorflow  # noqa: F401
+
+        import nfdt.core.program.code
+        import nfdt.core.program.state
+        import nfdt.shard.servicer
+        import nfdt.transport.choice
+        import nfdt.transport.emulated_link
+        import nfdt.transport.stream
+        import nfdt.worker.worker  # noqa: F401
+
+
+def _share_gpus() -> None:
+    """Let other processes have what this one does not use."""
+    import tensorflow as tf
+
+    for gpu in tf.config.list_physical_devices("GPU"):
+        tf.config.experimental.set_memory_growth(gpu, True)
+
+
+def _limit_threads(threads: int) -> None:
+    """Give TensorFlow this worker's share of the cores; only the first job of a process can choose."""
+    import tensorflow as tf
+
+    if threads:
+        try:
+            tf.config.threading.set_intra_op_parallelism_threads(threads)
+            tf.config.threading.set_inter_op_parallelism_threads(threads)
+        except RuntimeError:
+            logger.debug("TensorFlow runs already; its thread count stays")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of ``python -m nfdt.worker.slot``; the token comes from NFDT_TOKEN or ``--token-file``."""
+    parser = argparse.ArgumentParser(prog="nfdt.worker.slot", description=__doc__)
+    parser.add_argument("--server", required=True, help="HOST:PORT of the job server")
+    parser.add_argument("--role", choices=("worker", "shard"), required=True)
+    parser.add_argument("--name", default=f"{socket.gethostname()}-{os.getpid()}")
+    parser.add_argument("--token-file")
+    parser.add_argument("--ca-file")
+    parser.add_argument("--host", default="127.0.0.1", help="address a shard listens on")
+    parser.add_argument("--tls-cert", help="of a shard that does not listen on loopback")
+    parser.add_argument("--tls-key")
+    parser.add_argument("--insecure", action="store_true", help="let a shard speak plain text on a network")
+    parser.add_argument("--wait", type=float, default=PATIENCE_S, metavar="SECONDS", help="for a server that is silent")
+    parser.add_argument("--watch-stdin", action="store_true", help="exit when standard input closes")
+    parser.add_argument("--log-level", default="info")
+    options = parser.parse_args(argv)
+    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if options.role == "shard":
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    if options.watch_stdin:
+        die_with_parent()
+    token = os.environ.pop("NFDT_TOKEN", "")
+    if options.token_file:
+        token = Path(options.token_file).read_text().strip()
+    try:
+        listening = {"host": options.host, "insecure": options.insecure}
+        if options.tls_cert:
+            listening |= {"cert": options.tls_cert, "key": options.tls_key}
+        security = {"ca_file": options.ca_file, "listening": listening}
+        Slot(options.server, token, options.role, options.name, patience_s=options.wait, **security).attend()
+    except (NfdtError, grpc.RpcError) as error:
+        logger.error("%s", error)
+        return getattr(error, "exit_code", 1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
