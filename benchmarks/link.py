@@ -16,8 +16,8 @@ from benchmarks import accuracy
 from benchmarks.report import Report, Row, arguments
 from benchmarks.shards import TOKEN, layout_of, serve_shard, served
 from benchmarks.wire import SEED
-from nfdt.core.specs.presets import AXES
 from nfdt.core.specs.job import resolve_algorithm
+from nfdt.core.specs.presets import AXES
 from nfdt.core.wire.job_token import worker_token
 from nfdt.transport.choice import make_choice
 from nfdt.transport.emulated_link import EmulatedLink

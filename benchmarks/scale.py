@@ -15,12 +15,12 @@ from benchmarks.shards import TOKEN, layout_of, serve_shard, served
 from benchmarks.wire import SEED, per_second
 from nfdt.consistency import make_policy
 from nfdt.coordinator import Coordinator, Work
-from nfdt.core.work.messages import to_reply, to_report
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.clock import SystemClock
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.job_token import worker_token
+from nfdt.core.work.messages import to_reply, to_report
 from nfdt.transport.stream import StreamClient
 
 WORKERS = (1, 2, 4, 8, 16)

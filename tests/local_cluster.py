@@ -18,22 +18,22 @@ import numpy as np
 
 from nfdt.consistency import make_policy
 from nfdt.coordinator.coordinator import Coordinator
-from nfdt.core.work.instructions import Emit, Failed, FlushShards, Leave, TrainingDone, Wait
 from nfdt.coordinator.untrained import StateMerger
-from nfdt.core.work.messages import to_reply, to_report
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.clock import SystemClock
 from nfdt.core.arrays.pytree import flatten_structure
+from nfdt.core.clock import SystemClock
 from nfdt.core.program.pack import pack
 from nfdt.core.program.state import load_state
+from nfdt.core.sharding import count_shards, sparse_tables
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.core.wire.job_token import worker_token
+from nfdt.core.work.instructions import Emit, Failed, FlushShards, Leave, TrainingDone, Wait
+from nfdt.core.work.messages import to_reply, to_report
 from nfdt.shard.building import build_store
-from nfdt.core.sharding import count_shards, sparse_tables
+from nfdt.shard.in_process import InProcessClient
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.choice import make_choice
 from nfdt.transport.emulated_link import make_link
-from nfdt.shard.in_process import InProcessClient
 from nfdt.transport.stream import StreamClient
 from nfdt.worker.worker import Worker
 

@@ -10,13 +10,13 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 
-from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.shard.engine import Engine
-from nfdt.shard.building import blocks_of
-from nfdt.shard.optimizer import build_optimizer
 from nfdt.core.sharding import make_plan
+from nfdt.core.specs.algorithm import AlgorithmSpec
+from nfdt.shard.building import blocks_of
+from nfdt.shard.engine import Engine
 from nfdt.shard.messages import Gradient
+from nfdt.shard.optimizer import build_optimizer
 from nfdt.shard.store import ShardStore
 from nfdt.update_rules import make_rule
 

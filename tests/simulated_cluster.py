@@ -26,8 +26,8 @@ from nfdt.coordinator import (
     Wait,
     Work,
 )
-from nfdt.core.clock import ManualClock
 from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
+from nfdt.core.clock import ManualClock
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.core.training.merge import encode_arrays
 

@@ -36,8 +36,8 @@ from benchmarks.laps import Goal, LapClock, seconds_to, throughput
 from benchmarks.models import build
 from benchmarks.processes import PeerFailed, run_together, tensorflow_cluster
 from benchmarks.report import Report, Row
-from nfdt.core.specs.presets import PRESETS
 from nfdt.core.specs.job import resolve_algorithm
+from nfdt.core.specs.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
 

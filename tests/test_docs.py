@@ -11,10 +11,10 @@ import click
 import pytest
 
 from nfdt.cli import cli
-from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.errors import NfdtError
-from nfdt.core.specs.presets import DEFAULT_PRESET, PRESETS
+from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.job import ClusterSpec
+from nfdt.core.specs.presets import DEFAULT_PRESET, PRESETS
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

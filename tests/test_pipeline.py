@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 
-from nfdt.worker.pipeline import Pipeline
-from nfdt.transport.base import Pulled, Pushed
 from nfdt.shard.in_process import InProcessClient
+from nfdt.transport.base import Pulled, Pushed
+from nfdt.worker.pipeline import Pipeline
 from tests.shard_cluster import LAYOUT, Cluster, Reference
 
 

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.errors import ProtocolError
 from nfdt.core.arrays.pytree import flatten_structure
+from nfdt.core.errors import ProtocolError
 from nfdt.core.order import order_crc, sample_order
 from nfdt.core.program.pack import pack
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm

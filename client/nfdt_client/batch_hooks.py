@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.errors import UsageError
+from nfdt.core.specs.algorithm import AlgorithmSpec
 
 logger = logging.getLogger(__name__)
 

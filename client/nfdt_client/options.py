@@ -9,11 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.errors import UsageError
-from nfdt.core.specs.groups import check_groups
 from nfdt.core.host.launcher_rank import Place, find_world
-from nfdt.core.specs.presets import DEFAULT_PRESET
+from nfdt.core.specs.algorithm import AlgorithmSpec
+from nfdt.core.specs.groups import check_groups
 from nfdt.core.specs.job import (
     CLUSTER_OPTIONS,
     OVERRIDES,
@@ -24,6 +23,7 @@ from nfdt.core.specs.job import (
     resolve_algorithm,
     resolve_cluster,
 )
+from nfdt.core.specs.presets import DEFAULT_PRESET
 from nfdt_client import batch_hooks, ring
 from nfdt_client.layers import (
     ARGUMENT,

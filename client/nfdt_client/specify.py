@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 from pydantic import ValidationError
 
-from nfdt.core.errors import UsageError
 from nfdt.core.arrays.pytree import flatten_structure
+from nfdt.core.errors import UsageError
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec
 from nfdt_client.capture import Capture
 from nfdt_client.options import Options

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from nfdt.core.errors import ProtocolError, ServerUnreachable
 from nfdt.core.arrays.pytree import as_array
+from nfdt.core.errors import ProtocolError, ServerUnreachable
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire.status import translated
 from nfdt_client.connection import CALL_TIMEOUT_S, Connection

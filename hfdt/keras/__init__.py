@@ -21,7 +21,6 @@ from hfdt.keras.collectives import (
     reducescatter,
 )
 from hfdt.keras.compression import Compression
-from hfdt.keras.optimizer import DistributedOptimizer
 from hfdt.keras.horovod_api import (
     cross_rank,
     cross_size,
@@ -34,6 +33,7 @@ from hfdt.keras.horovod_api import (
     shutdown,
     size,
 )
+from hfdt.keras.optimizer import DistributedOptimizer
 from nfdt.core.errors import UsageError
 
 __all__ = [

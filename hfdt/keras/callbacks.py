@@ -10,8 +10,8 @@ import keras
 import numpy as np
 
 from hfdt.keras.collectives import allreduce, broadcast_variables, gather_json, shared_state
-from hfdt.keras.optimizer import adopt
 from hfdt.keras.horovod_api import horovod, rank, size
+from hfdt.keras.optimizer import adopt
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import UsageError
 

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from hfdt.keras.accumulation import Accumulation
 from hfdt.keras.compression import find_compressor
-from hfdt.keras.reduction import Reduction, check_reduction
 from hfdt.keras.horovod_api import horovod
+from hfdt.keras.reduction import Reduction, check_reduction
 from nfdt.core.errors import UsageError
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""``horovodrun``, started as ``python -m hfdt.launch.horovodrun [--loopback] [--watch-parent] ARGUMENTS``.
+"""``horovodrun``, started as ``python -m hfdt.horovodrun [--loopback] [--watch-parent] ARGUMENTS``.
 
 Horovod's launcher opens a key-value store on all interfaces that asks nobody for a password, and what is written there
 is trusted (CVE-2024-10190, CVE-2026-31234). With ``--loopback`` it listens on 127.0.0.1 only: all ranks have to be on

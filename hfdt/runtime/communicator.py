@@ -12,8 +12,8 @@ import tensorflow as tf
 from horovod.tensorflow import mpi_ops
 
 from hfdt.keras.compression import find_compressor
-from hfdt.keras.reduction import Reduction
 from hfdt.keras.horovod_api import init, is_elastic
+from hfdt.keras.reduction import Reduction
 from nfdt.core.arrays.layout import Array
 from nfdt.core.host.launcher_rank import slot_of
 
@@ -118,11 +118,6 @@ class World:
         if self._alone:
             return tensor
         return mpi_ops._allreduce(tensor, name=name, op=hvd.Sum, ignore_name_scope=True)
-
-
-def is_broken_world(error: BaseException) -> bool:
-    """Whether this is the end of another rank, as seen from here: that one knows the reason."""
-    return isinstance(error, tf.errors.OpError) and any(name in str(error) for name in ("Horovod", "horovod", "hfdt_"))
 
 
 def _numpy(tensor: Any) -> Any:

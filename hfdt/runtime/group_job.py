@@ -12,14 +12,14 @@ import tensorflow as tf
 
 from hfdt.runtime.artifacts import RankArtifacts
 from hfdt.runtime.attendance import Attendance
-from hfdt.runtime.job import Answer, RingJob
-from hfdt.runtime.commands import Order
-from hfdt.runtime.outer import Connect, DeltaOuter, Exchange, GradientOuter, connect, first_update
-from hfdt.runtime.step_timer import Pace
-from hfdt.runtime.communicator import World
-from hfdt.runtime.roles import Leader, build, obey
 from hfdt.runtime.batch_split import split_by_shares, weight_of
+from hfdt.runtime.commands import Order
+from hfdt.runtime.communicator import World
+from hfdt.runtime.job import Answer, RingJob
+from hfdt.runtime.outer import Connect, DeltaOuter, Exchange, GradientOuter, connect, first_update
+from hfdt.runtime.roles import Leader, build, obey
 from hfdt.runtime.state_service import StateService
+from hfdt.runtime.step_timer import Pace
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.program.state import State
 from nfdt.core.specs.job import JobSpec, parse_job

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from hfdt.runtime.artifacts import RankArtifacts
-from hfdt.runtime.communicator import World
 from hfdt.runtime.batch_split import learning_rate_factor, split_rows, weight_of
+from hfdt.runtime.communicator import World
 from hfdt.runtime.step import AllreduceStep
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import ProtocolError

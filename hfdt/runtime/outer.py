@@ -194,7 +194,7 @@ class GradientOuter:
     def __call__(
         self, batch: Any, weight: float, pause: Pause, *, samples: int, rate: float, task: pb.Task
     ) -> Mapping[str, Any]:
-        """Train on this rank's part of a batch of the group; collective. See :class:`hfdt.runtime.step.AllreduceStep`."""
+        """Train on this rank's part of a batch of the group; collective, like ``AllreduceStep``."""
         weights = self._exchange.held()
         gradient, logs = tf.zeros([self.layout.size]), {}
         if batch is not None:
@@ -245,7 +245,7 @@ class DeltaOuter:
     def __call__(
         self, batch: Any, weight: float, pause: Pause, *, samples: int, rate: float, task: pb.Task
     ) -> Mapping[str, Any]:
-        """Train on this rank's part of a batch of the group; collective. See :class:`hfdt.runtime.step.AllreduceStep`."""
+        """Train on this rank's part of a batch of the group; collective, like ``AllreduceStep``."""
         if self._exchange.weights is None:
             self.step.load(State(self._exchange.pull(), optimizer={}))
         logs = self.step(batch, weight, pause)

@@ -36,9 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     code = 1
     try:
         with quick_imports():
+            from hfdt.keras.horovod_api import is_elastic
             from hfdt.runtime.communicator import World
             from hfdt.runtime.roles import prepare, take_part
-            from hfdt.keras.horovod_api import is_elastic
 
         world = World()
         prepare(world, options.neighbours)

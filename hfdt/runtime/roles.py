@@ -17,15 +17,16 @@ from typing import Any
 
 from hfdt.runtime.artifacts import share
 from hfdt.runtime.attendance import Attendance, failure_of
+from hfdt.runtime.commands import Order
+from hfdt.keras.horovod_api import is_broken_world
+from hfdt.runtime.communicator import World
 from hfdt.runtime.failures import LOOK_S, FailureWatch, leave_failure
 from hfdt.runtime.job import RingJob
-from hfdt.runtime.commands import Order
-from hfdt.runtime.communicator import World, is_broken_world
 from hfdt.runtime.state_service import StateService
-from nfdt.core.work.heartbeat import Heartbeat
 from nfdt.core.program.state import load_state
 from nfdt.core.specs.job import JobSpec, parse_job
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.work.heartbeat import Heartbeat
 
 logger = logging.getLogger(__name__)
 

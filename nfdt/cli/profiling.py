@@ -12,11 +12,11 @@ from nfdt_client.training_data import map_arrays, rows_of
 from nfdt.cli.work import Profile
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.clock import Clock, SystemClock
-from nfdt.core.specs.presets import DEFAULT_PRESET
 from nfdt.core.program import unpack
 from nfdt.core.program.pack import PackedProgram
 from nfdt.core.program.state import load_state
 from nfdt.core.specs.job import resolve_algorithm
+from nfdt.core.specs.presets import DEFAULT_PRESET
 from nfdt.core.training.gradient_step import GradientStep
 from nfdt.schedulers import StepTime
 from nfdt.shard.building import build_store

@@ -1,6 +1,7 @@
 """One job: a pure state machine (what is named here), and the threads and calls around it (run, desk, servicer)."""
 
 from nfdt.coordinator.coordinator import Coordinator, FeedCredit
+from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.work.instructions import (
     BeginEpoch,
     CollectState,
@@ -24,7 +25,6 @@ from nfdt.core.work.instructions import (
     Wait,
     Work,
 )
-from nfdt.coordinator.untrained import StateMerger
 
 __all__ = [
     "BeginEpoch",

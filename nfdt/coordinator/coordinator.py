@@ -18,10 +18,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from nfdt.consistency import ConsistencyPolicy
-from nfdt.coordinator.online_planner import ShardLoad
-from nfdt.coordinator.epoch_run import EpochRun
+from nfdt.coordinator.effect_queue import Outbox
 from nfdt.coordinator.epoch_plan import EpochPlanner
+from nfdt.coordinator.epoch_run import EpochRun
 from nfdt.coordinator.gate import Gate
+from nfdt.coordinator.membership import Membership
+from nfdt.coordinator.online_planner import ShardLoad
+from nfdt.coordinator.speeds import Pace, told_of_streams
+from nfdt.coordinator.training import Training
+from nfdt.coordinator.untrained import StateMerger
+from nfdt.core.clock import Clock
+from nfdt.core.errors import ProtocolError
+from nfdt.core.specs.job import JobSpec
 from nfdt.core.work.instructions import (
     BeginEpoch,
     Effect,
@@ -35,14 +43,6 @@ from nfdt.core.work.instructions import (
     TrainingDone,
     Wait,
 )
-from nfdt.coordinator.membership import Membership
-from nfdt.coordinator.untrained import StateMerger
-from nfdt.coordinator.effect_queue import Outbox
-from nfdt.coordinator.speeds import Pace, told_of_streams
-from nfdt.coordinator.training import Training
-from nfdt.core.clock import Clock
-from nfdt.core.errors import ProtocolError
-from nfdt.core.specs.job import JobSpec
 from nfdt.planning import Choice
 from nfdt.schedulers.group_shares import StatedSizes
 

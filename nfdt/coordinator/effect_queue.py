@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from nfdt.core.work.instructions import Effect, Emit
 from nfdt.coordinator.progress import StallWatch, Throttle
 from nfdt.coordinator.training import Training
+from nfdt.core.work.instructions import Effect, Emit
 
 STALL_AFTER_S = 15.0
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nfdt.core.work.instructions import FlushShards, Summarise
-from nfdt.coordinator.membership import Membership
-from nfdt.coordinator.untrained import StateMerger
 from nfdt.coordinator.effect_queue import Outbox
+from nfdt.coordinator.membership import Membership
 from nfdt.coordinator.phases import Collecting, Phase, Summarising, Validating
 from nfdt.coordinator.training import Training
+from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.training.metric_states import merge_metric_states
+from nfdt.core.work.instructions import FlushShards, Summarise
 from nfdt.schedulers import LeaseBook
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from nfdt.coordinator.membership import Member
 from nfdt.core.work.instructions import (
     CollectState,
     EpochState,
@@ -15,7 +16,6 @@ from nfdt.core.work.instructions import (
     Summary,
     Wait,
 )
-from nfdt.coordinator.membership import Member
 from nfdt.schedulers import LeaseBook, lease_size
 
 VALIDATION_LEASE_S = 1.0  # what is asked for at once: a worker is heard of, and a lost one's rows are few

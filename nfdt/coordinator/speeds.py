@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from nfdt.consistency import ConsistencyPolicy
-from nfdt.coordinator.online_planner import LEAST_STEPS, Autopilot, ShardLoad, follows_a_plan, told
-from nfdt.core.work.instructions import TaskTime
 from nfdt.coordinator.membership import Member
+from nfdt.coordinator.online_planner import LEAST_STEPS, Autopilot, ShardLoad, follows_a_plan, told
 from nfdt.coordinator.progress import Throttle
 from nfdt.core.specs.job import JobSpec
+from nfdt.core.work.instructions import TaskTime
 from nfdt.planning import Choice
 from nfdt.schedulers import BatchSizes, Bounds, LeaseBook, Runner, Speeds, StepTime, lease_size, steps_to_share
 from nfdt.schedulers.group_shares import StatedSizes

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from nfdt.consistency import ConsistencyPolicy
 from nfdt.coordinator.gate import Gate
-from nfdt.core.work.instructions import BeginEpoch, Instruction, Report, TaskTime, Wait, Work
 from nfdt.coordinator.membership import Member, Membership
-from nfdt.coordinator.speeds import Pace
 from nfdt.coordinator.progress import RunningLogs
+from nfdt.coordinator.speeds import Pace
+from nfdt.core.work.instructions import BeginEpoch, Instruction, Report, TaskTime, Wait, Work
 from nfdt.schedulers import LeaseBook, Task
 
 LEASE_BUDGET_S = 0.25  # a little more than a lease shall last

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy.typing as npt
 
-from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.arrays.layout import ParameterLayout, Run
 from nfdt.core.errors import ShapeMismatch, UsageError
+from nfdt.core.specs.algorithm import AlgorithmSpec
 
 GLOBAL = -1
 MIN_TABLE_SIZE = 2**16

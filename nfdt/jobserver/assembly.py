@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nfdt.jobserver.snapshots import StateComposer, merger_of
 from nfdt.coordinator.coordinator import Coordinator
-from nfdt.jobserver.job_slots import Seat
-from nfdt.jobserver.desk import JobDesk, Parts
 from nfdt.coordinator.effect_queue import STALL_AFTER_S
-from nfdt.jobserver.outcome import explained
 from nfdt.coordinator.progress import StallWatch
 from nfdt.coordinator.topology_view import policy_of, seen_by_coordinator
-from nfdt.jobserver.shard_clients import ShardControl, connect_shards
-from nfdt.jobserver.context import Site
-from nfdt.jobserver.topologies.failover import SUCCEED_S, Succession
 from nfdt.core.errors import JobFailed
 from nfdt.core.specs.job import JobSpec
+from nfdt.jobserver.context import Site
+from nfdt.jobserver.desk import JobDesk, Parts
+from nfdt.jobserver.job_slots import Seat
+from nfdt.jobserver.outcome import explained
+from nfdt.jobserver.shard_clients import ShardControl, connect_shards
+from nfdt.jobserver.snapshots import StateComposer, merger_of
+from nfdt.jobserver.topologies.failover import SUCCEED_S, Succession
 from nfdt.launch.horovod import Ring
 from nfdt.launch.horovod_command import RingShape, shown
 

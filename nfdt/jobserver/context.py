@@ -7,14 +7,14 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from nfdt.jobserver.capacity import Capacity
-from nfdt.jobserver.slot_pool import SlotPool
 from nfdt.core.clock import Clock, SystemClock
+from nfdt.core.host.machine import boot_id, memory
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.launcher import Launcher
 from nfdt.core.jobs.store import JobStore
-from nfdt.core.host.machine import boot_id, memory
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.jobserver.capacity import Capacity
+from nfdt.jobserver.slot_pool import SlotPool
 from nfdt.launch.horovod import RingLauncher
 from nfdt.launch.slot_end import SlotEnd
 

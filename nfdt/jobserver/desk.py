@@ -8,21 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from nfdt.core.work import instructions as ins
-from nfdt.jobserver.snapshots import StateComposer
 from nfdt.coordinator.coordinator import Coordinator
-from nfdt.jobserver.job_slots import QUICK_DEATHS, QUICK_S, Crew, Seat
-from nfdt.jobserver.termination import Abandoned, Ending
-from nfdt.jobserver.topologies.groups import GroupCrew
-from nfdt.jobserver.job_log import Journal
-from nfdt.core.work.messages import to_reply, to_report
-from nfdt.jobserver.outcome import SlotError
 from nfdt.coordinator.topology_view import is_grouped
-from nfdt.jobserver.shard_clients import ShardControl
-from nfdt.jobserver.context import Site
-from nfdt.jobserver.slot_pool import News, Slot
-from nfdt.jobserver.topologies.failover import Succession
-from nfdt.jobserver.client_control import Wishes
 from nfdt.core.errors import AuthenticationFailed, JobCancelled, JobFailed, UsageError
 from nfdt.core.jobs.admission import read_manifest, references
 from nfdt.core.jobs.feed import FeedQueue
@@ -30,6 +17,19 @@ from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import jobs_pb2
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.job_token import worker_of
+from nfdt.core.work import instructions as ins
+from nfdt.core.work.messages import to_reply, to_report
+from nfdt.jobserver.client_control import Wishes
+from nfdt.jobserver.context import Site
+from nfdt.jobserver.job_log import Journal
+from nfdt.jobserver.job_slots import QUICK_DEATHS, QUICK_S, Crew, Seat
+from nfdt.jobserver.outcome import SlotError
+from nfdt.jobserver.shard_clients import ShardControl
+from nfdt.jobserver.slot_pool import News, Slot
+from nfdt.jobserver.snapshots import StateComposer
+from nfdt.jobserver.termination import Abandoned, Ending
+from nfdt.jobserver.topologies.failover import Succession
+from nfdt.jobserver.topologies.groups import GroupCrew
 from nfdt.jobserver.worker_statistics import new_decisions, parse_statistics
 
 MAX_WAIT_S = 30.0  # of one call of Next

@@ -8,19 +8,19 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from nfdt.core.work import instructions as ins
-from nfdt.jobserver.assembly import JobAssembly
-from nfdt.coordinator.online_planner import ShardLoad, told
 from nfdt.coordinator.coordinator import Coordinator
-from nfdt.jobserver.desk import Parts
-from nfdt.jobserver.termination import Abandoned
-from nfdt.jobserver.outcome import Outcome, explained, outcome_of
+from nfdt.coordinator.online_planner import ShardLoad, told
 from nfdt.coordinator.topology_view import seen_by_coordinator, slots_of
-from nfdt.jobserver.context import Site
-from nfdt.jobserver.topologies.switch import Turn, may_form_groups
 from nfdt.core.errors import JobCancelled, JobFailed, NfdtError
 from nfdt.core.host.machine import give_back_memory
 from nfdt.core.specs.job import JobSpec
+from nfdt.core.work import instructions as ins
+from nfdt.jobserver.assembly import JobAssembly
+from nfdt.jobserver.context import Site
+from nfdt.jobserver.desk import Parts
+from nfdt.jobserver.outcome import Outcome, explained, outcome_of
+from nfdt.jobserver.termination import Abandoned
+from nfdt.jobserver.topologies.switch import Turn, may_form_groups
 from nfdt.jobserver.worker_statistics import merge_statistics
 from nfdt.planning import Choice
 

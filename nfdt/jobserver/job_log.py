@@ -7,10 +7,10 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nfdt.jobserver.outcome import Outcome
 from nfdt.core.errors import NfdtError, UsageError
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.store import JobStore
+from nfdt.jobserver.outcome import Outcome
 from nfdt.launch.horovod_log import Stall, describe
 
 _log = logging.getLogger(__name__)

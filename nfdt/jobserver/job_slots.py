@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nfdt.coordinator.topology_view import slots_of
-from nfdt.jobserver.context import Site
-from nfdt.jobserver.slot_pool import Listener, Slot
 from nfdt.core.jobs.admission import version_conflict
 from nfdt.core.jobs.launcher import Role
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.job_token import worker_token
+from nfdt.jobserver.context import Site
+from nfdt.jobserver.slot_pool import Listener, Slot
 from nfdt.launch.horovod import Ring
 
 QUICK_DEATHS = 3  # in a row, and nobody left who was there before them: then the job is given up

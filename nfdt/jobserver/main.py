@@ -19,27 +19,27 @@ from pathlib import Path
 
 import grpc
 
-from nfdt.jobserver.scheduler import Scheduler
-from nfdt.jobserver.workers_service import WorkersService
-from nfdt.jobserver.context import Site
-from nfdt.jobserver.slot_pool import SlotPool
 from nfdt.core.errors import NfdtError, UsageError
+from nfdt.core.host.machine import boot_id, process_lives, versions
+from nfdt.core.host.parent import Parent
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.service import JobsService
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.jobs.tokens import MIN_LENGTH, ensure_token_file
-from nfdt.core.host.machine import boot_id, process_lives, versions
-from nfdt.core.host.parent import Parent
 from nfdt.core.wire import jobs_pb2_grpc, workers_pb2_grpc
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.core.work.artifacts import default_cache
 from nfdt.core.wire.channel import is_loopback, join_address, make_server, same_token, split_address
 from nfdt.core.wire.descriptors import raise_descriptor_limit
-from nfdt.launch.processes import LocalLauncher, SlotOptions
-from nfdt.launch.machine import find_gpus
+from nfdt.core.work.artifacts import default_cache
+from nfdt.jobserver.context import Site
+from nfdt.jobserver.options import ServerOptions, shard_host
+from nfdt.jobserver.scheduler import Scheduler
+from nfdt.jobserver.slot_pool import SlotPool
+from nfdt.jobserver.workers_service import WorkersService
 from nfdt.launch.horovod import RingLauncher
 from nfdt.launch.horovod_command import RingShape
-from nfdt.jobserver.options import ServerOptions, shard_host
+from nfdt.launch.machine import find_gpus
+from nfdt.launch.processes import LocalLauncher, SlotOptions
 from nfdt.launch.slot_end import SlotEnd
 
 _log = logging.getLogger(__name__)

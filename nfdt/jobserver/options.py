@@ -8,8 +8,8 @@ from pathlib import Path
 
 from nfdt.core.jobs.admission import Limits
 from nfdt.core.wire.channel import split_address
-from nfdt.launch.machine import reachable_host
 from nfdt.launch.horovod_command import RingShape
+from nfdt.launch.machine import reachable_host
 
 
 @dataclass(frozen=True)

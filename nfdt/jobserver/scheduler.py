@@ -10,26 +10,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nfdt.jobserver.capacity import check_capacity
-from nfdt.jobserver.need import Need
 from nfdt.coordinator.effect_queue import STALL_AFTER_S
-from nfdt.jobserver.outcome import outcome_of
 from nfdt.coordinator.progress import StallWatch
 from nfdt.coordinator.topology_view import is_grouped, is_ring, refuse_reach, slots_of
-from nfdt.jobserver.job import JobRun
-from nfdt.jobserver.context import Site
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import JobFailed, NfdtError, UsageError
-from nfdt.core.specs.groups import check_groups
 from nfdt.core.jobs.admission import check_versions
 from nfdt.core.jobs.feed import FeedQueue
 from nfdt.core.jobs.lifecycle import is_terminal
 from nfdt.core.jobs.runner import Census
+from nfdt.core.sharding import count_shards
+from nfdt.core.specs.groups import check_groups
 from nfdt.core.specs.job import JobSpec, parse_job
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire.parsing import Seldom
+from nfdt.jobserver.capacity import check_capacity
+from nfdt.jobserver.context import Site
+from nfdt.jobserver.job import JobRun
+from nfdt.jobserver.need import Need
+from nfdt.jobserver.outcome import outcome_of
 from nfdt.launch.horovod_command import RingShape, shown
-from nfdt.core.sharding import count_shards
 
 _log = logging.getLogger(__name__)
 

@@ -13,14 +13,14 @@ from typing import Any
 import grpc
 
 from nfdt.core.arrays.layout import Array, ParameterLayout
-from nfdt.core.errors import NfdtError, ProtocolError, ServerUnreachable, ShapeMismatch
 from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
+from nfdt.core.errors import NfdtError, ProtocolError, ServerUnreachable, ShapeMismatch
 from nfdt.core.program.state import State
+from nfdt.core.state_cut import StateCut, owners_of
 from nfdt.core.wire import shards_pb2 as pb
 from nfdt.core.wire import shards_pb2_grpc
 from nfdt.core.wire.channel import CHUNK_BYTES, DATA_BYTES, open_channel
 from nfdt.core.wire.status import translated
-from nfdt.core.state_cut import StateCut, owners_of
 
 _log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from nfdt.coordinator.untrained import StateMerger
-from nfdt.jobserver.shard_clients import ShardControl
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.program.state import dump_state_parts, load_state
+from nfdt.jobserver.shard_clients import ShardControl
 
 
 def merger_of(manifest: Mapping[str, Any], artifacts: ArtifactStore) -> StateMerger:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 
-from nfdt.jobserver.outcome import SlotError
 from nfdt.core.clock import Clock
 from nfdt.core.errors import ServerUnreachable
+from nfdt.jobserver.outcome import SlotError
 
 BLAME_S = 2.0  # how long a broken connection waits for the end of the process that broke it
 

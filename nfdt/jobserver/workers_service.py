@@ -7,13 +7,13 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from nfdt.jobserver.scheduler import Scheduler
-from nfdt.jobserver.slot_pool import Slot, SlotPool
 from nfdt.core.errors import NfdtError, PolicyRefused, ProtocolError
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire import workers_pb2_grpc
 from nfdt.core.wire.status import answering
+from nfdt.jobserver.scheduler import Scheduler
+from nfdt.jobserver.slot_pool import Slot, SlotPool
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from nfdt.launch.fork_server import READY
 
-COMMAND = (sys.executable, "-P", "-m", "nfdt.launch.fork_server")
+SLOT_MODULE = "nfdt.worker.slot"
+COMMAND = (sys.executable, "-P", "-m", "nfdt.launch.fork_server", SLOT_MODULE)
 END_S = 5.0
 NOT_FORKED = 1
 

@@ -1,14 +1,15 @@
 """The nursery: a process that has imported what slots need and forks one for each request.
 
-Started by :class:`nfdt.launch.fork_client.Nursery` as ``python -m nfdt.launch.fork_server``; its standard input is the socket
-that requests come from. It must have one thread whenever it forks: neither TensorFlow's runtime nor gRPC is started
-here. It never sees a job, and ends with its launcher.
+Started by :class:`nfdt.launch.fork_client.Nursery` as ``python -m nfdt.launch.fork_server MODULE``; its standard
+input is the socket that requests come from. It must have one thread whenever it forks: neither TensorFlow's runtime nor gRPC is
+started here. It never sees a job, and ends with its launcher.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import random
@@ -160,10 +161,9 @@ def _become_slot(request: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    """Import, then fork on request."""
+    """Import the module that the command line names, then fork on request; each fork runs its ``main``."""
     die_with_parent(watch_stdin=False)
-    from nfdt.worker import slot
-
+    slot = importlib.import_module(sys.argv[1])
     slot.load()
     arguments = Forks(socket.socket(fileno=os.dup(0))).serve()
     return 0 if arguments is None else slot.main(arguments)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from nfdt.core.jobs.launcher import Role
 from nfdt.core.work.slot_connection import PATIENCE_S
-from nfdt.launch.fork_client import ForkedSlot, Nursery
+from nfdt.launch.fork_client import SLOT_MODULE, ForkedSlot, Nursery
 from nfdt.launch.slot_end import SlotEnd, keep
 
 _log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ MOST_ENDS = 1000  # whose reasons are remembered
 RESTART_S = 0.5  # after a crash before the next start, twice as long after each further one
 DOUBLINGS = 4
 FAILED_STARTS = 3  # in a row: then they are a failure, and tried again all the same
-SLOT = (sys.executable, "-P", "-m", "nfdt.worker.slot")  # -P: a file of the user's shadows no module of ours
+SLOT = (sys.executable, "-P", "-m", SLOT_MODULE)  # -P: a file of the user's shadows no module of ours
 
 Process = subprocess.Popen[bytes] | ForkedSlot
 

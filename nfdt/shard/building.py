@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from nfdt.consistency import make_policy
-from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.arrays.layout import ParameterLayout, Run
-from nfdt.core.program.state import State
 from nfdt.core.arrays.table_rows import TableLayout
+from nfdt.core.program.state import State
+from nfdt.core.sharding import GLOBAL, ShardPlan, make_plan, sparse_tables
+from nfdt.core.specs.algorithm import AlgorithmSpec
+from nfdt.shard.backup_formats import kind_for
 from nfdt.shard.engine import Engine
 from nfdt.shard.optimizer import build_optimizer
-from nfdt.core.sharding import GLOBAL, ShardPlan, make_plan, sparse_tables
-from nfdt.shard.backup_formats import kind_for
 from nfdt.shard.sparse_store import SparseStore
 from nfdt.shard.store import ShardStore
 from nfdt.shard.table import Table

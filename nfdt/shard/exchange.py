@@ -12,6 +12,7 @@ import numpy as np
 from nfdt.codecs import Codec, find_decoder
 from nfdt.codecs.rows import ROWS
 from nfdt.core.errors import NfdtError, ProtocolError, ShapeMismatch
+from nfdt.core.wire import shared_memory
 from nfdt.core.wire.frame_stream import FrameStream
 from nfdt.core.wire.shards_pb2 import ACKNOWLEDGE, ERROR, OFFER, PULL, PUSH, WEIGHTS, Frame
 from nfdt.shard.building import Store
@@ -19,7 +20,6 @@ from nfdt.shard.delta_reply import Chain
 from nfdt.shard.messages import Gradient, Reply, Wish
 from nfdt.shard.tensors import BufferPool
 from nfdt.shard.terms import Terms
-from nfdt.core.wire import shared_memory
 
 logger = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nfdt.shard.engine import Engine, Pending
 from nfdt.shard.backups import Backup
+from nfdt.shard.engine import Engine, Pending
 from nfdt.shard.messages import Gradient
 from nfdt.update_rules.base import State
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.specs.algorithm import AlgorithmSpec
 
 
 def pushes_differences(algorithm: AlgorithmSpec) -> bool:

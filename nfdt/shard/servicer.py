@@ -11,9 +11,10 @@ from typing import Any
 import grpc
 
 from nfdt.codecs import Codec, make_encoders
-from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.errors import ProtocolError
 from nfdt.core.program.state import State, dump_state_parts, load_state
+from nfdt.core.sharding import ShardPlan, make_plan
+from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.wire.channel import DATA_BYTES, make_server, same_token, token_of
 from nfdt.core.wire.chunks import Assembly, decode_chunk, encode_chunk, split
 from nfdt.core.wire.connection import server_tls
@@ -25,7 +26,6 @@ from nfdt.shard.building import Store, build_store
 from nfdt.shard.exchange import Exchange
 from nfdt.shard.listener import Listener
 from nfdt.shard.outer import outer_algorithm, outer_program, pushes_differences
-from nfdt.core.sharding import ShardPlan, make_plan
 from nfdt.shard.tensors import BufferPool
 from nfdt.shard.terms import Terms
 

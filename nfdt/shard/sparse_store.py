@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nfdt.codecs.rows import ROWS
-from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.arrays.table_rows import Rows, RowVector, TableLayout
+from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.shard.engine import Engine
 from nfdt.shard.messages import Difference, Gradient, Reply, Vector, Wish
 from nfdt.shard.row_round import RowRound

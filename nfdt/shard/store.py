@@ -22,12 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from nfdt.core.errors import ProtocolError, ShapeMismatch
-from nfdt.shard.engine import Engine, Sent, Stepped
+from nfdt.shard.backup_formats import Kind, Recorder
 from nfdt.shard.backups import Backup, Backups, WorkerRecord, known
 from nfdt.shard.delta_reply import difference_to
+from nfdt.shard.engine import Engine, Sent, Stepped
 from nfdt.shard.merge import Merge
 from nfdt.shard.messages import Gradient, Reply, Vector, Wish
-from nfdt.shard.backup_formats import Kind, Recorder
 from nfdt.shard.rounds import Round
 from nfdt.shard.statistics import ShardStatistics
 from nfdt.shard.tensors import length_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.errors import ProtocolError
+from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.wire.shards_pb2 import Frame
 
 LEAST_PARTS, PARTS_PER_WORKER = 16, 4  # of a round whose batches are cut by speed and bounded: it may have some more

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Unpack
 
 from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.shard.in_process import InProcessClient, Leaving, reply_bytes
 from nfdt.shard.store import ShardStore
 from nfdt.simulate.events import Agenda, Signal, Steps
 from nfdt.simulate.machines import Network, Road
 from nfdt.transport.base import Pushed, PushOptions, Vector
 from nfdt.transport.choice import Choice
 from nfdt.transport.in_flight import InFlight, Pending
-from nfdt.shard.in_process import InProcessClient, Leaving, reply_bytes
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nfdt.consistency import ConsistencyPolicy
-from nfdt.coordinator.online_planner import WORLDS_S
 from nfdt.coordinator.group_plan import GroupPlan
+from nfdt.coordinator.online_planner import WORLDS_S
 from nfdt.coordinator.topology_view import epochs_allow_groups, grouped, is_grouped, policy_of, seen_by_coordinator
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.groups import check_groups

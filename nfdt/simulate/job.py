@@ -10,15 +10,15 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nfdt.core.work import instructions as ins
 from nfdt.coordinator.coordinator import Coordinator
-from nfdt.coordinator.untrained import StateMerger
 from nfdt.coordinator.topology_view import is_ring
+from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.errors import JobFailed
 from nfdt.core.events import Event
 from nfdt.core.program.state import State, load_state
-from nfdt.core.specs.job import JobSpec
 from nfdt.core.sharding import count_shards
+from nfdt.core.specs.job import JobSpec
+from nfdt.core.work import instructions as ins
 from nfdt.simulate.attendance import Attendance
 from nfdt.simulate.client import VirtualClient, Way
 from nfdt.simulate.cluster import ClusterDescription

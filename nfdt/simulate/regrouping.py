@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nfdt.coordinator.online_planner import WORLDS_S, told
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.group_plan import told_groups
+from nfdt.coordinator.online_planner import WORLDS_S, told
 from nfdt.simulate.attendance import Attendance
 from nfdt.simulate.crews import Crews
 from nfdt.simulate.events import Agenda

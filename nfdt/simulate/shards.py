@@ -10,10 +10,10 @@ import numpy as np
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.program.state import State
-from nfdt.core.specs.job import JobSpec
-from nfdt.shard.building import Store, build_store
-from nfdt.core.state_cut import StateCut, owners_of
 from nfdt.core.sharding import count_shards
+from nfdt.core.specs.job import JobSpec
+from nfdt.core.state_cut import StateCut, owners_of
+from nfdt.shard.building import Store, build_store
 from nfdt.shard.messages import Gradient, Reply, Wish
 
 

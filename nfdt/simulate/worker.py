@@ -11,19 +11,19 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from nfdt.core.work import instructions as ins
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.training.gradient_step import numbers
-from nfdt.worker.task_times import LeaseTimes
-from nfdt.worker.pipeline import Pipeline
+from nfdt.core.work import instructions as ins
 from nfdt.schedulers import Task
 from nfdt.schedulers.proportions import proportional_split
 from nfdt.simulate.client import VirtualClient
 from nfdt.simulate.events import Signal, Steps
 from nfdt.simulate.machines import Machine
 from nfdt.simulate.trainer import Trainer, samples_of
-from nfdt.worker.statistics import Statistics
 from nfdt.transport.base import Pushed
+from nfdt.worker.pipeline import Pipeline
+from nfdt.worker.statistics import Statistics
+from nfdt.worker.task_times import LeaseTimes
 
 Ask = Callable[[str, ins.Report], ins.Instruction | Signal]
 

@@ -24,8 +24,9 @@ class Pulled:
     needs them longer copies them.
 
     Attributes:
-        weights: Of the whole model. A client made for tables gives :class:`nfdt.core.arrays.table_rows.RowWeights` where it was sent
-            changed rows; never when asked for exact weights.
+        weights: Of the whole model. A client made for tables gives
+            :class:`~nfdt.core.arrays.table_rows.RowWeights` where it was sent changed rows; never when asked for exact
+            weights.
         versions: Of each shard.
         sequence: Names this answer among those of the client; what ``computed_on`` of a push says.
     """

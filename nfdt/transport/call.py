@@ -16,9 +16,9 @@ from nfdt.codecs.base import Payload
 from nfdt.core.errors import ProtocolError
 from nfdt.core.wire.frame_stream import FrameStream
 from nfdt.core.wire.shards_pb2 import ACKNOWLEDGE, PUSH, WEIGHTS, Frame
+from nfdt.core.wire.shared_memory import Offer
 from nfdt.transport.base import Vector
 from nfdt.transport.emulated_link import EmulatedLink
-from nfdt.core.wire.shared_memory import Offer
 
 logger = logging.getLogger(__name__)
 

@@ -13,13 +13,13 @@ import grpc
 
 from nfdt.core import errors
 from nfdt.core.errors import NfdtError, ProtocolError, ServerUnreachable
-from nfdt.core.work.slot_connection import Patience
 from nfdt.core.wire.shards_pb2 import ACKNOWLEDGE, ERROR, WEIGHTS, Frame
-from nfdt.core.wire.status import translate
-from nfdt.transport.call import Answer, Request, ShardCall
-from nfdt.transport.shard_connector import Door
-from nfdt.transport.emulated_link import EmulatedLink
 from nfdt.core.wire.shared_memory import Offer
+from nfdt.core.wire.status import translate
+from nfdt.core.work.slot_connection import Patience
+from nfdt.transport.call import Answer, Request, ShardCall
+from nfdt.transport.emulated_link import EmulatedLink
+from nfdt.transport.shard_connector import Door
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from nfdt.codecs.rows import ROWS, RowFormat
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.arrays.table_rows import News, Rows, RowVector, RowWeights, TableLayout, Vector
+from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.transport.base import check_gradient
 from nfdt.transport.coding import Encoded, Part
 

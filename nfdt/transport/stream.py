@@ -17,19 +17,19 @@ import numpy.typing as npt
 from nfdt.codecs import IDENTITY, find_decoder
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.table_rows import RowVector
-from nfdt.core.work.slot_connection import Patience
 from nfdt.core.wire.channel import split_address
 from nfdt.core.wire.shards_pb2 import PULL, PUSH, WEIGHTS, Frame
+from nfdt.core.wire.shared_memory import is_this_machine
+from nfdt.core.work.slot_connection import Patience
 from nfdt.transport.base import Pulled, Pushed, PushOptions, Vector, check_gradient, shard_bounds
 from nfdt.transport.call import Answer, Request
 from nfdt.transport.choice import Choice
 from nfdt.transport.coding import Coding, Encoded, Part
-from nfdt.transport.shard_connector import Door
 from nfdt.transport.emulated_link import EmulatedLink
 from nfdt.transport.in_flight import InFlight, Pending
 from nfdt.transport.link import ShardLink
 from nfdt.transport.row_coding import RowCoding
-from nfdt.core.wire.shared_memory import is_this_machine
+from nfdt.transport.shard_connector import Door
 
 TIMEOUT_S = 120.0
 

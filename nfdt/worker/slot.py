@@ -1,4 +1,4 @@
-"""A slot: a process ready to be one worker or one shard of a job: forked by the nursery, or ``python -m nfdt.worker.slot``.
+"""A slot: a process that becomes one worker or one shard of a job; forked, or ``python -m nfdt.worker.slot``.
 
 It loads TensorFlow at once, so that a job finds it warm, and attends the job server over one stream:
 when the process dies the stream ends and the server knows.
@@ -30,9 +30,9 @@ from nfdt.core.host.parent import die_with_parent
 from nfdt.core.specs.job import parse_job
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire import workers_pb2_grpc
+from nfdt.core.wire.channel import is_loopback, open_channel, split_address
 from nfdt.core.work.artifacts import ArtifactReader, default_cache
 from nfdt.core.work.slot_connection import PATIENCE_S, AttendStream, Patience, Questions
-from nfdt.core.wire.channel import is_loopback, open_channel, split_address
 
 logger = logging.getLogger(__name__)
 

@@ -15,22 +15,22 @@ from typing import Any
 import numpy as np
 
 from nfdt.core.arrays.layout import Array, ParameterLayout
-from nfdt.core.specs.emulation import Emulation
+from nfdt.core.arrays.table_rows import RowVector
 from nfdt.core.errors import ProtocolError
-from nfdt.core.work.heartbeat import Heartbeat
 from nfdt.core.order import order_crc, sample_order
 from nfdt.core.program import unpack
 from nfdt.core.program.optimizer import inner_optimizer
-from nfdt.core.arrays.table_rows import RowVector
+from nfdt.core.specs.emulation import Emulation
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.training import data, evaluate, gradient_step, merge, untrained_state
 from nfdt.core.training.direct_call import Prepared
 from nfdt.core.training.metrics import ModelMetrics
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.worker.task_times import LeaseTimes
+from nfdt.core.work.heartbeat import Heartbeat
+from nfdt.transport.base import ParameterClient, Pushed
 from nfdt.worker.pipeline import Pipeline
 from nfdt.worker.statistics import Statistics
-from nfdt.transport.base import ParameterClient, Pushed
+from nfdt.worker.task_times import LeaseTimes
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from nfdt_client import decorator, feed, mirror
 from nfdt_client.batch_hooks import BatchHooks, check_mode, plan_pauses
 from nfdt_client.options import resolve
 
-from nfdt.core.errors import ServerUnreachable, UsageError
 from nfdt.core.arrays.safetensors_io import dump_arrays
+from nfdt.core.errors import ServerUnreachable, UsageError
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.wire import jobs_pb2 as pb
 from tests.client.fake_server import TOKEN

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nfdt.consistency import POLICIES, make_policy
-from nfdt.core.specs.presets import AXES
 from nfdt.core.specs.job import resolve_algorithm
+from nfdt.core.specs.presets import AXES
 
 EVENTS = st.lists(
     st.tuples(st.sampled_from(["join", "leave", "start", "finish", "idle"]), st.integers(0, 4)), max_size=60

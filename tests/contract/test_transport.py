@@ -9,8 +9,8 @@ import pytest
 from nfdt.core.errors import ProtocolError, ShapeMismatch, UsageError
 from nfdt.core.program.state import State
 from nfdt.core.wire.job_token import worker_token
-from nfdt.shard.servicer import start_shard
 from nfdt.shard.in_process import InProcessClient
+from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
 from tests.numpy_shard import ahead
 from tests.shard_cluster import LAYOUT, SHAPES, Cluster, Reference, gradients, rule_spec, start_weights

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nfdt.coordinator import Emit, Report, TaskTime, Work
-from nfdt.core.work.messages import to_report
 from nfdt.coordinator.speeds import Pace
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.work.messages import to_report
 from tests.simulated_cluster import job, started
 from tests.timed_cluster import TimedCluster
 

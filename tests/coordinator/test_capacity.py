@@ -2,10 +2,10 @@
 
 import pytest
 
-from nfdt.jobserver.capacity import Capacity, check_capacity
-from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.errors import UsageError
+from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec
+from nfdt.jobserver.capacity import Capacity, check_capacity
 
 GIGABYTE = 2**30
 

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from nfdt.jobserver.job_slots import Seat
-from nfdt.jobserver.topologies.groups import GroupCrew
-from nfdt.jobserver.outcome import SlotError
 from nfdt.core.errors import JobFailed
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.jobserver.job_slots import Seat
+from nfdt.jobserver.outcome import SlotError
+from nfdt.jobserver.topologies.groups import GroupCrew
 
 ROWS = 32
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nfdt.jobserver.job_log import Journal
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.store import JobStore
+from nfdt.jobserver.job_log import Journal
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@
 import pytest
 
 from nfdt.consistency import make_policy
-from nfdt.core.work.instructions import TaskTime
 from nfdt.coordinator.membership import Membership
 from nfdt.coordinator.speeds import Pace
+from nfdt.core.work.instructions import TaskTime
 from nfdt.schedulers import LeaseBook, PlannedTasks, TaskPlan
 from tests.simulated_cluster import job
 

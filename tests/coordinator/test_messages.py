@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from nfdt.core.work.messages import to_report
 from nfdt.core.errors import ProtocolError
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.work.messages import to_report
 
 
 def summary(value):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from nfdt.consistency import make_policy
-from nfdt.coordinator.online_planner import ShardLoad
-from nfdt.core.work.instructions import TaskTime
 from nfdt.coordinator.membership import Member
+from nfdt.coordinator.online_planner import ShardLoad
 from nfdt.coordinator.speeds import Pace, batch_sizes, told_of_streams
+from nfdt.core.work.instructions import TaskTime
 from nfdt.schedulers import LeaseBook, PlannedTasks, TaskPlan
 from nfdt.schedulers.group_shares import StatedSizes
 from tests.simulated_cluster import job

@@ -6,9 +6,9 @@ import pytest
 
 from nfdt.consistency.free import Free
 from nfdt.coordinator.gate import Gate
-from nfdt.core.work.instructions import BeginEpoch, Report, TaskTime, Wait, Work
 from nfdt.coordinator.membership import Membership
 from nfdt.coordinator.training import Training
+from nfdt.core.work.instructions import BeginEpoch, Report, TaskTime, Wait, Work
 from nfdt.schedulers import LeaseBook, PlannedTasks, TaskPlan
 
 W = "worker-0"

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from nfdt.jobserver.job_slots import SPARE_JOINS, Crew
-from nfdt.jobserver.context import Site
-from nfdt.jobserver.slot_pool import Slot, SlotPool
 from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.jobserver.context import Site
+from nfdt.jobserver.job_slots import SPARE_JOINS, Crew
+from nfdt.jobserver.slot_pool import Slot, SlotPool
 
 
 def hello(name="worker", **fields) -> pb.SlotHello:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from nfdt.core.errors import JobFailed, ServerUnreachable
 from nfdt.jobserver.job_slots import Seat
 from nfdt.jobserver.topologies.failover import RingShard, Succession
-from nfdt.core.errors import JobFailed, ServerUnreachable
 
 DEADLINE_S = 30.0
 

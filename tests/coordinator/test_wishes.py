@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nfdt.jobserver.client_control import Wishes
 from nfdt.core.errors import UsageError
+from nfdt.jobserver.client_control import Wishes
 
 
 def test_an_attended_job_begins_what_was_permitted_and_another_one_everything():

@@ -6,9 +6,9 @@ import pytest
 
 from nfdt.consistency.registry import POLICIES
 from nfdt.core.specs.algorithm import AlgorithmSpec
-from nfdt.core.specs.read_with import ReadWith
-from nfdt.core.specs.presets import AXES, PRESETS
 from nfdt.core.specs.job import ClusterSpec, find_idle, resolve_algorithm, resolve_cluster
+from nfdt.core.specs.presets import AXES, PRESETS
+from nfdt.core.specs.read_with import ReadWith
 from nfdt.transport.choice import make_choice
 from nfdt.update_rules.base import OptimizerTraits
 from nfdt.update_rules.blocks import Elements

@@ -3,8 +3,8 @@
 import pytest
 
 from nfdt.core.errors import UsageError
-from nfdt.core.specs.presets import PRESETS
 from nfdt.core.specs.job import resolve_algorithm
+from nfdt.core.specs.presets import PRESETS
 
 STEPS_WAIT = {"bsp": "every step waits", "allreduce": "on a ring", "group-sync": "with groups"}
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.arrays.table_rows import News, Rows, RowVector, RowWeights, TableLayout
+from nfdt.core.errors import ProtocolError, ShapeMismatch
 
 LAYOUT = ParameterLayout.of([("a", (3,)), ("table", (6, 2)), ("b", (2, 2)), ("other", (4, 3))])
 TABLES = TableLayout.of(LAYOUT, (1, 3))

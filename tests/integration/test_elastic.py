@@ -155,7 +155,7 @@ if hvd.rank() == 0:
 
 def test_a_script_on_hfdt_keras_outlives_a_rank(run_script, tmp_path):
     hosts = ",".join(f"{name}:1" for name in local_names(3))
-    launcher = (sys.executable, "-P", "-m", "hfdt.launch.horovodrun", "--loopback", "--gloo", "-np", "3", "--min-np", "2")
+    launcher = (sys.executable, "-P", "-m", "hfdt.horovodrun", "--loopback", "--gloo", "-np", "3", "--min-np", "2")
     done = run_script(SCRIPT, command=(*launcher, "-H", hosts, sys.executable), RING_TEST=str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
     epoch, worlds, size, iterations = (int(word) for word in done.stdout.split("ANSWER")[1].split()[:4])

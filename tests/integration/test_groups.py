@@ -8,9 +8,9 @@ import secrets
 import pytest
 
 from nfdt.coordinator.online_planner import Autopilot
+from nfdt.jobserver.main import ServerOptions, serve
 from nfdt.launch.horovod import RingLauncher
 from nfdt.planning import Choice, Prediction, Row
-from nfdt.jobserver.main import ServerOptions, serve
 from tests.integration.test_decorator import answer
 
 pytestmark = pytest.mark.skipif(

@@ -11,20 +11,20 @@ import pytest
 
 import hfdt.keras as hvd
 from hfdt.runtime.artifacts import RankArtifacts
-from hfdt.runtime.group_job import GroupJob
 from hfdt.runtime.communicator import World
+from hfdt.runtime.group_job import GroupJob
 from nfdt.core.order import order_crc, sample_order
 from nfdt.core.program.pack import pack
 from nfdt.core.program.state import load_state
+from nfdt.core.sharding import make_plan
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.core.training.data import encode_batch
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.shard.engine import Engine
+from nfdt.shard.in_process import InProcessClient
 from nfdt.shard.optimizer import build_optimizer
 from nfdt.shard.outer import outer_algorithm, outer_program, pushes_differences
-from nfdt.core.sharding import make_plan
 from nfdt.shard.store import ShardStore
-from nfdt.shard.in_process import InProcessClient
 from nfdt.update_rules import make_rule
 from tests.rank_training import CLASSES, FEATURES, assert_equal_on_all_ranks, dense_model
 

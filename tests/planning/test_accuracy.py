@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nfdt.core.specs.presets import PRESETS
 from nfdt.core.specs.job import resolve_algorithm
+from nfdt.core.specs.presets import PRESETS
 from nfdt.planning.accuracy import BARRIER, MEASURED, Loss, Training, expected_loss, measured_as
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "convergence.md"

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from nfdt.core.errors import ProtocolError
 from nfdt.core.arrays.safetensors_io import dump_arrays, dump_parts, load_arrays
+from nfdt.core.errors import ProtocolError
 from nfdt.core.program.state import dump_state, load_state
 
 

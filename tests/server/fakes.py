@@ -16,14 +16,14 @@ from typing import Any
 import grpc
 import numpy as np
 
-from nfdt.core.errors import JobCancelled, NfdtError, ServerUnreachable
 from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
+from nfdt.core.errors import JobCancelled, NfdtError, ServerUnreachable
 from nfdt.core.program.state import dump_state
 from nfdt.core.training.merge import decode_arrays, encode_arrays
 from nfdt.core.wire import jobs_pb2, jobs_pb2_grpc, shards_pb2, shards_pb2_grpc, workers_pb2, workers_pb2_grpc
-from nfdt.core.work.slot_connection import AttendStream, Questions
 from nfdt.core.wire.channel import make_server, open_channel, same_token
 from nfdt.core.wire.status import translated
+from nfdt.core.work.slot_connection import AttendStream, Questions
 
 TOKEN = "secret-token"
 DEADLINE_S = 30.0

@@ -2,12 +2,12 @@ import threading
 
 import pytest
 
-from nfdt.jobserver.termination import BLAME_S, Abandoned, Ending
-from nfdt.jobserver.outcome import SlotError, outcome_of
-from nfdt.jobserver.client_control import Wishes
 from nfdt.core.clock import ManualClock
 from nfdt.core.errors import JobCancelled, JobFailed, ServerUnreachable, UsageError
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.jobserver.client_control import Wishes
+from nfdt.jobserver.outcome import SlotError, outcome_of
+from nfdt.jobserver.termination import BLAME_S, Abandoned, Ending
 
 LOST = SlotError("worker-1", pb.SlotFailed(exception_type="ServerUnreachable", message="shard 0 does not answer"))
 SHARD = JobFailed("shard-0 is gone")

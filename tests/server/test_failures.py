@@ -4,8 +4,8 @@ import threading
 import pytest
 
 from nfdt.core.errors import AuthenticationFailed, PolicyRefused, ServerUnreachable, UsageError, VersionMismatch
-from nfdt.core.jobs.admission import Limits
 from nfdt.core.host.machine import Memory
+from nfdt.core.jobs.admission import Limits
 from nfdt.core.wire import jobs_pb2, workers_pb2
 from nfdt.core.wire.job_token import worker_token
 from nfdt.jobserver.main import ServerOptions, serve

@@ -16,8 +16,8 @@ from nfdt.core.errors import AuthenticationFailed, PolicyRefused, ProtocolError
 from nfdt.core.jobs.artifacts import CHUNK_BYTES
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire import workers_pb2_grpc
-from nfdt.core.work.artifacts import ArtifactReader
 from nfdt.core.wire.channel import open_channel
+from nfdt.core.work.artifacts import ArtifactReader
 from tests.server.fakes import DEADLINE_S, TOKEN
 
 

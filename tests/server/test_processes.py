@@ -15,8 +15,8 @@ import pytest
 from nfdt.core.errors import UsageError
 from nfdt.core.jobs.tokens import ensure_token_file, read_tokens
 from nfdt.core.wire import jobs_pb2
-from nfdt.launch.machine import find_gpus
 from nfdt.jobserver.main import ServerOptions, serve, shard_host
+from nfdt.launch.machine import find_gpus
 from tests.server.fakes import DEADLINE_S, TOKEN, Client, of
 
 ROOT = Path(__file__).parents[2]
@@ -151,9 +151,12 @@ def test_a_running_job_is_told_once_why_its_worker_is_not_replaced(tmp_path, ser
     assert events[-1][1]["state"] == "cancelled"
 
 
+SERVER = (sys.executable, "-P", "-m", "nfdt.jobserver.main")
+
+
 def start_embedded(tmp_path, *arguments):
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "nfdt.jobserver.main", "--embedded", "--state-dir", str(tmp_path / "state"), *arguments],
+        [*SERVER, "--embedded", "--state-dir", str(tmp_path / "state"), *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

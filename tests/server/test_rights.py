@@ -5,9 +5,9 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from nfdt.jobserver import main as server
 from nfdt.core.errors import AuthenticationFailed
 from nfdt.core.wire import jobs_pb2, workers_pb2
+from nfdt.jobserver import main as server
 from tests.server.conftest import Cluster
 from tests.server.fakes import DEADLINE_S, of
 

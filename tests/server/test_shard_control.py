@@ -2,12 +2,12 @@ import keras
 import numpy as np
 import pytest
 
-from nfdt.jobserver.shard_clients import ShardControl, connect_shards
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.errors import ProtocolError, ServerUnreachable, ShapeMismatch
 from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
+from nfdt.core.errors import ProtocolError, ServerUnreachable, ShapeMismatch
 from nfdt.core.program.state import State
 from nfdt.core.wire import shards_pb2, workers_pb2
+from nfdt.jobserver.shard_clients import ShardControl, connect_shards
 from nfdt.shard.servicer import start_shard
 from tests.server.fakes import LAYOUT, WEIGHTS, FakeShard
 from tests.shard_cluster import Reference, gradients, rule_spec

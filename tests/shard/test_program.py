@@ -12,9 +12,9 @@ from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.program.pack import pack
 from nfdt.core.program.state import load_state
 from nfdt.core.program.unpack import unpack
+from nfdt.core.sharding import count_shards
 from nfdt.core.training.gradient_step import GradientStep
 from nfdt.core.wire.job_token import worker_token
-from nfdt.core.sharding import count_shards
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
 from tests.shard_cluster import rule_spec

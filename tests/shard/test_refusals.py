@@ -8,8 +8,8 @@ import pytest
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.program.state import State
-from nfdt.shard.engine import LARGE
 from nfdt.shard.building import build_store
+from nfdt.shard.engine import LARGE
 from nfdt.shard.messages import Gradient
 from nfdt.shard.sparse_store import SparseStore
 from nfdt.shard.tensors import length_of

@@ -12,11 +12,11 @@ import pytest
 
 from nfdt.codecs.rows import ROWS
 from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.arrays.table_rows import TableLayout
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.program.state import State
-from nfdt.core.arrays.table_rows import TableLayout
-from nfdt.shard.building import build_store
 from nfdt.core.sharding import sparse_tables
+from nfdt.shard.building import build_store
 from nfdt.shard.messages import Gradient, Wish
 from nfdt.shard.row_log import RowLog
 from nfdt.shard.sparse_store import SparseStore

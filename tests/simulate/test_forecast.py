@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from nfdt_client.options import resolve
 
-from nfdt.core.specs.presets import PRESETS
 from nfdt.core.specs.job import resolve_algorithm
+from nfdt.core.specs.presets import PRESETS
 from nfdt.planning.forecast import forecast, measured_cluster, recommend
 from nfdt.simulate.costs import costs_of
 from nfdt.simulate.job import SimulatedJob

@@ -14,8 +14,8 @@ from nfdt.core.training.data import ArraySource, decode_npy
 from nfdt.core.training.gradient_step import GradientStep
 from nfdt.schedulers import TaskPlan
 from nfdt.shard.building import build_store
-from nfdt.transport.base import Pulled
 from nfdt.shard.in_process import InProcessClient
+from nfdt.transport.base import Pulled
 from tests.simulate.jobs import BATCH, ROWS, X, Y, as_text, build, cluster, simulate
 
 UNEQUAL = ({"jitter": 0.2}, {"step_ms": 130, "jitter": 0.2}, {"step_ms": 310})

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from nfdt.core.errors import ShapeMismatch
 from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
+from nfdt.core.errors import ShapeMismatch
 from nfdt.core.training.metric_states import merge_metric_states, own_logs
 
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from nfdt.codecs import DECODERS
 from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.arrays.table_rows import Rows, RowVector, TableLayout
 from nfdt.core.errors import NfdtError, ProtocolError, Refused, ShapeMismatch
 from nfdt.core.program.state import State
-from nfdt.core.arrays.table_rows import Rows, RowVector, TableLayout
 from nfdt.core.wire.job_token import worker_token
 from nfdt.core.wire.shards_pb2 import ERROR, OFFER, PULL, PUSH, WEIGHTS, Frame
 from nfdt.shard.servicer import start_shard

@@ -22,10 +22,10 @@ from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import JobCancelled, ServerUnreachable
 from nfdt.core.host.machine import Memory, boot_id
 from nfdt.core.program.state import State
+from nfdt.core.wire import shared_memory
 from nfdt.core.wire.job_token import worker_token
 from nfdt.core.wire.shards_pb2 import ACKNOWLEDGE, ERROR, OFFER, PULL, PUSH, WEIGHTS, Frame
 from nfdt.shard.servicer import start_shard
-from nfdt.core.wire import shared_memory
 from nfdt.transport.stream import StreamClient
 from tests.raw_stream import encode
 from tests.shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_weights

@@ -26,7 +26,6 @@ from nfdt.core.errors import (
     UsageError,
 )
 from nfdt.core.program.state import State, dump_state, load_state
-from nfdt.core.work.slot_connection import Patience
 from nfdt.core.wire.channel import open_channel
 from nfdt.core.wire.chunks import CHUNK_BYTES, decode_chunk, encode_chunk, split
 from nfdt.core.wire.connection import connect
@@ -47,6 +46,7 @@ from nfdt.core.wire.shards_pb2 import (
     ShardLearningRate,
     StateChunk,
 )
+from nfdt.core.work.slot_connection import Patience
 from nfdt.shard import listener
 from nfdt.shard.listener import Listener
 from nfdt.shard.servicer import start_shard

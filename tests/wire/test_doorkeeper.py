@@ -166,7 +166,9 @@ def test_a_stream_goes_on_while_strangers_are_closed(serve, strangers):
 
 def test_a_server_raises_its_limit_of_descriptors_and_keeps_some_from_strangers(tmp_path, strangers):
     limits = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 400))"
-    program = f"{limits}; from nfdt.jobserver.main import main; main(['--state-dir', {str(tmp_path)!r}, '--shards', '0'])"
+    program = (
+        f"{limits}; from nfdt.jobserver.main import main; main(['--state-dir', {str(tmp_path)!r}, '--shards', '0'])"
+    )
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     try:
         address = json.loads(process.stdout.readline())["address"]

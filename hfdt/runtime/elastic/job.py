@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hfdt.runtime.artifacts import RankArtifacts
-from hfdt.runtime.job import Answer, RingJob
-from hfdt.runtime.communicator import World
 from hfdt.runtime.batch_split import cut_rows
+from hfdt.runtime.communicator import World
 from hfdt.runtime.elastic.snapshot import Snapshot
+from hfdt.runtime.job import Answer, RingJob
 from nfdt.core.program.state import State
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb

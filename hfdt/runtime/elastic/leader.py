@@ -8,12 +8,12 @@ import os
 from typing import Any
 
 from hfdt.runtime.attendance import Attendance
-from hfdt.runtime.elastic.state import RingState
 from hfdt.runtime.commands import Order
+from hfdt.runtime.elastic.state import RingState
 from hfdt.runtime.state_service import StateService
-from nfdt.core.work.heartbeat import Heartbeat
 from nfdt.core.specs.horovod_options import NEWS
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.work.heartbeat import Heartbeat
 
 logger = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ import horovod.tensorflow as hvd
 from horovod.common.elastic import State
 
 from hfdt.runtime.artifacts import share
-from hfdt.runtime.elastic.job import ElasticJob
-from hfdt.runtime.elastic.election import Candidate, assign_numbers, elect
 from hfdt.runtime.commands import Order
 from hfdt.runtime.communicator import World
+from hfdt.runtime.elastic.election import Candidate, assign_numbers, elect
+from hfdt.runtime.elastic.job import ElasticJob
 from hfdt.runtime.elastic.snapshot import Snapshot
 from nfdt.core.program.state import load_state
 from nfdt.core.specs.job import parse_job

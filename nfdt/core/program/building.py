@@ -13,10 +13,10 @@ import numpy as np
 import tensorflow as tf
 from keras.src.utils import traceback_utils
 
-from nfdt.core.errors import ProtocolError
-from nfdt.core.training.model_metrics import leaf_metrics
 from nfdt.core.arrays.pytree import flatten_structure, rebuild
+from nfdt.core.errors import ProtocolError
 from nfdt.core.program.dry_run import as_tensors, without_updates
+from nfdt.core.training.model_metrics import leaf_metrics
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nfdt.core.errors import ProtocolError
 from nfdt.core.arrays.safetensors_io import dump_arrays, dump_parts, load_arrays
+from nfdt.core.errors import ProtocolError
 
 Array = npt.NDArray[Any]
 
@@ -49,7 +49,7 @@ def dump_state(weights: Any, optimizer: Mapping[int, Any], untrained: Mapping[in
 def dump_state_parts(
     weights: Any, optimizer: Mapping[int, Any], untrained: Mapping[int, Any], metrics: bytes = b""
 ) -> list[bytes | memoryview]:
-    """What :func:`dump_state` returns, in parts that are not copied; see :func:`nfdt.core.arrays.safetensors_io.dump_parts`."""
+    """Return what :func:`dump_state` returns as parts that are not copied; see ``safetensors_io.dump_parts``."""
     return dump_parts(_named(weights, optimizer, untrained, metrics))
 
 

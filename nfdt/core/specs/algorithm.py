@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from nfdt.core.specs.read_with import ReadWith
 from nfdt.core.specs.groups import PATTERN as GROUPS
-from nfdt.core.specs.presets import AXES
 from nfdt.core.specs.horovod_options import CODECS
+from nfdt.core.specs.presets import AXES
+from nfdt.core.specs.read_with import ReadWith
 
 _DELAYS_COUNT = ReadWith(topology=("flat", "groups"))  # the ranks of a ring push nowhere
 _STRENGTH = ReadWith(update_rule=("dc", "dc-a", "dc-k", "ddc"), outer=("gradient",))

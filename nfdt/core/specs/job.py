@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from nfdt.core.specs.algorithm import AlgorithmSpec
-from nfdt.core.specs.read_with import why_idle
-from nfdt.core.specs.emulation import Emulation
 from nfdt.core.errors import UsageError
-from nfdt.core.specs.presets import DEFAULT_PRESET, PRESETS
+from nfdt.core.specs.algorithm import AlgorithmSpec
+from nfdt.core.specs.emulation import Emulation
 from nfdt.core.specs.horovod_options import ANY_WORLD, LATER_WORLDS, RING, RingElastic, RingTuning
+from nfdt.core.specs.presets import DEFAULT_PRESET, PRESETS
+from nfdt.core.specs.read_with import why_idle
 
 MAX_WORKERS = 4096
 MAX_SHARDS = 256

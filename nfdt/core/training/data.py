@@ -12,8 +12,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from nfdt.core.errors import ProtocolError, UsageError
 from nfdt.core.arrays.pytree import KINDS, as_array, flatten_structure, rebuild
+from nfdt.core.errors import ProtocolError, UsageError
 
 __all__ = [
     "ArraySource",

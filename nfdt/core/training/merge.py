@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
+from nfdt.core.errors import ProtocolError, ShapeMismatch
 
 Array = npt.NDArray[Any]
 WorkerState = tuple[int, int, Sequence[Array]]

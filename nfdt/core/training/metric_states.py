@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nfdt.core.errors import ShapeMismatch
 from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
+from nfdt.core.errors import ShapeMismatch
 
 Array = npt.NDArray[Any]
 MetricArrays = Mapping[str, Array]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nfdt.schedulers import Task
+from nfdt.core.work.tasks import Task
 
 LogValue = float | list[Any]
 

@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from nfdt.core.work import instructions as ins
 from nfdt.core.errors import ProtocolError
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.schedulers import Task
+from nfdt.core.work import instructions as ins
+from nfdt.core.work.tasks import Task
 
 MAX_LOGS = 1000
 MAX_TASK_S = 1e6

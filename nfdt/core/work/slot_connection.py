@@ -14,8 +14,8 @@ from typing import Any
 
 from nfdt.core.errors import JobCancelled, NfdtError, ServerUnreachable
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.core.work.numbered import NumberedOutbox
 from nfdt.core.wire.status import translated
+from nfdt.core.work.numbered import NumberedOutbox
 
 logger = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from nfdt.coordinator.coordinator import Coordinator
+from nfdt.core.errors import JobFailed, ServerUnreachable
+from nfdt.core.program.state import State
 from nfdt.jobserver.job_slots import Crew, Seat
 from nfdt.jobserver.outcome import explained
 from nfdt.jobserver.shard_clients import ShardControl
 from nfdt.jobserver.slot_pool import SlotPool
-from nfdt.core.errors import JobFailed, ServerUnreachable
-from nfdt.core.program.state import State
 from nfdt.launch.horovod import Ring
 
 Answer = TypeVar("Answer")

@@ -6,18 +6,18 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from nfdt.jobserver.job_slots import Crew, Seat
 from nfdt.coordinator.group_plan import GroupPlan, name_of, told_groups
-from nfdt.jobserver.job_log import Journal
-from nfdt.jobserver.outcome import SlotError, explained
-from nfdt.jobserver.context import Site
 from nfdt.core.errors import JobFailed
 from nfdt.core.specs.horovod_options import RingElastic
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.jobserver.context import Site
+from nfdt.jobserver.job_log import Journal
+from nfdt.jobserver.job_slots import Crew, Seat
+from nfdt.jobserver.outcome import SlotError, explained
+from nfdt.jobserver.worker_statistics import RECENT
 from nfdt.launch.horovod import Ring
 from nfdt.launch.horovod_command import RingShape, shown
-from nfdt.jobserver.worker_statistics import RECENT
 from nfdt.schedulers.group_shares import GroupShare, StatedSizes
 from nfdt.schedulers.grouping import Groups
 

@@ -6,13 +6,13 @@ import importlib.util
 from collections.abc import Callable
 
 from nfdt.coordinator.coordinator import Coordinator
-from nfdt.jobserver.job_slots import Crew
-from nfdt.jobserver.topologies.groups import GroupCrew, WaitFor
-from nfdt.jobserver.job_log import Journal
 from nfdt.coordinator.topology_view import epochs_allow_groups, grouped, seen_by_coordinator
-from nfdt.jobserver.context import Site
 from nfdt.core.errors import JobFailed
 from nfdt.core.specs.job import JobSpec
+from nfdt.jobserver.context import Site
+from nfdt.jobserver.job_log import Journal
+from nfdt.jobserver.job_slots import Crew
+from nfdt.jobserver.topologies.groups import GroupCrew, WaitFor
 from nfdt.planning import Groups
 
 
