@@ -25,8 +25,7 @@ from horovod.common.elastic import ObjectState, run_fn
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
 from hfdt.keras.collectives import broadcast_variables
-from hfdt.keras.horovod_api import enter_next_world, horovod
-from hfdt.keras.horovod_api import is_broken_world
+from hfdt.keras.horovod_api import enter_next_world, horovod, is_broken_world
 from nfdt.core.errors import UsageError
 
 __all__ = [

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hfdt.keras.horovod_api import is_broken_world
 from hfdt.runtime.artifacts import share
 from hfdt.runtime.attendance import Attendance, failure_of
 from hfdt.runtime.commands import Order
-from hfdt.keras.horovod_api import is_broken_world
 from hfdt.runtime.communicator import World
 from hfdt.runtime.failures import LOOK_S, FailureWatch, leave_failure
 from hfdt.runtime.job import RingJob

@@ -1,8 +1,8 @@
 """The nursery: a process that has imported what slots need and forks one for each request.
 
 Started by :class:`nfdt.launch.fork_client.Nursery` as ``python -m nfdt.launch.fork_server MODULE``; its standard
-input is the socket that requests come from. It must have one thread whenever it forks: neither TensorFlow's runtime nor gRPC is
-started here. It never sees a job, and ends with its launcher.
+input is the socket that requests come from. It must have one thread whenever it forks: neither TensorFlow's runtime
+nor gRPC is started here. It never sees a job, and ends with its launcher.
 """
 
 from __future__ import annotations

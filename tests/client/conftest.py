@@ -10,7 +10,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from nfdt_client.connection import Connection
 
-from tests.client import fake_server
+from tests.support import fake_server
 
 
 @pytest.fixture(autouse=True)

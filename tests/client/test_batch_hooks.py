@@ -16,7 +16,7 @@ from nfdt.core.arrays.safetensors_io import dump_arrays
 from nfdt.core.errors import ServerUnreachable, UsageError
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.wire import jobs_pb2 as pb
-from tests.client.fake_server import TOKEN
+from tests.support.fake_server import TOKEN
 
 keras = pytest.importorskip("keras")
 callbacks = keras.callbacks

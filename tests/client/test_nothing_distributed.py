@@ -11,7 +11,7 @@ from nfdt_client import decorator
 
 from nfdt.cli import cli
 from nfdt.core.errors import UsageError
-from tests.client.fake_server import TOKEN
+from tests.support.fake_server import TOKEN
 
 keras = pytest.importorskip("keras")
 

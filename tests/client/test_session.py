@@ -21,7 +21,7 @@ from nfdt.core.errors import (
     UsageError,
     WorkerFailed,
 )
-from tests.client.fake_server import TOKEN
+from tests.support.fake_server import TOKEN
 
 keras = pytest.importorskip("keras")
 

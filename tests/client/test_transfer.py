@@ -11,7 +11,7 @@ from nfdt_client.upload import Blob, array_blob, download, upload
 
 from nfdt.core.errors import AuthenticationFailed, CaptureError, ProtocolError, ServerUnreachable
 from nfdt.core.training.data import decode_npy
-from tests.client.fake_server import TOKEN, Job
+from tests.support.fake_server import TOKEN, Job
 
 
 def joined(blob: Blob, offset: int = 0, chunk_bytes: int = 7) -> bytes:

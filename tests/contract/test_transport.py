@@ -12,8 +12,8 @@ from nfdt.core.wire.job_token import worker_token
 from nfdt.shard.in_process import InProcessClient
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
-from tests.numpy_shard import ahead
-from tests.shard_cluster import LAYOUT, SHAPES, Cluster, Reference, gradients, rule_spec, start_weights
+from tests.support.numpy_shard import ahead
+from tests.support.shard_cluster import LAYOUT, SHAPES, Cluster, Reference, gradients, rule_spec, start_weights
 
 TOKEN = "token"
 

@@ -11,7 +11,7 @@ from nfdt.core.specs.presets import AXES
 from nfdt.shard import delta_reply as differences
 from nfdt.transport.choice import FixedChoice, make_choice
 from tests.contract.test_transport import InProcess, SharedMemory, Stream
-from tests.shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_weights
+from tests.support.shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_weights
 
 RATE = 0.1
 LOSSY = [name for name in AXES["codec"] if name not in ("identity", "adaptive")]

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.specs.presets import AXES
 from nfdt.update_rules import RULES, OptimizerTraits, make_rule
-from tests.reference_optimizers import SGD, Adam, RMSprop
-from tests.simulated_shard import SimulatedShard
+from tests.support.reference_optimizers import SGD, Adam, RMSprop
+from tests.support.simulated_shard import SimulatedShard
 
 OPTIMIZERS = {
     "sgd": (OptimizerTraits("sgd"), SGD),

@@ -10,8 +10,8 @@ from nfdt.coordinator import Emit, Report, TaskTime, Work
 from nfdt.coordinator.speeds import Pace
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.messages import to_report
-from tests.simulated_cluster import job, started
-from tests.timed_cluster import TimedCluster
+from tests.support.simulated_cluster import job, started
+from tests.support.timed_cluster import TimedCluster
 
 BATCH = 16
 

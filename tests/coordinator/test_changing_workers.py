@@ -6,7 +6,7 @@ import pytest
 
 from nfdt.coordinator import BeginEpoch, Evaluate, ForgetWorker, Leave, Report, Summarise, Wait, Work
 from nfdt.schedulers.group_shares import StatedSizes
-from tests.simulated_cluster import SimulatedCluster, job, started
+from tests.support.simulated_cluster import SimulatedCluster, job, started
 
 A, B = "worker-0", "worker-1"
 

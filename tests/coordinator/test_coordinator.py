@@ -22,7 +22,7 @@ from nfdt.coordinator import (
 from nfdt.core.errors import ProtocolError
 from nfdt.core.training.merge import decode_arrays
 from nfdt.schedulers import order_crc, sample_order
-from tests.simulated_cluster import SimulatedCluster, job, started
+from tests.support.simulated_cluster import SimulatedCluster, job, started
 
 A, B = "worker-0", "worker-1"
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.simulated_cluster import job, started
+from tests.support.simulated_cluster import job, started
 
 ALGORITHMS = [
     ("asgd", {}),

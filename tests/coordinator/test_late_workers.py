@@ -7,7 +7,7 @@ from nfdt.coordinator.membership import Membership
 from nfdt.coordinator.speeds import Pace
 from nfdt.core.work.instructions import TaskTime
 from nfdt.schedulers import LeaseBook, PlannedTasks, TaskPlan
-from tests.simulated_cluster import job
+from tests.support.simulated_cluster import job
 
 A, B = "worker-0", "worker-1"
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nfdt.consistency import make_policy
 from nfdt.coordinator import BeginEpoch, Coordinator, Report, TaskTime, Work
 from nfdt.core.clock import ManualClock
-from tests.simulated_cluster import job
+from tests.support.simulated_cluster import job
 
 
 @dataclass

@@ -6,7 +6,7 @@ import pytest
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.update_rules import OptimizerTraits, make_rule
 from nfdt.update_rules.blocks import KernelBlocks
-from tests.simulated_shard import SimulatedShard
+from tests.support.simulated_shard import SimulatedShard
 
 # (worker, gradient, learning rate), and after it (tau, w, R, h)
 PUSHES = [

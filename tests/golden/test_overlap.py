@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from nfdt.shard.in_process import InProcessClient
-from tests.numpy_shard import ahead
-from tests.shard_cluster import LAYOUT, SHAPES, Cluster, Reference, start_weights
+from tests.support.numpy_shard import ahead
+from tests.support.shard_cluster import LAYOUT, SHAPES, Cluster, Reference, start_weights
 
 RATE = 0.05
 STEPS = 9

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.script_nursery import Finished, ScriptNursery
+from tests.support.script_fork_server import Finished, ScriptNursery
 
 ROOT = Path(__file__).parents[2]
 NFDT = [sys.executable, "-m", "nfdt.cli"]

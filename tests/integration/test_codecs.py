@@ -13,8 +13,8 @@ from sklearn.datasets import load_digits
 
 from nfdt.core.specs.presets import AXES, PRESETS
 from nfdt.transport.choice import FixedChoice, make_choice
-from tests import local_cluster
-from tests.local_cluster import train
+from tests.support import local_cluster
+from tests.support.local_cluster import train
 
 CODECS = [name for name in AXES["codec"] if name != "identity"]
 EPOCHS = 12

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.local_cluster import clone, flat, train
+from tests.support.local_cluster import clone, flat, train
 
 WORDS, WIDTH, LENGTH = 4096, 32, 6
 OPTIMIZERS = {

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from tests.local_cluster import clone, flat, train
+from tests.support.local_cluster import clone, flat, train
 
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.1),

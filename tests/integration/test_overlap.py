@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from tests.local_cluster import flat, train
-from tests.numpy_shard import ahead
+from tests.support.local_cluster import flat, train
+from tests.support.numpy_shard import ahead
 
 
 @pytest.fixture(scope="module")

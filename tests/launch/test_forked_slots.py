@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from nfdt.launch.processes import LocalLauncher, SlotOptions
-from tests.launch.attendance import DEADLINE_S, TOKEN, Attendance
+from tests.support.attendance import DEADLINE_S, TOKEN, Attendance
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import hfdt.keras as hvd
 from nfdt.core.errors import UsageError
-from tests.rank_training import dense_model
+from tests.support.rank_training import dense_model
 
 
 def test_a_rank_knows_its_place():

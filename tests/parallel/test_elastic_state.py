@@ -8,7 +8,7 @@ import pytest
 
 import hfdt.keras as hvd
 from nfdt.core.errors import UsageError
-from tests.rank_training import dense_model
+from tests.support.rank_training import dense_model
 
 BATCHES = 4
 

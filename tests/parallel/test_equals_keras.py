@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import hfdt.keras as hvd
-from tests.rank_training import (
+from tests.support.rank_training import (
     CLASSES,
     FEATURES,
     assert_equal_on_all_ranks,

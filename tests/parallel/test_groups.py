@@ -26,7 +26,7 @@ from nfdt.shard.optimizer import build_optimizer
 from nfdt.shard.outer import outer_algorithm, outer_program, pushes_differences
 from nfdt.shard.store import ShardStore
 from nfdt.update_rules import make_rule
-from tests.rank_training import CLASSES, FEATURES, assert_equal_on_all_ranks, dense_model
+from tests.support.rank_training import CLASSES, FEATURES, assert_equal_on_all_ranks, dense_model
 
 ROWS = 7  # of rank 0; every further rank has one more
 TASKS = 6

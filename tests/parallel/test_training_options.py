@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import hfdt.keras as hvd
-from tests.rank_training import (
+from tests.support.rank_training import (
     CLASSES,
     EPOCHS,
     FEATURES,

@@ -10,7 +10,7 @@ from keras import layers
 
 from nfdt.core.errors import CaptureError
 from nfdt.core.program.pack import pack
-from tests.program.custom_models import Auto, Subclassed, absolute, sequential
+from tests.support.custom_models import Auto, Subclassed, absolute, sequential
 
 
 class NeedsConfig(layers.Dense):

@@ -8,7 +8,7 @@ from keras import layers
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.program.state import load_state
-from tests.program.custom_models import (
+from tests.support.custom_models import (
     Auto,
     Block,
     Chain,

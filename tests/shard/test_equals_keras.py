@@ -12,7 +12,7 @@ from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import UsageError
 from nfdt.core.sharding import make_plan
 from nfdt.update_rules import RULES
-from tests.shard_cluster import LAYOUT, Cluster, Reference, gradients, start_weights
+from tests.support.shard_cluster import LAYOUT, Cluster, Reference, gradients, start_weights
 
 Schedule = keras.optimizers.schedules.ExponentialDecay
 OPTIMIZERS = {

@@ -9,7 +9,7 @@ import pytest
 
 from nfdt.codecs import make_codec
 from nfdt.shard.messages import Gradient, Wish
-from tests.shard_cluster import Cluster, Reference, gradients, start_weights
+from tests.support.shard_cluster import Cluster, Reference, gradients, start_weights
 
 UNGUARDED = {"array", "tensor", "size"}  # of an engine: they touch no state of it
 

@@ -17,7 +17,7 @@ import pytest
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.shard.messages import Gradient
 from nfdt.shard.tensors import aligned_buffer
-from tests.shard_cluster import Cluster, Reference
+from tests.support.shard_cluster import Cluster, Reference
 
 SMALL = ParameterLayout.of([("w", (64,))])
 LARGE = ParameterLayout.of([("w", (4_000_000,))])

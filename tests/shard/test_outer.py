@@ -12,7 +12,7 @@ from nfdt.core.wire.job_token import worker_token
 from nfdt.jobserver.shard_clients import connect_shards
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
-from tests.shard_cluster import LAYOUT, Reference, gradients, start_weights
+from tests.support.shard_cluster import LAYOUT, Reference, gradients, start_weights
 
 TOKEN = "t" * 32
 

@@ -17,7 +17,7 @@ from nfdt.core.training.gradient_step import GradientStep
 from nfdt.core.wire.job_token import worker_token
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
-from tests.shard_cluster import rule_spec
+from tests.support.shard_cluster import rule_spec
 
 
 def made(optimizer):

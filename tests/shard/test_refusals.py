@@ -13,7 +13,7 @@ from nfdt.shard.engine import LARGE
 from nfdt.shard.messages import Gradient
 from nfdt.shard.sparse_store import SparseStore
 from nfdt.shard.tensors import length_of
-from tests.shard_cluster import LAYOUT, Cluster, Reference, gradients, rule_spec, start_weights
+from tests.support.shard_cluster import LAYOUT, Cluster, Reference, gradients, rule_spec, start_weights
 
 RATE = 0.1
 HUGE = np.full(LAYOUT.size, 3e38, np.float32)  # every element is a number, and no square of one is

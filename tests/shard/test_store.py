@@ -14,7 +14,7 @@ from nfdt.shard.delta_reply import RESYNC_AFTER, Chain
 from nfdt.shard.messages import Difference, Gradient, Reply, Wish
 from nfdt.shard.statistics import staleness_bin
 from nfdt.shard.tensors import aligned_buffer
-from tests.shard_cluster import LAYOUT, Cluster, Reference, gradients, start_weights
+from tests.support.shard_cluster import LAYOUT, Cluster, Reference, gradients, start_weights
 
 RATE = 0.1
 

@@ -21,7 +21,7 @@ from nfdt.shard.messages import Gradient, Wish
 from nfdt.shard.row_log import RowLog
 from nfdt.shard.sparse_store import SparseStore
 from nfdt.update_rules import RULES
-from tests.shard_cluster import Reference, rule_spec
+from tests.support.shard_cluster import Reference, rule_spec
 
 LAYOUT = ParameterLayout.of([("kernel", (4, 2)), ("table", (1024, 64)), ("bias", (2,))])
 TABLES = TableLayout.of(LAYOUT, (1,))

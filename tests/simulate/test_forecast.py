@@ -11,7 +11,7 @@ from nfdt.core.specs.presets import PRESETS
 from nfdt.planning.forecast import forecast, measured_cluster, recommend
 from nfdt.simulate.costs import costs_of
 from nfdt.simulate.job import SimulatedJob
-from tests.simulate.jobs import BATCH, Kept, X, Y, build, cluster
+from tests.support.simulated_jobs import BATCH, Kept, X, Y, build, cluster
 
 EPOCH = 8
 MANY = (np.tile(X, (EPOCH, 1)), np.tile(Y, (EPOCH, 1)))  # 96 batches

@@ -16,7 +16,7 @@ from nfdt.schedulers import TaskPlan
 from nfdt.shard.building import build_store
 from nfdt.shard.in_process import InProcessClient
 from nfdt.transport.base import Pulled
-from tests.simulate.jobs import BATCH, ROWS, X, Y, as_text, build, cluster, simulate
+from tests.support.simulated_jobs import BATCH, ROWS, X, Y, as_text, build, cluster, simulate
 
 UNEQUAL = ({"jitter": 0.2}, {"step_ms": 130, "jitter": 0.2}, {"step_ms": 310})
 

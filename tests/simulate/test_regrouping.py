@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nfdt.coordinator.online_planner import WORLDS_S
-from tests.simulate.jobs import ROWS, as_text, build, cluster, simulate
+from tests.support.simulated_jobs import ROWS, as_text, build, cluster, simulate
 
 SLOWER_AT_S, EPOCHS = 15.0, 24
 CHANGING = cluster({"step_ms": 1000, "count": 3}, {"step_ms": 1000, "drift": [{"at_s": SLOWER_AT_S, "slowdown": 4}]})

@@ -10,8 +10,8 @@ from nfdt.core.wire.job_token import worker_token
 from nfdt.core.wire.shards_pb2 import ACKNOWLEDGE, ERROR, PULL, PUSH, WEIGHTS, Frame
 from nfdt.transport.choice import make_choice
 from nfdt.transport.stream import StreamClient
-from tests.raw_stream import encode
-from tests.shard_cluster import LAYOUT, gradients, start_weights
+from tests.support.raw_stream import encode
+from tests.support.shard_cluster import LAYOUT, gradients, start_weights
 from tests.transport.test_stream import LARGE, RATE, TOKEN, Relay, exchange, serve
 
 

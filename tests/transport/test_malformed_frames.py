@@ -22,8 +22,8 @@ from nfdt.core.wire.shards_pb2 import ERROR, OFFER, PULL, PUSH, WEIGHTS, Frame
 from nfdt.shard.servicer import start_shard
 from nfdt.shard.sparse_store import SparseStore
 from nfdt.transport.stream import StreamClient
-from tests.raw_stream import encode, exchange
-from tests.shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_weights
+from tests.support.raw_stream import encode, exchange
+from tests.support.shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_weights
 
 TOKEN = "job-token"
 SIZE = 4 * LAYOUT.size

@@ -19,9 +19,9 @@ from nfdt.core.wire.job_token import worker_token
 from nfdt.core.wire.shards_pb2 import ERROR, PULL, PUSH, WEIGHTS, Frame
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
-from tests import raw_stream
-from tests.raw_stream import encode
-from tests.shard_cluster import LAYOUT, Reference, gradients, start_weights
+from tests.support import raw_stream
+from tests.support.raw_stream import encode
+from tests.support.shard_cluster import LAYOUT, Reference, gradients, start_weights
 
 KEY = "the job's key"
 SIZE = 4 * LAYOUT.size

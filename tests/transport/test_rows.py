@@ -19,7 +19,7 @@ from nfdt.core.sharding import sparse_tables
 from nfdt.core.wire.job_token import worker_token
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
-from tests.shard_cluster import Reference, rule_spec
+from tests.support.shard_cluster import Reference, rule_spec
 
 SHAPES = [("first", (3000, 32)), ("kernel", (32, 4)), ("second", (1030, 64)), ("bias", (4,))]
 TOKEN = "t" * 32

@@ -52,9 +52,9 @@ from nfdt.shard.listener import Listener
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.shard_connector import Door
 from nfdt.transport.stream import StreamClient
-from tests import raw_stream
-from tests.raw_stream import encode
-from tests.shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_weights
+from tests.support import raw_stream
+from tests.support.raw_stream import encode
+from tests.support.shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_weights
 
 TOKEN = "job-token"
 WORKER_TOKEN = worker_token(TOKEN, "w")

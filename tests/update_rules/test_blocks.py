@@ -11,7 +11,7 @@ from nfdt.shard.building import blocks_of
 from nfdt.shard.tensors import TensorOps
 from nfdt.update_rules import OptimizerTraits, make_rule
 from nfdt.update_rules.blocks import Elements, KernelBlocks, TableRows
-from tests.simulated_shard import SimulatedShard
+from tests.support.simulated_shard import SimulatedShard
 
 SHAPES = [(40, 3), (3,), (3, 3, 4, 5), (5,), (), (20,), (0, 4), (7, 6)]
 TABLES = [False] * 7 + [True]

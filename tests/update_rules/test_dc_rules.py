@@ -9,7 +9,7 @@ from nfdt.core.specs.job import resolve_algorithm
 from nfdt.update_rules import OptimizerTraits, Push, make_rule
 from nfdt.update_rules.base import Identity
 from nfdt.update_rules.dc import DelayCompensated
-from tests.simulated_shard import SimulatedShard
+from tests.support.simulated_shard import SimulatedShard
 
 SGD = OptimizerTraits("sgd")
 FINITE = st.floats(-100, 100, allow_nan=False)

@@ -7,7 +7,7 @@ from nfdt.core.specs.job import resolve_algorithm
 from nfdt.update_rules import OptimizerTraits, make_rule
 from nfdt.update_rules.blocks import KernelBlocks
 from nfdt.update_rules.reliability import mean_delay
-from tests.simulated_shard import SimulatedShard
+from tests.support.simulated_shard import SimulatedShard
 
 SIZE, WORKERS = 5, 4
 

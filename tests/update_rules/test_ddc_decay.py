@@ -6,8 +6,8 @@ import pytest
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.update_rules import OptimizerTraits, make_rule
 from nfdt.update_rules.blocks import KernelBlocks
-from tests.reference_optimizers import RMSprop
-from tests.simulated_shard import SimulatedShard
+from tests.support.reference_optimizers import RMSprop
+from tests.support.simulated_shard import SimulatedShard
 
 SHAPE = (16, 16)
 SIZE = SHAPE[0] * SHAPE[1]

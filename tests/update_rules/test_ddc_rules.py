@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.update_rules import OptimizerTraits, make_rule
-from tests.reference_optimizers import SGD, Adam, RMSprop
-from tests.simulated_shard import SimulatedShard
+from tests.support.reference_optimizers import SGD, Adam, RMSprop
+from tests.support.simulated_shard import SimulatedShard
 
 MOMENTA = [(0.0, False), (0.0, True), (0.5, False), (0.9, False), (0.9, True), (0.99, True)]
 RATES = [0.1, 0.1, 0.05, 0.2, 0.01, 0.1, 0.3, 0.0, 0.1, 0.1] * 3

@@ -11,11 +11,10 @@ from horovod.common.elastic import run_fn
 from horovod.common.exceptions import HorovodInternalError
 from horovod.runner.common.util import network
 
-from hfdt.keras.horovod_api import enter_next_world
+from hfdt.keras.horovod_api import enter_next_world, is_broken_world
 from hfdt.launch.horovodrun import find_loopback_port
 from hfdt.runtime.attendance import Attendance, failure_of
 from hfdt.runtime.commands import Order
-from hfdt.keras.horovod_api import is_broken_world
 from hfdt.runtime.communicator import World
 from hfdt.runtime.elastic.leader import ElasticLeader
 from hfdt.runtime.elastic.state import RingState

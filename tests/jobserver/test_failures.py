@@ -9,7 +9,7 @@ from nfdt.core.jobs.admission import Limits
 from nfdt.core.wire import jobs_pb2, workers_pb2
 from nfdt.core.wire.job_token import worker_token
 from nfdt.jobserver.main import ServerOptions, serve
-from tests.server.fakes import DEADLINE_S, TOKEN, VERSIONS, of
+from tests.support.fakes import DEADLINE_S, TOKEN, VERSIONS, of
 
 
 class Gate:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nfdt.jobserver.main import RunningServer, ServerOptions, serve
-from tests.server.fakes import TOKEN, Client, FakeSlot
+from tests.support.fakes import TOKEN, Client, FakeSlot
 
 
 class Cluster:

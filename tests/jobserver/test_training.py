@@ -7,7 +7,7 @@ import pytest
 from nfdt.core.errors import UsageError
 from nfdt.core.program.state import dump_state, load_state
 from nfdt.core.wire import jobs_pb2
-from tests.server.fakes import DEADLINE_S, WEIGHTS, of
+from tests.support.fakes import DEADLINE_S, WEIGHTS, of
 
 
 def test_an_unattended_job_runs_to_its_end(start, cluster):

@@ -18,7 +18,7 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire import workers_pb2_grpc
 from nfdt.core.wire.channel import open_channel
 from nfdt.core.work.artifacts import ArtifactReader
-from tests.server.fakes import DEADLINE_S, TOKEN
+from tests.support.fakes import DEADLINE_S, TOKEN
 
 
 @pytest.fixture

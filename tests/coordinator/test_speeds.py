@@ -11,7 +11,7 @@ from nfdt.coordinator.speeds import Pace, batch_sizes, told_of_streams
 from nfdt.core.work.instructions import TaskTime
 from nfdt.schedulers import LeaseBook, PlannedTasks, TaskPlan
 from nfdt.schedulers.group_shares import StatedSizes
-from tests.simulated_cluster import job
+from tests.support.simulated_cluster import job
 
 BATCH = 16
 FAST, SLOW = "worker-0", "worker-1"

@@ -15,8 +15,8 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire import workers_pb2_grpc
 from nfdt.core.wire.channel import open_channel
 from nfdt.core.wire.job_token import worker_token
-from tests.relay import Relay
-from tests.server.fakes import DEADLINE_S, TOKEN, FakeSlot, of
+from tests.support.fakes import DEADLINE_S, TOKEN, FakeSlot, of
+from tests.support.relay import Relay
 
 PATIENT = {"patience_s": DEADLINE_S}
 

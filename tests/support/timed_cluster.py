@@ -3,7 +3,7 @@
 from collections import defaultdict
 
 from nfdt.coordinator import TaskTime, Wait, Work
-from tests.simulated_cluster import SimulatedCluster
+from tests.support.simulated_cluster import SimulatedCluster
 
 
 class TimedCluster(SimulatedCluster):

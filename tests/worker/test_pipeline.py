@@ -9,7 +9,7 @@ import pytest
 from nfdt.shard.in_process import InProcessClient
 from nfdt.transport.base import Pulled, Pushed
 from nfdt.worker.pipeline import Pipeline
-from tests.shard_cluster import LAYOUT, Cluster, Reference
+from tests.support.shard_cluster import LAYOUT, Cluster, Reference
 
 
 class SlowShards:

@@ -27,8 +27,8 @@ from nfdt.core.wire.job_token import worker_token
 from nfdt.core.wire.shards_pb2 import ACKNOWLEDGE, ERROR, OFFER, PULL, PUSH, WEIGHTS, Frame
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
-from tests.raw_stream import encode
-from tests.shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_weights
+from tests.support.raw_stream import encode
+from tests.support.shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_weights
 from tests.transport.test_stream import TOKEN, Relay, exchange
 
 AREA = LAYOUT.size * 4
@@ -52,7 +52,7 @@ sys.stdin.read()
 
 SHARD = """
 import sys
-from tests.transport.test_shared_memory import serve
+from tests.wire.test_shared_memory import serve
 print(serve().address, flush=True)
 sys.stdin.read()
 """

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nfdt.core.jobs.store import JobStore
-from tests.server.fakes import DEADLINE_S
+from tests.support.fakes import DEADLINE_S
 
 
 class Disk:

@@ -9,8 +9,8 @@ from nfdt.core.program.state import State
 from nfdt.core.wire import shards_pb2, workers_pb2
 from nfdt.jobserver.shard_clients import ShardControl, connect_shards
 from nfdt.shard.servicer import start_shard
-from tests.server.fakes import LAYOUT, WEIGHTS, FakeShard
-from tests.shard_cluster import Reference, gradients, rule_spec
+from tests.support.fakes import LAYOUT, WEIGHTS, FakeShard
+from tests.support.shard_cluster import Reference, gradients, rule_spec
 
 MANIFEST = {"layout": LAYOUT, "optimizer_variables": [{"variable": -1}, {"variable": 0}, {"variable": 1}]}
 

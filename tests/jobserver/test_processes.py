@@ -17,10 +17,10 @@ from nfdt.core.jobs.tokens import ensure_token_file, read_tokens
 from nfdt.core.wire import jobs_pb2
 from nfdt.jobserver.main import ServerOptions, serve, shard_host
 from nfdt.launch.machine import find_gpus
-from tests.server.fakes import DEADLINE_S, TOKEN, Client, of
+from tests.support.fakes import DEADLINE_S, TOKEN, Client, of
 
 ROOT = Path(__file__).parents[2]
-SLOT = (sys.executable, "-m", "tests.server.slot_process")
+SLOT = (sys.executable, "-m", "tests.support.slot_process")
 
 
 @pytest.fixture
@@ -253,7 +253,7 @@ def test_the_server_process_loads_no_keras_and_unpickles_nothing(tmp_path):
 import sys
 from pathlib import Path
 from nfdt.jobserver.main import ServerOptions, serve
-from tests.server.fakes import TOKEN, Client, FakeSlot
+from tests.support.fakes import TOKEN, Client, FakeSlot
 server = serve(ServerOptions(Path({str(tmp_path)!r}), (TOKEN,), slot_command=()))
 slots = [FakeSlot(server.address, role, role) for role in ("shard", "worker")]
 client = Client(server.address)

@@ -5,7 +5,7 @@ import os
 import signal
 
 from nfdt.core.host.parent import die_with_parent
-from tests.server.fakes import FakeSlot
+from tests.support.fakes import FakeSlot
 
 parser = argparse.ArgumentParser()
 for name in ("--server", "--role", "--name", "--host"):

@@ -11,7 +11,7 @@ from nfdt.core.specs.job import resolve_algorithm
 from nfdt.shard.backup_formats import ANCHOR_ANSWERS, FEW_WORKERS, kind_for
 from nfdt.shard.tensors import Half, halved, whole
 from nfdt.update_rules import OptimizerTraits, make_rule
-from tests.shard_cluster import Cluster, Reference, gradients, start_weights
+from tests.support.shard_cluster import Cluster, Reference, gradients, start_weights
 
 MANY = FEW_WORKERS + 1
 

@@ -8,8 +8,8 @@ import pytest
 from nfdt.core.errors import AuthenticationFailed
 from nfdt.core.wire import jobs_pb2, workers_pb2
 from nfdt.jobserver import main as server
-from tests.server.conftest import Cluster
-from tests.server.fakes import DEADLINE_S, of
+from tests.jobserver.conftest import Cluster
+from tests.support.fakes import DEADLINE_S, of
 
 
 def test_a_worker_reports_for_itself_only(start, cluster):

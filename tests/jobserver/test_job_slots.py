@@ -8,7 +8,7 @@ from nfdt.core.clock import ManualClock
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.job_slots import QUICK_DEATHS, QUICK_S, Crew
 from nfdt.jobserver.slot_pool import SlotPool
-from tests.simulated_cluster import job
+from tests.support.simulated_cluster import job
 
 HOW = "its process was ended by SIGKILL"
 

@@ -8,8 +8,8 @@ from nfdt.coordinator.topology_view import grouped, seen_by_coordinator
 from nfdt.planning import Row
 from nfdt.schedulers import StepTime
 from nfdt.schedulers.group_shares import StatedSizes
-from tests.simulated_cluster import job
-from tests.timed_cluster import TimedCluster
+from tests.support.simulated_cluster import job
+from tests.support.timed_cluster import TimedCluster
 
 BATCH = 32
 
