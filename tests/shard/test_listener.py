@@ -54,13 +54,13 @@ def shows(listener, ticket):
 
 
 def test_a_good_ticket_lets_in(listener, served):
-    shows(listener, listener.ticket()).close()
+    shows(listener, listener.ticket("worker-0")).close()
     served.get(timeout=TIMEOUT_S)
 
 
 def test_a_ticket_lets_nobody_in_after_its_time(listener, served, monkeypatch):
     monkeypatch.setattr(listener_module, "TICKET_S", 0.0)
-    stream = shows(listener, listener.ticket())
+    stream = shows(listener, listener.ticket("worker-0"))
     assert stream.receive_header() is None
     assert served.empty()
     stream.close()
@@ -71,7 +71,7 @@ def test_connections_that_find_no_thread_are_closed_and_the_next_ones_served(
 ):
     assert all(is_closed(listener.port) for _ in range(MOST_STRANGERS + 1))  # none stays counted as a stranger
     start_no_connection_threads.undo()
-    shows(listener, listener.ticket()).close()
+    shows(listener, listener.ticket("worker-0")).close()
     served.get(timeout=TIMEOUT_S)
 
 

@@ -20,11 +20,11 @@ import pytest
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.pytree import flatten_structure
+from nfdt.core.arrays.safetensors_io import load_arrays
 from nfdt.core.errors import ProtocolError
 from nfdt.core.order import order_crc, sample_order
 from nfdt.core.program.pack import pack
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
-from nfdt.core.training.merge import decode_arrays
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.transport.base import Pulled, Pushed
 from nfdt.worker.worker import Worker
@@ -152,7 +152,8 @@ def evaluate(epoch=0, tasks=1):
 
 def loss_of(report):
     """Of the metric variables (sum, count)."""
-    total, count = (float(array) for array in decode_arrays(report.evaluated.metrics))
+    metrics = load_arrays(report.evaluated.metrics)
+    total, count = float(metrics["sum/0"]), float(metrics["sum/1"])
     return total / count
 
 
