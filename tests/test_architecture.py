@@ -1,154 +1,119 @@
-"""The arrows between the rooms: who may import whom. A new import that fails here needs a reason, not an exception."""
+"""Arrows between the rooms. A new import that fails here needs a reason, not an exception."""
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.architecture import Arrows, SourceTree, circle_of_files, circle_of_rooms, forbidden, within
+
 ROOT = Path(__file__).parents[1]
-PACKAGES = {"nfdt": ROOT / "nfdt", "nfdt_client": ROOT / "client" / "nfdt_client", "hfdt": ROOT / "hfdt"}
+TREE = SourceTree({"nfdt": ROOT / "nfdt", "nfdt_client": ROOT / "client" / "nfdt_client", "hfdt": ROOT / "hfdt"})
 
-PURE = ("nfdt.update_rules", "nfdt.consistency", "nfdt.schedulers", "nfdt.codecs", "nfdt.planning")
-SERVERS = (
-    "nfdt.coordinator",
-    "nfdt.launch",
-    "nfdt.worker.task_times",
-    "nfdt.jobserver.worker_statistics",
-    "nfdt.worker.pipeline",
-    "nfdt.jobserver.main",
-    "nfdt.shard",
-    "nfdt.worker.slot",
-    "nfdt.worker.statistics",
-    "nfdt.transport",
-    "nfdt.worker.worker",
-)
-SIMULATED = (
-    "nfdt.coordinator",
-    "nfdt.worker.task_times",
-    "nfdt.worker.pipeline",
-    "nfdt.shard",
-    "nfdt.worker.statistics",
-    "nfdt.transport",
-)
-CORE = "nfdt.core"
-CORE_ROOMS = ("nfdt.core.jobs", "nfdt.core.wire", "nfdt.core.program", "nfdt.core.training")
-
-# Who (longest prefix wins) may import which of our own modules.
-ARROWS: dict[str, tuple[str, ...]] = {
-    # The packages themselves hand the public names on, lazily.
-    "nfdt": ("nfdt.core", "nfdt_client"),
-    "nfdt.cli": ("nfdt", "nfdt_client", "hfdt"),
-    "nfdt_client": ("nfdt.core", "nfdt_client"),
-    "hfdt": ("nfdt.core", "nfdt_client"),
-    **{f"hfdt.{path.stem}": ("nfdt.core", "hfdt") for path in (ROOT / "hfdt").glob("[!_]*.py")},
-    "hfdt.runtime.outer": ("nfdt.core", "hfdt", "nfdt.transport"),
-    "nfdt.core": (),
-    "nfdt.core.jobs": ("nfdt.core.jobs", "nfdt.core.wire"),
-    "nfdt.core.wire": ("nfdt.core.wire",),
-    "nfdt.core.program": ("nfdt.core.program",),
-    "nfdt.core.training": ("nfdt.core.training",),
-    **{room: (CORE, room) for room in PURE},
-    "nfdt.planning": (CORE, "nfdt.codecs", "nfdt.schedulers", "nfdt.planning"),
-    **{room: (CORE, *PURE, *SERVERS) for room in SERVERS},
-    # The servers' own code under a virtual clock: docs/decisions/0013.
-    "nfdt.simulate": (CORE, *PURE, *SIMULATED, "nfdt.simulate"),
+CORE = {
+    "nfdt.core": (),  # errors, clock, events, order: open to all
+    "nfdt.core.arrays": (),
+    "nfdt.core.specs": (),
+    "nfdt.core.host": (),
+    "nfdt.core.wire": ("nfdt.core.host",),
+    "nfdt.core.program": ("nfdt.core.arrays",),
+    "nfdt.core.sharding": ("nfdt.core.arrays", "nfdt.core.specs", "nfdt.core.program"),
+    "nfdt.core.training": ("nfdt.core.arrays", "nfdt.core.specs", "nfdt.core.program"),
+    "nfdt.core.work": ("nfdt.core.arrays", "nfdt.core.host", "nfdt.core.specs", "nfdt.core.training", "nfdt.core.wire"),
+    "nfdt.core.jobs": ("nfdt", "nfdt.core.program", "nfdt.core.specs", "nfdt.core.wire"),
 }
+FLOOR = tuple(CORE)
+PURE = {
+    "nfdt.codecs": (),
+    "nfdt.consistency": ("nfdt.core.specs",),
+    "nfdt.schedulers": ("nfdt.core.specs", "nfdt.core.work.tasks"),
+    "nfdt.update_rules": ("nfdt.core.arrays", "nfdt.core.specs"),
+    "nfdt.planning": ("nfdt.codecs", "nfdt.consistency", "nfdt.schedulers", "nfdt.core.specs"),
+    "nfdt.coordinator": (
+        *("nfdt.consistency", "nfdt.planning", "nfdt.schedulers"),
+        *("nfdt.core.specs", "nfdt.core.training.merge", "nfdt.core.training.metric_states"),
+        *("nfdt.core.work.instructions", "nfdt.core.work.tasks"),
+    ),
+}
+SERVERS = {
+    "nfdt.transport": ("nfdt.codecs", *FLOOR),
+    "nfdt.shard": ("nfdt.codecs", "nfdt.consistency", "nfdt.transport", "nfdt.update_rules", *FLOOR),
+    "nfdt.worker": ("nfdt.transport", *FLOOR),
+    "nfdt.worker.slot": ("nfdt.shard.servicer", "nfdt.transport", "nfdt.worker", *FLOOR),  # becomes one or the other
+    "nfdt.launch": FLOOR,
+    "nfdt.jobserver": ("nfdt.coordinator", "nfdt.launch", "nfdt.planning", "nfdt.schedulers", *FLOOR),
+    # The servers' own code under a virtual clock: docs/decisions/0013.
+    "nfdt.simulate": ("nfdt.shard", "nfdt.transport", "nfdt.worker", *PURE, *FLOOR),
+    "nfdt.cli": ("nfdt", "nfdt_client", "hfdt", "nfdt.jobserver", "nfdt.launch", "nfdt.shard", "nfdt.simulate")
+    + (*PURE, *FLOOR),
+}
+CLIENTS = {
+    # The packages themselves hand the public names on, lazily.
+    "nfdt": ("nfdt_client",),
+    "hfdt": ("nfdt_client", "hfdt.launch"),
+    "nfdt_client": FLOOR,
+    "hfdt.keras": FLOOR,
+    "hfdt.launch": FLOOR,
+    "hfdt.runtime": ("hfdt.keras", "hfdt.launch", "nfdt.transport", *FLOOR),
+}
+ARROWS = Arrows(
+    {**CORE, **PURE, **SERVERS, **CLIENTS},
+    floors=frozenset({"nfdt", "nfdt.core", "hfdt"}),
+    everybody=("nfdt.core.errors", "nfdt.core.clock", "nfdt.core.events", "nfdt.core.order"),
+)
 
-KERAS_ROOMS = ("nfdt.core.program", "nfdt.core.training", "nfdt.shard", "nfdt.worker.slot", "nfdt_client", "hfdt")
+KERAS_ROOMS = (
+    *("nfdt.core.program", "nfdt.core.training", "nfdt.core.host.fast_imports", "nfdt.shard", "nfdt.worker.slot"),
+    *("nfdt_client", "hfdt.keras", "hfdt.runtime"),
+)
 IMPURE = {
     *("asyncio", "concurrent", "logging", "multiprocessing", "os", "pathlib", "queue", "random", "select", "signal"),
     *("socket", "sqlite3", "subprocess", "sys", "tempfile", "threading", "time"),
 }
 
 
-def modules() -> dict[str, Path]:
-    """Every module of ours by its dotted name, generated code left out."""
-    found = {}
-    for package, folder in PACKAGES.items():
-        for path in sorted(folder.rglob("*.py")):
-            if "_pb2" in path.name:
-                continue
-            parts = [package, *path.relative_to(folder).with_suffix("").parts]
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+def modules(*rooms: str) -> list[str]:
+    return [module for module in TREE.modules if any(within(module, room) for room in rooms)]
 
 
-MODULES = modules()
+def test_imports_follow_the_arrows():
+    assert forbidden(TREE, ARROWS) == []
 
 
-def imports_of(path: Path, *, lazy: bool = True) -> Iterator[str]:
-    """Dotted names a file imports (``lazy``: also in functions); ``from a import b`` gives ``a.b`` for a module b."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree) if lazy else tree.body:
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            for alias in node.names:
-                name = f"{node.module}.{alias.name}"
-                generated = alias.name.endswith(("_pb2", "_pb2_grpc"))
-                yield name if name in MODULES or generated else str(node.module)
+def test_no_files_import_each_other_in_a_circle():
+    assert " -> ".join(circle_of_files(TREE)) == ""
 
 
-def within(name: str, room: str) -> bool:
-    return name == room or name.startswith(room + ".")
+def test_no_rooms_import_each_other_in_a_circle():
+    assert " -> ".join(circle_of_rooms(TREE, ARROWS)) == ""
 
 
-def row_of(module: str) -> str:
-    rows = [row for row in ARROWS if within(module, row) and row != "nfdt" or module == row]
-    assert rows, f"{module}: write its room's arrows into ARROWS"
-    return max(rows, key=len)
+@pytest.mark.parametrize("room", PURE)
+def test_pure_rooms_take_values_and_return_values(room):
+    for module in modules(room):
+        foreign = TREE.foreign_imports(module)
+        assert foreign & IMPURE == set(), module
+        assert foreign - set(sys.stdlib_module_names) <= {"numpy"}, module
 
 
-def is_core_file(name: str) -> bool:
-    return within(name, CORE) and not any(within(name, room) for room in CORE_ROOMS)
+@pytest.mark.parametrize("room", ["nfdt.core.arrays", "nfdt.core.specs", "nfdt.core.host"])
+def test_the_lowest_rooms_need_little_more_than_numpy(room):
+    exceptions = {"nfdt.core.specs": {"pydantic"}, "nfdt.core.arrays.safetensors_io": {"safetensors"}}
+    for module in modules(room):
+        allowed = {"numpy"}.union(*(names for name, names in exceptions.items() if within(module, name)))
+        assert TREE.foreign_imports(module) - set(sys.stdlib_module_names) <= allowed, module
 
 
-def may_import(importer: str, imported: str) -> bool:
-    """``nfdt`` itself and the files at the top of the core are open to all; the rest by ARROWS."""
-    if imported == "nfdt" or is_core_file(imported):
-        return True
-    return any(within(imported, room) for room in ARROWS[row_of(importer)])
+def test_keras_stays_in_its_rooms():
+    found = {m for m in TREE.modules if TREE.foreign_imports(m) & {"keras", "tensorflow"}}
+    assert found - set(modules(*KERAS_ROOMS)) == set()
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_follow_the_arrows(module):
-    ours = {name for name in imports_of(MODULES[module]) if name.split(".")[0] in PACKAGES}
-    assert sorted(name for name in ours if not may_import(module, name)) == []
-
-
-@pytest.mark.parametrize("module", [m for m in MODULES if any(within(m, room) for room in PURE)])
-def test_pure_rooms_take_values_and_return_values(module):
-    foreign = {name.split(".")[0] for name in imports_of(MODULES[module])} - set(PACKAGES)
-    assert foreign & IMPURE == set()
-    assert foreign - set(sys.stdlib_module_names) <= {"numpy"}
-
-
-@pytest.mark.parametrize("module", [m for m in MODULES if is_core_file(m)])
-def test_the_floor_needs_little_more_than_numpy(module):
-    specifications = ("spec", "algorithm", "emulation", "ring_options")
-    exceptions = {
-        **dict.fromkeys((f"nfdt.core.{name}" for name in specifications), {"pydantic"}),  # docs/decisions/0001
-        "nfdt.core.arrays.safetensors_io": {"safetensors"},
-    }
-    foreign = {name.split(".")[0] for name in imports_of(MODULES[module])} - set(PACKAGES)
-    assert foreign - set(sys.stdlib_module_names) <= {"numpy"} | exceptions.get(module, set())
-
-
-@pytest.mark.parametrize("module", [m for m in MODULES if not any(within(m, room) for room in KERAS_ROOMS)])
-def test_keras_stays_in_its_rooms(module):
-    foreign = {name.split(".")[0] for name in imports_of(MODULES[module])}
-    assert foreign & {"keras", "tensorflow"} == set()
-
-
-@pytest.mark.parametrize("module", [m for m in MODULES if not within(m, "hfdt")])
-def test_horovod_is_imported_only_by_hfdt(module):
-    assert "horovod" not in {name.split(".")[0] for name in imports_of(MODULES[module])}
+def test_horovod_is_imported_only_by_hfdt():
+    assert {m for m in TREE.modules if "horovod" in TREE.foreign_imports(m)} - set(modules("hfdt")) == set()
 
 
 @pytest.mark.parametrize(
@@ -162,19 +127,83 @@ def test_light_modules_load_neither_tensorflow_nor_keras(module):
 
 def test_no_module_has_a_name_that_says_nothing():
     empty = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
-    assert [name for name in MODULES if name.rsplit(".", 1)[-1] in empty] == []
+    assert [name for name in TREE.modules if name.rsplit(".", 1)[-1] in empty] == []
 
 
-def test_no_import_cycle():
-    arrows = {m: {i for i in imports_of(MODULES[m], lazy=False) if i in MODULES and i != m} for m in MODULES}
-    done: set[str] = set()
+def test_no_module_is_loose_beside_the_rooms():
+    assert [
+        m for m in TREE.modules if m.count(".") == 1 and within(m, "nfdt") and TREE.modules[m].name != "__init__.py"
+    ] == []
 
-    def visit(module: str, trail: tuple[str, ...]) -> None:
-        assert module not in trail, " -> ".join((*trail, module))
-        if module not in done:
-            for imported in arrows[module]:
-                visit(imported, (*trail, module))
-            done.add(module)
 
-    for module in MODULES:
-        visit(module, ())
+# ---- the checks themselves, on made-up trees
+
+MADE_UP = Arrows(
+    {"made": (), "made.low": (), "made.middle": ("made.low",), "made.high": ("made.middle", "made.low")},
+    floors=frozenset({"made"}),
+    everybody=("made.errors",),
+)
+
+
+def made_up(folder: Path, **files: str) -> SourceTree:
+    """A tree of one package; ``room__file="source"`` makes made/room/file.py."""
+    for name, source in files.items():
+        path = folder / "made" / f"{name.replace('__', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+    return SourceTree({"made": folder / "made"})
+
+
+def test_what_the_arrows_allow_is_no_offence(tmp_path):
+    tree = made_up(
+        tmp_path,
+        errors="",
+        low__a="import made.errors",
+        middle__b="from made.low import a",
+        high__c="from made.middle.b import thing\nfrom made.low.a import other\nimport made.high.d",
+        high__d="",
+    )
+    assert forbidden(tree, MADE_UP) == []
+    assert circle_of_files(tree) == []
+    assert circle_of_rooms(tree, MADE_UP) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from made.high.c import thing",
+        "from made.high import c",
+        "import made.high.c",
+        "def f():\n    from made.high.c import thing",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from made.high.c import thing",
+        "class A:\n    def f(self):\n        import made.high.c",
+    ],
+)
+def test_an_import_against_the_arrows_is_found(tmp_path, source):
+    assert forbidden(made_up(tmp_path, low__a=source, high__c=""), MADE_UP) == ["made.low.a -> made.high.c"]
+
+
+def test_a_room_without_a_row_is_found(tmp_path):
+    with pytest.raises(AssertionError, match="made.new.a: write the arrows"):
+        forbidden(made_up(tmp_path, new__a=""), MADE_UP)
+
+
+def test_a_relative_import_is_found(tmp_path):
+    with pytest.raises(AssertionError, match="relative import"):
+        forbidden(made_up(tmp_path, low__a="from . import b", low__b=""), MADE_UP)
+
+
+@pytest.mark.parametrize(
+    "back", ["import made.low.a", "def f():\n    import made.low.a", "if TYPE_CHECKING:\n    import made.low.a"]
+)
+def test_files_in_a_circle_are_found(tmp_path, back):
+    tree = made_up(tmp_path, low__a="import made.low.b", low__b="import made.low.c", low__c=back)
+    assert circle_of_files(tree) == ["made.low.a", "made.low.b", "made.low.c", "made.low.a"]
+
+
+def test_rooms_in_a_circle_are_found_though_no_files_are(tmp_path):
+    tree = made_up(
+        tmp_path, low__a="import made.high.c", low__b="", middle__b="import made.low.b", high__c="import made.middle.b"
+    )
+    assert circle_of_files(tree) == []
+    assert circle_of_rooms(tree, MADE_UP) == ["made.high", "made.middle", "made.low", "made.high"]
