@@ -15,7 +15,7 @@ from benchmarks.keras2 import packages, python_of_keras2
 from benchmarks.models import SEED
 from benchmarks.processes import ROOT, PeerFailed, run_together, tensorflow_cluster
 from benchmarks.report import Report, arguments
-from nfdt.launch.horovod import surroundings
+from nfdt.launch.horovod import host_info
 from nfdt.launch.horovod_command import RingShape, ring_command
 
 RANKS = 2
@@ -46,7 +46,7 @@ class Peers:
     def by_hand(self, launcher: str) -> dict[str, Measured]:
         """The loops of benchmarks/horovod_loop.py; both are trained by one launch."""
         program = [sys.executable, "-m", "benchmarks.horovod_loop", *self._arguments()]
-        command = ring_command(RingShape(RANKS, launcher), program, surroundings())
+        command = ring_command(RingShape(RANKS, launcher), program, host_info())
         found = self._run([command], [{}])
         return {BY_HAND[name]: each for name, each in found.items()}
 

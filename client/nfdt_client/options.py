@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nfdt.core.errors import UsageError
-from nfdt.core.host.launcher_rank import Place, find_world
+from nfdt.core.host.launcher_rank import LauncherRank, find_world
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.groups import check_groups
 from nfdt.core.specs.job import (
@@ -71,7 +71,7 @@ class Options:
     step_timeout_s: float = 600.0
     batch_hooks: str = "auto"
     workers_given: bool = False
-    world: Place | None = None
+    world: LauncherRank | None = None
     settings: Mapping[str, Setting] = field(default_factory=dict, repr=False)
     _token: str | None = field(default=None, repr=False)
     _token_file: str | None = None

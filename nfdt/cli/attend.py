@@ -20,7 +20,7 @@ from nfdt.launch.processes import LocalLauncher, SlotOptions
 
 _log = logging.getLogger(__name__)
 
-POLL_S = 0.5
+LAUNCHER_POLL_S = 0.5
 RETRY_S = 0.5
 TELL_S = 5.0
 
@@ -63,7 +63,7 @@ def attend(options: SlotOptions, slots: int, *, wait_s: float = 0.0) -> None:
     launcher = LocalLauncher(options, ended.put)
     try:
         launcher.ensure("worker", slots)
-        while not gone.wait(POLL_S):
+        while not gone.wait(LAUNCHER_POLL_S):
             failure = launcher.failure
             if failure and (launcher.given_up.is_set() or not launcher.pids):
                 raise JobFailed(failure)

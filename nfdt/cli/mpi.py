@@ -27,16 +27,16 @@ from nfdt.cli.run import train_script
 from nfdt.cli.script import Script
 from nfdt.cli.serve import LOG_DIR, end_as_killed, end_on_sigterm
 from nfdt.core.errors import UsageError
-from nfdt.core.host.launcher_rank import Place, find_place
+from nfdt.core.host.launcher_rank import LauncherRank, find_launcher_rank
 from nfdt.jobserver.main import find_gpus
 from nfdt.launch.processes import SlotOptions
-from nfdt.launch.rendezvous import Invitation, accept, invite, meeting_file
+from nfdt.launch.rendezvous import RendezvousInfo, await_rendezvous, publish_rendezvous, rendezvous_file
 
 START_S = 60.0
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")
 
 
-def on_one_host(place: Place, environment: Mapping[str, str]) -> bool:
+def on_one_host(place: LauncherRank, environment: Mapping[str, str]) -> bool:
     """Whether the launcher says that all ranks are on this machine."""
     if environment.get("SLURM_STEP_NUM_NODES") == "1":
         return True
@@ -79,7 +79,7 @@ def mpi(
     For example: mpirun -np 9 nfdt mpi train.py
     """
     log_to_stderr(log_level)
-    place = find_place(os.environ)
+    place = find_launcher_rank(os.environ)
     if place is None:
         raise UsageError("nfdt mpi: started by no launcher. Expected: mpirun -np 3 nfdt mpi SCRIPT, or srun likewise.")
     if place.size < 2:
@@ -91,11 +91,11 @@ def mpi(
         end_as_killed()
         options: dict[str, Any] = {"algorithm": algorithm, "workers": place.size - 1, **parse_settings(settings)}
         _require_flat(options)
-        with _serving(place, Network(**network)) as invitation:
+        with _serving(place, Network(**network)) as rendezvous:
             connection = {
-                "server": invitation.address,
-                "token": invitation.token,
-                "ca_file": invitation.ca_file or None,
+                "server": rendezvous.address,
+                "token": rendezvous.token,
+                "ca_file": rendezvous.ca_file or None,
             }
             from nfdt_client.decorator import session
 
@@ -114,30 +114,30 @@ def _require_flat(options: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _serving(place: Place, network: Network) -> Iterator[Invitation]:
-    """Rank 0: a job server in a process of its own, and an invitation that the other ranks read."""
+def _serving(place: LauncherRank, network: Network) -> Iterator[RendezvousInfo]:
+    """Rank 0: a job server in a process of its own, and a rendezvous that the other ranks read."""
     one_host = on_one_host(place, os.environ)
     server = EmbeddedServer(0, 1, network=network.server_options(one_host=one_host))
     try:
         server.start()
         ca_file = "" if one_host or not network.tls_cert else str(Path(network.tls_cert).resolve())
-        invitation = Invitation(server.address(), server.token, ca_file)
-        with invite(meeting_file(place, os.environ), invitation):
-            yield invitation
+        rendezvous = RendezvousInfo(server.address(), server.token, ca_file)
+        with publish_rendezvous(rendezvous_file(place, os.environ), rendezvous):
+            yield rendezvous
     finally:
         server.stop()
 
 
-def work(place: Place) -> None:
+def work(place: LauncherRank) -> None:
     """Be one worker slot of rank 0's server until it is gone."""
-    invitation = accept(meeting_file(place, os.environ), timeout_s=START_S)
+    rendezvous = await_rendezvous(rendezvous_file(place, os.environ), timeout_s=START_S)
     gpus = find_gpus(os.environ)
     options = SlotOptions(
-        invitation.address,
-        invitation.token,
+        rendezvous.address,
+        rendezvous.token,
         LOG_DIR.expanduser(),
         prefix=f"rank-{place.rank}-",
-        ca_file=invitation.ca_file or None,
+        ca_file=rendezvous.ca_file or None,
         gpus=gpus[place.local_rank % len(gpus) :][:1] if gpus else (),
     )
     wait_for_server(options, START_S)

@@ -8,7 +8,7 @@ from nfdt.core.errors import UsageError
 
 
 @dataclass
-class Wishes:
+class ClientControl:
     """The job's run reads these under its lock.
 
     Attributes:

@@ -20,7 +20,7 @@ from nfdt.launch.slot_end import SlotEnd
 
 
 @dataclass(frozen=True)
-class Site:
+class ServerContext:
     """A server's stores, slots and rules, handed to each of its jobs.
 
     Attributes:
@@ -64,7 +64,7 @@ class Site:
         """What this server can offer a job."""
         workers: int | None = None
         if self.launches_workers and self.most_workers is not None:
-            workers = max(self.most_workers, self.pool.census().attending)
+            workers = max(self.most_workers, self.pool.slot_counts().attending)
         return Capacity(self.cores, self.memory_bytes, workers, local=self.launches_workers)
 
     def is_here(self, hello: pb.SlotHello) -> bool:

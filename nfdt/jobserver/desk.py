@@ -19,17 +19,17 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.job_token import worker_of
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.messages import to_reply, to_report
-from nfdt.jobserver.client_control import Wishes
-from nfdt.jobserver.context import Site
-from nfdt.jobserver.job_log import Journal
-from nfdt.jobserver.job_slots import QUICK_DEATHS, QUICK_S, Crew, Seat
+from nfdt.jobserver.client_control import ClientControl
+from nfdt.jobserver.context import ServerContext
+from nfdt.jobserver.job_log import JobLog
+from nfdt.jobserver.job_slots import QUICK_DEATHS, QUICK_S, JobSlot, JobSlots
 from nfdt.jobserver.outcome import SlotError
 from nfdt.jobserver.shard_clients import ShardControl
-from nfdt.jobserver.slot_pool import News, Slot
+from nfdt.jobserver.slot_pool import PoolSlot, SlotMessageKind
 from nfdt.jobserver.snapshots import StateComposer
-from nfdt.jobserver.termination import Abandoned, Ending
-from nfdt.jobserver.topologies.failover import Succession
-from nfdt.jobserver.topologies.groups import GroupCrew
+from nfdt.jobserver.termination import ServerStopping, Termination
+from nfdt.jobserver.topologies.failover import LeaderFailover
+from nfdt.jobserver.topologies.group_slots import GroupSlots
 from nfdt.jobserver.worker_statistics import new_decisions, parse_statistics
 
 MAX_WAIT_S = 30.0  # of one call of Next
@@ -57,29 +57,29 @@ class JobDesk:
         job_id: The job.
         spec: What it is.
         manifest: Its program.
-        crew: Its slots.
+        slots: Its slots.
         groups: Its groups, if its workers form some.
         artifacts: The names its slots may fetch.
         feed: Where the client's batches go.
-        journal: Where events go.
+        job_log: Where events go.
     """
 
-    def __init__(self, site: Site, job_id: str, spec: JobSpec, session: str) -> None:
-        self._site, self._clock = site, site.clock
+    def __init__(self, server: ServerContext, job_id: str, spec: JobSpec, session: str) -> None:
+        self._server, self._clock = server, server.clock
         self.job_id, self.spec = job_id, spec
-        self.manifest = read_manifest(spec, site.artifacts)
+        self.manifest = read_manifest(spec, server.artifacts)
         self.artifacts = references(spec)
         keep = frozenset({*self.artifacts, str(self.manifest.get("state"))})
-        self.journal = Journal(site.store, site.artifacts, job_id, keep)
+        self.job_log = JobLog(server.store, server.artifacts, job_id, keep)
         self._token = secrets.token_hex(32)
-        self.crew = Crew(site, job_id, spec, session, self._token, self._on_slot)
-        self.groups = GroupCrew(site, job_id, spec, self.crew, self.journal) if is_grouped(spec) else None
+        self.slots = JobSlots(server, job_id, spec, session, self._token, self._on_slot)
+        self.groups = GroupSlots(server, job_id, spec, self.slots, self.job_log) if is_grouped(spec) else None
         self._changed = threading.Condition()
         self.feed = FeedQueue(self._wake)
-        self._ending = Ending(self._changed, self._clock)
-        self._wishes = Wishes(spec.attended, self._clock.now())
+        self._termination = Termination(self._changed, self._clock)
+        self._wishes = ClientControl(spec.attended, self._clock.now())
         self._parts: Parts | None = None
-        self._succession: Succession | None = None
+        self._succession: LeaderFailover | None = None
         self._readers = 0
         self._moment = 0
         self._ended = False
@@ -89,58 +89,60 @@ class JobDesk:
     def recruit(self, shards: int, workers: int) -> None:
         """Take the slots the job begins with."""
         with self._changed:
-            self.crew.recruit_shards(shards)
-            self.crew.recruit_workers(workers)
+            self.slots.acquire_shards(shards)
+            self.slots.acquire_workers(workers)
 
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
-    def _on_slot(self, slot: Slot, news: News, message: pb.SlotMessage | None) -> None:
+    def _on_slot(self, slot: PoolSlot, news: SlotMessageKind, message: pb.SlotMessage | None) -> None:
         """A slot of the job is ready, has finished, has failed, or is lost."""
         if news == "lost":  # by a thread of gRPC's that all streams share: it cannot wait for the process to end
             threading.Thread(target=self._lose, args=(slot,), name=f"end of {slot.name}", daemon=True).start()
         else:
             self._hear(slot, news, message)
 
-    def _lose(self, slot: Slot) -> None:
-        end, hello = self._site.end_of(slot.hello), slot.hello
+    def _lose(self, slot: PoolSlot) -> None:
+        end, hello = self._server.end_of(slot.hello), slot.hello
         self._hear(slot, "lost", how=str(end or f"its process ended ({hello.pid} on {hello.host}, slot {hello.name})"))
 
-    def _hear(self, slot: Slot, news: News, message: pb.SlotMessage | None = None, how: str = "") -> None:
+    def _hear(
+        self, slot: PoolSlot, news: SlotMessageKind, message: pb.SlotMessage | None = None, how: str = ""
+    ) -> None:
         with self._changed:
-            seat = self.crew.seat_of(slot)
-            if seat is None or seat.gone or self._ended:
+            job_slot = self.slots.job_slot_of(slot)
+            if job_slot is None or job_slot.gone or self._ended:
                 return
             if news == "ready" and message is not None:
-                seat.address = message.ready.address
+                job_slot.address = message.ready.address
             elif news == "lost" and self._succession is not None and self._parts is not None:
-                seat.vacant = True
-                self._succession.begin(self._parts.coordinator, self._ending.end)
+                job_slot.failing_over = True
+                self._succession.begin(self._parts.coordinator, self._termination.end)
             else:
-                seat.gone = True
-                self._seat_gone(seat, news, message, how)
+                job_slot.gone = True
+                self._seat_gone(job_slot, news, message, how)
             self._changed.notify_all()
 
-    def _seat_gone(self, seat: Seat, news: News, message: pb.SlotMessage | None, how: str) -> None:
+    def _seat_gone(self, job_slot: JobSlot, news: SlotMessageKind, message: pb.SlotMessage | None, how: str) -> None:
         if news == "failed" and message is not None:
-            self._ending.end(SlotError(seat.name, message.failed, seat.members))
-        elif seat in self.crew.shards:
+            self._termination.end(SlotError(job_slot.name, message.failed, job_slot.members))
+        elif job_slot in self.slots.shards:
             what = how or "it stopped serving"
-            hello = seat.slot.hello
-            self._ending.end(
+            hello = job_slot.slot.hello
+            self._termination.end(
                 JobFailed(
-                    f"{seat.name} of the job is gone ({what}: process {hello.pid} on {hello.host}), "
+                    f"{job_slot.name} of the job is gone ({what}: process {hello.pid} on {hello.host}), "
                     "and with it its part of the weights. Submit the job again."
                 )
             )
         else:
-            asked = self.spec.cluster.emulate.kills(seat.index)
+            asked = self.spec.cluster.emulate.kills(job_slot.index)
             how = "it was killed, as emulate.fail asks" if how and asked else how
             if self._parts is not None:
-                self._parts.coordinator.left(seat.name, how or "it left the job")
-            if how and not asked and not seat.slot.hello.ring and self.crew.died(seat, how):
-                self._ending.end(JobFailed(f"{self.crew.last_death}. {TOO_QUICK}"))
+                self._parts.coordinator.left(job_slot.name, how or "it left the job")
+            if how and not asked and not job_slot.slot.hello.ring and self.slots.died(job_slot, how):
+                self._termination.end(JobFailed(f"{self.slots.last_death}. {TOO_QUICK}"))
 
     def next(self, request: pb.NextRequest, alive: Callable[[], bool]) -> pb.NextReply:
         """A worker reports and asks for work; waits for some up to the time it gives.
@@ -158,57 +160,57 @@ class JobDesk:
         report: ins.Report | None = to_report(request)
         deadline = self._clock.now() + min(request.wait_s, MAX_WAIT_S)
         with self._changed:
-            seat = self.crew.workers.get(request.worker)
-            if seat is None:
+            job_slot = self.slots.workers.get(request.worker)
+            if job_slot is None:
                 return to_reply(ins.Leave("The job has ended."))
-            if request.call and request.call <= seat.call:
+            if request.call and request.call <= job_slot.call:
                 report = None
             else:
-                seat.call, seat.reply = request.call, None
-                self._take_statistics(seat, request.statistics_json)
-            while seat.call == request.call and seat.reply is None:
-                instruction = self._instruct(seat, report)
+                job_slot.call, job_slot.reply = request.call, None
+                self._take_statistics(job_slot, request.statistics_json)
+            while job_slot.call == request.call and job_slot.reply is None:
+                instruction = self._instruct(job_slot, report)
                 if report is not None:
                     self._changed.notify_all()
                     report = None
                 if not isinstance(instruction, ins.Wait):
-                    seat.reply = self._completed(to_reply(instruction), seat)
+                    job_slot.reply = self._completed(to_reply(instruction), job_slot)
                 elif (left := deadline - self._clock.now()) <= 0 or not alive():
                     break
                 else:
                     self._changed.wait(left)
-            return (seat.reply if seat.call == request.call else None) or to_reply(ins.Wait())
+            return (job_slot.reply if job_slot.call == request.call else None) or to_reply(ins.Wait())
 
-    def _instruct(self, seat: Seat, report: ins.Report | None = None) -> ins.Instruction:
-        if seat.gone or self._ended:
+    def _instruct(self, job_slot: JobSlot, report: ins.Report | None = None) -> ins.Instruction:
+        if job_slot.gone or self._ended:
             return ins.Leave("The job has ended.")
-        if self._parts is None or not seat.admitted or seat.vacant:
+        if self._parts is None or not job_slot.admitted or job_slot.failing_over:
             return ins.Wait()
-        return self._parts.coordinator.next(seat.name, report)
+        return self._parts.coordinator.next(job_slot.name, report)
 
-    def _completed(self, reply: pb.NextReply, seat: Seat) -> pb.NextReply:
+    def _completed(self, reply: pb.NextReply, job_slot: JobSlot) -> pb.NextReply:
         """A group is told its share with each epoch."""
         if self.groups is not None and reply.HasField("begin_epoch"):
-            reply.begin_epoch.share.CopyFrom(self.groups.share_of(seat.name) or pb.GroupShare())
+            reply.begin_epoch.share.CopyFrom(self.groups.share_of(job_slot.name) or pb.GroupShare())
         return reply
 
-    def _take_statistics(self, seat: Seat, text: str) -> None:
+    def _take_statistics(self, job_slot: JobSlot, text: str) -> None:
         found = parse_statistics(text)
-        for decision in new_decisions(seat.report, found):
-            self.journal.record("codec", {"worker": seat.name, **decision})
-        seat.report = found or seat.report
+        for decision in new_decisions(job_slot.report, found):
+            self.job_log.record("codec", {"worker": job_slot.name, **decision})
+        job_slot.report = found or job_slot.report
 
     # ---- clients
 
     def stopped_by(self) -> BaseException | None:
         """What ends the job before it has begun, if anything does."""
         with self._changed:
-            return self._ending.cause
+            return self._termination.cause
 
     def abandon(self) -> None:
         """The server stops."""
         with self._changed:
-            self._ending.end(Abandoned())
+            self._termination.end(ServerStopping())
 
     def watching(self, change: int) -> None:
         """One client more or less watches the job."""
@@ -217,17 +219,17 @@ class JobDesk:
 
     def control(self, request: jobs_pb2.ControlRequest) -> None:
         """An action of a client."""
-        wishes = self._wishes
+        control = self._wishes
         with self._changed:
             match request.WhichOneof("action"):
                 case "cancel":
-                    self._ending.end(JobCancelled(request.cancel.reason or "somebody cancelled it"))
+                    self._termination.end(JobCancelled(request.cancel.reason or "somebody cancelled it"))
                 case "proceed":
-                    wishes.permit(request.proceed.epoch, request.proceed.until or None)
+                    control.permit(request.proceed.epoch, request.proceed.until or None)
                 case "stop_training":
-                    wishes.stop_training = True
+                    control.stop_training = True
                 case "set_learning_rate":
-                    wishes.set_learning_rate(request.set_learning_rate.value)
+                    control.set_learning_rate(request.set_learning_rate.value)
             self._changed.notify_all()
             parts = None if self._ended else self._parts
         if request.HasField("set_learning_rate") and parts is not None:
@@ -257,7 +259,7 @@ class JobDesk:
         with self._reading("a snapshot can be taken", standing=False) as composer:
             artifact = composer.compose(moment)
         if passing:
-            self.journal.passing(artifact)
+            self.job_log.passing(artifact)
         return artifact
 
     def _between_epochs(self) -> bool:

@@ -10,13 +10,13 @@ from typing import Any
 from nfdt.core.errors import NfdtError, UsageError
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.store import JobStore
-from nfdt.jobserver.outcome import Outcome
-from nfdt.launch.horovod_log import Stall, describe
+from nfdt.jobserver.outcome import JobOutcome
+from nfdt.launch.horovod_log import RingStall, describe
 
 _log = logging.getLogger(__name__)
 
 
-class Journal:
+class JobLog:
     """Writes for one job.
 
     Args:
@@ -28,14 +28,14 @@ class Journal:
 
     def __init__(self, store: JobStore, artifacts: ArtifactStore, job_id: str, keep: frozenset[str]) -> None:
         self._store, self._artifacts, self._job_id, self._keep = store, artifacts, job_id, keep
-        self._unstored: Outcome | None = None  # how the job ended, while the store does not take it
+        self._unstored: JobOutcome | None = None  # how the job ended, while the store does not take it
         self._passing = ""
 
-    def begin(self, outcome: Outcome) -> None:
+    def begin(self, outcome: JobOutcome) -> None:
         """The job's next state."""
         self._store.transition(self._job_id, outcome.state, reason=outcome.reason, error=outcome.error)
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: JobOutcome) -> None:
         """The job's last state; one that the store does not take now is left to :meth:`settled`."""
         self._unstored = outcome
         try:
@@ -74,7 +74,7 @@ class Journal:
         """The job waits for these, that long."""
         self.record("stalled", {"waiting_for": waiting_for, "since_s": since_s})
 
-    def ring_news(self, stalls: Iterable[Stall], texts: Iterable[str]) -> None:
+    def ring_messages(self, stalls: Iterable[RingStall], texts: Iterable[str]) -> None:
         """What the log of the job's ring says."""
         for stall in stalls:
             self.record("stalled", describe(stall))

@@ -11,8 +11,8 @@ from nfdt.core.jobs.launcher import Role
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.job_token import worker_token
-from nfdt.jobserver.context import Site
-from nfdt.jobserver.slot_pool import Listener, Slot
+from nfdt.jobserver.context import ServerContext
+from nfdt.jobserver.slot_pool import PoolSlot, SlotListener
 from nfdt.launch.horovod import Ring
 
 QUICK_DEATHS = 3  # in a row, and nobody left who was there before them: then the job is given up
@@ -21,7 +21,7 @@ SPARE_JOINS = 8  # workers that may take over from lost ones, besides twice the 
 
 
 @dataclass
-class Seat:
+class JobSlot:
     """One slot's place in the job.
 
     Attributes:
@@ -35,7 +35,7 @@ class Seat:
         reply: The answer to that one, once there is one.
     """
 
-    slot: Slot
+    slot: PoolSlot
     name: str
     index: int
     address: str = ""
@@ -43,7 +43,7 @@ class Seat:
     members: tuple[int, ...] = ()
     started_at: float | None = None
     admitted: bool = False
-    vacant: bool = False  # of a ring whose speaker is gone: another one will sit here
+    failing_over: bool = False  # of a ring whose speaker is gone: another one will sit here
     report: dict[str, Any] = field(default_factory=dict)
     call: int = 0
     reply: pb.NextReply | None = None
@@ -56,11 +56,11 @@ class Seat:
         return {**process, "group": list(self.members)} if self.members else process
 
 
-class Crew:
+class JobSlots:
     """Shards and workers of one job. The job's run serialises the calls.
 
     Args:
-        site: The server.
+        server: The server.
         job_id: The job.
         spec: What it is.
         session: The client session; slots that have run its code serve no other.
@@ -68,8 +68,10 @@ class Crew:
         listener: Told what the slots say.
     """
 
-    def __init__(self, site: Site, job_id: str, spec: JobSpec, session: str, token: str, listener: Listener) -> None:
-        self._site, self._job_id, self.spec = site, job_id, spec
+    def __init__(
+        self, server: ServerContext, job_id: str, spec: JobSpec, session: str, token: str, listener: SlotListener
+    ) -> None:
+        self._server, self._job_id, self.spec = server, job_id, spec
         self._session = session or job_id
         self._token, self._listener = token, listener
         self._joined = 0
@@ -77,21 +79,21 @@ class Crew:
         self._newcomers = 0  # the number from which on workers have joined since the first of these deaths
         self.last_death = ""
         self.ring = ""  # of an allreduce job, once it has one
-        self.shards: list[Seat] = []
-        self.workers: dict[str, Seat] = {}
+        self.shards: list[JobSlot] = []
+        self.workers: dict[str, JobSlot] = {}
 
-    def accepts(self, slot: Slot) -> bool:
+    def accepts(self, slot: PoolSlot) -> bool:
         """Whether a worker slot runs the versions that this job's code needs."""
         return not self.spec.code or version_conflict(self.spec.versions, slot.versions) is None
 
-    def dismiss_strangers(self) -> None:
+    def evict_other_sessions(self) -> None:
         """End free slots that this job cannot have, so that nobody counts on them."""
-        self._site.pool.dismiss_strangers("shard", self._session, self.ring)
-        self._site.pool.dismiss_strangers("worker", self._session, self.ring)
+        self._server.pool.evict_other_sessions("shard", self._session, self.ring)
+        self._server.pool.evict_other_sessions("worker", self._session, self.ring)
 
-    def recruit_shards(self, count: int) -> int:
+    def acquire_shards(self, count: int) -> int:
         """Take free shard slots; how many there are now."""
-        taken = self._site.pool.take(
+        taken = self._server.pool.take(
             "shard",
             count - len(self.shards),
             self._job_id,
@@ -101,12 +103,12 @@ class Crew:
             ring=self.ring,
         )
         for slot in taken:
-            self.shards.append(Seat(slot, f"shard-{len(self.shards)}", len(self.shards)))
+            self.shards.append(JobSlot(slot, f"shard-{len(self.shards)}", len(self.shards)))
         return len(self.shards)
 
-    def recruit_workers(self, count: int) -> list[Seat]:
+    def acquire_workers(self, count: int) -> list[JobSlot]:
         """Take free worker slots for up to ``count`` more workers; a newcomer always gets a new number."""
-        taken = self._site.pool.take(
+        taken = self._server.pool.take(
             "worker",
             min(count, self.may_join),
             self._job_id,
@@ -116,18 +118,18 @@ class Crew:
             accepts=self.accepts,
             ring=self.ring,
         )
-        return [self._seat(slot) for slot in taken]
+        return [self._add(slot) for slot in taken]
 
     @property
     def may_join(self) -> int:
         """How many more workers may take over from lost ones."""
         return max(0, 3 * slots_of(self.spec) + SPARE_JOINS - self._joined)
 
-    def died(self, seat: Seat, how: str) -> bool:
+    def died(self, job_slot: JobSlot, how: str) -> bool:
         """Note how a worker's process has ended; whether they die as fast as they come and nobody else is left."""
-        self.last_death = f"{seat.name} is lost: {how}"
-        age_s = 0.0 if seat.started_at is None else self._site.clock.now() - seat.started_at
-        if age_s >= QUICK_S and seat.report.get("steps"):
+        self.last_death = f"{job_slot.name} is lost: {how}"
+        age_s = 0.0 if job_slot.started_at is None else self._server.clock.now() - job_slot.started_at
+        if age_s >= QUICK_S and job_slot.report.get("steps"):
             self._quick_deaths = 0
             return False
         if not self._quick_deaths:
@@ -135,96 +137,96 @@ class Crew:
         self._quick_deaths += 1
         return self._quick_deaths >= QUICK_DEATHS and all(s.index >= self._newcomers for s in self.living())
 
-    def recruit_leader(self, ring: Ring) -> Seat | None:
+    def acquire_leader(self, ring: Ring) -> JobSlot | None:
         """Take the slot of a group's rank 0, once it attends."""
-        pool, session = self._site.pool, self._session
+        pool, session = self._server.pool, self._session
         taken = pool.take("worker", 1, self._job_id, self._listener, session=session, ring=ring.name)
-        return self._seat(taken[0], ring.shape.members) if taken else None
+        return self._add(taken[0], ring.shape.members) if taken else None
 
-    def _seat(self, slot: Slot, members: tuple[int, ...] = ()) -> Seat:
-        seat = Seat(slot, f"worker-{self._joined}", self._joined, members=members)
+    def _add(self, slot: PoolSlot, members: tuple[int, ...] = ()) -> JobSlot:
+        job_slot = JobSlot(slot, f"worker-{self._joined}", self._joined, members=members)
         self._joined += 1
-        self.workers[seat.name] = seat
-        return seat
+        self.workers[job_slot.name] = job_slot
+        return job_slot
 
-    def succeed(self, shard: Seat, worker: Seat) -> bool:
-        """Seat the next speaker of the job's ring; whether it is there."""
-        pool, ring = self._site.pool, self.ring
+    def succeed(self, shard: JobSlot, worker: JobSlot) -> bool:
+        """JobSlot the next speaker of the job's ring; whether it is there."""
+        pool, ring = self._server.pool, self.ring
         if not pool.attending("shard", ring=ring)[1] or not pool.attending("worker", ring=ring)[1]:
             return False
-        for seat in (shard, worker):
-            role: Role = "shard" if seat is shard else "worker"
+        for job_slot in (shard, worker):
+            role: Role = "shard" if job_slot is shard else "worker"
             (slot,) = pool.take(role, 1, self._job_id, self._listener, session=self._session, ring=ring)
-            seat.slot, seat.address, seat.vacant, seat.call = slot, "", False, 0
+            job_slot.slot, job_slot.address, job_slot.failing_over, job_slot.call = slot, "", False, 0
         return True
 
-    def living(self) -> list[Seat]:
+    def living(self) -> list[JobSlot]:
         """The workers whose slots work for the job."""
-        return [seat for seat in self.workers.values() if not seat.gone]
+        return [job_slot for job_slot in self.workers.values() if not job_slot.gone]
 
     @property
     def ranks(self) -> int:
         """How many ranks the job's ring has said there are; 0 before it has."""
-        return max((int(seat.report.get("ranks", 0)) for seat in self.living()), default=0)
+        return max((int(job_slot.report.get("ranks", 0)) for job_slot in self.living()), default=0)
 
-    def seat_of(self, slot: Slot) -> Seat | None:
+    def job_slot_of(self, slot: PoolSlot) -> JobSlot | None:
         """The place of a slot."""
-        return next((seat for seat in (*self.shards, *self.workers.values()) if seat.slot is slot), None)
+        return next((job_slot for job_slot in (*self.shards, *self.workers.values()) if job_slot.slot is slot), None)
 
-    def start_shard(self, seat: Seat) -> None:
+    def start_shard(self, job_slot: JobSlot) -> None:
         """Tell a slot to be a shard."""
         message = pb.ShardAssignment(
             job_id=self._job_id,
             spec_json=self.spec.model_dump_json(),
-            index=seat.index,
+            index=job_slot.index,
             shards=len(self.shards),
-            artifact_dir=self._artifact_dir(seat.slot),
+            artifact_dir=self._artifact_dir(job_slot.slot),
             job_token=self._token,
         )
-        seat.slot.send(pb.Assignment(shard=message))
+        job_slot.slot.send(pb.Assignment(shard=message))
 
-    def start_worker(self, seat: Seat, here: int) -> None:
+    def start_worker(self, job_slot: JobSlot, here: int) -> None:
         """Tell a slot to be a worker; ``here`` is how many of the job's workers share this machine's cores."""
-        local = self._site.is_here(seat.slot.hello)
-        seat.started_at = self._site.clock.now()
+        local = self._server.is_here(job_slot.slot.hello)
+        job_slot.started_at = self._server.clock.now()
         message = pb.WorkerAssignment(
             job_id=self._job_id,
             spec_json=self.spec.model_dump_json(),
-            worker=seat.name,
-            index=seat.index,
+            worker=job_slot.name,
+            index=job_slot.index,
             shards=[shard.address for shard in self.shards],
-            artifact_dir=self._artifact_dir(seat.slot),
-            job_token=worker_token(self._token, seat.name),
-            threads=max(1, self._site.cores // max(1, here)) if local and not seat.slot.hello.ring else 0,
+            artifact_dir=self._artifact_dir(job_slot.slot),
+            job_token=worker_token(self._token, job_slot.name),
+            threads=max(1, self._server.cores // max(1, here)) if local and not job_slot.slot.hello.ring else 0,
         )
-        seat.slot.send(pb.Assignment(worker=message))
+        job_slot.slot.send(pb.Assignment(worker=message))
 
     def count_here(self) -> int:
         """How many living workers run on this machine."""
-        return sum(self._site.is_here(seat.slot.hello) for seat in self.living())
+        return sum(self._server.is_here(job_slot.slot.hello) for job_slot in self.living())
 
-    def _artifact_dir(self, slot: Slot) -> str:
-        return str(self._site.artifacts.root) if self._site.is_here(slot.hello) else ""
+    def _artifact_dir(self, slot: PoolSlot) -> str:
+        return str(self._server.artifacts.root) if self._server.is_here(slot.hello) else ""
 
     def release(self) -> None:
         """The job is over: every slot becomes free as soon as it has dropped it."""
-        for seat in (*self.workers.values(), *self.shards):
-            self._site.pool.release(seat.slot, self._job_id)
+        for job_slot in (*self.workers.values(), *self.shards):
+            self._server.pool.release(job_slot.slot, self._job_id)
 
-    def let_go(self, seat: Seat) -> None:
+    def let_go(self, job_slot: JobSlot) -> None:
         """A slot works for the job no more, and is free once it has dropped it."""
-        seat.gone = True
-        self._site.pool.release(seat.slot, self._job_id)
+        job_slot.gone = True
+        self._server.pool.release(job_slot.slot, self._job_id)
 
-    def send_away(self, seat: Seat) -> None:
+    def shut_down(self, job_slot: JobSlot) -> None:
         """A slot that answers leaves the job in order, and its process ends."""
-        seat.gone = True
-        if not seat.admitted:
-            del self.workers[seat.name]  # it has done nothing that there is to tell of
-        self._site.pool.dismiss(seat.slot)
+        job_slot.gone = True
+        if not job_slot.admitted:
+            del self.workers[job_slot.name]  # it has done nothing that there is to tell of
+        self._server.pool.dismiss(job_slot.slot)
 
-    def dismiss(self, seat: Seat) -> None:
+    def dismiss(self, job_slot: JobSlot) -> None:
         """End a slot's process: it does not answer any more."""
-        seat.gone = True
-        self._site.pool.dismiss(seat.slot)
-        self._site.kill(seat.slot.hello)
+        job_slot.gone = True
+        self._server.pool.dismiss(job_slot.slot)
+        self._server.kill(job_slot.slot.hello)

@@ -31,7 +31,7 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.channel import is_loopback, join_address, make_server, same_token, split_address
 from nfdt.core.wire.descriptors import raise_descriptor_limit
 from nfdt.core.work.artifacts import default_cache
-from nfdt.jobserver.context import Site
+from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.options import ServerOptions, shard_host
 from nfdt.jobserver.scheduler import Scheduler
 from nfdt.jobserver.slot_pool import SlotPool
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 GRACE_S = 2.0
 REAP_S = 2.0  # from the end of a slot's stream to that of its process
-LOOK_S = 1.0
+PARENT_POLL_S = 1.0
 MAX_THREADS = 4096
 
 
@@ -58,13 +58,13 @@ class RunningServer:
         address: str,
         server: grpc.Server,
         scheduler: Scheduler,
-        site: Site,
+        context: ServerContext,
         launcher: LocalLauncher | None,
         lock: int,
     ) -> None:
         self.address = address
         self._lock = lock
-        self._server, self._scheduler, self._site, self._launcher = server, scheduler, site, launcher
+        self._server, self._scheduler, self._context, self._launcher = server, scheduler, context, launcher
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
 
@@ -74,14 +74,14 @@ class RunningServer:
             if self._stopped.is_set():
                 return
             self._scheduler.stop()
-            self._site.pool.dismiss_all()
+            self._context.pool.dismiss_all()
             if self._launcher is not None:
                 self._launcher.stop()
-            if self._site.rings is not None:
-                self._site.rings.stop()
-            self._site.store.wake()
+            if self._context.rings is not None:
+                self._context.rings.stop()
+            self._context.store.wake()
             self._server.stop(GRACE_S).wait()
-            self._site.store.close()
+            self._context.store.close()
             os.close(self._lock)
             self._stopped.set()
 
@@ -154,9 +154,9 @@ def _make_rings(options: ServerOptions, local: str, token: str) -> RingLauncher 
     return RingLauncher(options.state_dir / "rings", local, token, keeps=options.embedded, shard_ca_file=ca_file)
 
 
-def _make_site(
+def _make_context(
     options: ServerOptions, launcher: LocalLauncher | None, rings: RingLauncher | None, artifacts: ArtifactStore
-) -> Site:
+) -> ServerContext:
     def kill(hello: pb.SlotHello) -> None:
         if launcher is not None and hello.boot_id == boot_id() and hello.pid in launcher.pids:
             os.kill(hello.pid, signal.SIGKILL)
@@ -168,7 +168,7 @@ def _make_site(
         here = hello.boot_id == boot_id() and hello.host == socket.gethostname()
         return not here or process_lives(hello.pid)
 
-    return Site(
+    return ServerContext(
         store=JobStore(options.state_dir / "jobs.sqlite"),
         artifacts=artifacts,
         pool=SlotPool(lives),
@@ -208,11 +208,11 @@ def serve(options: ServerOptions) -> RunningServer:
     )
     launcher = _make_launcher(options, local, slot_token)
     rings = _make_rings(options, local, slot_token)
-    site = _make_site(options, launcher, rings, artifacts)
-    scheduler = Scheduler(site)
+    context = _make_context(options, launcher, rings, artifacts)
+    scheduler = Scheduler(context)
     schedulers.append(scheduler)
     jobs = JobsService(
-        site.store,
+        context.store,
         artifacts,
         scheduler,
         versions=versions(),
@@ -221,7 +221,7 @@ def serve(options: ServerOptions) -> RunningServer:
         shared_dir=str(options.state_dir) if is_loopback(split_address(address)[0]) else "",
     )
     jobs_pb2_grpc.add_JobsServicer_to_server(jobs, server)
-    workers_pb2_grpc.add_WorkersServicer_to_server(WorkersService(site.pool, scheduler, artifacts), server)
+    workers_pb2_grpc.add_WorkersServicer_to_server(WorkersService(context.pool, scheduler, artifacts), server)
     server.start()
     if launcher is not None:
         launcher.ensure("shard", options.shards)
@@ -231,7 +231,7 @@ def serve(options: ServerOptions) -> RunningServer:
             rings.prepare(shape)
     scheduler.start()
     _log.info("job server at %s, state in %s", address, options.state_dir)
-    return RunningServer(address, server, scheduler, site, launcher, lock)
+    return RunningServer(address, server, scheduler, context, launcher, lock)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -278,7 +278,7 @@ def _run(server: RunningServer, arguments: argparse.Namespace, parent: Parent) -
     try:
         print(json.dumps({"address": server.address}), flush=True)
         while not server.wait(0) and not (arguments.embedded and parent.is_gone):
-            (parent if arguments.embedded else server).wait(LOOK_S)
+            (parent if arguments.embedded else server).wait(PARENT_POLL_S)
     finally:
         server.stop()
         if arguments.folder is not None:

@@ -19,13 +19,13 @@ class SlotError(WorkerFailed):
     """A slot's code raised; ``error`` is what a client needs to raise it again.
 
     Args:
-        seat: Whose slot it is.
+        job_slot: Whose slot it is.
         failed: What was raised.
         members: Of the group that the slot leads: a rank is named by its number among the job's workers.
     """
 
-    def __init__(self, seat: str, failed: pb.SlotFailed, members: Sequence[int] = ()) -> None:
-        who = failed.failed_in or seat
+    def __init__(self, job_slot: str, failed: pb.SlotFailed, members: Sequence[int] = ()) -> None:
+        who = failed.failed_in or job_slot
         rank = who.removeprefix("rank-")
         if rank.isdigit() and int(rank) < len(members):
             who = f"member-{members[int(rank)]}"
@@ -45,7 +45,7 @@ class SlotError(WorkerFailed):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """The last state of a job."""
 
     state: State
@@ -53,19 +53,19 @@ class Outcome:
     error: dict[str, Any] | None = None
 
 
-def outcome_of(error: BaseException) -> Outcome:
+def outcome_of(error: BaseException) -> JobOutcome:
     """What a job that ended with this exception tells its client."""
     match error:
         case JobCancelled():
-            return Outcome("cancelled", str(error))
+            return JobOutcome("cancelled", str(error))
         case SlotError():
-            return Outcome("failed", str(error), error.error)
+            return JobOutcome("failed", str(error), error.error)
         case JobFailed():
-            return Outcome("failed", str(error))
+            return JobOutcome("failed", str(error))
         case NfdtError():
-            return Outcome("failed", str(error), _described(error))
+            return JobOutcome("failed", str(error), _described(error))
         case _:
-            return Outcome("failed", f"The server failed: {type(error).__name__}: {error}", _described(error))
+            return JobOutcome("failed", f"The server failed: {type(error).__name__}: {error}", _described(error))
 
 
 def explained(ring: Ring, error: BaseException) -> BaseException:

@@ -18,14 +18,14 @@ from nfdt.core.errors import JobFailed, NfdtError, UsageError
 from nfdt.core.jobs.admission import check_versions
 from nfdt.core.jobs.feed import FeedQueue
 from nfdt.core.jobs.lifecycle import is_terminal
-from nfdt.core.jobs.runner import Census
+from nfdt.core.jobs.runner import SlotCounts
 from nfdt.core.sharding import count_shards
 from nfdt.core.specs.groups import check_groups
 from nfdt.core.specs.job import JobSpec, parse_job
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire.parsing import Seldom
 from nfdt.jobserver.capacity import check_capacity
-from nfdt.jobserver.context import Site
+from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job import JobRun
 from nfdt.jobserver.need import Need
 from nfdt.jobserver.outcome import outcome_of
@@ -33,8 +33,8 @@ from nfdt.launch.horovod_command import RingShape, shown
 
 _log = logging.getLogger(__name__)
 
-LOOK_S = 0.5
-END_S = 10.0
+DISPATCH_POLL_S = 0.5
+STOP_TIMEOUT_S = 10.0
 
 
 @dataclass
@@ -50,8 +50,8 @@ class _Waiting:
 class Scheduler:
     """Runs submitted jobs; a :class:`~nfdt.core.jobs.runner.JobRunner`."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    def __init__(self, server: ServerContext) -> None:
+        self._server = server
         self._lock = threading.Lock()
         self._runs: dict[str, JobRun] = {}
         self._queue: deque[JobRun] = deque()
@@ -62,7 +62,7 @@ class Scheduler:
 
     def start(self) -> None:
         """Settle what an earlier server left behind, and begin."""
-        for job_id in self._site.store.recover():
+        for job_id in self._server.store.recover():
             self.submitted(job_id)
         self._thread.start()
 
@@ -73,11 +73,11 @@ class Scheduler:
             runs = list(self._runs.values())
         for run in runs:
             run.abandon()
-        self._site.pool.wake()
-        self._thread.join(END_S)
+        self._server.pool.wake()
+        self._thread.join(STOP_TIMEOUT_S)
         for run in runs:
             if run.thread.is_alive():
-                run.thread.join(END_S)
+                run.thread.join(STOP_TIMEOUT_S)
 
     # ---- the Jobs service
 
@@ -90,15 +90,15 @@ class Scheduler:
             if not is_ring(spec):
                 count_shards(manifest, spec.cluster.shards)
             check_groups(spec.algorithm, spec.cluster)
-            state_bytes = self._site.artifacts.path(manifest["state"]).stat().st_size
-            check_capacity(spec, weights_bytes=4 * layout.size, state_bytes=state_bytes, here=self._site.capacity())
+            state_bytes = self._server.artifacts.path(manifest["state"]).stat().st_size
+            check_capacity(spec, weights_bytes=4 * layout.size, state_bytes=state_bytes, here=self._server.capacity())
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, NfdtError):
                 raise
             raise UsageError(f"Program {spec.program}: its manifest is malformed ({error!r}).") from None
 
     def _admit_ring(self, spec: JobSpec) -> None:
-        rings, cluster = self._site.rings, spec.cluster
+        rings, cluster = self._server.rings, spec.cluster
         if rings is None:
             raise UsageError("This server starts no Horovod rings: it was started without slots of its own.")
         if importlib.util.find_spec("horovod") is None:
@@ -107,23 +107,23 @@ class Scheduler:
                 "Run scripts/install-horovod there."
             )
         shape = RingShape.of(cluster)
-        if not self._site.takes_hosts:
+        if not self._server.takes_hosts:
             refuse_reach(shape)
         rings.check(shape)
 
     def submitted(self, job_id: str) -> None:
         """Queue a job."""
-        record = self._site.store.get(job_id)
+        record = self._server.store.get(job_id)
         try:
-            run = JobRun(self._site, job_id, parse_job(record.spec_json), record.session)
+            run = JobRun(self._server, job_id, parse_job(record.spec_json), record.session)
         except NfdtError as error:  # an artifact is gone since the last server
             outcome = outcome_of(error)
-            self._site.store.transition(job_id, "failed", reason=outcome.reason, error=outcome.error)
+            self._server.store.transition(job_id, "failed", reason=outcome.reason, error=outcome.error)
             return
         with self._lock:
             self._runs[job_id] = run
             self._queue.append(run)
-        self._site.pool.wake()
+        self._server.pool.wake()
 
     def run_of(self, job_id: str) -> JobRun | None:
         """The run of a job that has not ended."""
@@ -135,22 +135,22 @@ class Scheduler:
         run = self.run_of(request.job_id)
         if run is not None:
             run.control(request)
-            self._site.pool.wake()
-        elif not is_terminal(self._site.store.get(request.job_id).state):
+            self._server.pool.wake()
+        elif not is_terminal(self._server.store.get(request.job_id).state):
             raise UsageError(f"Job {request.job_id} does not run on this server.")
 
     def snapshot(self, job_id: str) -> str:
         """The artifact of the job's state."""
-        state = self._site.store.get(job_id).state
+        state = self._server.store.get(job_id).state
         run = self.run_of(job_id)
         if run is not None and not is_terminal(state):
             try:
                 return run.snapshot()
             except UsageError:
-                record = self._site.store.get(job_id)  # it may have ended meanwhile
+                record = self._server.store.get(job_id)  # it may have ended meanwhile
                 if not record.result_artifact and not is_terminal(record.state):
                     raise
-        record = self._site.store.get(job_id)
+        record = self._server.store.get(job_id)
         if found := record.result_artifact or record.checkpoint_artifact:
             return found
         raise UsageError(f"Job {job_id} is {record.state} and left no state.")
@@ -168,9 +168,9 @@ class Scheduler:
         if run is not None:
             run.watching(change)
 
-    def census(self) -> Census:
+    def slot_counts(self) -> SlotCounts:
         """The worker slots that attend."""
-        return self._site.pool.census()
+        return self._server.pool.slot_counts()
 
     def artifacts_in_use(self) -> set[str]:
         """Names that must stay on disk: of jobs that have not ended, and what ended jobs produced."""
@@ -178,7 +178,7 @@ class Scheduler:
         with self._lock:
             for run in self._runs.values():
                 used |= run.artifacts
-        for record in self._site.store.jobs():
+        for record in self._server.store.jobs():
             used |= {name for name in (record.result_artifact, record.checkpoint_artifact) if name}
         return used
 
@@ -191,7 +191,7 @@ class Scheduler:
                     continue
             except Exception:  # whatever it is, there are other jobs
                 _log.exception("the scheduler goes on")
-            self._site.pool.wait(LOOK_S)
+            self._server.pool.wait(DISPATCH_POLL_S)
 
     def _turn(self) -> bool:
         """Whether the first job of the queue could be started or ended."""
@@ -211,7 +211,7 @@ class Scheduler:
             ended = [r for r in self._runs.values() if id(r) not in queued and not r.thread.is_alive()]
         for run in ended:
             try:
-                if run.journal.settled():
+                if run.job_log.settled():
                     with self._lock:
                         del self._runs[run.job_id]
             except NfdtError as error:
@@ -223,7 +223,7 @@ class Scheduler:
             if (stop := run.stopped_by()) is not None:
                 raise stop
             if self._head is None or self._head.run is not run:
-                stall = StallWatch(self._site.clock.now(), STALL_AFTER_S)
+                stall = StallWatch(self._server.clock.now(), STALL_AFTER_S)
                 shards = 1 if is_ring(run.spec) else count_shards(run.manifest, run.spec.cluster.shards)
                 self._head = _Waiting(run, shards, stall)
             if not self._ready(self._head):
@@ -244,19 +244,19 @@ class Scheduler:
         Raises:
             JobFailed: time is up and there is nobody.
         """
-        run, now = waiting.run, self._site.clock.now()
-        run.crew.dismiss_strangers()
+        run, now = waiting.run, self._server.clock.now()
+        run.slots.evict_other_sessions()
         self._launch(waiting)
-        pool, ring = self._site.pool, run.crew.ring
+        pool, ring = self._server.pool, run.slots.ring
         shards = Need("shard", waiting.shards, *pool.attending("shard", ring=ring))
-        workers = Need("worker", slots_of(run.spec), *pool.attending("worker", run.crew.accepts, ring))
+        workers = Need("worker", slots_of(run.spec), *pool.attending("worker", run.slots.accepts, ring))
         short = [need for need in (shards, workers) if need.attending < need.wanted]
         waiting.short_since = None if not short else waiting.short_since or now
         late = waiting.short_since is not None and now - waiting.short_since >= run.spec.start_timeout_s
         if shards.met and (workers.met or (late and workers.free > 0)):
             run.recruit(waiting.shards, workers.wanted)
             if not workers.met:
-                run.journal.tell(
+                run.job_log.tell(
                     "warning",
                     f"{workers.free} of {workers.wanted} workers are there after {run.spec.start_timeout_s:g} s: "
                     "training begins with them; others may join later.",
@@ -265,7 +265,7 @@ class Scheduler:
         self._give_up(run, short, late)
         if (since := waiting.stall.stalled_s(now)) is not None:
             lacking = [f"{need.wanted - need.free} {need.role} slots" for need in (shards, workers) if not need.met]
-            run.journal.stalled(lacking, since)
+            run.job_log.stalled(lacking, since)
         return False
 
     def _launch(self, waiting: _Waiting) -> None:
@@ -274,13 +274,13 @@ class Scheduler:
             return
         if waiting.run.groups is not None:
             waiting.run.groups.start()
-        launcher = self._site.launcher
+        launcher = self._server.launcher
         if launcher is None:
             return
-        attending, free = self._site.pool.attending("shard")
+        attending, free = self._server.pool.attending("shard")
         launcher.ensure("shard", max(0, attending - free) + waiting.shards)
-        if self._site.launches_workers and waiting.run.groups is None:
-            wanted, most = waiting.run.spec.cluster.workers, self._site.most_workers
+        if self._server.launches_workers and waiting.run.groups is None:
+            wanted, most = waiting.run.spec.cluster.workers, self._server.most_workers
             launcher.ensure("worker", wanted if most is None else min(wanted, most))
 
     def _give_up(self, run: JobRun, short: list[Need], late: bool) -> None:
@@ -291,14 +291,14 @@ class Scheduler:
                     f"They were started with: {shown(run.ring.command)}"
                 )
             return
-        launcher = self._site.launcher
+        launcher = self._server.launcher
         for need in short:
-            launched = need.role == "shard" or self._site.launches_workers
+            launched = need.role == "shard" or self._server.launches_workers
             if launcher is not None and launched and launcher.failure:
                 raise JobFailed(f"No {need.role} slots: {launcher.failure}")
             if late and need.attending == 0:
                 if need.role == "worker":
-                    check_versions(run.spec, self._site.pool.census().versions)
+                    check_versions(run.spec, self._server.pool.slot_counts().versions)
                 raise JobFailed(
                     f"No {need.role} slot attends this server after {run.spec.start_timeout_s:g} s; "
                     f"the job wants {need.wanted}. Add some with `nfdt worker --server HOST:PORT --slots N`."

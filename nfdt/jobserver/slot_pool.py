@@ -11,7 +11,7 @@ from typing import Literal
 
 from nfdt.core.errors import ProtocolError
 from nfdt.core.jobs.launcher import Role
-from nfdt.core.jobs.runner import Census
+from nfdt.core.jobs.runner import SlotCounts
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.numbered import NumberedOutbox
 
@@ -20,14 +20,14 @@ _log = logging.getLogger(__name__)
 MAX_SLOTS = 8192
 MAX_NAME = 200
 MOST_PATIENCE_S = 3600.0
-LOOK_S = 0.1
+RETURN_POLL_S = 0.1
 
-News = Literal["ready", "finished", "failed", "lost"]
-Listener = Callable[["Slot", News, "pb.SlotMessage | None"], None]
+SlotMessageKind = Literal["ready", "finished", "failed", "lost"]
+SlotListener = Callable[["PoolSlot", SlotMessageKind, "pb.SlotMessage | None"], None]
 
 
 @dataclass(eq=False)
-class Slot:
+class PoolSlot:
     """One attending process. Only the :class:`SlotPool` changes it.
 
     Attributes:
@@ -45,7 +45,7 @@ class Slot:
     told: bool = False
     session: str = ""
     dismissed: bool = False
-    listener: Listener | None = None
+    listener: SlotListener | None = None
     outbox: NumberedOutbox[pb.Assignment] = field(default_factory=NumberedOutbox)
     stream: int = 0
     away: bool = False
@@ -72,7 +72,7 @@ class Slot:
 class Joined:
     """A slot, the number of the stream that it has now, and whether it had one before."""
 
-    slot: Slot
+    slot: PoolSlot
     stream: int
     resumed: bool
 
@@ -87,7 +87,7 @@ class SlotPool:
     def __init__(self, lives: Callable[[pb.SlotHello], bool] = lambda hello: True) -> None:
         self._lives = lives
         self._changed = threading.Condition()
-        self._slots: list[Slot] = []
+        self._slots: list[PoolSlot] = []
 
     def join(self, hello: pb.SlotHello, received: int = 0) -> Joined:
         """A process says hello, or takes its stream up after this assignment.
@@ -101,7 +101,7 @@ class SlotPool:
             found = next((slot for slot in self._slots if hello.key and slot.hello.key == hello.key), None)
             if found is None and len(self._slots) >= MAX_SLOTS:
                 raise ProtocolError(f"Slots: expected at most {MAX_SLOTS}.")
-            slot = found or Slot(hello)
+            slot = found or PoolSlot(hello)
             if found is None:
                 self._slots.append(slot)
             slot.outbox.arrived(received)
@@ -110,7 +110,7 @@ class SlotPool:
             _log.info("%s slot %s attends%s", hello.role, hello.name, " again" if found else "")
             return Joined(slot, slot.stream, found is not None)
 
-    def broke(self, slot: Slot, stream: int) -> None:
+    def broke(self, slot: PoolSlot, stream: int) -> None:
         """A stream broke: a process that can take it up gets no more work until it does, any other one is gone."""
         if not slot.hello.key:
             self.leave(slot)
@@ -121,7 +121,7 @@ class SlotPool:
                 slot.outbox.open()  # ends the broken one
                 self._changed.notify_all()
 
-    def await_return(self, slot: Slot, stream: int) -> None:
+    def await_return(self, slot: PoolSlot, stream: int) -> None:
         """Wait until the process takes its stream up, is known to be gone, or is not patient any more."""
         deadline = time.monotonic() + min(slot.hello.patience_s, MOST_PATIENCE_S)
         with self._changed:
@@ -129,7 +129,7 @@ class SlotPool:
                 left = deadline - time.monotonic()
                 if left <= 0 or slot.dismissed or not self._lives(slot.hello):
                     return
-                self._changed.wait(min(left, LOOK_S))
+                self._changed.wait(min(left, RETURN_POLL_S))
 
     def ended(self, name: str) -> None:
         """Who started the slots of this name says that they have ended."""
@@ -138,7 +138,7 @@ class SlotPool:
         for slot in slots:
             self.leave(slot)
 
-    def leave(self, slot: Slot, stream: int | None = None) -> None:
+    def leave(self, slot: PoolSlot, stream: int | None = None) -> None:
         """The process is gone, unless it has another stream than this one by now; its job is told."""
         with self._changed:
             if slot not in self._slots or stream not in (None, slot.stream):
@@ -151,7 +151,7 @@ class SlotPool:
         if listener is not None:
             listener(slot, "lost", None)
 
-    def receive(self, slot: Slot, message: pb.SlotMessage) -> None:
+    def receive(self, slot: PoolSlot, message: pb.SlotMessage) -> None:
         """A message of the process; one that came before, or about another job than its own, is dropped."""
         kind = message.WhichOneof("message")
         with self._changed:
@@ -180,13 +180,13 @@ class SlotPool:
         role: Role,
         count: int,
         job_id: str,
-        listener: Listener,
+        listener: SlotListener,
         *,
         session: str = "",
         code: bool = False,
-        accepts: Callable[[Slot], bool] = lambda slot: True,
+        accepts: Callable[[PoolSlot], bool] = lambda slot: True,
         ring: str = "",
-    ) -> list[Slot]:
+    ) -> list[PoolSlot]:
         """Up to ``count`` free slots become the job's.
 
         Args:
@@ -201,7 +201,7 @@ class SlotPool:
         """
         with self._changed:
             if count > 0:
-                self.dismiss_strangers(role, session, ring)
+                self.evict_other_sessions(role, session, ring)
             free = [s for s in self._of(role, ring) if s.job_id is None and not s.away]
             fit = [s for s in free if accepts(s)][: max(count, 0)]
             for slot in fit:
@@ -209,21 +209,21 @@ class SlotPool:
                 slot.session = session if code else slot.session
             return fit
 
-    def dismiss_strangers(self, role: Role, session: str, ring: str = "") -> None:
+    def evict_other_sessions(self, role: Role, session: str, ring: str = "") -> None:
         """End the free slots that have run code of another session than this one: they can serve no job of it."""
         with self._changed:
             for slot in self._of(role, ring):
                 if slot.job_id is None and slot.session not in ("", session):
                     self._dismiss(slot)
 
-    def _of(self, role: Role, ring: str) -> list[Slot]:
+    def _of(self, role: Role, ring: str) -> list[PoolSlot]:
         return [s for s in self._slots if s.hello.role == role and s.hello.ring == ring and not s.dismissed]
 
-    def _dismiss(self, slot: Slot) -> None:
+    def _dismiss(self, slot: PoolSlot) -> None:
         slot.dismissed = True
         slot.send(pb.Assignment(dismiss=pb.Dismiss()))
 
-    def release(self, slot: Slot, job_id: str) -> None:
+    def release(self, slot: PoolSlot, job_id: str) -> None:
         """The job is over for this slot, which answers when it is free; news of it go nowhere."""
         with self._changed:
             if slot.job_id != job_id:
@@ -235,7 +235,7 @@ class SlotPool:
                 slot.job_id = None
                 self._changed.notify_all()
 
-    def dismiss(self, slot: Slot) -> None:
+    def dismiss(self, slot: PoolSlot) -> None:
         """Ask a process to exit; it gets no more work."""
         with self._changed:
             self._dismiss(slot)
@@ -249,15 +249,15 @@ class SlotPool:
                 slot.outbox.end()
             self._changed.notify_all()
 
-    def census(self) -> Census:
+    def slot_counts(self) -> SlotCounts:
         """The worker slots that attend."""
         with self._changed:
             workers = self._of("worker", "")
             free = sum(s.job_id is None and not s.away for s in workers)
-            return Census(len(workers), free, tuple(s.versions for s in workers))
+            return SlotCounts(len(workers), free, tuple(s.versions for s in workers))
 
     def attending(
-        self, role: Role, accepts: Callable[[Slot], bool] = lambda slot: True, ring: str = ""
+        self, role: Role, accepts: Callable[[PoolSlot], bool] = lambda slot: True, ring: str = ""
     ) -> tuple[int, int]:
         """(attending, free) slots of this role that the job can use."""
         with self._changed:
@@ -268,17 +268,6 @@ class SlotPool:
         """Return when a slot came, went or became free, or after ``timeout_s``."""
         with self._changed:
             self._changed.wait(timeout_s)
-
-    def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait for a condition over this pool; False when it did not come true in time."""
-        deadline = time.monotonic() + timeout_s
-        with self._changed:
-            while not condition():
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                self._changed.wait(left)
-        return True
 
     def wake(self) -> None:
         """Let everybody who waits look again."""

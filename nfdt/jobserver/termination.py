@@ -8,14 +8,14 @@ from nfdt.core.clock import Clock
 from nfdt.core.errors import ServerUnreachable
 from nfdt.jobserver.outcome import SlotError
 
-BLAME_S = 2.0  # how long a broken connection waits for the end of the process that broke it
+CAUSE_WAIT_S = 2.0  # how long a broken connection waits for the end of the process that broke it
 
 
-class Abandoned(Exception):
+class ServerStopping(Exception):
     """The server stops: the job's end is not told, the next server settles it."""
 
 
-class Ending:
+class Termination:
     """The first cause wins, except over a broken connection, which gives way to the reason why it broke.
 
     Args:
@@ -31,10 +31,10 @@ class Ending:
     def end(self, cause: BaseException) -> None:
         """Let the job end with this."""
         vague = isinstance(cause, SlotError) and cause.lost_connection
-        if self.cause is not None and (vague or self._blame_until is None) and not isinstance(cause, Abandoned):
+        if self.cause is not None and (vague or self._blame_until is None) and not isinstance(cause, ServerStopping):
             return
         self.cause = cause
-        self._blame_until = self._clock.now() + BLAME_S if vague else None
+        self._blame_until = self._clock.now() + CAUSE_WAIT_S if vague else None
         self._changed.notify_all()
 
     def check(self) -> None:
@@ -47,5 +47,5 @@ class Ending:
         if not isinstance(error, ServerUnreachable):
             return error
         with self._changed:
-            self._changed.wait_for(lambda: self.cause is not None and self._blame_until is None, BLAME_S)
+            self._changed.wait_for(lambda: self.cause is not None and self._blame_until is None, CAUSE_WAIT_S)
             return self.cause or error

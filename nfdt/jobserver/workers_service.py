@@ -13,7 +13,7 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire import workers_pb2_grpc
 from nfdt.core.wire.status import answering
 from nfdt.jobserver.scheduler import Scheduler
-from nfdt.jobserver.slot_pool import Slot, SlotPool
+from nfdt.jobserver.slot_pool import PoolSlot, SlotPool
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class WorkersService(workers_pb2_grpc.WorkersServicer):
             yield pb.Assignment(welcome=pb.Welcome(resumed=joined.resumed), received=slot.received)
         yield from slot.outbox.messages(stream)
 
-    def _listen(self, slot: Slot, stream: int, messages: Iterator[pb.SlotMessage]) -> None:
+    def _listen(self, slot: PoolSlot, stream: int, messages: Iterator[pb.SlotMessage]) -> None:
         try:
             for message in messages:
                 self._pool.receive(slot, message)

@@ -18,7 +18,7 @@ from nfdt.launch.fork_server import READY
 
 SLOT_MODULE = "nfdt.worker.slot"
 COMMAND = (sys.executable, "-P", "-m", "nfdt.launch.fork_server", SLOT_MODULE)
-END_S = 5.0
+FORK_SERVER_END_S = 5.0
 NOT_FORKED = 1
 
 
@@ -86,7 +86,7 @@ class ForkedSlot:
                     os.kill(self.pid, signal.SIGTERM)
 
 
-class Nursery:
+class ForkServerClient:
     """The process that slots are forked from; started here, ends with this process.
 
     Args:
@@ -165,7 +165,7 @@ class Nursery:
         """End it, and with it whatever slot it still has."""
         self._process.terminate()
         try:
-            self._process.wait(END_S)
+            self._process.wait(FORK_SERVER_END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

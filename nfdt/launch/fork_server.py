@@ -1,8 +1,9 @@
-"""The nursery: a process that has imported what slots need and forks one for each request.
+"""Fork server: a process that imports what slots need once, then forks a slot for each request.
 
-Started by :class:`nfdt.launch.fork_client.Nursery` as ``python -m nfdt.launch.fork_server MODULE``; its standard
-input is the socket that requests come from. It must have one thread whenever it forks: neither TensorFlow's runtime
-nor gRPC is started here. It never sees a job, and ends with its launcher.
+:class:`nfdt.launch.fork_client.ForkServerClient` starts it as ``python -m nfdt.launch.fork_server MODULE``.
+Its standard input is the socket that carries the requests.
+The process must have one thread whenever it forks, so neither TensorFlow's runtime nor gRPC is started here.
+It never sees a job, and ends with its launcher.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ DESCRIPTORS = 3  # of a request: the slot's standard input, its log, and the soc
 _PR_SET_NAME = 15
 
 
-class Forks:
+class ForkServer:
     """Forks slots and reports on each, over a socket of its own: its process id (0: not forked), then its exit code.
 
     A slot that has ended stays a zombie until the launcher, which has read the report, closes its end: until then
@@ -165,7 +166,7 @@ def main() -> int:
     die_with_parent(watch_stdin=False)
     slot = importlib.import_module(sys.argv[1])
     slot.load()
-    arguments = Forks(socket.socket(fileno=os.dup(0))).serve()
+    arguments = ForkServer(socket.socket(fileno=os.dup(0))).serve()
     return 0 if arguments is None else slot.main(arguments)
 
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from nfdt.core.errors import JobFailed
 from nfdt.core.host.private_files import private
-from nfdt.launch.horovod_command import RingShape, Surroundings, choose_launcher, ring_command, ring_environment, shown
-from nfdt.launch.horovod_log import RingNews, Stall
+from nfdt.launch.horovod_command import HostInfo, RingShape, choose_launcher, ring_command, ring_environment, shown
+from nfdt.launch.horovod_log import RingMessages, RingStall
 from nfdt.launch.timeline import finish_timeline, timelines
 
 _log = logging.getLogger(__name__)
@@ -30,16 +30,16 @@ _log = logging.getLogger(__name__)
 TAIL_LINES = 30
 QUIT_S = 4.0  # how long ranks that were dismissed may take to leave their world
 TERMINATE_S = 5.0
-END_S = 8.0  # how long a ring that has lost a rank may take to end
+RING_END_S = 8.0  # how long a ring that has lost a rank may take to end
 NAME = "ring-"
 ENDED = ""  # job of a ring that is about to end
 _NOISE = re.compile(r"^\s*(-{10,}|)\s*$")
 
 
-def surroundings() -> Surroundings:
+def host_info() -> HostInfo:
     """This machine as launchers see it."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Surroundings(shutil.which("mpirun"), cores, os.geteuid() == 0)
+    return HostInfo(shutil.which("mpirun"), cores, os.geteuid() == 0)
 
 
 @dataclass(eq=False)
@@ -59,12 +59,12 @@ class Ring:
     directory: Path
     process: subprocess.Popen[bytes]
     job_id: str | None = None
-    _news: RingNews = field(init=False)
+    _news: RingMessages = field(init=False)
 
     def __post_init__(self) -> None:
-        self._news = RingNews(self.log)
+        self._news = RingMessages(self.log)
 
-    def news(self) -> tuple[list[Stall], list[str]]:
+    def news(self) -> tuple[list[RingStall], list[str]]:
         """What Horovod has warned of and what the ring has said since the last call."""
         return self._news.read()
 
@@ -74,7 +74,7 @@ class Ring:
         code = self.process.poll()
         return None if code is None else self._explain(code)
 
-    def why(self, timeout_s: float = END_S) -> JobFailed | None:
+    def why(self, timeout_s: float = RING_END_S) -> JobFailed | None:
         """Why it ended, waiting a moment for the end; None when it still runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout_s)
@@ -132,7 +132,7 @@ class RingLauncher:
         *,
         keeps: bool,
         command: Sequence[str] = (sys.executable, "-P", "-m", "hfdt.runtime.rank"),
-        look: Callable[[], Surroundings] = surroundings,
+        look: Callable[[], HostInfo] = host_info,
         shard_ca_file: str | None = None,
     ) -> None:
         self._directory, self._server, self._token, self._keeps = directory, server, token, keeps

@@ -80,7 +80,7 @@ class RingShape:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class HostInfo:
     """What decides over a launcher's arguments: ``mpirun`` is its path, None where there is none."""
 
     mpirun: str | None
@@ -88,7 +88,7 @@ class Surroundings:
     root: bool
 
 
-def choose_launcher(shape: RingShape, here: Surroundings) -> str:
+def choose_launcher(shape: RingShape, here: HostInfo) -> str:
     """``mpirun``, ``horovodrun`` or ``world``.
 
     Raises:
@@ -111,7 +111,7 @@ def choose_launcher(shape: RingShape, here: Surroundings) -> str:
     return "mpirun" if here.mpirun else "horovodrun"
 
 
-def ring_command(shape: RingShape, program: Sequence[str], here: Surroundings) -> list[str]:
+def ring_command(shape: RingShape, program: Sequence[str], here: HostInfo) -> list[str]:
     """The argv that runs ``program`` as every rank of a ring.
 
     On one machine everything that the launchers listen on is bound to loopback.
@@ -144,7 +144,7 @@ def _own_names(shape: RingShape) -> str:
     return ",".join(f"{host}:{count}" for host, count in one_name_per_slot(slots).items())
 
 
-def _mpirun_options(shape: RingShape, here: Surroundings) -> list[str]:
+def _mpirun_options(shape: RingShape, here: HostInfo) -> list[str]:
     options = ["--bind-to", "none", "--map-by", "slot", "--tag-output"]
     if here.root:
         options.append("--allow-run-as-root")

@@ -20,7 +20,7 @@ _RANK = re.compile(r"^(\d+)!?: \[(.*)\]\s*$")
 
 
 @dataclass
-class Stall:
+class RingStall:
     """Ranks that keep the others waiting.
 
     Attributes:
@@ -41,11 +41,11 @@ class StallReader:
     """Finds Horovod's warnings in lines of text; several ranks may write between each other's lines."""
 
     def __init__(self) -> None:
-        self._open: dict[str, Stall] = {}
+        self._open: dict[str, RingStall] = {}
 
-    def read(self, lines: Iterator[str] | list[str]) -> list[Stall]:
+    def read(self, lines: Iterator[str] | list[str]) -> list[RingStall]:
         """The stalls that these lines complete; Horovod writes a warning's lines at once."""
-        found: list[Stall] = []
+        found: list[RingStall] = []
         for line in lines:
             source = _SOURCE.match(line)
             found += self._take(source.group() if source else "", _SOURCE.sub("", line))
@@ -53,8 +53,8 @@ class StallReader:
         self._open = {source: stall for source, stall in self._open.items() if not stall.missing}
         return found
 
-    def _take(self, source: str, text: str) -> list[Stall]:
-        done: list[Stall] = []
+    def _take(self, source: str, text: str) -> list[RingStall]:
+        done: list[RingStall] = []
         open_one = self._open.get(source)
         if open_one is not None:
             if rank := _RANK.match(text):
@@ -65,7 +65,7 @@ class StallReader:
             del self._open[source]
             done = [open_one] if open_one.missing else []
         if begin := _BEGIN.search(text):
-            self._open[source] = Stall(float(begin.group(1)))
+            self._open[source] = RingStall(float(begin.group(1)))
         return done
 
 
@@ -92,20 +92,20 @@ class GrowingFile:
         return whole.decode(errors="replace").splitlines()
 
 
-class RingNews:
+class RingMessages:
     """The news in a ring's log since the last call."""
 
     def __init__(self, log: Path) -> None:
         self._file, self._stalls = GrowingFile(log), StallReader()
 
-    def read(self) -> tuple[list[Stall], list[str]]:
+    def read(self) -> tuple[list[RingStall], list[str]]:
         """Stalls, told of as often as Horovod repeats itself, and what the ring itself has to say."""
         lines = self._file.lines()
         texts = [_SOURCE.sub("", line).partition(NEWS)[2] for line in lines if NEWS in line]
         return self._stalls.read(lines), texts
 
 
-def describe(stall: Stall) -> Mapping[str, object]:
+def describe(stall: RingStall) -> Mapping[str, object]:
     """The ``stalled`` event of a stall."""
     return {
         "waiting_for": [f"rank {rank}" for rank in sorted(stall.missing)],

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from nfdt.core.jobs.launcher import Role
 from nfdt.core.work.slot_connection import PATIENCE_S
-from nfdt.launch.fork_client import SLOT_MODULE, ForkedSlot, Nursery
+from nfdt.launch.fork_client import SLOT_MODULE, ForkedSlot, ForkServerClient
 from nfdt.launch.slot_end import SlotEnd, keep
 
 _log = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class LocalLauncher:
         self._failed_starts = 0  # in a row
         self._failed_start_at = 0.0
         self._start_error = ""
-        self._nursery: Nursery | None = None
+        self._nursery: ForkServerClient | None = None
         self._forks = sys.platform.startswith("linux") and options.command == SLOT and not options.gpus
         self.given_up = threading.Event()
         self._stopping = False
@@ -278,13 +278,13 @@ class LocalLauncher:
         try:
             if self._nursery is None:
                 shared = shared_environment(self._options, os.environ)
-                self._nursery = Nursery(shared, self._options.logs / "nursery.log")
+                self._nursery = ForkServerClient(shared, self._options.logs / "nursery.log")
             return self._nursery.fork(arguments, name, environment, log)
         except OSError as error:
             _log.warning("%s is started, not forked: %s", name, error)
             return None
 
-    def _lose(self, nursery: Nursery) -> None:
+    def _lose(self, nursery: ForkServerClient) -> None:
         """The nursery has ended; another one is tried if it has ever been ready."""
         _log.warning("the nursery of slots ended with %s; see %s", nursery.returncode, nursery.log)
         self._forks = nursery.ready

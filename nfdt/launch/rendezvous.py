@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nfdt.core.errors import ProtocolError, ServerUnreachable
-from nfdt.core.host.launcher_rank import Place
+from nfdt.core.host.launcher_rank import LauncherRank
 
 WAIT_S = 120.0
-POLL_S = 0.1
+RENDEZVOUS_POLL_S = 0.1
 
 
 @dataclass(frozen=True)
-class Invitation:
+class RendezvousInfo:
     """Where rank 0 serves, and the token it accepts."""
 
     address: str
@@ -33,7 +33,7 @@ class Invitation:
     ca_file: str = ""
 
 
-def meeting_file(place: Place, environment: Mapping[str, str]) -> Path:
+def rendezvous_file(place: LauncherRank, environment: Mapping[str, str]) -> Path:
     """The file of this launch: in ``NFDT_MEETING_DIR``, or the user's cache directory, which every rank must see."""
     base = environment.get("NFDT_MEETING_DIR")
     home = Path(environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME", "~")).expanduser() / ".cache")
@@ -42,11 +42,11 @@ def meeting_file(place: Place, environment: Mapping[str, str]) -> Path:
 
 
 @contextlib.contextmanager
-def invite(path: Path, invitation: Invitation) -> Iterator[None]:
-    """Rank 0: let the other ranks read the invitation inside the block; mode 0600, appears whole or not at all."""
+def publish_rendezvous(path: Path, rendezvous: RendezvousInfo) -> Iterator[None]:
+    """Rank 0: let the other ranks read the rendezvous inside the block; mode 0600, appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    text = json.dumps({"address": invitation.address, "token": invitation.token, "ca_file": invitation.ca_file})
+    text = json.dumps({"address": rendezvous.address, "token": rendezvous.token, "ca_file": rendezvous.ca_file})
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
     partial.replace(path)
@@ -56,18 +56,18 @@ def invite(path: Path, invitation: Invitation) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def accept(
+def await_rendezvous(
     path: Path,
     *,
     timeout_s: float = WAIT_S,
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Invitation:
-    """Another rank: wait for rank 0's invitation.
+) -> RendezvousInfo:
+    """Another rank: wait for rank 0's rendezvous.
 
     Raises:
         ServerUnreachable: none appeared in time.
-        ProtocolError: the file is not an invitation, or others may read or write it.
+        ProtocolError: the file is not a rendezvous, or others may read or write it.
     """
     deadline = now() + timeout_s
     while not path.exists():
@@ -76,17 +76,17 @@ def accept(
                 f"Rank 0 wrote no address to {path} within {timeout_s:.0f} s. If the ranks do not share this "
                 "directory, set NFDT_MEETING_DIR to one that they do."
             )
-        sleep(POLL_S)
-    return read_invitation(path)
+        sleep(RENDEZVOUS_POLL_S)
+    return read_rendezvous(path)
 
 
-def read_invitation(path: Path) -> Invitation:
-    """The invitation in a file that only its owner, this user, may read."""
+def read_rendezvous(path: Path) -> RendezvousInfo:
+    """The rendezvous in a file that only its owner, this user, may read."""
     status = path.stat()
     if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise ProtocolError(f"{path} must belong to this user with mode 0600. Delete it and start again.")
     try:
         value = json.loads(path.read_text())
-        return Invitation(str(value["address"]), str(value["token"]), str(value.get("ca_file", "")))
+        return RendezvousInfo(str(value["address"]), str(value["token"]), str(value.get("ca_file", "")))
     except (ValueError, KeyError, TypeError):
         raise ProtocolError(f"{path} holds no invitation. Delete it and start again.") from None

@@ -6,7 +6,7 @@ import pytest
 from nfdt.coordinator import BeginEpoch, CollectState, TrainingDone, Wait, Work
 from nfdt.core.arrays.safetensors_io import load_arrays
 from nfdt.core.training.merge import decode_arrays
-from nfdt.jobserver.client_control import Wishes
+from nfdt.jobserver.client_control import ClientControl
 from tests.support.simulated_cluster import SimulatedCluster, job
 
 A, B = "worker-0", "worker-1"
@@ -284,7 +284,7 @@ def test_who_joins_meanwhile_begins_the_epoch_and_waits():
 
 
 def test_a_client_that_is_gone_stops_nothing():
-    wishes = Wishes(attended=True, unwatched_since=0.0)
+    wishes = ClientControl(attended=True, unwatched_since=0.0)
     wishes.permit(2, 7)
     assert wishes.permits(2)
     assert (wishes.steps_of(2), wishes.steps_of(1)) == (7, None)

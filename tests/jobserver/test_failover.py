@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from nfdt.core.errors import JobFailed, ServerUnreachable
-from nfdt.jobserver.job_slots import Seat
-from nfdt.jobserver.topologies.failover import RingShard, Succession
+from nfdt.jobserver.job_slots import JobSlot
+from nfdt.jobserver.topologies.failover import LeaderFailover, RingShard
 
 DEADLINE_S = 30.0
 
@@ -103,15 +103,15 @@ class Ring:
 
 
 @dataclass
-class Crew:
+class JobSlots:
     """A shard and a worker whose slot is gone; ``next_one`` says when another one attends."""
 
     next_one: threading.Event
     told: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.shards = [Seat(None, "shard-0", 0, vacant=True)]
-        self.worker = Seat(None, "worker-0", 0, vacant=True)
+        self.shards = [JobSlot(None, "shard-0", 0, failing_over=True)]
+        self.worker = JobSlot(None, "worker-0", 0, failing_over=True)
 
     def living(self):
         return [self.worker]
@@ -119,14 +119,14 @@ class Crew:
     def succeed(self, shard, worker):
         if not self.next_one.is_set():
             return False
-        shard.vacant = worker.vacant = False
+        shard.failing_over = worker.failing_over = False
         return True
 
-    def start_shard(self, seat):
+    def start_shard(self, job_slot):
         self.told.append("shard")
-        seat.address = "127.0.0.1:1"
+        job_slot.address = "127.0.0.1:1"
 
-    def start_worker(self, seat, here):
+    def start_worker(self, job_slot, here):
         self.told.append("worker")
 
 
@@ -145,9 +145,9 @@ class Coordinator:
 
 
 @pytest.fixture
-def vacancy(monkeypatch):
-    monkeypatch.setattr(Seat, "details", {})
-    ring, crew, coordinator = Ring(), Crew(threading.Event()), Coordinator()
+def lost_leader(monkeypatch):
+    monkeypatch.setattr(JobSlot, "details", {})
+    ring, slots, coordinator = Ring(), JobSlots(threading.Event()), Coordinator()
     failures: list[BaseException] = []
     changed, told = threading.Condition(), threading.Event()
 
@@ -155,47 +155,47 @@ def vacancy(monkeypatch):
         failures.append(error)
         told.set()
 
-    def begin(deadline_s: float) -> Succession:
-        made = Succession(
-            ring, crew, Pool(), changed, lambda: Shard("next"), deadline_s, first=Shard("first", alive=False)
+    def begin(deadline_s: float) -> LeaderFailover:
+        made = LeaderFailover(
+            ring, slots, Pool(), changed, lambda: Shard("next"), deadline_s, first=Shard("first", alive=False)
         )
         with changed:
             made.begin(coordinator, fail)
             made.begin(coordinator, fail)  # the second of its slots is reported
         return made
 
-    return ring, crew, coordinator, (failures, told), begin
+    return ring, slots, coordinator, (failures, told), begin
 
 
-def test_the_next_rank_is_seated_asked_to_serve_and_then_to_work(vacancy):
-    _, crew, coordinator, failures, begin = vacancy
-    succession = begin(DEADLINE_S)
-    crew.next_one.set()
-    assert succession.shard.read() == "next"
+def test_the_next_rank_is_seated_asked_to_serve_and_then_to_work(lost_leader):
+    _, slots, coordinator, failures, begin = lost_leader
+    failover = begin(DEADLINE_S)
+    slots.next_one.set()
+    assert failover.shard.read() == "next"
     assert coordinator.resumed_by.wait(DEADLINE_S)
-    assert crew.told == ["shard", "worker"]
+    assert slots.told == ["shard", "worker"]
     assert failures[0] == []
 
 
 @pytest.mark.parametrize(("failure", "said"), [(None, "another one within 0 s"), ("it ended", "it ended")])
-def test_a_ring_without_another_rank_fails_the_job_with_the_reason(vacancy, failure, said):
-    ring, _, _, (failures, told), begin = vacancy
+def test_a_ring_without_another_rank_fails_the_job_with_the_reason(lost_leader, failure, said):
+    ring, _, _, (failures, told), begin = lost_leader
     ring.failure = failure
-    succession = begin(0.0)
+    failover = begin(0.0)
     assert told.wait(DEADLINE_S)
     assert said in str(failures[0])
     with pytest.raises(ServerUnreachable):
-        succession.shard.read()
+        failover.shard.read()
 
 
-def test_whatever_goes_wrong_while_another_rank_is_seated_fails_the_job(vacancy):
-    _, crew, _, (failures, told), begin = vacancy
+def test_whatever_goes_wrong_while_another_rank_is_seated_fails_the_job(lost_leader):
+    _, slots, _, (failures, told), begin = lost_leader
 
-    def start_shard(seat):
+    def start_shard(job_slot):
         raise RuntimeError("can't start new thread")
 
-    crew.start_shard = start_shard
-    crew.next_one.set()
+    slots.start_shard = start_shard
+    slots.next_one.set()
     begin(DEADLINE_S)
     assert told.wait(DEADLINE_S)
     assert "new thread" in str(failures[0])

@@ -9,22 +9,22 @@ import pytest
 from nfdt.core.errors import JobFailed
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.jobserver.job_slots import Seat
+from nfdt.jobserver.job_slots import JobSlot
 from nfdt.jobserver.outcome import SlotError
-from nfdt.jobserver.topologies.groups import GroupCrew
+from nfdt.jobserver.topologies.group_slots import GroupSlots
 
 ROWS = 32
 
 
 class Worlds:
-    """Stands in for launcher, slots and journal: a world attends at once, and its members tell the speeds set here."""
+    """Stands in for launcher, slots and job_log: a world attends at once, and its members tell the speeds set here."""
 
     def __init__(self, *seconds: float) -> None:
         self.seconds = list(seconds)
         self.steps = 0
         self.launched, self.ended, self.told = [], [], []
         self.failure: dict[tuple[int, ...], str] = {}
-        self._seats: list[Seat] = []
+        self._leaders: list[JobSlot] = []
 
     # the launcher
     def claim(self, job_id, shape):
@@ -51,39 +51,41 @@ class Worlds:
         self.ended += [ring.shape.members for ring in rings]
 
     # the slots
-    def recruit_leader(self, ring):
+    def acquire_leader(self, ring):
         if ring.failure:
             return None
-        seat = Seat(SimpleNamespace(), f"worker-{len(self._seats)}", len(self._seats), members=ring.shape.members)
-        self._seats.append(seat)
-        return seat
+        job_slot = JobSlot(
+            SimpleNamespace(), f"worker-{len(self._leaders)}", len(self._leaders), members=ring.shape.members
+        )
+        self._leaders.append(job_slot)
+        return job_slot
 
-    def start_worker(self, seat, here):
-        seat.started = True
-        self.tell(seat, (ROWS, ROWS // 4) * 10)
+    def start_worker(self, job_slot, here):
+        job_slot.started = True
+        self.tell(job_slot, (ROWS, ROWS // 4) * 10)
 
-    def send_away(self, seat):
-        seat.gone = True
+    def shut_down(self, job_slot):
+        job_slot.gone = True
 
-    def tell(self, seat, rows):
+    def tell(self, job_slot, rows):
         self.steps += len(rows)
-        told = {str(m): [self.steps, [(n, self.seconds[m] * n / ROWS) for n in rows[-19:]]] for m in seat.members}
-        seat.report = {"recent": told}
+        told = {str(m): [self.steps, [(n, self.seconds[m] * n / ROWS) for n in rows[-19:]]] for m in job_slot.members}
+        job_slot.report = {"recent": told}
 
     def epoch(self):
-        for seat in self._seats:
-            self.tell(seat, (ROWS,) * 20)
+        for job_slot in self._leaders:
+            self.tell(job_slot, (ROWS,) * 20)
 
-    # the journal
+    # the job_log
     def tell_log(self, level, text):
         self.told.append(text)
 
     @property
-    def journal(self):
+    def job_log(self):
         return SimpleNamespace(tell=self.tell_log, record=lambda kind, data: self.told.append((kind, data)))
 
 
-def crew_of(worlds: Worlds, **options) -> GroupCrew:
+def group_slots(worlds: Worlds, **options) -> GroupSlots:
     spec = JobSpec(
         program="0" * 64,
         algorithm=resolve_algorithm("group-sync", **options),
@@ -91,44 +93,44 @@ def crew_of(worlds: Worlds, **options) -> GroupCrew:
         fit=FitSpec(epochs=10, batch_size=ROWS),
         train=DataSpec(kind="arrays", samples=1000),
     )
-    return GroupCrew(SimpleNamespace(rings=worlds, pool=None), "job", spec, worlds, worlds.journal)
+    return GroupSlots(SimpleNamespace(rings=worlds, pool=None), "job", spec, worlds, worlds.job_log)
 
 
 def wait_for(missing) -> None:
     assert missing() == []
 
 
-def formed(worlds: Worlds, **options) -> GroupCrew:
-    crew = crew_of(worlds, **options)
-    crew.start()
-    crew.form(wait_for)
-    return crew
+def formed(worlds: Worlds, **options) -> GroupSlots:
+    slots = group_slots(worlds, **options)
+    slots.start()
+    slots.form(wait_for)
+    return slots
 
 
-def groups_of(crew: GroupCrew) -> list[tuple[int, ...]]:
-    return sorted(share.members for share in crew._shares.values())
+def groups_of(slots: GroupSlots) -> list[tuple[int, ...]]:
+    return sorted(share.members for share in slots._shares.values())
 
 
-def review(crew: GroupCrew, remaining_s: float = 1e6) -> tuple[list[Seat], list[str]]:
+def review(slots: GroupSlots, remaining_s: float = 1e6) -> tuple[list[JobSlot], list[str]]:
     retired: list[str] = []
-    return crew.review(wait_for, remaining_s, lambda: retired.append("all")), retired
+    return slots.review(wait_for, remaining_s, lambda: retired.append("all")), retired
 
 
 def test_workers_are_measured_in_one_world_and_then_grouped():
     worlds = Worlds(0.01, 0.04, 0.01, 0.04)
-    crew = formed(worlds)
+    slots = formed(worlds)
     assert worlds.launched == [(0, 1, 2, 3), (0, 2), (1, 3)]
     assert worlds.ended == [(0, 1, 2, 3)]
-    assert groups_of(crew) == [(0, 2), (1, 3)]
-    assert sum(crew.sizes.of(worker) for worker in crew._shares) == 4 * ROWS
+    assert groups_of(slots) == [(0, 2), (1, 3)]
+    assert sum(slots.sizes.of(worker) for worker in slots._shares) == 4 * ROWS
 
 
 def test_equal_workers_stay_in_the_world_they_were_measured_in():
     worlds = Worlds(0.01, 0.0101, 0.01)
-    crew = formed(worlds)
+    slots = formed(worlds)
     assert worlds.launched == [(0, 1, 2)]
     assert worlds.ended == []
-    assert [crew.share_of(worker).rate for worker in crew._shares] == [1.0]
+    assert [slots.share_of(worker).rate for worker in slots._shares] == [1.0]
 
 
 def test_a_number_of_groups_is_kept():
@@ -137,34 +139,34 @@ def test_a_number_of_groups_is_kept():
 
 def test_groups_that_are_named_never_change():
     worlds = Worlds(0.01, 0.04, 0.01, 0.04)
-    crew = formed(worlds, groups="0,1;2,3")
+    slots = formed(worlds, groups="0,1;2,3")
     for _ in range(4):
         worlds.seconds = [0.05, 0.01, 0.03, 0.01]
         worlds.epoch()
-        assert review(crew) == ([], [])
+        assert review(slots) == ([], [])
     assert worlds.launched == [(0, 1), (2, 3)]
 
 
 def test_rows_follow_speeds_at_every_epoch_s_end():
     worlds = Worlds(0.01, 0.01, 0.04, 0.04)
-    crew = formed(worlds)
-    (fast,) = [worker for worker, share in crew._shares.items() if share.members == (0, 1)]
-    before = crew.sizes.of(fast)
+    slots = formed(worlds)
+    (fast,) = [worker for worker, share in slots._shares.items() if share.members == (0, 1)]
+    before = slots.sizes.of(fast)
     worlds.seconds = [0.0105, 0.0105, 0.038, 0.038]
     worlds.epoch()
-    assert review(crew) == ([], [])
-    assert crew.sizes.of(fast) < before
+    assert review(slots) == ([], [])
+    assert slots.sizes.of(fast) < before
 
 
 def test_an_exchange_that_takes_long_makes_groups_more_alike():
     worlds = Worlds(0.01, 0.01, 0.04, 0.04)
-    crew = formed(worlds)
-    before = {share.members: share for share in crew._shares.values()}
+    slots = formed(worlds)
+    before = {share.members: share for share in slots._shares.values()}
     worlds.epoch()
-    for seat in crew._seats.values():
-        seat.report |= {"steps": 10, "exchange_s": 0.4}
-    assert review(crew) == ([], [])
-    after = {share.members: share for share in crew._shares.values()}
+    for job_slot in slots._leaders.values():
+        job_slot.report |= {"steps": 10, "exchange_s": 0.4}
+    assert review(slots) == ([], [])
+    after = {share.members: share for share in slots._shares.values()}
     assert after[2, 3].batch > 1.5 * before[2, 3].batch
     assert after[2, 3].rate > 1.5 * before[2, 3].rate
     assert after[2, 3].step_s == pytest.approx(0.04 * after[2, 3].rows[0] / ROWS + 0.04)
@@ -172,70 +174,70 @@ def test_an_exchange_that_takes_long_makes_groups_more_alike():
 
 def test_groups_change_when_speeds_have_changed_for_good():
     worlds = Worlds(0.01, 0.01, 0.04, 0.04)
-    crew = formed(worlds)
+    slots = formed(worlds)
     worlds.seconds = [0.01, 0.04, 0.04, 0.01]
     worlds.epoch()
-    assert review(crew) == ([], [])
+    assert review(slots) == ([], [])
     worlds.epoch()
-    seats, retired = review(crew)
-    assert sorted(seat.members for seat in seats) == groups_of(crew) == [(0, 3), (1, 2)]
+    job_slots, retired = review(slots)
+    assert sorted(job_slot.members for job_slot in job_slots) == groups_of(slots) == [(0, 3), (1, 2)]
     assert retired == ["all"]
     assert worlds.ended[-2:] == [(0, 1), (2, 3)]
 
 
 def test_a_new_world_that_does_not_come_up_is_lost_alone():
     worlds = Worlds(0.01, 0.01, 0.04, 0.04)
-    crew = formed(worlds)
+    slots = formed(worlds)
     worlds.seconds = [0.01, 0.04, 0.04, 0.01]
     worlds.failure[1, 2] = "no more memory"
     worlds.epoch()
-    review(crew)
+    review(slots)
     worlds.epoch()
-    seats, _ = review(crew)
-    assert [seat.members for seat in seats] == groups_of(crew) == [(0, 3)]
-    crew.tell_losses()
+    job_slots, _ = review(slots)
+    assert [job_slot.members for job_slot in job_slots] == groups_of(slots) == [(0, 3)]
+    slots.tell_losses()
     assert any("no more memory" in str(text) for text in worlds.told)
 
 
 def test_groups_do_not_change_for_little_that_is_left():
     worlds = Worlds(0.01, 0.01, 0.04, 0.04)
-    crew = formed(worlds)
-    crew._cost_s = 10.0
+    slots = formed(worlds)
+    slots._cost_s = 10.0
     worlds.seconds = [0.01, 0.04, 0.04, 0.01]
     for _ in range(3):
         worlds.epoch()
-        assert review(crew, remaining_s=5.0) == ([], [])
+        assert review(slots, remaining_s=5.0) == ([], [])
 
 
 def test_a_group_that_is_gone_is_told_of_once_and_the_others_share_the_work():
     worlds = Worlds(0.01, 0.01, 0.04, 0.04)
-    crew = formed(worlds)
-    next(seat for seat in crew._seats.values() if seat.members == (2, 3)).gone = True
+    slots = formed(worlds)
+    next(job_slot for job_slot in slots._leaders.values() if job_slot.members == (2, 3)).gone = True
     worlds.failure[2, 3] = "killed"
-    crew.tell_losses()
-    crew.tell_losses()
+    slots.tell_losses()
+    slots.tell_losses()
     assert [text for text in worlds.told if "is gone" in str(text)] == ["Group 2,3 is gone. killed"]
-    assert crew.all_gone() is None
+    assert slots.all_gone() is None
     worlds.epoch()
-    review(crew)
-    assert groups_of(crew) == [(0, 1)]
-    assert [crew.share_of(worker).rate for worker in crew._shares] == [1.0]
+    review(slots)
+    assert groups_of(slots) == [(0, 1)]
+    assert [slots.share_of(worker).rate for worker in slots._shares] == [1.0]
 
 
 def test_with_the_last_group_the_reason_is_known():
     worlds = Worlds(0.01, 0.01)
-    crew = formed(worlds)
-    crew._seats[0, 1].gone = True
-    assert crew.all_gone() is None  # its launcher has not ended yet
+    slots = formed(worlds)
+    slots._leaders[0, 1].gone = True
+    assert slots.all_gone() is None  # its launcher has not ended yet
     worlds.failure[0, 1] = "signal 9"
-    assert "signal 9" in crew.all_gone()
+    assert "signal 9" in slots.all_gone()
 
 
 def test_a_world_that_does_not_come_up_says_why():
     worlds = Worlds(0.01, 0.01)
     worlds.failure[0, 1] = "no such interface"
     with pytest.raises(JobFailed, match="no such interface"):
-        crew_of(worlds).start()
+        group_slots(worlds).start()
 
 
 def test_what_a_rank_raised_names_the_worker_it_is():
@@ -246,23 +248,23 @@ def test_what_a_rank_raised_names_the_worker_it_is():
 
 def test_members_are_told_their_rows_and_a_rate_of_their_own_optimizer():
     worlds = Worlds(0.01, 0.01, 0.04, 0.04)
-    crew = formed(worlds, outer="delta", local_steps=8, batch="fixed")
-    worker = next(worker for worker, share in crew._shares.items() if share.members == (2, 3))
-    assert not crew.share_of(worker).HasField("learning_rate")
-    crew.learning_rate = 0.25
-    share = crew.share_of(worker)
+    slots = formed(worlds, outer="delta", local_steps=8, batch="fixed")
+    worker = next(worker for worker, share in slots._shares.items() if share.members == (2, 3))
+    assert not slots.share_of(worker).HasField("learning_rate")
+    slots.learning_rate = 0.25
+    share = slots.share_of(worker)
     assert (list(share.rows), share.local_steps, share.learning_rate) == ([32, 32], 2, 0.25)
-    assert crew.share_of("nobody") is None
+    assert slots.share_of("nobody") is None
 
 
 def test_a_step_is_measured_once_however_often_it_is_told():
     worlds = Worlds(0.01, 0.01)
-    crew = formed(worlds)
+    slots = formed(worlds)
     measured = []
-    crew._plan.measured = lambda member, rows, seconds: measured.append(member)
+    slots._plan.measured = lambda member, rows, seconds: measured.append(member)
     worlds.epoch()
-    review(crew)
+    review(slots)
     fresh = len(measured)
-    review(crew)
+    review(slots)
     assert fresh > 0
     assert len(measured) == fresh

@@ -17,18 +17,18 @@ class Lonely:
         self.failures: list[str] = []
         self.groups = None
         self.spec = SimpleNamespace(cluster=SimpleNamespace(workers=1), algorithm=SimpleNamespace(topology="flat"))
-        self.crew = SimpleNamespace(
-            living=lambda: self.living, recruit_workers=lambda count: [], accepts=None, may_join=0, last_death=None
+        self.slots = SimpleNamespace(
+            living=lambda: self.living, acquire_workers=lambda count: [], accepts=None, may_join=0, last_death=None
         )
-        self._site = SimpleNamespace(pool=SimpleNamespace(attending=lambda role, accepts: (0, 0)))
+        self._server = SimpleNamespace(pool=SimpleNamespace(attending=lambda role, accepts: (0, 0)))
         self._alone_since = None
         self.parts = SimpleNamespace(coordinator=SimpleNamespace(fail=self.failures.append))
 
     def _tell_launch_failure(self) -> str:
         return ""
 
-    def _seat_workers(self, parts, seats) -> None:
-        assert seats == []
+    def _seat_workers(self, parts, job_slots) -> None:
+        assert job_slots == []
 
     def at(self, now: float) -> list[str]:
         JobRun._replace_lost(self, self.parts, now)

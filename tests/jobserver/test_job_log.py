@@ -6,7 +6,7 @@ import pytest
 
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.store import JobStore
-from nfdt.jobserver.job_log import Journal
+from nfdt.jobserver.job_log import JobLog
 
 
 @pytest.fixture
@@ -23,25 +23,25 @@ def store(tmp_path):
 
 
 def test_a_checkpoint_takes_the_place_of_the_one_before(store, artifacts):
-    journal = Journal(store, artifacts, "job", frozenset())
+    job_log = JobLog(store, artifacts, "job", frozenset())
     first, second = artifacts.put(b"first"), artifacts.put(b"second")
-    journal.checkpoint(first)
-    journal.checkpoint(second)
+    job_log.checkpoint(first)
+    job_log.checkpoint(second)
     assert (artifacts.has(first), artifacts.has(second)) == (False, True)
     assert store.get("job").checkpoint_artifact == second
 
 
 def test_a_checkpoint_that_is_the_same_as_the_one_before_stays(store, artifacts):
-    journal = Journal(store, artifacts, "job", frozenset())
+    job_log = JobLog(store, artifacts, "job", frozenset())
     same = artifacts.put(b"same")
-    journal.checkpoint(same)
-    journal.checkpoint(same)
+    job_log.checkpoint(same)
+    job_log.checkpoint(same)
     assert artifacts.has(same)
 
 
 def test_a_checkpoint_that_is_what_the_job_began_with_is_kept(store, artifacts):
     start, later = artifacts.put(b"start"), artifacts.put(b"later")
-    journal = Journal(store, artifacts, "job", frozenset({start}))
-    journal.checkpoint(start)
-    journal.checkpoint(later)
+    job_log = JobLog(store, artifacts, "job", frozenset({start}))
+    job_log.checkpoint(start)
+    job_log.checkpoint(later)
     assert artifacts.has(start)

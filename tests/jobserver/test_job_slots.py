@@ -6,7 +6,7 @@ import pytest
 
 from nfdt.core.clock import ManualClock
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.jobserver.job_slots import QUICK_DEATHS, QUICK_S, Crew
+from nfdt.jobserver.job_slots import QUICK_DEATHS, QUICK_S, JobSlots
 from nfdt.jobserver.slot_pool import SlotPool
 from tests.support.simulated_cluster import job
 
@@ -19,52 +19,52 @@ def clock():
 
 
 @pytest.fixture
-def crew(clock):
+def slots(clock):
     pool = SlotPool()
     for number in range(20):
         pool.join(pb.SlotHello(name=f"slot-{number}", role="worker"))
     site = SimpleNamespace(pool=pool, clock=clock, is_here=lambda hello: False)
-    return Crew(site, "job-1", job(workers=2), "", "token", lambda *news: None)
+    return JobSlots(site, "job-1", job(workers=2), "", "token", lambda *news: None)
 
 
-def join(crew, count=1):
-    seats = crew.recruit_workers(count)
-    for seat in seats:
-        crew.start_worker(seat, 0)
-    return seats if count > 1 else seats[0]
+def join(slots, count=1):
+    job_slots = slots.acquire_workers(count)
+    for job_slot in job_slots:
+        slots.start_worker(job_slot, 0)
+    return job_slots if count > 1 else job_slots[0]
 
 
-def die(crew, seat) -> bool:
-    seat.gone = True
-    return crew.died(seat, HOW)
+def die(slots, job_slot) -> bool:
+    job_slot.gone = True
+    return slots.died(job_slot, HOW)
 
 
-def test_a_row_of_quick_deaths_ends_the_job_and_the_last_one_is_named(crew):
-    deaths = [die(crew, join(crew)) for _ in range(QUICK_DEATHS)]
+def test_a_row_of_quick_deaths_ends_the_job_and_the_last_one_is_named(slots):
+    deaths = [die(slots, join(slots)) for _ in range(QUICK_DEATHS)]
     assert deaths == [False] * (QUICK_DEATHS - 1) + [True]
-    assert crew.last_death == f"worker-{QUICK_DEATHS - 1} is lost: {HOW}"
+    assert slots.last_death == f"worker-{QUICK_DEATHS - 1} is lost: {HOW}"
 
 
-def test_somebody_who_was_there_before_goes_on_alone(crew):
-    first, other = join(crew, 2)
-    assert not any([die(crew, first), *(die(crew, join(crew)) for _ in range(2 * QUICK_DEATHS))])
-    assert die(crew, other)
+def test_somebody_who_was_there_before_goes_on_alone(slots):
+    first, other = join(slots, 2)
+    assert not any([die(slots, first), *(die(slots, join(slots)) for _ in range(2 * QUICK_DEATHS))])
+    assert die(slots, other)
 
 
-def test_a_worker_that_worked_for_some_time_begins_the_count_anew(crew, clock):
-    die(crew, join(crew))
-    die(crew, join(crew))
-    worked = join(crew)
+def test_a_worker_that_worked_for_some_time_begins_the_count_anew(slots, clock):
+    die(slots, join(slots))
+    die(slots, join(slots))
+    worked = join(slots)
     worked.report = {"steps": 1}
     clock.advance(QUICK_S)
-    assert not die(crew, worked)
-    assert not die(crew, join(crew))
+    assert not die(slots, worked)
+    assert not die(slots, join(slots))
 
 
-def test_a_worker_that_is_slow_to_its_first_step_has_died_quickly(crew, clock):
+def test_a_worker_that_is_slow_to_its_first_step_has_died_quickly(slots, clock):
     deaths = []
     for _ in range(QUICK_DEATHS):
-        seat = join(crew)
+        job_slot = join(slots)
         clock.advance(100 * QUICK_S)
-        deaths.append(die(crew, seat))
+        deaths.append(die(slots, job_slot))
     assert deaths[-1]

@@ -8,9 +8,9 @@ import pytest
 
 from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.jobserver.context import Site
-from nfdt.jobserver.job_slots import SPARE_JOINS, Crew
-from nfdt.jobserver.slot_pool import Slot, SlotPool
+from nfdt.jobserver.context import ServerContext
+from nfdt.jobserver.job_slots import SPARE_JOINS, JobSlots
+from nfdt.jobserver.slot_pool import PoolSlot, SlotPool
 
 
 def hello(name="worker", **fields) -> pb.SlotHello:
@@ -27,7 +27,7 @@ def pool() -> SlotPool:
     return SlotPool()
 
 
-def taken(pool, job_id, heard, **options) -> Slot:
+def taken(pool, job_id, heard, **options) -> PoolSlot:
     (slot,) = pool.take("worker", 1, job_id, heard, **options)
     slot.send(pb.Assignment(worker=pb.WorkerAssignment(job_id=job_id)))
     return slot
@@ -105,14 +105,14 @@ def test_the_number_of_workers_that_replace_lost_ones_is_limited(pool):
     spec = SimpleNamespace(
         code=False, cluster=ClusterSpec(workers=2), algorithm=SimpleNamespace(topology="flat", name="asgd")
     )
-    crew = Crew(SimpleNamespace(pool=pool), "job", spec, "session", "token", Heard())
+    slots = JobSlots(SimpleNamespace(pool=pool), "job", spec, "session", "token", Heard())
     for number in range(40):
         pool.join(hello(f"worker-{number}"))
-    joined = sum(len(crew.recruit_workers(2)) for _ in range(20))
+    joined = sum(len(slots.acquire_workers(2)) for _ in range(20))
     assert 2 < joined <= 3 * 2 + SPARE_JOINS
 
 
 @pytest.mark.parametrize(("boot", "host", "here"), [("b", "h", True), ("other", "h", False), ("b", "other", False)])
 def test_a_slot_is_here_on_the_same_start_of_the_same_machine(boot, host, here):
-    site = Site(store=None, artifacts=None, pool=None, host="h", boot="b")
+    site = ServerContext(store=None, artifacts=None, pool=None, host="h", boot="b")
     assert site.is_here(hello(host=host, boot_id=boot)) is here

@@ -8,15 +8,15 @@ import sys
 import psutil
 import pytest
 
-from nfdt.launch.fork_client import NOT_FORKED, Nursery
+from nfdt.launch.fork_client import NOT_FORKED, ForkServerClient
 
 DEADLINE_S = 30
 # A nursery whose slots run the code that they get as their argument.
 PROGRAM = """
 import os, socket, numpy
-from nfdt.launch.fork_server import Forks
+from nfdt.launch.fork_server import ForkServer
 {before}
-arguments = Forks(socket.socket(fileno=os.dup(0))).serve()
+arguments = ForkServer(socket.socket(fileno=os.dup(0))).serve()
 if arguments:
     exec(arguments[0])
 """
@@ -30,7 +30,7 @@ class Yard:
         self.directory = directory
         self.environment = {**os.environ, **environment}
         program = [sys.executable, "-c", PROGRAM.format(before=before)]
-        self.nursery = Nursery(self.environment, directory / "nursery.log", command=program)
+        self.nursery = ForkServerClient(self.environment, directory / "nursery.log", command=program)
         self.slots = []
 
     def fork(self, code, **changes):

@@ -11,7 +11,7 @@ import pytest
 
 from nfdt.core.errors import JobFailed
 from nfdt.launch.horovod import RingLauncher
-from nfdt.launch.horovod_command import RingShape, Surroundings
+from nfdt.launch.horovod_command import HostInfo, RingShape
 
 WORLD = RingShape(1, "world")  # its "launcher" is the program itself
 LIVES = "import time; time.sleep(600)"
@@ -30,7 +30,7 @@ def make(tmp_path):
             "secret",
             keeps=keeps,
             command=command,
-            look=lambda: Surroundings(None, 1, False),
+            look=lambda: HostInfo(None, 1, False),
         )
         made.append(found)
         return found
@@ -100,7 +100,7 @@ def mpirun(tmp_path):
     program.chmod(0o700)
 
     def make():
-        server, here = "127.0.0.1:1", Surroundings(str(program), 1, False)
+        server, here = "127.0.0.1:1", HostInfo(str(program), 1, False)
         made.append(RingLauncher(tmp_path / "rings", server, "secret", keeps=False, look=lambda: here))
         return made[-1]
 

@@ -6,12 +6,12 @@ import pytest
 
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.job import resolve_cluster
-from nfdt.launch.horovod_command import RingShape, Surroundings, choose_launcher, ring_command, ring_environment
+from nfdt.launch.horovod_command import HostInfo, RingShape, choose_launcher, ring_command, ring_environment
 
 PROGRAM = ["python", "-m", "hfdt.runtime.rank"]
-WITH_MPI = Surroundings("/usr/bin/mpirun", cores=2, root=False)
-ROOT = Surroundings("/usr/bin/mpirun", cores=2, root=True)
-WITHOUT = Surroundings(None, cores=2, root=False)
+WITH_MPI = HostInfo("/usr/bin/mpirun", cores=2, root=False)
+ROOT = HostInfo("/usr/bin/mpirun", cores=2, root=True)
+WITHOUT = HostInfo(None, cores=2, root=False)
 
 
 def test_mpirun_comes_first_where_it_exists():
@@ -39,7 +39,7 @@ def test_more_ranks_than_cores_and_root_are_allowed_when_they_are_so():
 
 @pytest.mark.parametrize(("cores", "gives_way"), [(2, True), (3, True), (4, False)])
 def test_ranks_that_wait_give_way_where_cores_are_few(cores, gives_way):
-    argv = ring_command(RingShape(2), PROGRAM, Surroundings("/usr/bin/mpirun", cores=cores, root=False))
+    argv = ring_command(RingShape(2), PROGRAM, HostInfo("/usr/bin/mpirun", cores=cores, root=False))
     assert ("mpi_yield_when_idle" in argv) == gives_way
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from nfdt.core.specs.horovod_options import NEWS
-from nfdt.launch.horovod_log import GrowingFile, RingNews, StallReader, describe
+from nfdt.launch.horovod_log import GrowingFile, RingMessages, StallReader, describe
 
 WARNING = (
     "[2026-11-20 21:06:49.4: W /build/horovod/common/stall_inspector.cc:107] One or more tensors were submitted to be "
@@ -62,7 +62,7 @@ def test_a_growing_file_gives_whole_lines_once(tmp_path):
 
 def test_news_are_told_once(tmp_path):
     log = tmp_path / "log"
-    news = RingNews(log)
+    news = RingMessages(log)
     log.write_text("\n".join(LINES) + "\n")
     stalls, texts = news.read()
     assert len(stalls) == 1

@@ -4,8 +4,8 @@ import pytest
 
 from nfdt.core.clock import ManualClock
 from nfdt.core.errors import ProtocolError, ServerUnreachable, UsageError
-from nfdt.core.host.launcher_rank import Place, find_place
-from nfdt.launch.rendezvous import Invitation, accept, invite, meeting_file
+from nfdt.core.host.launcher_rank import LauncherRank, find_launcher_rank
+from nfdt.launch.rendezvous import RendezvousInfo, await_rendezvous, publish_rendezvous, rendezvous_file
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "1",
@@ -25,39 +25,39 @@ PMIX = {"PMIX_RANK": "5", "PMIX_SIZE": "6", "PMIX_NAMESPACE": "ns"}
     ids=["openmpi", "hydra", "slurm", "pmix"],
 )
 def test_each_launcher_is_understood(environment, expected):
-    place = find_place(environment)
+    place = find_launcher_rank(environment)
     assert place is not None
     assert (place.rank, place.size, place.local_rank) == expected
 
 
 def test_without_a_launcher_there_is_no_place():
-    assert find_place({"HOME": "/root"}) is None
+    assert find_launcher_rank({"HOME": "/root"}) is None
 
 
 def test_all_ranks_of_a_launch_meet_and_two_launches_do_not():
-    others = find_place({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "2", "PMIX_RANK": "2"})
-    again = find_place({**OPEN_MPI, "PMIX_NAMESPACE": "9"})
-    mine = find_place(OPEN_MPI)
-    assert meeting_file(mine, {"HOME": "/h"}) == meeting_file(others, {"HOME": "/h"})
-    assert meeting_file(mine, {"HOME": "/h"}) != meeting_file(again, {"HOME": "/h"})
+    others = find_launcher_rank({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "2", "PMIX_RANK": "2"})
+    again = find_launcher_rank({**OPEN_MPI, "PMIX_NAMESPACE": "9"})
+    mine = find_launcher_rank(OPEN_MPI)
+    assert rendezvous_file(mine, {"HOME": "/h"}) == rendezvous_file(others, {"HOME": "/h"})
+    assert rendezvous_file(mine, {"HOME": "/h"}) != rendezvous_file(again, {"HOME": "/h"})
 
 
 @pytest.mark.parametrize("size", ["1", "x", ""])
 def test_a_rank_outside_the_size_is_a_usage_error(size):
     with pytest.raises(UsageError, match="OMPI_COMM_WORLD_RANK"):
-        find_place({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": size})
+        find_launcher_rank({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": size})
 
 
 def test_the_directory_can_be_chosen(tmp_path):
-    assert meeting_file(Place(0, 1, 0, "j"), {"NFDT_MEETING_DIR": str(tmp_path)}).parent == tmp_path
+    assert rendezvous_file(LauncherRank(0, 1, 0, "j"), {"NFDT_MEETING_DIR": str(tmp_path)}).parent == tmp_path
 
 
 def test_the_invitation_is_private_read_by_the_others_and_gone_afterwards(tmp_path):
     path = tmp_path / "meetings" / "m.json"
-    sent = Invitation("10.0.0.1:5", "secret")
-    with invite(path, sent):
+    sent = RendezvousInfo("10.0.0.1:5", "secret")
+    with publish_rendezvous(path, sent):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        assert accept(path) == sent
+        assert await_rendezvous(path) == sent
     assert not path.exists()
     assert "secret" not in repr(sent)
 
@@ -69,16 +69,16 @@ def test_the_other_ranks_wait_for_rank_0(tmp_path):
     def sleep(seconds):
         clock.advance(seconds)
         if not entered:
-            entered.append(invite(path, Invitation("h:1", "t")))
+            entered.append(publish_rendezvous(path, RendezvousInfo("h:1", "t")))
             entered[0].__enter__()
 
-    assert accept(path, now=clock.now, sleep=sleep).address == "h:1"
+    assert await_rendezvous(path, now=clock.now, sleep=sleep).address == "h:1"
 
 
 def test_nobody_invites_for_too_long_is_an_error_with_a_remedy(tmp_path):
     clock = ManualClock()
     with pytest.raises(ServerUnreachable, match="NFDT_MEETING_DIR"):
-        accept(tmp_path / "none", timeout_s=5, now=clock.now, sleep=clock.advance)
+        await_rendezvous(tmp_path / "none", timeout_s=5, now=clock.now, sleep=clock.advance)
 
 
 def test_a_file_that_others_can_read_is_not_trusted(tmp_path):
@@ -86,7 +86,7 @@ def test_a_file_that_others_can_read_is_not_trusted(tmp_path):
     path.write_text('{"address": "h:1", "token": "t"}')
     path.chmod(0o644)
     with pytest.raises(ProtocolError, match="0600"):
-        accept(path)
+        await_rendezvous(path)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "{"])
@@ -95,4 +95,4 @@ def test_a_file_that_is_no_invitation_is_refused(tmp_path, text):
     path.write_text(text)
     path.chmod(0o600)
     with pytest.raises(ProtocolError, match="no invitation"):
-        accept(path)
+        await_rendezvous(path)

@@ -4,7 +4,7 @@ import pytest
 
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.job import resolve_cluster
-from nfdt.launch.horovod_command import RingShape, Surroundings, ring_command, ring_environment
+from nfdt.launch.horovod_command import HostInfo, RingShape, ring_command, ring_environment
 
 TUNED = {"fusion_threshold_mb": 64, "cycle_time_ms": 2.5, "autotune": True, "autotune_log": "/l", "timeline": "/t"}
 STALLS = {"stall_warning_s": 5, "stall_shutdown_s": 9}
@@ -17,7 +17,7 @@ VARIABLES = {
     "HOROVOD_STALL_CHECK_TIME_SECONDS": "5",
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "9",
 }
-HERE = Surroundings("/usr/bin/mpirun", cores=2, root=False)
+HERE = HostInfo("/usr/bin/mpirun", cores=2, root=False)
 
 
 def shape(launcher: str = "auto") -> RingShape:

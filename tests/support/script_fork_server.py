@@ -6,16 +6,16 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from nfdt.launch.fork_client import Nursery
+from nfdt.launch.fork_client import ForkServerClient
 
 PROGRAM = """
 import os, runpy, socket, sys
 from nfdt.core.host.fast_imports import quick_imports
-from nfdt.launch.fork_server import Forks
+from nfdt.launch.fork_server import ForkServer
 
 with quick_imports():
     import keras, sklearn.datasets, tensorflow
-arguments = Forks(socket.socket(fileno=os.dup(0))).serve()
+arguments = ForkServer(socket.socket(fileno=os.dup(0))).serve()
 if arguments:
     errors, *sys.argv = arguments
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
@@ -38,7 +38,7 @@ class ScriptNursery:
 
     def __init__(self, directory: Path, environment: dict[str, str]) -> None:
         log = directory / "script-nursery.log"
-        self._nursery = Nursery(environment, log, command=[sys.executable, "-c", PROGRAM])
+        self._nursery = ForkServerClient(environment, log, command=[sys.executable, "-c", PROGRAM])
 
     def run(self, script: Path, *arguments: str, environment: dict[str, str], timeout_s: float) -> Finished:
         """As ``python script arguments`` in the script's directory would."""

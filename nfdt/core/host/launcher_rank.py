@@ -50,7 +50,7 @@ def slot_of(name: str) -> int | None:
 
 
 @dataclass(frozen=True)
-class Place:
+class LauncherRank:
     """This process among the ``size`` that the launcher started; ``job`` is equal on all of them."""
 
     rank: int
@@ -63,7 +63,7 @@ def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> str | None
     return next((environment[name] for name in names if environment.get(name)), None)
 
 
-def find_place(environment: Mapping[str, str]) -> Place | None:
+def find_launcher_rank(environment: Mapping[str, str]) -> LauncherRank | None:
     """This process's place, from the launcher's environment; None when no launcher started it.
 
     Raises:
@@ -77,16 +77,16 @@ def find_place(environment: Mapping[str, str]) -> Place | None:
             raise UsageError(f"{rank_name}={rank!r}: expected a number below {sizes[0]}. Received: {size!r}.")
         known = [environment.get(name, "") for name in (*jobs, "SLURM_STEP_ID")]
         job = "/".join((rank_name, *known, size))
-        return Place(int(rank), int(size), int(local_rank) if local_rank.isdigit() else 0, job)
+        return LauncherRank(int(rank), int(size), int(local_rank) if local_rank.isdigit() else 0, job)
     return None
 
 
-def find_world(environment: Mapping[str, str]) -> Place | None:
+def find_world(environment: Mapping[str, str]) -> LauncherRank | None:
     """The world of several processes that this one was started in, None when there is none.
 
     A Slurm batch script has rank variables too, but only ``srun`` starts a process per task.
     """
     if "SLURM_STEP_NUM_TASKS" not in environment:
         environment = {name: value for name, value in environment.items() if not name.startswith("SLURM_")}
-    place = find_place(environment)
+    place = find_launcher_rank(environment)
     return place if place is not None and place.size > 1 else None

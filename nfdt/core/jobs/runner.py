@@ -12,7 +12,7 @@ from nfdt.core.wire import jobs_pb2 as pb
 
 
 @dataclass(frozen=True)
-class Census:
+class SlotCounts:
     """The worker slots that attend: how many, how many without a job, and the versions they run."""
 
     attending: int
@@ -55,6 +55,6 @@ class JobRunner(Protocol):
         """One more (1) or one less (-1) client watches the job."""
         ...
 
-    def census(self) -> Census:
+    def slot_counts(self) -> SlotCounts:
         """The worker slots that attend."""
         ...

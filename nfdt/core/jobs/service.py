@@ -69,13 +69,13 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
     @answering
     def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.ServerDescription:
         """Versions, policy and slots."""
-        census = self._runner.census()
+        slot_counts = self._runner.slot_counts()
         return pb.ServerDescription(
             nfdt_version=nfdt.__version__,
             versions=self._versions,
             allow_code=self._allow_code,
-            slots=census.attending,
-            free_slots=census.free,
+            slots=slot_counts.attending,
+            free_slots=slot_counts.free,
             state_dir=self._shared_dir,
         )
 
@@ -126,7 +126,7 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
         manifest = admission.read_manifest(spec, self._artifacts)
         admission.check_code(spec, manifest, allow_code=self._allow_code)
         self._runner.admit(spec, manifest)
-        admission.check_versions(spec, self._runner.census().versions)
+        admission.check_versions(spec, self._runner.slot_counts().versions)
         owner, job_id = owner_of(context), f"job-{secrets.token_hex(5)}"
         with self._admitting:
             if self._store.active_of(owner) >= self._limits.jobs_per_token:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.core.errors import JobFailed, ServerUnreachable
 from nfdt.core.program.state import State
-from nfdt.jobserver.job_slots import Crew, Seat
+from nfdt.jobserver.job_slots import JobSlot, JobSlots
 from nfdt.jobserver.outcome import explained
 from nfdt.jobserver.shard_clients import ShardControl
 from nfdt.jobserver.slot_pool import SlotPool
@@ -23,7 +23,7 @@ from nfdt.launch.horovod import Ring
 Answer = TypeVar("Answer")
 
 SUCCEED_S = 60.0  # what a new speaker may take in addition to the ring's own time limit
-LOOK_S = 0.5
+FAILOVER_POLL_S = 0.5
 
 
 class RingShard(ShardControl):
@@ -111,15 +111,15 @@ class RingShard(ShardControl):
         self._ask(lambda shard: shard.write(state))
 
 
-class Succession:
+class LeaderFailover:
     """Finds the next speaker of one job's ring, on a thread of its own for each change.
 
     Args:
         ring: The ring.
-        crew: The job's slots; one shard and one worker.
+        slots: The job's slots; one shard and one worker.
         pool: All slots.
         changed: The job's condition, held by callers and taken for every look.
-        connect: Makes the control of the shard at the address that the crew has.
+        connect: Makes the control of the shard at the address that the slots has.
         deadline_s: How long it may take.
         first: The control of the shard that serves now.
     """
@@ -127,7 +127,7 @@ class Succession:
     def __init__(
         self,
         ring: Ring,
-        crew: Crew,
+        slots: JobSlots,
         pool: SlotPool,
         changed: threading.Condition,
         connect: Callable[[], ShardControl],
@@ -135,13 +135,13 @@ class Succession:
         *,
         first: ShardControl,
     ) -> None:
-        self._ring, self._crew, self._pool, self._changed = ring, crew, pool, changed
+        self._ring, self._slots, self._pool, self._changed = ring, slots, pool, changed
         self._connect, self._deadline_s = connect, deadline_s
         self.shard = RingShard(first, deadline_s)
         self._under_way = False
 
     def begin(self, coordinator: Coordinator, fail: Callable[[BaseException], None]) -> None:
-        """A seat has become vacant: fill it in the background.
+        """A job_slot has become failing_over: fill it in the background.
 
         Args:
             coordinator: Told when the ring answers again.
@@ -149,7 +149,7 @@ class Succession:
         """
         if not self._under_way:
             self._under_way = True
-            threading.Thread(target=self._fill, args=(coordinator, fail), name="succession", daemon=True).start()
+            threading.Thread(target=self._fill, args=(coordinator, fail), name="failover", daemon=True).start()
 
     def _fill(self, coordinator: Coordinator, fail: Callable[[BaseException], None]) -> None:
         try:
@@ -163,27 +163,27 @@ class Succession:
             self.shard.close()
 
     def _goes_on(self) -> bool:
-        """Whether a seat is vacant; once none is, the next vacancy begins another succession."""
+        """Whether a job_slot is failing_over; once none is, the next lost_leader begins another failover."""
         with self._changed:
-            self._under_way = bool(self._seats(vacant=True)) and not self.shard.closed
+            self._under_way = bool(self._leaders(failing_over=True)) and not self.shard.closed
             return self._under_way
 
-    def _seats(self, *, vacant: bool) -> list[Seat]:
-        return [s for s in (*self._crew.shards, *self._crew.living()) if s.vacant or not vacant]
+    def _leaders(self, *, failing_over: bool) -> list[JobSlot]:
+        return [s for s in (*self._slots.shards, *self._slots.living()) if s.failing_over or not failing_over]
 
-    def _take(self) -> tuple[Seat, Seat]:
-        """Both seats of the next speaker, once it attends and the last one is gone for good."""
-        shard, worker = self._seats(vacant=False)
-        self._await(lambda: shard.vacant and worker.vacant and self._crew.succeed(shard, worker))
+    def _take(self) -> tuple[JobSlot, JobSlot]:
+        """Both job_slots of the next speaker, once it attends and the last one is gone for good."""
+        shard, worker = self._leaders(failing_over=False)
+        self._await(lambda: shard.failing_over and worker.failing_over and self._slots.succeed(shard, worker))
         return shard, worker
 
-    def _start(self, shard: Seat, worker: Seat, coordinator: Coordinator) -> None:
+    def _start(self, shard: JobSlot, worker: JobSlot, coordinator: Coordinator) -> None:
         with self._changed:
             if self.shard.closed:
                 return
-            self._crew.start_shard(shard)
-        self._await(lambda: bool(shard.address) or shard.vacant)
-        if shard.vacant or self.shard.closed:
+            self._slots.start_shard(shard)
+        self._await(lambda: bool(shard.address) or shard.failing_over)
+        if shard.failing_over or self.shard.closed:
             return
         self.shard.replace(self._connect())
         with self._changed:
@@ -193,7 +193,7 @@ class Succession:
         except ServerUnreachable:
             return  # this one is gone, too
         with self._changed:
-            self._crew.start_worker(worker, 1)
+            self._slots.start_worker(worker, 1)
             coordinator.resumed(worker.name, dict(worker.details))
             self._changed.notify_all()
 
@@ -210,4 +210,4 @@ class Succession:
                     f"The rank that spoke for the ring is gone. Expected: another one within {self._deadline_s:.0f} s. "
                     f"Received: none; see {self._ring.log}. Submit the job again."
                 )
-            self._pool.wait(LOOK_S)
+            self._pool.wait(FAILOVER_POLL_S)

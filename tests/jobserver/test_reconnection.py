@@ -71,15 +71,20 @@ def slots_of(cluster, address, *tasks, **options):
     return made
 
 
+def wait_until(pool, condition) -> bool:
+    """Whether a condition over the pool comes true in time."""
+    with pool._changed:
+        return pool._changed.wait_for(condition, DEADLINE_S)
+
+
 def away(cluster) -> bool:
-    return cluster.server._site.pool.wait_until(
-        lambda: any(slot.away for slot in cluster.server._site.pool._slots), DEADLINE_S
-    )
+    pool = cluster.server._context.pool
+    return wait_until(pool, lambda: any(slot.away for slot in pool._slots))
 
 
 def attending(cluster, count) -> bool:
-    pool = cluster.server._site.pool
-    return pool.wait_until(lambda: pool.attending("worker")[1] == count, DEADLINE_S)
+    pool = cluster.server._context.pool
+    return wait_until(pool, lambda: pool.attending("worker")[1] == count)
 
 
 def test_a_worker_whose_connection_is_cut_goes_on_and_nothing_is_done_twice(cluster, relay, gate):
@@ -185,7 +190,7 @@ def test_a_slot_gets_no_work_while_it_is_away_and_some_when_it_is_back(cluster, 
     assert away(cluster)
     client = cluster.client()
     job = client.submit(client.spec(epochs=1, workers=1))
-    assert cluster.server._site.pool.attending("worker") == (1, 0)
+    assert cluster.server._context.pool.attending("worker") == (1, 0)
     assert client.show(job).state == "queued"
     relay.mend()
     assert client.finish(job)[-1][1]["state"] == "succeeded"

@@ -11,9 +11,9 @@ from nfdt.core.errors import JobFailed
 from nfdt.core.specs.horovod_options import RingElastic
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.jobserver.context import Site
-from nfdt.jobserver.job_log import Journal
-from nfdt.jobserver.job_slots import Crew, Seat
+from nfdt.jobserver.context import ServerContext
+from nfdt.jobserver.job_log import JobLog
+from nfdt.jobserver.job_slots import JobSlot, JobSlots
 from nfdt.jobserver.outcome import SlotError, explained
 from nfdt.jobserver.worker_statistics import RECENT
 from nfdt.launch.horovod import Ring
@@ -26,18 +26,18 @@ WaitFor = Callable[[Callable[[], list[str]]], None]
 """Returns when a function names nobody any more; raises when the job ends or it takes too long."""
 
 
-class GroupCrew:
+class GroupSlots:
     """Forms the groups of a job, forms them anew when speeds change for good, and says what each of them does.
 
     A group is a Horovod world of its own; to the coordinator its rank 0 is one worker. The job's run serialises the
     calls.
 
     Args:
-        site: The server.
+        server: The server.
         job_id: The job.
         spec: What it is.
-        crew: Its slots.
-        journal: Where changes are told.
+        slots: Its slots.
+        job_log: Where changes are told.
         planned: The groups to begin with, where they are chosen already; otherwise they are measured first.
 
     Attributes:
@@ -46,16 +46,22 @@ class GroupCrew:
     """
 
     def __init__(
-        self, site: Site, job_id: str, spec: JobSpec, crew: Crew, journal: Journal, planned: Groups | None = None
+        self,
+        server: ServerContext,
+        job_id: str,
+        spec: JobSpec,
+        slots: JobSlots,
+        job_log: JobLog,
+        planned: Groups | None = None,
     ) -> None:
-        if site.rings is None:
+        if server.rings is None:
             raise JobFailed("This server starts no Horovod worlds: it was started without slots of its own.")
-        self._rings, self._pool = site.rings, site.pool
-        self._job_id, self._spec, self._crew, self._journal = job_id, spec, crew, journal
+        self._rings, self._pool = server.rings, server.pool
+        self._job_id, self._spec, self._slots, self._job_log = job_id, spec, slots, job_log
         workers = spec.cluster.workers
         self._plan = GroupPlan(spec)
         self._worlds: dict[Members, Ring] = {}
-        self._seats: dict[Members, Seat] = {}
+        self._leaders: dict[Members, JobSlot] = {}
         self._planned = self._plan.explicit or planned
         self._first: Groups = self._planned or (tuple(range(workers)),)
         self._noted: dict[tuple[str, str], int] = {}
@@ -81,21 +87,21 @@ class GroupCrew:
         """Bring the first worlds up; where groups are to be found, measure their members and form them."""
         self._bring_up(self._first, wait_for)
         groups = self._planned or self._plan.choose(self._living())
-        if set(groups) != set(self._seats):
+        if set(groups) != set(self._leaders):
             self._change(groups, wait_for)
         self._settle("as asked for" if self._plan.explicit else "planned" if self._planned else "measured")
 
     def disband(self) -> None:
         """End all worlds, and let their leaders go."""
-        for seat in self._seats.values():
-            self._crew.send_away(seat)
+        for job_slot in self._leaders.values():
+            self._slots.shut_down(job_slot)
         self._rings.end(list(self._worlds.values()))
 
-    def seats(self) -> list[Seat]:
+    def job_slots(self) -> list[JobSlot]:
         """Of the leaders of living groups."""
-        return [self._seats[members] for members in self._living()]
+        return [self._leaders[members] for members in self._living()]
 
-    def review(self, wait_for: WaitFor, remaining_s: float, retire: Callable[[], None]) -> list[Seat]:
+    def review(self, wait_for: WaitFor, remaining_s: float, retire: Callable[[], None]) -> list[JobSlot]:
         """Look at the speeds of the epoch that is over.
 
         Args:
@@ -104,7 +110,7 @@ class GroupCrew:
             retire: Called before other groups take the place of these.
 
         Returns:
-            The seats of groups that are new.
+            The job_slots of groups that are new.
         """
         self._note()
         living = self._living()
@@ -114,7 +120,7 @@ class GroupCrew:
             retire()
             self._change(groups, wait_for)
             self._settle("speeds have changed")
-            return self.seats()
+            return self.job_slots()
         self._share_out(living)
         return []
 
@@ -126,7 +132,7 @@ class GroupCrew:
                 shape = replace(RingShape.of(cluster), size=size, members=members, neighbours=neighbours)
                 shape = replace(shape, elastic=RingElastic())
                 ring = self._worlds[members] = self._rings.claim(self._job_id, shape)
-                self._journal.tell("info", f"group {name_of(members)}: {shown(ring.command)}")
+                self._job_log.tell("info", f"group {name_of(members)}: {shown(ring.command)}")
 
     def _check(self, members: Members) -> None:
         ring = self._worlds[members]
@@ -134,7 +140,7 @@ class GroupCrew:
             raise explained(ring, JobFailed(f"Group {name_of(members)} did not come up. {failure}"))
 
     def _bring_up(self, groups: Groups, wait_for: WaitFor) -> None:
-        """Launch worlds, seat their leaders, and wait until every member has told its speed."""
+        """Launch worlds, job_slot their leaders, and wait until every member has told its speed."""
         began = time.monotonic()
         self._launch(groups)
         wait_for(lambda: [f"group {name_of(members)}" for members in groups if not self._is_measured(members)])
@@ -145,22 +151,22 @@ class GroupCrew:
 
     def _is_measured(self, members: Members) -> bool:
         """Whether the members have told their speeds, or never will: only the first groups all have to come up."""
-        seat = self._seats.get(members)
-        if seat is None or seat.gone:
+        job_slot = self._leaders.get(members)
+        if job_slot is None or job_slot.gone:
             if self._plan.settled and self._worlds[members].failure:
                 return True
             self._check(members)
-        if seat is None and (seat := self._crew.recruit_leader(self._worlds[members])):
-            self._seats[members] = seat
-            self._crew.start_worker(seat, 0)
-        return seat is not None and not seat.gone and RECENT in seat.report
+        if job_slot is None and (job_slot := self._slots.acquire_leader(self._worlds[members])):
+            self._leaders[members] = job_slot
+            self._slots.start_worker(job_slot, 0)
+        return job_slot is not None and not job_slot.gone and RECENT in job_slot.report
 
     def _change(self, groups: Groups, wait_for: WaitFor) -> None:
         """End the worlds whose members are to be in others, and bring those up."""
         ended = [members for members in self._worlds if members not in groups]
         for members in ended:
-            if members in self._seats:
-                self._crew.send_away(self._seats.pop(members))
+            if members in self._leaders:
+                self._slots.shut_down(self._leaders.pop(members))
         self._rings.end([self._worlds.pop(members) for members in ended])
         self._bring_up(groups, wait_for)
 
@@ -168,31 +174,33 @@ class GroupCrew:
 
     def _note(self) -> None:
         """Take what members have told of their latest steps: (rows, seconds), and how many there were in all."""
-        for seat in self._seats.values():
-            for member, (steps, recent) in seat.report.get(RECENT, {}).items():
-                fresh = steps - self._noted.get((seat.name, member), 0)
-                self._noted[seat.name, member] = steps
+        for job_slot in self._leaders.values():
+            for member, (steps, recent) in job_slot.report.get(RECENT, {}).items():
+                fresh = steps - self._noted.get((job_slot.name, member), 0)
+                self._noted[job_slot.name, member] = steps
                 for rows, seconds in recent[-fresh:] if fresh > 0 else ():
                     self._plan.measured(member, int(rows), float(seconds))
-        reports = [seat.report for seat in self._seats.values() if not seat.gone and seat.report.get("steps")]
+        reports = [
+            job_slot.report for job_slot in self._leaders.values() if not job_slot.gone and job_slot.report.get("steps")
+        ]
         if steps := sum(report["steps"] for report in reports):
             self._plan.exchange_s = sum(report.get("exchange_s", 0.0) for report in reports) / steps
 
     def _living(self) -> Groups:
-        return tuple(sorted(members for members, seat in self._seats.items() if not seat.gone))
+        return tuple(sorted(members for members, job_slot in self._leaders.items() if not job_slot.gone))
 
     def _settle(self, reason: str) -> None:
         """The groups stand: what each of them does, and from which speeds on they are looked at."""
         groups = self._living()
         self._plan.settle(groups)
         self._share_out(groups)
-        shares = [self._shares[self._seats[members].name] for members in groups]
-        self._journal.record("groups", told_groups(shares, reason))
+        shares = [self._shares[self._leaders[members].name] for members in groups]
+        self._job_log.record("groups", told_groups(shares, reason))
         text = " | ".join(f"{name_of(s.members)} ({s.step_s * 1000:.0f} ms, rate x{s.rate:.2f})" for s in shares)
-        self._journal.tell("info", f"groups ({reason}, up in {self._cost_s:.1f} s): {text}")
+        self._job_log.tell("info", f"groups ({reason}, up in {self._cost_s:.1f} s): {text}")
 
     def _share_out(self, groups: Groups) -> None:
-        self._shares = {self._seats[share.members].name: share for share in self._plan.shares(groups)}
+        self._shares = {self._leaders[share.members].name: share for share in self._plan.shares(groups)}
         if self.sizes is not None:
             self.sizes.state({worker: share.batch for worker, share in self._shares.items()})
 
@@ -219,11 +227,11 @@ class GroupCrew:
                 reason = explained(ring, JobFailed(failure))
                 if isinstance(reason, SlotError):
                     raise reason
-                self._journal.tell("warning", f"Group {name_of(members)} is gone. {failure}")
+                self._job_log.tell("warning", f"Group {name_of(members)} is gone. {failure}")
 
     def all_gone(self) -> str | None:
         """Why no group lives any more; None while one does, or while that is still being found out."""
-        if not self._seats or self._living():
+        if not self._leaders or self._living():
             return None
         failures = [ring.failure for ring in self._worlds.values()]
         if any(failure is None for failure in failures):
