@@ -51,7 +51,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "nfdt.core.jobs": ("nfdt.core.jobs", "nfdt.core.wire"),
     "nfdt.core.wire": ("nfdt.core.wire",),
     "nfdt.core.program": ("nfdt.core.program",),
-    "nfdt.core.training": ("nfdt.core.training",),
+    "nfdt.core.training": ("nfdt.core.program", "nfdt.core.training"),
     **{room: (CORE, room) for room in PURE},
     "nfdt.planning": (CORE, "nfdt.codecs", "nfdt.schedulers", "nfdt.planning"),
     **{room: (CORE, *PURE, *SERVERS) for room in SERVERS},

@@ -16,7 +16,7 @@ from keras.src.utils import traceback_utils
 from nfdt.core.arrays.pytree import flatten_structure, rebuild
 from nfdt.core.errors import ProtocolError
 from nfdt.core.program.dry_run import as_tensors, without_updates
-from nfdt.core.training.model_metrics import leaf_metrics
+from nfdt.core.program.model_metrics import leaf_metrics
 
 logger = logging.getLogger(__name__)
 
