@@ -15,17 +15,18 @@ from hfdt.runtime.attendance import Attendance
 from hfdt.runtime.batch_split import split_by_shares, weight_of
 from hfdt.runtime.commands import Order
 from hfdt.runtime.communicator import World
-from hfdt.runtime.job import Answer, RingJob
-from hfdt.runtime.outer import Connect, DeltaOuter, Exchange, GradientOuter, connect, first_update
+from hfdt.runtime.job import RingJob
+from hfdt.runtime.outer import Connect, DeltaOuter, Exchange, GradientOuter, connect
 from hfdt.runtime.roles import Leader, build, obey
 from hfdt.runtime.state_service import StateService
 from hfdt.runtime.step_timer import Pace
-from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.program.state import State
 from nfdt.core.specs.job import JobSpec, parse_job
 from nfdt.core.training import data
 from nfdt.core.training.flat_weights import WeightSetter
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.work import instructions as ins
+from nfdt.core.work.tasks import Task
 
 LEAST = 4  # of them at any rate
 ROUNDS = 9  # blocks of steps of a whole batch, and of a part of it, measured
@@ -61,37 +62,36 @@ class GroupJob(RingJob):
         super().__init__(spec, world, artifacts, number=self._members[world.rank])
 
     def _make_step(self, manifest: Mapping[str, Any], state: State) -> GradientOuter | DeltaOuter:
-        layout = ParameterLayout.of_program(manifest)
-        client = self._connect(layout) if self._connect else None
-        self._show = WeightSetter(self._model, layout)
-        start, shards = first_update(self._model), self.spec.cluster.shards
-        self.exchange = Exchange(self._world, client, layout.size, start, shards)
+        part = self._part
+        client = self._connect(part.layout) if self._connect else None
+        self._show = WeightSetter(part.model, part.layout)
+        self.exchange = Exchange(self._world, client, part.layout.size, part.first_update, self.spec.cluster.shards)
         outer = DeltaOuter if self.spec.algorithm.outer == "delta" else GradientOuter
-        return outer(self._model, manifest, state, self._world, self.exchange)
+        return outer(part.model, manifest, state, self._world, self.exchange)
 
     # ---- instructions
 
-    def _on_begin_epoch(self, begin: pb.BeginEpoch) -> Answer:
-        share = begin.share
+    def _on_begin_epoch(self, begin: ins.BeginEpoch) -> ins.Report:
+        share = begin.share or ins.StepShare()
         if share.rows:
             self._rows, self._rate = list(share.rows), share.rate
         if isinstance(self.step, DeltaOuter):
             self.step.local_steps = max(1, share.local_steps)
-            if share.HasField("learning_rate"):
+            if share.learning_rate is not None:
                 self.step.step.set_learning_rate(share.learning_rate)
         self.exchange.forget()
         return super()._on_begin_epoch(begin)
 
-    def _on_work(self, work: pb.Work) -> Answer:
+    def _on_work(self, work: ins.Work) -> ins.Report:
         if work.pull:
             self.exchange.forget()
         self.exchange.wants_weights = not work.no_weights
-        answer = super()._on_work(work)
+        report = super()._on_work(work)
         self.step.settle()  # what is reported as finished is on the shards
         self.tell_speeds()
-        return answer
+        return report
 
-    def _on_evaluate(self, request: pb.Evaluate) -> Answer:
+    def _on_evaluate(self, request: ins.Evaluate) -> ins.Report:
         if self._validated != request.epoch:
             self._show(self.exchange.pull())
             self.exchange.forget()
@@ -103,18 +103,18 @@ class GroupJob(RingJob):
 
     # ---- a step
 
-    def _step_on(self, tasks: list[pb.Task], batch: Any, rows: int, total: int) -> Mapping[str, Any]:
+    def _step_on(self, tasks: list[Task], batch: Any, rows: int, total: int) -> Mapping[str, Any]:
         pause = functools.partial(self._timed, rows)
         rate = self._rate
         algorithm = self.spec.algorithm
-        if algorithm.batch == "dbs" and algorithm.outer == "gradient" and self._train is not None:
+        if algorithm.batch == "dbs" and algorithm.outer == "gradient" and self._part.train is not None:
             rate *= total / sum(self._rows)  # every sample weighs the same, also in the short batch of an epoch's end
         return self.step(batch, weight_of(rows, total), pause, samples=total, rate=rate, task=tasks[0])
 
     def _split(self, start: int, stop: int) -> tuple[int, int]:
         return split_by_shares(start, stop, self._rows, self._world.rank)
 
-    def _fed_part(self, tasks: list[pb.Task]) -> tuple[Any, int]:
+    def _fed_part(self, tasks: list[Task]) -> tuple[Any, int]:
         """This member's rows of a batch that the client fed: the whole of it is the group's."""
         start, stop = self._split(0, tasks[0].stop - tasks[0].start)
         if start == stop:
@@ -136,7 +136,7 @@ class GroupJob(RingJob):
 
         Steps of a whole batch and of a part of it tell what a step costs besides its rows. Nothing moves.
         """
-        if self._train is not None:
+        if self._part.train is not None:
             untrained = self._untrained.read()
             whole = min(self.spec.fit.batch_size, self.spec.train.samples or 1)
             part = max(1, whole // PART)
@@ -154,8 +154,8 @@ class GroupJob(RingJob):
         self.tell_speeds()
 
     def _probe(self, rows: int) -> None:
-        assert self._train is not None
-        batch = self._train.batch(slice(0, rows))
+        assert self._part.train is not None
+        batch = self._part.train.batch(slice(0, rows))
         began = time.perf_counter()
         self.step.probe(batch)
         seconds = time.perf_counter() - began
@@ -226,11 +226,8 @@ class GroupLeader(Leader):
         self._tell(Order("release"))
         self._attendance.say("worker", finished=pb.SlotFinished(job_id=job_id))
 
-    def _together(self, job: Any, reply: pb.NextReply, service: StateService | None) -> pb.NextRequest:
-        answer = obey(job, self._tell(Order("do", {}, reply.SerializeToString())), loads_state=False)
-        if reply.HasField("work"):
-            answer.epoch = reply.work.epoch
-        return answer
+    def _together(self, job: Any, reply: pb.NextReply, service: StateService | None) -> ins.Report:
+        return obey(job, self._tell(Order("do", {}, reply.SerializeToString())), loads_state=False)
 
     def _statistics(self, job: Any) -> str:
         return json.dumps(job.statistics())

@@ -8,8 +8,8 @@ import os
 import signal
 import time
 import zlib
-from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,20 +20,17 @@ from hfdt.runtime.communicator import World
 from hfdt.runtime.step import AllreduceStep
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import ProtocolError
-from nfdt.core.order import order_crc, sample_order
-from nfdt.core.program import unpack
 from nfdt.core.program.state import State, load_state
-from nfdt.core.specs.job import DataSpec, JobSpec
-from nfdt.core.training import data, merge, untrained_state
+from nfdt.core.specs.job import JobSpec
+from nfdt.core.training import data, merge
 from nfdt.core.training.direct_call import as_tensors
 from nfdt.core.training.gradient_step import in_graph, numbers, step_logs
+from nfdt.core.training.job_model import JobModel
 from nfdt.core.training.metric_states import merge_metric_states
-from nfdt.core.training.metrics import ModelMetrics
-from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.work import instructions as ins
+from nfdt.core.work.tasks import Task
 
 logger = logging.getLogger(__name__)
-
-Answer = pb.NextRequest
 
 
 class RingJob:
@@ -54,14 +51,18 @@ class RingJob:
         self._number = world.rank if number is None else number
         manifest = json.loads(artifacts.read(spec.program))
         self._rules = manifest["untrained"]
-        self._model = unpack.unpack(manifest, artifacts.read, allow_code=spec.code)
-        self._untrained = untrained_state.UntrainedState(self._model, manifest, worker=self._number)
+        self._part = JobModel(
+            spec,
+            manifest,
+            artifacts.read,
+            artifacts.open_array,
+            number=self._number,
+            owner=lambda: f"rank {world.rank}",
+        )
+        model = self._part.model
         self.step = self._make_step(manifest, load_state(artifacts.path(manifest["state"])))
-        self._test: Any = in_graph(lambda batch: step_logs(self._model.test_step(batch), "test_step"), self._model)
-        self._metrics = ModelMetrics(self._model)
-        self._train = _source(spec.train, artifacts)
-        self._validation = _source(spec.validation, artifacts)
-        self._order = lru_cache(maxsize=2)(self._sample_order)
+        self._test: Any = in_graph(lambda batch: step_logs(model.test_step(batch), "test_step"), model)
+        self._metrics, self._untrained = self._part.metrics, self._part.untrained
         self._base: list[Array] = []
         self._logs: Mapping[str, Any] = {}
         self._epoch_samples = self._epoch_steps = self.steps = 0
@@ -71,58 +72,55 @@ class RingJob:
 
     def _make_step(self, manifest: Mapping[str, Any], state: State) -> Any:
         scaled = self.spec.algorithm.scale_lr is not None
-        return AllreduceStep(
-            self._model, manifest, state, self._world.reducer(self.spec.algorithm.codec), scales=scaled
-        )
+        reducer = self._world.reducer(self.spec.algorithm.codec)
+        return AllreduceStep(self._part.model, manifest, state, reducer, scales=scaled)
 
-    def do(self, reply: pb.NextReply) -> Answer:
-        """Carry an instruction out together; rank 0's answer goes to the coordinator."""
-        kind = reply.WhichOneof("instruction")
-        handlers: dict[str | None, Callable[[Any], Answer]] = {
-            "work": self._on_work,
-            "begin_epoch": self._on_begin_epoch,
-            "collect_state": self._on_collect_state,
-            "evaluate": self._on_evaluate,
-        }
-        return handlers[kind](getattr(reply, str(kind)))
+    def execute(self, instruction: ins.Instruction) -> ins.Report:
+        """Execute an instruction on all ranks; the report of rank 0 goes to the coordinator."""
+        match instruction:
+            case ins.Work():
+                return self._on_work(instruction)
+            case ins.BeginEpoch():
+                return self._on_begin_epoch(instruction)
+            case ins.CollectState():
+                return self._on_collect_state(instruction)
+            case ins.Evaluate():
+                return self._on_evaluate(instruction)
+        raise ProtocolError(f"Rank {self._world.rank}: expected an instruction. Received: {instruction}.")
 
-    def _on_begin_epoch(self, begin: pb.BeginEpoch) -> Answer:
-        if self.spec.train.samples and begin.order_crc != order_crc(self._order(0)):
-            raise ProtocolError(
-                f"rank {self._world.rank}: this machine's NumPy {np.__version__} draws another sample order than the "
-                "server's. Install the same NumPy version on both."
-            )
+    def _on_begin_epoch(self, begin: ins.BeginEpoch) -> ins.Report:
+        self._part.check_order(begin.order_crc)
         self._epoch_samples = self._epoch_steps = 0
         self._logs = {}
         self._metrics.reset()
-        self._take_untrained(begin.untrained)
+        self._part.take_untrained(begin.untrained)
         self._base = self._untrained.read()
-        return Answer()
+        return ins.Report()
 
-    def _on_work(self, work: pb.Work) -> Answer:
-        answer = Answer()
+    def _on_work(self, work: ins.Work) -> ins.Report:
         if work.untrained:
-            self._take_untrained(work.untrained)
+            self._part.take_untrained(work.untrained)
             self._base, self._epoch_steps = self._untrained.read(), 0
         for tasks in self._steps_of(work):
             began = time.perf_counter()
             self._train_on(tasks)
             self.compute_s += time.perf_counter() - began
             self.advanced()
-        for task in work.tasks:
-            answer.finished.add(task=task.task, samples=task.stop - task.start)
-        for name, value in self._running_logs().items():
-            answer.logs[name] = value
-        return answer
+        return ins.Report(
+            finished=tuple(task.task for task in work.tasks),
+            epoch=work.epoch,
+            logs=self._running_logs(),
+            samples={task.task: task.stop - task.start for task in work.tasks},
+        )
 
-    def _steps_of(self, work: pb.Work) -> list[list[pb.Task]]:
+    def _steps_of(self, work: ins.Work) -> list[list[Task]]:
         return global_batches(work.tasks)
 
-    def _train_on(self, tasks: list[pb.Task]) -> None:
+    def _train_on(self, tasks: list[Task]) -> None:
         total = sum(task.stop - task.start for task in tasks)
         if self.spec.algorithm.scale_lr:
             self.step.set_factor(self._factor())
-        batch, rows = self._own_part(tasks, self._train)
+        batch, rows = self._own_part(tasks, self._part.train)
         logs = self._step_on(tasks, batch, rows, total)
         self.steps += 1
         self.samples += total
@@ -132,25 +130,21 @@ class RingJob:
             self._epoch_samples += rows
             self._epoch_steps += 1
 
-    def _step_on(self, tasks: list[pb.Task], batch: Any, rows: int, total: int) -> Mapping[str, Any]:
+    def _step_on(self, tasks: list[Task], batch: Any, rows: int, total: int) -> Mapping[str, Any]:
         """Train on this rank's rows of a step of ``total``; the logs of ``train_step``, none without rows."""
         return self.step(batch, weight_of(rows, total), partial(self._pause, rows) if self._emulates else None)
 
-    def _own_part(self, tasks: list[pb.Task], source: data.ArraySource | None) -> tuple[Any, int]:
-        """This rank's rows of a global batch, and how many they are."""
+    def _own_part(self, tasks: list[Task], source: data.ArraySource | None) -> tuple[Any, int]:
+        """This rank's rows of a global batch, and their number; None without rows."""
         if tasks[0].data:
             return self._fed_part(tasks)
-        if source is None:
-            raise ProtocolError(f"rank {self._world.rank}: task {tasks[0].task} names rows, but the job has no arrays.")
         start, stop = self._split(tasks[0].start, tasks[-1].stop)
-        if start == stop:
+        if source is not None and start == stop:
             return None, 0
-        if source is self._validation or not self.spec.fit.shuffle:
-            return source.batch(slice(start, stop)), stop - start
-        return source.batch(self._order(getattr(tasks[0], "pass"))[start:stop]), stop - start
+        return self._part.rows(source, tasks[0], start, stop), stop - start
 
-    def _fed_part(self, tasks: list[pb.Task]) -> tuple[Any, int]:
-        """A batch per rank, as the client fed them."""
+    def _fed_part(self, tasks: list[Task]) -> tuple[Any, int]:
+        """One batch per rank, as the client fed them."""
         rank = self._world.rank
         if rank >= len(tasks):
             return None, 0
@@ -170,7 +164,7 @@ class RingJob:
                 found.setdefault(name, []).append((value, report["samples"]))
         return {name: sum(v * n for v, n in pairs) / (sum(n for _, n in pairs) or 1) for name, pairs in found.items()}
 
-    def _on_collect_state(self, collect: pb.CollectState) -> Answer:
+    def _on_collect_state(self, collect: ins.CollectState) -> ins.Report:
         self._require_equal_weights()
         own = merge.encode_arrays([np.int64(self._epoch_steps)])
         parts = self._world.gather(own)
@@ -178,16 +172,11 @@ class RingJob:
         untrained = [merge.decode_arrays(part) for part in self._gather(self._untrained.read())]
         metrics = self._epoch_metrics()
         if not self._world.leads:
-            return Answer()
+            return ins.Report()
         states = [(rank, steps[rank], arrays) for rank, arrays in enumerate(untrained)]
         merged = merge.merge_untrained(self._rules, self._base, states) if self._rules else []
-        state = pb.EpochState(
-            epoch=collect.epoch,
-            steps=max(steps),
-            untrained=merge.encode_arrays(merged),
-            metrics=merge_metric_states(metrics),
-        )
-        return Answer(epoch_state=state)
+        encoded, counted = merge.encode_arrays(merged), merge_metric_states(metrics)
+        return ins.Report(epoch_state=ins.EpochState(collect.epoch, encoded, counted, max(steps)))
 
     def _epoch_metrics(self) -> list[bytes]:
         return self._world.gather(self._metrics.collect())
@@ -195,24 +184,16 @@ class RingJob:
     def _gather(self, arrays: list[Array]) -> list[bytes]:
         return self._world.gather(merge.encode_arrays(arrays))
 
-    def _on_evaluate(self, request: pb.Evaluate) -> Answer:
-        self._take_untrained(request.untrained)
-        self._metrics.reset()
-        for task in request.tasks:
-            batch, rows = self._own_part([task], self._validation)
-            if batch is not None:
-                self._test(as_tensors(batch))
-                self._metrics.stepped(rows)
-            self.advanced()
-        merged = merge_metric_states(self._world.gather(self._metrics.collect()))
-        return Answer(
-            evaluated=pb.Evaluated(epoch=request.epoch, tasks=[t.task for t in request.tasks], metrics=merged)
-        )
+    def _on_evaluate(self, request: ins.Evaluate) -> ins.Report:
+        self._part.take_untrained(request.untrained)
+        batches = (self._own_part([task], self._part.validation) for task in request.tasks)
+        own = self._part.evaluate(batches, lambda batch: self._test(as_tensors(batch)), self.advanced)
+        merged = merge_metric_states(self._world.gather(own))
+        return ins.Report(evaluated=ins.Evaluated(request.epoch, tuple(t.task for t in request.tasks), merged))
 
-    def summarise(self, request: pb.Summarise) -> Answer:
-        """Turn merged metrics into logs. Rank 0 alone does it."""
-        summary = self._metrics.summary(request.metrics, request.validation_metrics, dict(request.logs))
-        return Answer(summary_json=json.dumps(summary))
+    def summarise(self, merged: ins.Summarise) -> ins.Report:
+        """Turn merged metrics into logs. Rank 0 alone calls it."""
+        return ins.Report(summary=self._part.summarise(merged))
 
     def _require_equal_weights(self) -> None:
         """Every rank has applied the same updates: if their weights differ, somebody's result is wrong.
@@ -232,14 +213,6 @@ class RingJob:
                 f"ranks {different}. A train_step that assigns weights by itself, or ranks whose processors "
                 "compute differently, do that."
             )
-
-    def _take_untrained(self, encoded: bytes) -> None:
-        if encoded:
-            self._untrained.write(merge.decode_arrays(encoded))
-
-    def _sample_order(self, pass_index: int) -> Array:
-        fit = self.spec.fit
-        return sample_order(self.spec.train.samples or 0, fit.shuffle, fit.seed, pass_index)
 
     def _factor(self) -> float:
         algorithm, fit, size = self.spec.algorithm, self.spec.fit, self._world.size
@@ -266,18 +239,12 @@ class RingJob:
         return bool(fail) and f"{self._number}@{self.steps + 1}" in str(fail).split(",")
 
 
-def global_batches(tasks: Any) -> list[list[pb.Task]]:
+def global_batches(tasks: Iterable[Task]) -> list[list[Task]]:
     """Tasks grouped into steps: each its own, or the fed batches of one round together."""
-    groups: list[list[pb.Task]] = []
+    groups: list[list[Task]] = []
     for task in tasks:
         if task.part and groups and groups[-1][0].round == task.round:
             groups[-1].append(task)
         else:
             groups.append([task])
     return groups
-
-
-def _source(spec: DataSpec | None, artifacts: RankArtifacts) -> data.ArraySource | None:
-    if spec is None or spec.kind != "arrays":
-        return None
-    return data.ArraySource(spec.structure, [artifacts.open_array(name) for name in spec.arrays])

@@ -17,12 +17,12 @@ import tensorflow as tf
 from hfdt.runtime.communicator import World
 from hfdt.runtime.step import GRADIENT, AllreduceStep
 from nfdt.core.arrays.layout import Array, ParameterLayout
-from nfdt.core.program.optimizer import inner_optimizer
 from nfdt.core.program.state import State
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.training.gradient_step import GradientStep
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.channel import is_loopback, split_address
+from nfdt.core.work.tasks import Task
 from nfdt.transport.base import ParameterClient, Pulled, Pushed
 from nfdt.transport.choice import make_choice
 from nfdt.transport.emulated_link import make_link
@@ -30,6 +30,7 @@ from nfdt.transport.stream import StreamClient
 
 Pause = Callable[[float], None]
 Connect = Callable[[ParameterLayout], ParameterClient]
+PLAIN = Task(task=0, start=0, stop=0)  # of no synchronous round
 
 
 def connect(
@@ -108,7 +109,7 @@ class Exchange:
         """The weights have changed meanwhile: pull them before the next step."""
         self.weights = None
 
-    def push(self, vector: Array, samples: int, rate: float, task: pb.Task) -> None:
+    def push(self, vector: Array, samples: int, rate: float, task: Task) -> None:
         """Apply the group's vector, which rank 0 pushes, and receive weights in return; collective.
 
         Args:
@@ -125,11 +126,11 @@ class Exchange:
             self.weights = None
         self.exchange_s += time.perf_counter() - began
 
-    def _is_answered(self, task: pb.Task) -> bool:
+    def _is_answered(self, task: Task) -> bool:
         """Whether the answer to the task's push holds weights; else they are pulled before the next step."""
         return self.wants_weights and task.parts <= 1
 
-    def _push(self, vector: Array, samples: int, rate: float, task: pb.Task) -> Pushed:
+    def _push(self, vector: Array, samples: int, rate: float, task: Task) -> Pushed:
         assert self._client is not None
         # A gradient that is not finite is pushed as well: the shards, all of them, drop it and close its round.
         if self._shards > 1 and not np.isfinite(vector).all():
@@ -192,7 +193,7 @@ class GradientOuter:
         np.asarray(self._compute(self._start, batch, version=0).gradient[:1])
 
     def __call__(
-        self, batch: Any, weight: float, pause: Pause, *, samples: int, rate: float, task: pb.Task
+        self, batch: Any, weight: float, pause: Pause, *, samples: int, rate: float, task: Task
     ) -> Mapping[str, Any]:
         """Train on this rank's part of a batch of the group; collective, like ``AllreduceStep``."""
         weights = self._exchange.held()
@@ -208,10 +209,6 @@ class GradientOuter:
 
     def settle(self) -> None:
         """Nothing is held back."""
-
-    def refresh(self) -> Array:
-        """The shards' weights of this moment; collective."""
-        return self._exchange.pull()
 
 
 class DeltaOuter:
@@ -243,7 +240,7 @@ class DeltaOuter:
         self.step.probe(batch)
 
     def __call__(
-        self, batch: Any, weight: float, pause: Pause, *, samples: int, rate: float, task: pb.Task
+        self, batch: Any, weight: float, pause: Pause, *, samples: int, rate: float, task: Task
     ) -> Mapping[str, Any]:
         """Train on this rank's part of a batch of the group; collective, like ``AllreduceStep``."""
         if self._exchange.weights is None:
@@ -261,15 +258,6 @@ class DeltaOuter:
         if not self._steps:
             return
         pulled = self._exchange.held()
-        self._exchange.push(pulled - self.step.weights(), self._samples, self._rate, pb.Task(parts=1))
+        self._exchange.push(pulled - self.step.weights(), self._samples, self._rate, PLAIN)
         self._steps = self._samples = 0
         self.step.load(State(self._exchange.held(), optimizer={}))
-
-    def refresh(self) -> Array:
-        """The shards' weights of this moment; collective."""
-        return self._exchange.pull()
-
-
-def first_update(model: Any) -> int:
-    """The optimizer's ``iterations`` before the job."""
-    return int(inner_optimizer(model).iterations)

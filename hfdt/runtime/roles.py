@@ -26,7 +26,9 @@ from hfdt.runtime.state_service import StateService
 from nfdt.core.program.state import load_state
 from nfdt.core.specs.job import JobSpec, parse_job
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.work import instructions as ins
 from nfdt.core.work.heartbeat import Heartbeat
+from nfdt.core.work.messages import read_instruction, to_request
 
 logger = logging.getLogger(__name__)
 
@@ -72,13 +74,13 @@ def artifact_names(spec: JobSpec) -> set[str]:
     return {spec.program, *spec.artifacts, *spec.train.arrays, *validation}
 
 
-def obey(job: RingJob, order: Order, *, loads_state: bool) -> pb.NextRequest:
+def obey(job: RingJob, order: Order, *, loads_state: bool) -> ins.Report:
     """Take changes of learning rate and state over, then carry the instruction out; collective."""
     if order.state and loads_state:
         job.step.load(load_state(order.state))
     if (rate := order.values.get("learning_rate")) is not None:
         job.step.set_learning_rate(rate)
-    return job.do(pb.NextReply.FromString(order.reply))
+    return job.execute(read_instruction(pb.NextReply.FromString(order.reply)))
 
 
 class Leader:
@@ -143,33 +145,32 @@ class Leader:
                 return None
 
     def _work(self, job: Any, job_id: str, name: str, service: StateService | None = None) -> None:
-        answer, busy = pb.NextRequest(), pb.NextRequest(job_id=job_id, worker=name, busy=True)
+        report, busy = ins.Report(), pb.NextRequest(job_id=job_id, worker=name, busy=True)
         job.advanced = Heartbeat(lambda: self._attendance.ask(busy), job.spec.heartbeat_s)
         while not self._attendance.stopped.is_set():
-            answer.job_id, answer.worker, answer.wait_s = job_id, name, self._wait_s
-            answer.statistics_json = self._statistics(job)
-            reply = self._attendance.ask(answer)
-            kind = reply.WhichOneof("instruction")
-            if kind == "leave":
+            request = to_request(report)
+            request.job_id, request.worker, request.wait_s = job_id, name, self._wait_s
+            request.statistics_json = self._statistics(job)
+            reply = self._attendance.ask(request)
+            instruction = read_instruction(reply)
+            if isinstance(instruction, ins.Leave):
                 return
-            if kind in (None, "wait"):
+            if isinstance(instruction, ins.Wait):
                 self._tell(Order("idle"))
-                answer = pb.NextRequest()
-            elif kind == "summarise":
-                answer = job.summarise(reply.summarise)
+                report = ins.Report()
+            elif isinstance(instruction, ins.Summarise):
+                report = job.summarise(instruction)
             else:
-                answer = self._together(job, reply, service)
+                report = self._together(job, reply, service)
 
-    def _together(self, job: Any, reply: pb.NextReply, service: StateService | None) -> pb.NextRequest:
+    def _together(self, job: Any, reply: pb.NextReply, service: StateService | None) -> ins.Report:
         assert service is not None
         rate, state = service.take_changes()
         values: dict[str, Any] = {} if rate is None else {"learning_rate": rate}
         order = self._tell(Order("do", values, reply.SerializeToString(), state))
-        answer = obey(job, order, loads_state=False)
+        report = obey(job, order, loads_state=False)
         service.version = job.steps
-        if reply.HasField("work"):
-            answer.epoch = reply.work.epoch
-        return answer
+        return report
 
     def _statistics(self, job: Any) -> str:
         return json.dumps(

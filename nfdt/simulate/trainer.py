@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from nfdt.core.arrays.layout import Array, ParameterLayout
-from nfdt.core.order import sample_order
-from nfdt.core.program import unpack
-from nfdt.core.program.optimizer import inner_optimizer
-from nfdt.core.specs.job import DataSpec, JobSpec
-from nfdt.core.training import data, evaluate, gradient_step, merge, untrained_state
-from nfdt.core.training.metrics import ModelMetrics
+from nfdt.core.arrays.layout import Array
+from nfdt.core.specs.job import JobSpec
+from nfdt.core.training import data, evaluate, gradient_step, merge
+from nfdt.core.training.job_model import JobModel, samples_of
+from nfdt.core.training.untrained_state import UntrainedState
+from nfdt.core.work import instructions as ins
 from nfdt.schedulers import Task
 from nfdt.transport.base import Pulled
 
@@ -42,25 +40,20 @@ class Trainer:
 
     def __init__(self, spec: JobSpec, manifest: Mapping[str, Any], read: Read) -> None:
         self.gradient_s, self.evaluate_s, self.gradients = 0.0, 0.0, 0
-        self._manifest = manifest
-        self._model = unpack.unpack(manifest, read, allow_code=spec.code)
-        self._first_update = int(inner_optimizer(self._model).iterations)
-        self.layout = ParameterLayout.from_json(manifest["layout"])
-        self._step = gradient_step.GradientStep(self._model, self.layout, loss_scale=manifest["loss_scale"])
-        self._evaluate = evaluate.EvaluateStep(self._model, self.layout)
-        self._metrics = ModelMetrics(self._model)
-        self._train = _source(spec.train, read)
-        self._validation = _source(spec.validation, read)
-        self._has_state = bool(self._model.non_trainable_variables)
+        self._job = JobModel(spec, manifest, read, lambda name: data.decode_npy(read(name)))
+        self.layout = self._job.layout
+        self._step = gradient_step.GradientStep(self._job.model, self.layout, loss_scale=manifest["loss_scale"])
+        self._evaluate = evaluate.EvaluateStep(self._job.model, self.layout)
+        self._metrics = self._job.metrics
+        self._has_state = bool(self._job.model.non_trainable_variables)
         self._initial = self._read_state()
         self.begin(spec)
 
     def begin(self, spec: JobSpec) -> None:
         """Nothing of an earlier job is left; the data and the program are the same, all else of the job may differ."""
-        self._spec = spec
-        self._order = lru_cache(maxsize=2)(self._sample_order)
+        self._job.use(spec)
         self._states: dict[int, list[Array]] = {}
-        self._untrained: dict[int, untrained_state.UntrainedState] = {}
+        self._untrained: dict[int, UntrainedState] = {}
         self._loaded: int | None = None
         self._epoch: int | None = None
         self._metrics.reset()
@@ -85,8 +78,8 @@ class Trainer:
         """
         self._load(worker)
         began = time.perf_counter()
-        batches = [self._batch(self._train, task) for task in tasks]
-        results = [self._step(held.weights, b, version=self._first_update + held.versions[0]) for b in batches]
+        batches = [self._job.batch(self._job.train, task) for task in tasks]
+        results = [self._step(held.weights, b, version=self._job.first_update + held.versions[0]) for b in batches]
         gradients = [np.asarray(result.gradient) for result in results]
         self.gradient_s += time.perf_counter() - began
         self.gradients += len(results)
@@ -106,17 +99,14 @@ class Trainer:
         began = time.perf_counter()
         self._take(worker, untrained)
         self._load(worker)
-        self._metrics.reset()
-        for task in tasks:
-            self._evaluate(weights, self._batch(self._validation, task))
-            self._metrics.stepped(samples_of(task))
-        metrics = self._metrics.collect()
+        batches = ((self._job.batch(self._job.validation, task), samples_of(task)) for task in tasks)
+        metrics = self._job.evaluate(batches, lambda batch: self._evaluate(weights, batch), lambda: None)
         self.evaluate_s += time.perf_counter() - began
         return metrics
 
-    def summary(self, metrics: bytes, validation: bytes, running: Mapping[str, float]) -> dict[str, Any]:
-        """The logs of merged metrics, as :meth:`ModelMetrics.summary` says."""
-        return self._metrics.summary(metrics, validation, running)
+    def summarise(self, merged: ins.Summarise) -> ins.Summary:
+        """Turn merged metric variables into logs."""
+        return self._job.summarise(merged)
 
     # ---- the workers' untrained states
 
@@ -133,39 +123,14 @@ class Trainer:
         self._loaded = worker
         self._write_state(self._states.get(worker, self._initial))
         if worker not in self._untrained:  # folds the worker's number into the seeds
-            self._untrained[worker] = untrained_state.UntrainedState(self._model, self._manifest, worker=worker)
+            self._untrained[worker] = self._job.untrained_of(worker)
 
     def _read_state(self) -> list[Array]:
-        return [np.array(variable.numpy()) for variable in self._model.non_trainable_variables]
+        return [np.array(variable.numpy()) for variable in self._job.model.non_trainable_variables]
 
     def _write_state(self, arrays: Sequence[Array]) -> None:
-        for variable, array in zip(self._model.non_trainable_variables, arrays, strict=True):
+        for variable, array in zip(self._job.model.non_trainable_variables, arrays, strict=True):
             variable.assign(array)
-
-    # ---- data
-
-    def _batch(self, source: data.ArraySource | None, task: Task) -> Any:
-        if task.data:
-            return data.decode_batch(task.data)
-        assert source is not None, "the job has arrays"
-        whole = source is self._validation or not self._spec.fit.shuffle
-        rows = slice(task.start, task.stop) if whole else self._order(task.pass_index)[task.start : task.stop]
-        return source.batch(rows)
-
-    def _sample_order(self, pass_index: int) -> Array:
-        fit = self._spec.fit
-        return sample_order(self._spec.train.samples or 0, fit.shuffle, fit.seed, pass_index)
-
-
-def samples_of(task: Task) -> int:
-    """How many rows a task has; a fed batch says so itself."""
-    return task.stop - task.start or task.samples
-
-
-def _source(spec: DataSpec | None, read: Read) -> data.ArraySource | None:
-    if spec is None or spec.kind != "arrays":
-        return None
-    return data.ArraySource(spec.structure, [data.decode_npy(read(name)) for name in spec.arrays])
 
 
 def _mean(gradients: Sequence[Array], samples: Sequence[int]) -> Array:

@@ -13,28 +13,20 @@ import numpy as np
 
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.training.gradient_step import numbers
+from nfdt.core.training.job_model import samples_of
 from nfdt.core.work import instructions as ins
 from nfdt.schedulers import Task
 from nfdt.schedulers.proportions import proportional_split
 from nfdt.simulate.client import VirtualClient
 from nfdt.simulate.events import Signal, Steps
 from nfdt.simulate.machines import Machine
-from nfdt.simulate.trainer import Trainer, samples_of
+from nfdt.simulate.trainer import Trainer
 from nfdt.transport.base import Pushed
 from nfdt.worker.pipeline import Pipeline
 from nfdt.worker.statistics import Statistics
-from nfdt.worker.task_times import LeaseTimes
+from nfdt.worker.task_times import FinishedTask, TaskTimes, report_finished
 
 Ask = Callable[[str, ins.Report], ins.Instruction | Signal]
-
-
-@dataclass
-class Finished:
-    """A task whose push is answered, and what it took."""
-
-    task: int
-    compute_s: float = 0.0
-    exchange_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -123,14 +115,14 @@ class SimulatedWorker:
     statistics: Statistics = field(default_factory=Statistics)
 
     def __post_init__(self) -> None:
-        self._pipeline: Pipeline[Finished] = Pipeline(self.client, self.spec.algorithm.overlap)
-        self._times = LeaseTimes(self.clock)
+        self._pipeline: Pipeline[FinishedTask] = Pipeline(self.client, self.spec.algorithm.overlap)
+        self._times = TaskTimes(self.clock)
         self._epoch = self._epoch_steps = 0
         self._logs: dict[str, float] = {}
 
     def run(self) -> Steps:
         """The activity."""
-        finished: tuple[Finished, ...] = ()
+        finished: tuple[FinishedTask, ...] = ()
         answer: Mapping[str, Any] = {}
         while True:
             yield from self.client.travel()
@@ -148,11 +140,9 @@ class SimulatedWorker:
                 finished = yield from self._drained()
                 answer = self._answer(told)
 
-    def _report(self, done: tuple[Finished, ...], answer: Mapping[str, Any]) -> ins.Report:
-        self._times.fill(done)
+    def _report(self, done: tuple[FinishedTask, ...], answer: Mapping[str, Any]) -> ins.Report:
         return ins.Report(
-            finished=tuple(d.task for d in done),
-            times={d.task: ins.TaskTime(d.compute_s, d.exchange_s) for d in done if d.compute_s + d.exchange_s > 0},
+            **report_finished(done, self._times),
             epoch=self._epoch,
             logs=self._logs,
             in_flight=frozenset(finished.task for finished in self._pipeline.in_flight),
@@ -174,12 +164,12 @@ class SimulatedWorker:
                 weights = self._pipeline.weights(exact=True).weights
                 metrics = self.trainer.evaluate(self.index, weights, untrained, tasks)
                 return {"evaluated": ins.Evaluated(epoch, tuple(t.task for t in tasks), metrics)}
-            case ins.Summarise(_, metrics, validation, logs):
-                return {"summary": ins.Summary(**self.trainer.summary(metrics, validation, logs))}
+            case ins.Summarise():
+                return {"summary": self.trainer.summarise(told)}
         return {}
 
     def _on_work(self, work: ins.Work) -> Any:
-        finished: list[Finished] = []
+        finished: list[FinishedTask] = []
         logs: Mapping[str, Any] = {}
         self._pipeline.overlap = min(work.overlap, self.spec.algorithm.overlap)
         if work.pull:
@@ -204,12 +194,12 @@ class SimulatedWorker:
         began = self.clock()
         while self.client.unanswered:
             yield self.client.answer()
-        finished: list[Finished] = []
+        finished: list[FinishedTask] = []
         self._take(finished, self._pipeline.drain())
         self.statistics.exchange_s += self.clock() - began
         return tuple(finished)
 
-    def _take(self, finished: list[Finished], answers: Sequence[tuple[Finished, Pushed]]) -> None:
+    def _take(self, finished: list[FinishedTask], answers: Sequence[tuple[FinishedTask, Pushed]]) -> None:
         for done, pushed in answers:
             self.statistics.staleness[pushed.staleness] += 1
             self.statistics.dropped += not pushed.applied
@@ -233,7 +223,7 @@ class SimulatedWorker:
         if self.spec.cluster.shards > 1 and not np.isfinite(gradient).all():
             gradient = np.full_like(gradient, np.nan)  # all shards shall drop it, not some
         self._pipeline.send(
-            Finished(task.task),
+            FinishedTask(task.task, samples),
             gradient,
             samples=samples,
             round=task.round,

@@ -1,25 +1,37 @@
-"""Where a worker's time went: what each task took of the wall clock, and how much of that was computing."""
+"""Durations of a worker's tasks: wall time of each, and the computing part of it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any
+
+from nfdt.core.work.instructions import TaskTime
 
 
-class Timed(Protocol):
-    """A finished task that its times are written into."""
+@dataclass
+class FinishedTask:
+    """A task whose push is answered.
+
+    Attributes:
+        task: Number of the task.
+        samples: Its samples.
+        compute_s: Seconds of computing, set by :meth:`TaskTimes.fill`.
+        exchange_s: Other seconds, mostly communication that nothing has hidden; set with them.
+    """
 
     task: int
-    compute_s: float
-    exchange_s: float
+    samples: int = 0
+    compute_s: float = 0.0
+    exchange_s: float = 0.0
 
 
-class LeaseTimes:
+class TaskTimes:
     """Times of a worker's tasks, lease after lease; a task may be reported with a later lease than its own.
 
     Args:
-        clock: Seconds that pass for the worker.
+        clock: Returns seconds of the worker's time.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -28,13 +40,13 @@ class LeaseTimes:
         self.begin(0.0)
 
     def begin(self, compute_s: float) -> None:
-        """A lease begins now; the worker has computed ``compute_s`` seconds in all so far."""
+        """Begin a lease; ``compute_s`` is the total of computing seconds so far."""
         self._began = self._at = self._clock()
         self._computed_s = compute_s
         self._done = 0
 
     def spent(self, task: int, compute_s: float) -> None:
-        """What has passed since the last call was this task's; ``compute_s`` is the total by now."""
+        """Charge the time since the last call to this task; ``compute_s`` is the total by now."""
         now, (computed, rest) = self._clock(), self._tasks.get(task, (0.0, 0.0))
         more = compute_s - self._computed_s
         self._tasks[task] = (computed + more, rest + max(0.0, now - self._at - more))
@@ -42,10 +54,21 @@ class LeaseTimes:
         self._done += 1
 
     def over(self, budget_s: float) -> bool:
-        """Whether a task of the lease is done and the budget is spent; 0: there is none."""
+        """Whether a task of the lease is done and the budget is spent; 0 is no limit."""
         return bool(budget_s and self._done) and self._clock() - self._began >= budget_s
 
-    def fill(self, finished: Iterable[Timed]) -> None:
-        """Write each task's times into its report, and forget them."""
+    def fill(self, finished: Iterable[FinishedTask]) -> None:
+        """Write the times of each task into its entry, and drop them here."""
         for done in finished:
             done.compute_s, done.exchange_s = self._tasks.pop(done.task, (0.0, 0.0))
+
+
+def report_finished(finished: Iterable[FinishedTask], times: TaskTimes) -> dict[str, Any]:
+    """The fields of a report (:class:`~nfdt.core.work.instructions.Report`) that describe finished tasks."""
+    done = tuple(finished)
+    times.fill(done)
+    return {
+        "finished": tuple(d.task for d in done),
+        "samples": {d.task: d.samples for d in done},
+        "times": {d.task: TaskTime(d.compute_s, d.exchange_s) for d in done if d.compute_s + d.exchange_s > 0},
+    }

@@ -4,7 +4,9 @@ import pytest
 
 from nfdt.core.errors import ProtocolError
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.core.work.messages import to_report
+from nfdt.core.work import instructions as ins
+from nfdt.core.work.messages import read_instruction, to_reply, to_report, to_request
+from nfdt.core.work.tasks import Task
 
 
 def summary(value):
@@ -21,3 +23,49 @@ def test_a_summary_holds_numbers_and_nested_lists_of_them():
 def test_a_summary_of_anything_else_is_refused(value):
     with pytest.raises(ProtocolError, match="number or list"):
         summary({"logs": {"loss": value}})
+
+
+TASKS = (Task(3, 0, 8, pass_index=1, round=2, part=1, parts=4, samples=8), Task(4, 0, 2, data=b"batch", samples=2))
+
+INSTRUCTIONS = [
+    ins.Wait(),
+    ins.Work(1, TASKS, budget_s=0.5, overlap=2, untrained=b"u", pull=True, no_weights=True),
+    ins.BeginEpoch(2, b"u", 7),
+    ins.BeginEpoch(2, b"u", 7, ins.StepShare((3, 1), 0.5, 4, learning_rate=0.25)),
+    ins.BeginEpoch(2, b"u", 7, ins.StepShare((3, 1), 0.5, 4)),
+    ins.CollectState(3),
+    ins.Evaluate(4, TASKS, b"u"),
+    ins.Summarise(5, b"m", b"v", {"loss": 0.5}),
+    ins.Leave("done"),
+]
+
+REPORTS = [
+    ins.Report(),
+    ins.Report(busy=True),
+    ins.Report(
+        finished=(4, 3),
+        epoch=2,
+        logs={"loss": 0.5},
+        times={3: ins.TaskTime(0.5, 0.25)},
+        in_flight=frozenset({7, 5}),
+        samples={3: 8, 4: 2},
+    ),
+    ins.Report(epoch_state=ins.EpochState(1, b"u", b"m", 9)),
+    ins.Report(evaluated=ins.Evaluated(1, (0, 2), b"m")),
+    ins.Report(summary=ins.Summary({"loss": 1.0, "f1": [0.5, [2.0]]}, {"loss": 2.0})),
+    ins.Report(summary=ins.Summary({"loss": 1.0})),
+]
+
+
+@pytest.mark.parametrize("instruction", INSTRUCTIONS, ids=lambda value: type(value).__name__)
+def test_a_worker_reads_the_instruction_that_the_server_wrote(instruction):
+    assert read_instruction(to_reply(instruction)) == instruction
+
+
+def test_an_empty_reply_is_the_instruction_to_wait():
+    assert read_instruction(pb.NextReply()) == ins.Wait()
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=range(len(REPORTS)))
+def test_the_server_reads_the_report_that_a_worker_wrote(report):
+    assert to_report(to_request(report)) == report

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from hfdt.runtime.artifacts import RankArtifacts
 from hfdt.runtime.batch_split import cut_rows
 from hfdt.runtime.communicator import World
 from hfdt.runtime.elastic.snapshot import Snapshot
-from hfdt.runtime.job import Answer, RingJob
+from hfdt.runtime.job import RingJob
 from nfdt.core.program.state import State
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.work import instructions as ins
+from nfdt.core.work.messages import to_report, to_request
+from nfdt.core.work.tasks import Task
 
 
 class ElasticJob(RingJob):
@@ -39,14 +41,14 @@ class ElasticJob(RingJob):
 
     # ---- what differs while it works
 
-    def _on_begin_epoch(self, begin: pb.BeginEpoch) -> Answer:
+    def _on_begin_epoch(self, begin: ins.BeginEpoch) -> ins.Report:
         if begin.epoch == self._epoch:
-            return Answer()  # a new leader is told again what the old one was told
-        answer = super()._on_begin_epoch(begin)
+            return ins.Report()  # a new leader gets the instruction that the lost one had executed
+        report = super()._on_begin_epoch(begin)
         self._epoch, self._orphans = begin.epoch, ()
-        return answer
+        return report
 
-    def _steps_of(self, work: pb.Work) -> list[list[pb.Task]]:
+    def _steps_of(self, work: ins.Work) -> list[list[Task]]:
         """Steps of at most a batch per rank: where ranks were lost, what was planned for more is cut anew."""
         steps = super()._steps_of(work)
         size, most = self._world.size, self._world.size * self.spec.fit.batch_size
@@ -54,10 +56,10 @@ class ElasticJob(RingJob):
             return [step[at : at + size] for step in steps for at in range(0, len(step), size)]
         if all(task.stop - task.start <= most for task in work.tasks):
             return steps
-        cuts = cut_rows([(getattr(task, "pass"), task.start, task.stop) for task in work.tasks], most)
-        return [[_rows(*cut)] for cut in cuts]
+        cuts = cut_rows([(task.pass_index, task.start, task.stop) for task in work.tasks], most)
+        return [[Task(0, start, stop, number)] for number, start, stop in cuts]
 
-    def _train_on(self, tasks: list[pb.Task]) -> None:
+    def _train_on(self, tasks: list[Task]) -> None:
         super()._train_on(tasks)
         self.attempted = max(self.attempted, self.steps)
 
@@ -69,7 +71,7 @@ class ElasticJob(RingJob):
 
     # ---- commits
 
-    def commit(self, answer: Answer) -> None:
+    def commit(self, report: ins.Report) -> None:
         """Copy the state; when this returns, every rank has its copy. Collective."""
         found = [_unpack(data) for data in self._world.gather(_pack(self._number, self._metrics.collect()))]
         before = self.snapshot.commit if self.snapshot else -1
@@ -83,7 +85,7 @@ class ElasticJob(RingJob):
             own={"epoch_samples": self._epoch_samples, "epoch_steps": self._epoch_steps},
             metrics=dict(found),
             orphans=self._orphans,
-            answer=answer.SerializeToString(),
+            answer=to_request(report).SerializeToString(),
         )
         self._world.gather(b"")  # nobody reports what somebody has not copied
 
@@ -110,15 +112,9 @@ class ElasticJob(RingJob):
         self.snapshot = snapshot
 
     @property
-    def pending(self) -> Any:
+    def pending(self) -> ins.Report:
         """The report of the last commit."""
-        return Answer.FromString(self.snapshot.answer) if self.snapshot else Answer()
-
-
-def _rows(number: int, start: int, stop: int) -> pb.Task:
-    task = pb.Task(start=start, stop=stop)
-    setattr(task, "pass", number)  # a keyword of Python's
-    return task
+        return to_report(pb.NextRequest.FromString(self.snapshot.answer)) if self.snapshot else ins.Report()
 
 
 def _pack(number: int, metrics: bytes) -> bytes:

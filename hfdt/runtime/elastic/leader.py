@@ -13,7 +13,9 @@ from hfdt.runtime.elastic.state import RingState
 from hfdt.runtime.state_service import StateService
 from nfdt.core.specs.horovod_options import NEWS
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.work import instructions as ins
 from nfdt.core.work.heartbeat import Heartbeat
+from nfdt.core.work.messages import read_instruction, to_request
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +36,7 @@ class ElasticLeader:
         self._service: StateService | None = None
         self._worker = ""
         self._order: Order | None = None  # told, and not yet done by everybody
-        self._answer: pb.NextRequest | None = None
+        self._answer: ins.Report | None = None
 
     def run(self) -> None:
         """Serve jobs until dismissed; raises when ranks come or go."""
@@ -43,7 +45,7 @@ class ElasticLeader:
             self._go_on()
         self._tell(Order("quit"))
 
-    def _pending(self) -> pb.NextRequest | None:
+    def _pending(self) -> ins.Report | None:
         return self._state.job.pending if self._state.job is not None and self._order is None else None
 
     def _go_on(self) -> None:
@@ -67,7 +69,7 @@ class ElasticLeader:
             self._tell(Order("idle"))
         return assignment
 
-    def _tell(self, order: Order) -> pb.NextRequest:
+    def _tell(self, order: Order) -> ins.Report:
         self._state.world.broadcast(order.encode())
         return self._state.obey(order)
 
@@ -111,19 +113,19 @@ class ElasticLeader:
         job.advanced = Heartbeat(lambda: self._attendance.ask(busy), job.spec.heartbeat_s)
 
     def _exchange(self, job: Any) -> None:
-        request = self._answer or pb.NextRequest()
+        request = to_request(self._answer or ins.Report())
         request.job_id, request.worker, request.wait_s = self._attendance.job_id, self._worker, self._wait_s
         request.statistics_json = self._statistics(job)
         reply = self._attendance.ask(request)
         self._answer = None
-        kind = reply.WhichOneof("instruction")
-        if kind == "leave":
+        instruction = read_instruction(reply)
+        if isinstance(instruction, ins.Leave):
             self._attendance.stopped.wait(self._wait_s)
             self._tell(Order("idle"))
-        elif kind in (None, "wait"):
+        elif isinstance(instruction, ins.Wait):
             self._tell(Order("idle"))
-        elif kind == "summarise":
-            self._answer = job.summarise(reply.summarise)
+        elif isinstance(instruction, ins.Summarise):
+            self._answer = job.summarise(instruction)
         else:
             assert self._service is not None
             rate, state = self._service.take_changes()

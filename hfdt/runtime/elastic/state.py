@@ -27,6 +27,8 @@ from hfdt.runtime.elastic.snapshot import Snapshot
 from nfdt.core.program.state import load_state
 from nfdt.core.specs.job import parse_job
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.work import instructions as ins
+from nfdt.core.work.messages import read_instruction
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +152,7 @@ class RingState(State):
         """Whether this ring works at the job."""
         return self.job is not None and self._order.values.get("id") == job_id
 
-    def obey(self, order: Order) -> pb.NextRequest:
+    def obey(self, order: Order) -> ins.Report:
         """What every rank does at an order; the answer is the leader's to send. Collective."""
         if order.kind in ("job", "release"):
             self.build(order)
@@ -160,16 +162,14 @@ class RingState(State):
             return self._do(self.job, order)
         elif order.kind == "idle":
             self.check_host_updates()
-        return pb.NextRequest()
+        return ins.Report()
 
-    def _do(self, job: ElasticJob, order: Order) -> pb.NextRequest:
+    def _do(self, job: ElasticJob, order: Order) -> ins.Report:
         if order.state:
             job.step.load(load_state(order.state))
         if (rate := order.values.get("learning_rate")) is not None:
             job.step.set_learning_rate(rate)
-        reply = pb.NextReply.FromString(order.reply)
-        answer: pb.NextRequest = job.do(reply)
-        if reply.HasField("work"):
-            answer.epoch = reply.work.epoch
-        job.commit(answer if reply.HasField("work") else pb.NextRequest())
-        return answer
+        instruction = read_instruction(pb.NextReply.FromString(order.reply))
+        report = job.execute(instruction)
+        job.commit(report if isinstance(instruction, ins.Work) else ins.Report())
+        return report

@@ -1,4 +1,4 @@
-"""What the coordinator says to workers, hears from them, and asks of the world: plain values."""
+"""Instructions for workers, reports of workers, and effects of the coordinator: plain values."""
 
 from __future__ import annotations
 
@@ -11,6 +11,21 @@ from nfdt.core.work.tasks import Task
 LogValue = float | list[Any]
 
 # ---- to a worker: the answer to its call of Next
+
+
+@dataclass(frozen=True)
+class StepShare:
+    """How the members of a group split a step.
+
+    ``rows`` are the rows of each member in a full step; empty: as before. ``rate`` multiplies the learning rate.
+    ``local_steps`` is the number of steps between two pushes. ``learning_rate`` replaces that of the members' optimizer
+    unless it is None.
+    """
+
+    rows: tuple[int, ...] = ()
+    rate: float = 0.0
+    local_steps: int = 0
+    learning_rate: float | None = None
 
 
 @dataclass(frozen=True)
@@ -41,12 +56,13 @@ class Work:
 class BeginEpoch:
     """Reset the metrics; take ``untrained`` (safetensors) unless it is empty: then keep what you have.
 
-    ``order_crc`` is the CRC-32 of the job's first sample order; 0 for streams.
+    ``order_crc`` is the CRC-32 of the job's first sample order; 0 for streams. ``share`` is for groups only.
     """
 
     epoch: int
     untrained: bytes
     order_crc: int
+    share: StepShare | None = None
 
 
 @dataclass(frozen=True)
@@ -131,11 +147,11 @@ class TaskTime:
 
 @dataclass(frozen=True)
 class Report:
-    """What a worker did since its last call; ``finished`` are task numbers, ``epoch`` is that of ``logs``.
+    """Work since the last call; ``finished`` are task numbers, ``epoch`` is that of ``logs``.
 
-    ``times`` says what finished tasks took, by their numbers, where the worker measured it. ``in_flight`` are tasks
-    it has begun and not finished; it takes more work all the same. ``busy``: it is still at what it was told, and makes
-    headway; the rest is empty.
+    ``times`` are the durations of finished tasks, by their numbers, where the worker measured them; ``samples`` are
+    their samples. ``in_flight`` are tasks that have begun and not finished; the worker takes more work all the same.
+    ``busy``: the worker still executes its last instruction and advances; all other fields are empty.
     """
 
     finished: tuple[int, ...] = ()
@@ -147,6 +163,7 @@ class Report:
     times: Mapping[int, TaskTime] = field(default_factory=dict)
     in_flight: frozenset[int] = frozenset()
     busy: bool = False
+    samples: Mapping[int, int] = field(default_factory=dict)
 
 
 # ---- to the world: effects, drained by the servicer

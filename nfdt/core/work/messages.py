@@ -1,4 +1,12 @@
-"""Protobuf messages of the Workers service <-> the coordinator's plain values."""
+"""Protobuf messages of the Workers service <-> plain values, in both directions.
+
+=========================  ====================================================
+side                       functions
+=========================  ====================================================
+the server                 :func:`to_report` reads, :func:`to_reply` writes
+a worker                   :func:`read_instruction` reads, :func:`to_request` writes
+=========================  ====================================================
+"""
 
 from __future__ import annotations
 
@@ -13,6 +21,7 @@ from nfdt.core.work.tasks import Task
 
 MAX_LOGS = 1000
 MAX_TASK_S = 1e6
+_UNMEASURED = ins.TaskTime(0.0)
 
 
 def to_report(request: pb.NextRequest) -> ins.Report:
@@ -38,6 +47,7 @@ def to_report(request: pb.NextRequest) -> ins.Report:
         in_flight=frozenset(request.in_flight),
         busy=request.busy,
         times={done.task: time for done in request.finished if (time := _to_time(done)) is not None},
+        samples={done.task: done.samples for done in request.finished if done.samples},
     )
 
 
@@ -90,8 +100,11 @@ def to_reply(instruction: ins.Instruction) -> pb.NextReply:
             work = pb.Work(epoch=epoch, tasks=map(to_task, tasks), budget_s=budget_s, overlap=overlap)
             work.untrained, work.pull, work.no_weights = untrained, pull, no_weights
             return pb.NextReply(work=work)
-        case ins.BeginEpoch(epoch, untrained, crc):
-            return pb.NextReply(begin_epoch=pb.BeginEpoch(epoch=epoch, untrained=untrained, order_crc=crc))
+        case ins.BeginEpoch(epoch, untrained, crc, share):
+            begin = pb.BeginEpoch(epoch=epoch, untrained=untrained, order_crc=crc)
+            if share is not None:
+                begin.share.CopyFrom(_write_share(share))
+            return pb.NextReply(begin_epoch=begin)
         case ins.CollectState(epoch):
             return pb.NextReply(collect_state=pb.CollectState(epoch=epoch))
         case ins.Evaluate(epoch, tasks, untrained):
@@ -104,3 +117,94 @@ def to_reply(instruction: ins.Instruction) -> pb.NextReply:
             return pb.NextReply(leave=pb.Leave(reason=reason))
         case _:
             return pb.NextReply(wait=pb.Wait())
+
+
+def _write_share(share: ins.StepShare) -> pb.GroupShare:
+    return pb.GroupShare(
+        rows=share.rows, rate=share.rate, local_steps=share.local_steps, learning_rate=share.learning_rate
+    )
+
+
+# ---- a worker's side
+
+
+def read_instruction(reply: pb.NextReply) -> ins.Instruction:
+    """The instruction in the answer to Next; :class:`~nfdt.core.work.instructions.Wait` for an empty one."""
+    match reply.WhichOneof("instruction"):
+        case "work":
+            return _read_work(reply.work)
+        case "begin_epoch":
+            begin = reply.begin_epoch
+            share = _read_share(begin.share) if begin.HasField("share") else None
+            return ins.BeginEpoch(begin.epoch, begin.untrained, begin.order_crc, share)
+        case "collect_state":
+            return ins.CollectState(reply.collect_state.epoch)
+        case "evaluate":
+            evaluate = reply.evaluate
+            return ins.Evaluate(evaluate.epoch, tuple(map(read_task, evaluate.tasks)), evaluate.untrained)
+        case "summarise":
+            merged = reply.summarise
+            return ins.Summarise(merged.epoch, merged.metrics, merged.validation_metrics, dict(merged.logs))
+        case "leave":
+            return ins.Leave(reply.leave.reason)
+    return ins.Wait()
+
+
+def _read_work(work: pb.Work) -> ins.Work:
+    return ins.Work(
+        epoch=work.epoch,
+        tasks=tuple(map(read_task, work.tasks)),
+        budget_s=work.budget_s,
+        overlap=work.overlap,
+        untrained=work.untrained,
+        pull=work.pull,
+        no_weights=work.no_weights,
+    )
+
+
+def read_task(message: pb.Task) -> Task:
+    """Inverse of :func:`to_task`; the number of samples is the length of the range."""
+    return Task(
+        task=message.task,
+        start=message.start,
+        stop=message.stop,
+        pass_index=getattr(message, "pass"),  # a keyword of Python's
+        round=message.round,
+        part=message.part,
+        parts=message.parts,
+        data=message.data,
+        samples=message.stop - message.start,
+    )
+
+
+def _read_share(share: pb.GroupShare) -> ins.StepShare:
+    learning_rate = share.learning_rate if share.HasField("learning_rate") else None
+    return ins.StepShare(tuple(share.rows), share.rate, share.local_steps, learning_rate)
+
+
+def to_request(report: ins.Report) -> pb.NextRequest:
+    """Inverse of :func:`to_report`; job, worker, waiting time and statistics are left to the caller."""
+    request = pb.NextRequest(
+        finished=[_write_finished(report, task) for task in report.finished],
+        epoch=report.epoch,
+        logs=report.logs,
+        in_flight=sorted(report.in_flight),
+        busy=report.busy,
+    )
+    if (state := report.epoch_state) is not None:
+        request.epoch_state.CopyFrom(
+            pb.EpochState(epoch=state.epoch, untrained=state.untrained, metrics=state.metrics, steps=state.steps)
+        )
+    if (evaluated := report.evaluated) is not None:
+        request.evaluated.CopyFrom(
+            pb.Evaluated(epoch=evaluated.epoch, tasks=evaluated.tasks, metrics=evaluated.metrics)
+        )
+    if (summary := report.summary) is not None:
+        request.summary_json = json.dumps({"logs": summary.logs, "val_logs": summary.val_logs})
+    return request
+
+
+def _write_finished(report: ins.Report, task: int) -> pb.Finished:
+    time = report.times.get(task, _UNMEASURED)
+    samples = report.samples.get(task, 0)
+    return pb.Finished(task=task, samples=samples, compute_s=time.compute_s, exchange_s=time.exchange_s)

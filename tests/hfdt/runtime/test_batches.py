@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.work.tasks import Task
 
 if importlib.util.find_spec("horovod") is None:
     pytest.skip("Horovod is not installed: scripts/install-horovod", allow_module_level=True)
@@ -13,11 +13,11 @@ from hfdt.runtime.job import global_batches
 
 
 def test_tasks_that_name_rows_are_a_step_each():
-    tasks = [pb.Task(task=i, start=32 * i, stop=32 * i + 32, parts=1) for i in range(3)]
+    tasks = [Task(task=i, start=32 * i, stop=32 * i + 32, parts=1) for i in range(3)]
     assert [len(group) for group in global_batches(tasks)] == [1, 1, 1]
 
 
 def test_the_fed_batches_of_a_round_are_one_step():
     numbers = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]
-    tasks = [pb.Task(task=i, round=r, part=p, data=b"x") for i, (r, p) in enumerate(numbers)]
+    tasks = [Task(task=i, start=0, stop=1, round=r, part=p, data=b"x") for i, (r, p) in enumerate(numbers)]
     assert [[t.task for t in group] for group in global_batches(tasks)] == [[0, 1], [2, 3], [4]]

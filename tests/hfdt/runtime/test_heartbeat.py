@@ -10,6 +10,7 @@ from hfdt.runtime.elastic.leader import ElasticLeader
 from hfdt.runtime.group_job import GroupLeader
 from hfdt.runtime.roles import Leader
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.work import instructions as ins
 
 EVALUATE = pb.NextReply(evaluate=pb.Evaluate(epoch=0))
 LEAVE = pb.NextReply(leave=pb.Leave(reason="done"))
@@ -37,10 +38,10 @@ class Job:
     def statistics(self):
         return {}
 
-    def do(self, reply):
+    def execute(self, instruction):
         for _ in range(2):
             self.advanced()
-        return pb.NextRequest(evaluated=pb.Evaluated(epoch=0))
+        return ins.Report(evaluated=ins.Evaluated(0, (), b""))
 
 
 WORLD = SimpleNamespace(size=2, broadcast=lambda data: data)
@@ -62,5 +63,5 @@ def test_the_leader_of_an_elastic_ring_tells_too():
     attendance.job_id, attendance.say = "job-1", lambda *_, **__: None
     leader = ElasticLeader(SimpleNamespace(job=job), attendance, 1.0)
     leader._on_engaged(pb.Assignment(worker=pb.WorkerAssignment(job_id="job-1", worker="worker-0")))
-    job.do(EVALUATE)
+    job.execute(EVALUATE)
     assert [(request.worker, request.busy) for request in attendance.asked] == [("worker-0", True)] * 2
