@@ -79,7 +79,7 @@ class Coordinator:
         self._policy = policy
         self._clock = clock
         self._members = Membership(spec.cluster.workers, clock.now())
-        self._planner = EpochPlanner(spec, synchronous=policy.name == "bsp")
+        self._planner = EpochPlanner(spec, synchronous=policy.facts.synchronous)
         self._feed = self._planner.feed()
         self._pace = Pace(spec, policy, sizes)
         self._outbox = Outbox(clock.now())

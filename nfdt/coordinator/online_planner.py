@@ -40,7 +40,8 @@ class ShardLoad:
 def follows_a_plan(spec: JobSpec) -> bool:
     """Whether some of the job's row is chosen while it trains: nobody waits for others, so there is a choice."""
     algorithm = spec.algorithm
-    return algorithm.plan != "nothing" and (algorithm.topology, algorithm.consistency) == ("flat", "free")
+    independent = algorithm.topology_facts.flat and algorithm.consistency_facts.independent
+    return algorithm.plan != "nothing" and independent
 
 
 class Autopilot:

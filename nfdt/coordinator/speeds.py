@@ -95,7 +95,7 @@ class Pace:
     def divides(self) -> bool:
         """Whether the task policy gives each worker its part of an epoch."""
         divided = self._spec.algorithm.tasks in ("static", "proportional")
-        return divided and self._policy.name != "bsp" and self._spec.train.kind == "arrays"
+        return divided and not self._policy.facts.synchronous and self._spec.train.kind == "arrays"
 
     def shares(self, workers: Sequence[str]) -> dict[str, float] | None:
         """What part of an epoch each worker shall do by the task policy; None: nobody in particular, or not yet."""
@@ -125,7 +125,7 @@ class Pace:
 
     @property
     def _shares_the_end(self) -> bool:
-        known = self._spec.train.kind == "arrays" and self._policy.name != "bsp"
+        known = self._spec.train.kind == "arrays" and not self._policy.facts.synchronous
         return known and self._spec.algorithm.tasks == "finish-together"
 
     def _ends_soon(self, worker: str, size: int, members: Sequence[Member], book: LeaseBook) -> bool:

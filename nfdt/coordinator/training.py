@@ -87,13 +87,13 @@ class Training:
         if self.gate.open:
             return True
         left = self.gate.left(self.book.steps_finished)
-        if self._policy.name == "bsp":
+        if self._policy.facts.synchronous:
             return left > 0
         return left > self.book.leased and member in self._members.ready()[:left]
 
     def _lease(self, member: Member, now: float) -> int:
         size = self._pace.lease(member, self._members.ready(), self.book, now)
-        if self.gate.open or self._policy.name == "bsp":
+        if self.gate.open or self._policy.facts.synchronous:
             return size
         return min(max(1, size), self.gate.left(self.book.steps_finished) - self.book.leased)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
 
+from nfdt.core.specs.axis_facts import CONSISTENCY_FACTS
 from nfdt.schedulers import StepTime, lease_size, water_fill
 from nfdt.schedulers.group_shares import share_out
 
@@ -89,6 +90,11 @@ class Row:
     groups: Groups = ()
 
     @property
+    def synchronous(self) -> bool:
+        """Whether workers train in rounds."""
+        return CONSISTENCY_FACTS[self.consistency].synchronous
+
+    @property
     def topology(self) -> str:
         """As on the axis."""
         return "groups" if self.groups else "flat"
@@ -150,7 +156,7 @@ def slowest(pushers: Sequence[tuple[float, float]]) -> float:
 def predict(row: Row, cluster: Cluster) -> Prediction:
     """Throughput and staleness of a row; see :class:`Prediction`."""
     pushers = _groups(row, cluster) if row.groups else _workers(row, cluster)
-    if row.consistency == "bsp":
+    if row.synchronous:
         total = sum(p.samples for p in pushers)
         return Prediction(total / _round_s(pushers, cluster), 0.0, 0.0, total / cluster.local_batch)
     rates = _rates(pushers, cluster)
@@ -210,7 +216,7 @@ def _round_s(pushers: Sequence[_Pusher], cluster: Cluster) -> float:
 
 
 def _workers(row: Row, cluster: Cluster) -> list[_Pusher]:
-    batch, asks = float(cluster.local_batch), row.consistency != "bsp"
+    batch, asks = float(cluster.local_batch), not row.synchronous
     if row.batch == "fixed":
         sizes = [batch] * len(cluster.workers)
     else:

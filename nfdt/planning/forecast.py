@@ -57,17 +57,17 @@ def forecast(algorithm: AlgorithmSpec, cluster: Cluster, samples: int) -> Foreca
         samples: Of an epoch.
     """
     row = row_of(algorithm, cluster)  # what is chosen while a job trains is chosen before its codecs adapt
-    cluster = encoded(cluster, algorithm)
-    if algorithm.topology == "ring":  # nobody pushes
+    cluster, facts = encoded(cluster, algorithm), algorithm.consistency_facts
+    if algorithm.topology_facts.allreduce:  # nobody pushes
         workers = tuple(replace(worker, exchange_s=cluster.allreduce_s, ask_s=0.0) for worker in cluster.workers)
         cluster = replace(cluster, workers=workers, shard_step_s=0.0, links=())
-    elif algorithm.consistency in ("ssp", "softsync"):  # they ask for every single task
+    elif facts.bounded or facts.merges:  # they ask for every single task
         workers = tuple(replace(w, exchange_s=w.exchange_s + w.ask_s, ask_s=0.0) for w in cluster.workers)
         cluster = replace(cluster, workers=workers)
     prediction = predict(row, cluster)
-    if algorithm.consistency == "ssp":  # in the long run nobody is faster than the slowest
+    if facts.bounded:  # in the long run nobody is faster than the slowest
         prediction = _bounded(prediction, algorithm.staleness_bound, cluster)
-    if algorithm.consistency == "softsync":
+    if facts.merges:
         merged = max(1, len(cluster.workers) // algorithm.softsync_n)
         prediction = replace(
             prediction,
@@ -76,7 +76,7 @@ def forecast(algorithm: AlgorithmSpec, cluster: Cluster, samples: int) -> Foreca
             batches_per_update=float(merged),
         )
     epoch_s = samples / prediction.samples_per_s + _tail_s(row, algorithm, cluster)
-    if row.consistency == "bsp":  # rounds come whole
+    if row.synchronous:  # rounds come whole
         size = cluster.local_batch * len(cluster.workers)
         epoch_s = -(-samples // size) * size / prediction.samples_per_s
     known = prediction.most_staleness == 0 or algorithm.update_rule == COMPENSATING
@@ -107,10 +107,11 @@ def measured_cluster(workers: Mapping[str, Mapping[str, Any]]) -> Cluster | None
 
 def row_of(algorithm: AlgorithmSpec, cluster: Cluster) -> Row:
     """The choice on the axes that the cost model knows."""
+    facts = algorithm.consistency_facts
     batch = "dbs" if algorithm.batch == "dbs" else "fixed"
-    if algorithm.consistency == "bsp":
+    if facts.synchronous:
         return Row("bsp", "dbs" if batch == "dbs" else "fixed")
-    if algorithm.topology == "groups":
+    if algorithm.topology_facts.grouped:
         seconds = [worker.step.seconds(cluster.local_batch) for worker in cluster.workers]
         count = wanted_groups(algorithm.groups)
         found = choose_groups(seconds) if count is None else divide(seconds, count)
@@ -166,7 +167,7 @@ def _bounded(free: Prediction, bound: int, cluster: Cluster) -> Prediction:
 
 def _tail_s(row: Row, algorithm: AlgorithmSpec, cluster: Cluster) -> float:
     """What the end of an epoch costs: those who are done wait for the last step, half of the slowest on average."""
-    if row.consistency == "bsp":
+    if row.synchronous:
         return 0.0
     longest = max(worker.step.seconds(cluster.local_batch) + worker.exchange_s for worker in cluster.workers)
     if row.batch == "dbs" or algorithm.tasks == "finish-together":

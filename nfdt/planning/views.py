@@ -17,7 +17,7 @@ def encoded(cluster: Cluster, algorithm: AlgorithmSpec) -> Cluster:
 
     Coding itself is taken to cost nothing, and an adaptive codec to be the same in both directions.
     """
-    if algorithm.codec == "identity" and algorithm.reply_codec in (None, "identity"):
+    if not algorithm.codec_facts.encodes and not algorithm.encodes_replies:
         return cluster
     loads = _loads(cluster)
     parts = [_part(w, load, cluster.local_batch, algorithm) for w, load in zip(cluster.workers, loads, strict=True)]
@@ -52,9 +52,8 @@ def _loads(cluster: Cluster) -> list[float]:
 
 def _part(worker: WorkerCost, load: float, batch: int, algorithm: AlgorithmSpec) -> float:
     """What is left of the bytes of a push with its reply."""
-    if algorithm.codec != "adaptive":
-        reply = algorithm.reply_codec or ("int8" if algorithm.codec == "top-k" else algorithm.codec)
-        return (_size(algorithm.codec, algorithm.top_k) + _size(reply, algorithm.top_k)) / 2
+    if not algorithm.codec_facts.adaptive:
+        return (_size(algorithm.codec, algorithm.top_k) + _size(algorithm.codec_of_replies, algorithm.top_k)) / 2
 
     def cost(name: str) -> float:
         compute_s = worker.step.seconds(batch)

@@ -51,7 +51,7 @@ class Crews:
             self._measure(self._plan)
             self._form(self._plan.explicit or tuple(sorted(self._plan.choose((everybody,)))))
         else:
-            flat = spec.algorithm.topology == "flat"
+            flat = spec.algorithm.topology_facts.flat
             self.posts = self._posts(tuple((n,) for n in everybody) if flat else (everybody,))
 
     @property

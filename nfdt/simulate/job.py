@@ -83,8 +83,8 @@ class SimulatedJob:
         self.coordinator = Coordinator(self._crews.seen, self._crews.policy, clock, self._merger, self._crews.sizes)
         self._attendance = Attendance(self.agenda, self.coordinator, self._worker, self._stir)
         # Whether all who wait for tasks wait for the same: for any task to come back, the round's end, or the slowest.
-        policies = {"dynamic": ("free", "softsync", "bsp", "ssp"), "finish-together": ()}
-        self._alike = self._crews.policy.name in policies.get(spec.algorithm.tasks, ("free", "softsync", "bsp"))
+        alike = {"dynamic": True, "finish-together": False}
+        self._alike = alike.get(spec.algorithm.tasks, self._crews.policy.facts.waiters_alike)
         self._waiting: dict[str, Signal] = {}
         self._settling = self._over = False
         self._fed: tuple[int, Iterator[Batch]] | None = None
