@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nfdt.coordinator.coordinator import Coordinator
-from nfdt.coordinator.online_planner import ShardLoad, told
+from nfdt.coordinator.online_planner import ShardLoad, plan_event
 from nfdt.coordinator.topology_view import seen_by_coordinator, slots_of
 from nfdt.core.errors import JobCancelled, JobFailed, NfdtError
 from nfdt.core.host.machine import give_back_memory
@@ -266,9 +266,9 @@ class JobRun(JobAssembly):
         self._may_form_groups = False
         if self.crew.count_here() < self.spec.cluster.workers:  # some are lost, and their numbers with them
             return
-        turn = Turn(self._site, self.job_id, self.spec, self.crew, self.journal, choice.row.groups)
+        turn = Turn(self._site, self.job_id, self.spec, self.crew, self.journal, choice.preset.groups)
         if turn.begin(self._wait_for, self._ending.check):
-            self.journal.record("plan", told(choice))
+            self.journal.record("plan", plan_event(choice))
             turn.complete(parts.coordinator)
             self.spec, self.groups = turn.spec, turn.groups
             self._seat_workers(parts, turn.groups.seats())
