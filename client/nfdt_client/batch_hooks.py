@@ -38,11 +38,11 @@ def check_mode(value: Any, algorithm: AlgorithmSpec) -> str:
 
 def _obstacle(algorithm: AlgorithmSpec) -> str | None:
     """Why training cannot stand still after a step; None where it can."""
-    if algorithm.topology == "groups":
+    if algorithm.topology_facts.grouped:
         return "whose groups step on their own"
     if algorithm.plan == "topology":
         return "whose workers may turn to groups (plan='topology')"
-    if algorithm.batch == "dbs":
+    if algorithm.batch_facts.follows_speed:
         return "whose batches change their size (batch='dbs')"
     return None
 

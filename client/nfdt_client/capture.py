@@ -64,7 +64,7 @@ class Capture:
 
     def steps(self, options: Options) -> int | None:
         """Steps per epoch to show before the cluster says how many there are."""
-        workers = options.cluster.workers if options.algorithm.consistency == "bsp" else 1
+        workers = options.cluster.workers if options.algorithm.consistency_facts.synchronous else 1
         if isinstance(self.train, Stream):
             return self.train.batches and -(-self.train.batches // workers)
         return self.steps_per_epoch or -(-self.train.samples // (self.train.batch_size * workers))
@@ -140,7 +140,7 @@ def _split(arguments: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
 
 def _limited_steps(steps: int | None, train: Arrays, options: Options) -> int | None:
     """Arrays end an epoch: more steps than one pass has are cut, with Keras' own warning."""
-    workers = options.cluster.workers if options.algorithm.consistency == "bsp" else 1
+    workers = options.cluster.workers if options.algorithm.consistency_facts.synchronous else 1
     available = -(-train.samples // (train.batch_size * workers))
     if steps is None or steps < available:
         return steps

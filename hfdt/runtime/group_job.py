@@ -107,7 +107,7 @@ class GroupJob(RingJob):
         pause = functools.partial(self._timed, rows)
         rate = self._rate
         algorithm = self.spec.algorithm
-        if algorithm.batch == "dbs" and algorithm.outer == "gradient" and self._part.train is not None:
+        if algorithm.batch_facts.follows_speed and algorithm.outer == "gradient" and self._part.train is not None:
             rate *= total / sum(self._rows)  # every sample weighs the same, also in the short batch of an epoch's end
         return self.step(batch, weight_of(rows, total), pause, samples=total, rate=rate, task=tasks[0])
 

@@ -105,7 +105,7 @@ def mpi(
 def _require_flat(options: Mapping[str, Any]) -> None:
     """Raise UsageError for a job whose workers Horovod launches: the ranks of this launch would have nothing to do."""
     chosen = resolve(options).algorithm
-    if chosen.topology != "flat":
+    if not chosen.topology_facts.flat:
         raise UsageError(
             f"nfdt mpi: expected an algorithm whose workers are the ranks of this launch. Received: {chosen.name!r}, "
             "whose ranks Horovod needs to launch. For allreduce: mpirun -np N python SCRIPT, with @hfdt.distribute in "

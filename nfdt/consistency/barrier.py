@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nfdt.consistency.free import Free
+from nfdt.core.specs.axis_facts import CONSISTENCY_FACTS
 
 
 class Barrier(Free):
@@ -16,6 +17,7 @@ class Barrier(Free):
     """
 
     name = "bsp"
+    facts = CONSISTENCY_FACTS[name]
 
     def __init__(self, parts: int | None = None) -> None:
         self._parts = parts

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from nfdt.core.specs.axis_facts import ConsistencyFacts
+
 
 class ConsistencyPolicy(Protocol):
     """Told what happens to workers; says who may start its next task.
 
-    ``lease_limit`` is the most tasks one lease may hold, None for no limit of the policy's own.
+    Attributes:
+        name: Name on the axis.
+        facts: Properties that do not depend on what happens.
+        lease_limit: Most tasks of one lease; None: the policy sets no limit.
     """
 
     name: str
+    facts: ConsistencyFacts
     lease_limit: int | None
 
     def joined(self, worker: str) -> None:

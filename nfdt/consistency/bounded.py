@@ -6,6 +6,7 @@ import math
 from collections import Counter, deque
 
 from nfdt.consistency.free import Free
+from nfdt.core.specs.axis_facts import CONSISTENCY_FACTS
 
 
 class BoundedStaleness(Free):
@@ -24,6 +25,7 @@ class BoundedStaleness(Free):
     """
 
     name = "ssp"
+    facts = CONSISTENCY_FACTS[name]
     lease_limit: int | None = 1
 
     def __init__(self, bound: int) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from nfdt.core.specs.axis_facts import CONSISTENCY_FACTS
+
 
 class Free:
     """Nobody waits for anybody: asynchronous training (ASP)."""
 
     name = "free"
+    facts = CONSISTENCY_FACTS[name]
     lease_limit: int | None = None
 
     def joined(self, worker: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nfdt.consistency.free import Free
+from nfdt.core.specs.axis_facts import CONSISTENCY_FACTS
 
 
 class Softsync(Free):
@@ -13,6 +14,7 @@ class Softsync(Free):
     """
 
     name = "softsync"
+    facts = CONSISTENCY_FACTS[name]
     lease_limit: int | None = 1
 
     def __init__(self, n: int) -> None:

@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from nfdt.consistency import ConsistencyPolicy
-from nfdt.coordinator.effect_queue import Outbox
+from nfdt.coordinator.decisions import Decisions
+from nfdt.coordinator.effect_queue import EffectQueue
 from nfdt.coordinator.epoch_plan import EpochPlanner
 from nfdt.coordinator.epoch_run import EpochRun
 from nfdt.coordinator.gate import Gate
+from nfdt.coordinator.leasing import stream_warning
 from nfdt.coordinator.membership import Membership
 from nfdt.coordinator.online_planner import ShardLoad
-from nfdt.coordinator.speeds import Pace, told_of_streams
 from nfdt.coordinator.training import Training
 from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.clock import Clock
@@ -44,7 +45,7 @@ from nfdt.core.work.instructions import (
     Wait,
 )
 from nfdt.planning import Choice
-from nfdt.schedulers.group_shares import StatedSizes
+from nfdt.schedulers.local_sizes import LocalSizes
 
 
 @dataclass(frozen=True)
@@ -71,18 +72,17 @@ class Coordinator:
         policy: ConsistencyPolicy,
         clock: Clock,
         merger: StateMerger | None = None,
-        sizes: StatedSizes | None = None,
+        sizes: LocalSizes | None = None,
     ) -> None:
         self.epoch = spec.fit.initial_epoch
         self.merger = merger or StateMerger()
         self._spec = spec
-        self._policy = policy
         self._clock = clock
         self._members = Membership(spec.cluster.workers, clock.now())
-        self._planner = EpochPlanner(spec, synchronous=policy.name == "bsp")
+        self._planner = EpochPlanner(spec, synchronous=policy.facts.synchronous)
         self._feed = self._planner.feed()
-        self._pace = Pace(spec, policy, sizes)
-        self._outbox = Outbox(clock.now())
+        self._decisions = Decisions.of(spec, policy, sizes)
+        self._effects = EffectQueue(clock.now())
         self._run: EpochRun | None = None
         self._began_at = clock.now()
         self.epoch_s = 0.0
@@ -90,8 +90,8 @@ class Coordinator:
         self._until: int | None = None
         self._stopping = False
         self._ended: Leave | None = None
-        if text := told_of_streams(spec):
-            self._outbox.emit("log", worker=None, level="warning", text=text)
+        if text := stream_warning(spec):
+            self._effects.emit("log", worker=None, level="warning", text=text)
         if self.epoch >= spec.fit.epochs:
             self._finish()
 
@@ -119,19 +119,18 @@ class Coordinator:
         if self._members.get(worker):
             self.left(worker, "it connected again")
         self._members.join(worker, index, self._clock.now())
-        self._outbox.emit("worker_joined", worker=worker, index=index, **(details or {}))
+        self._effects.emit("worker_joined", worker=worker, index=index, **(details or {}))
 
     def left(self, worker: str, reason: str) -> None:
         """A worker is gone: others do its work. A second call does nothing."""
         member = self._members.leave(worker, reason, self._clock.now())
         if member is None:
             return
-        self._policy.left(worker)
-        self._pace.left(worker)
+        self._decisions.left(worker)
         requeued = self._run.current.lost(worker) if self._run else 0
         if not member.released:
-            self._outbox.emit("worker_lost", worker=worker, reason=reason, requeued=requeued)
-        self._outbox.add(ForgetWorker(worker))
+            self._effects.emit("worker_lost", worker=worker, reason=reason, requeued=requeued)
+        self._effects.add(ForgetWorker(worker))
         self._advance()
 
     def retire_all(self) -> None:
@@ -146,13 +145,13 @@ class Coordinator:
 
     def plan_groups(self, load: ShardLoad, remaining_s: float) -> Choice | None:
         """Between two epochs: groups that a job that chooses its row shall form of its workers; None: none."""
-        return self._pace.plan_groups(self._ready(), load, remaining_s)
+        return self._decisions.plan.look_at_groups(self._ready(), load, remaining_s)
 
-    def renew(self, spec: JobSpec, sizes: StatedSizes | None) -> None:
+    def renew(self, spec: JobSpec, sizes: LocalSizes | None) -> None:
         """After :meth:`retire_all`: the job goes on as another row, with as many workers as the specification says."""
         self._spec = spec
         self._planner.plan_with(spec)
-        self._pace.renew(spec, sizes)
+        self._decisions.renew(spec, sizes)
         self.expect(spec.cluster.workers)
 
     def resumed(self, worker: str, details: Mapping[str, Any]) -> None:
@@ -160,7 +159,7 @@ class Coordinator:
         member = self._members.get(worker)
         if member is not None:
             member.epoch, member.seen_at = None, self._clock.now()
-            self._outbox.emit("worker_joined", worker=worker, index=member.index, **details)
+            self._effects.emit("worker_joined", worker=worker, index=member.index, **details)
 
     def excuse(self, worker: str) -> None:
         """That nothing is heard of the worker is no fault of its own."""
@@ -183,17 +182,16 @@ class Coordinator:
         now = member.seen_at = self._clock.now()
         if not member.ready:
             self._members.is_ready(member)
-            self._policy.joined(worker)
-            self._pace.joined(worker)
+            self._decisions.joined(worker)
         if report and report.busy:
             return self._ended or Wait()
         if report:
             member.in_flight = report.in_flight
         if self._run and report and self._run.current.absorb(member, report, now):
             training = self._run.current if isinstance(self._run.current, Training) else None
-            self._outbox.useful(now, self.epoch, training)
+            self._effects.useful(now, self.epoch, training)
             if training is not None:
-                self._tell_speeds(now)
+                self._report_speeds(now)
         self._advance()
         if self._ended:
             member.released = True
@@ -270,7 +268,7 @@ class Coordinator:
         if not self._ended:
             self._ended = Leave(f"The job has failed: {reason}")
             self._run = None
-            self._outbox.add(Failed(reason))
+            self._effects.add(Failed(reason))
 
     def tick(self) -> None:
         """Look at the clock: silent workers, nobody left, stalls."""
@@ -279,16 +277,16 @@ class Coordinator:
         now, limit_s = self._clock.now(), self._spec.step_timeout_s
         for member in self._members.silent(now, limit_s):
             reason = f"it was silent for more than {limit_s:g} s"
-            self._outbox.add(GiveUp(member.name, reason))
+            self._effects.add(GiveUp(member.name, reason))
             self.left(member.name, reason)
         self._fail_if_alone(now)
         self._advance()
         if not self._ended:
-            self._outbox.stall(now, self.waiting_for())
+            self._effects.stall(now, self.waiting_for())
 
     def drain(self) -> list[Effect]:
         """What is to be done in the world since the last call, in order."""
-        return self._outbox.drain()
+        return self._effects.drain()
 
     @property
     def handed_out(self) -> bool:
@@ -309,7 +307,7 @@ class Coordinator:
 
     def speeds(self) -> dict[str, dict[str, Any]]:
         """What was known of each worker's speed last: samples and seconds per step, seconds of exchange, batch size."""
-        return self._pace.described
+        return self._decisions.report.described
 
     # ---- transitions
 
@@ -330,24 +328,24 @@ class Coordinator:
     def _begin_epoch(self) -> None:
         self._members.anybody_will_do()
         workers = self._ready()
-        parts = self._policy.round_parts(len(workers))
-        epoch = self._planner.begin(self.epoch, parts, workers, self._feed, self._pace.sizes)
+        parts = self._decisions.policy.round_parts(len(workers))
+        epoch = self._planner.begin(self.epoch, parts, workers, self._feed, self._decisions.speeds.sizes)
         begin = BeginEpoch(self.epoch, self.merger.encoded, epoch.order_crc)
         gate = Gate(self._until)
-        training = Training(begin, epoch.book, self._policy, self._pace, self._members, epoch.ranks, gate)
+        training = Training(begin, epoch.book, self._decisions, self._members, epoch.ranks, gate)
         self.merger.metrics = b""
         validation = self._planner.validation
         number = self.epoch
-        self._run = EpochRun(number, training, self._members, self.merger, self._outbox, lambda: validation(number))
+        self._run = EpochRun(number, training, self._members, self.merger, self._effects, lambda: validation(number))
         self._began_at = self._clock.now()
-        self._outbox.useful(self._began_at, self.epoch, None)
-        self._outbox.emit("epoch_begin", epoch=self.epoch, steps=epoch.steps)
+        self._effects.useful(self._began_at, self.epoch, None)
+        self._effects.emit("epoch_begin", epoch=self.epoch, steps=epoch.steps)
 
     def _end_epoch(self, run: EpochRun) -> None:
-        self._pace.describe(self._ready())
+        self._decisions.report.describe(self._ready())
         self.epoch_s = self._clock.now() - self._began_at
         run.finish(self.epoch_s)
-        self._outbox.add(EpochDone(self.epoch))
+        self._effects.add(EpochDone(self.epoch))
         self._run = None
         if self._stopping or self.epoch + 1 >= self._spec.fit.epochs:
             self._finish()
@@ -359,13 +357,15 @@ class Coordinator:
 
     def _finish(self) -> None:
         self._ended = Leave("Training is over.")
-        self._outbox.add(TrainingDone())
+        self._effects.add(TrainingDone())
 
-    def _tell_speeds(self, now: float) -> None:
-        if self._pace.may_tell(now) and (news := self._pace.news(self._ready())):
-            self._outbox.emit("speed", workers=news)
-        if self._pace.may_plan(len(self._members)) and (plan := self._pace.plan(self._ready())):
-            self._outbox.emit("plan", **plan)
+    def _report_speeds(self, now: float) -> None:
+        report, plan = self._decisions.report, self._decisions.plan
+        if report.is_due(now) and (speeds := report.look(self._ready(), now)):
+            self._effects.emit("speed", workers=speeds)
+        plan.reported()
+        if plan.is_due(len(self._members)) and (decision := plan.look(self._ready())):
+            self._effects.emit("plan", **decision)
 
     def _ready(self) -> list[str]:
         return [member.name for member in self._members.ready()]

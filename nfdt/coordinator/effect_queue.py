@@ -11,7 +11,7 @@ from nfdt.core.work.instructions import Effect, Emit
 STALL_AFTER_S = 15.0
 
 
-class Outbox:
+class EffectQueue:
     """Collects effects in order until they are drained."""
 
     def __init__(self, now: float) -> None:
@@ -42,7 +42,8 @@ class Outbox:
     def useful(self, now: float, epoch: int, training: Training | None) -> None:
         """Something useful happened: no stall, and progress if it is due (the last one of a phase comes anyway)."""
         self._stall.useful(now)
-        if training is not None and not training.done and self._throttle.due(now):
+        if training is not None and not training.done and self._throttle.is_due(now):
+            self._throttle.restart(now)
             self.progress(epoch, training)
 
     def stall(self, now: float, waiting_for: tuple[str, ...]) -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from nfdt.coordinator.speeds import Sizes
 from nfdt.core.specs.job import JobSpec
 from nfdt.schedulers import (
-    CutTasks,
     FedTasks,
     LeaseBook,
     PlannedTasks,
     Position,
+    SizedTasks,
     TaskPlan,
     order_crc,
     sample_order,
 )
+from nfdt.schedulers.local_sizes import LocalSizes
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class EpochPlanner:
         self._order_crc = order_crc(sample_order(spec.train.samples or 0, fit.shuffle, fit.seed, 0))
 
     def begin(
-        self, epoch: int, parts: int, workers: Sequence[str], feed: FedTasks | None, sizes: Sizes | None = None
+        self, epoch: int, parts: int, workers: Sequence[str], feed: FedTasks | None, sizes: LocalSizes | None = None
     ) -> Epoch:
         """The epoch's tasks for these workers; ``parts`` local batches form a round.
 
@@ -62,10 +62,10 @@ class EpochPlanner:
         book = LeaseBook(PlannedTasks(plan), rounds=self._synchronous)
         return Epoch(book, len(plan), self._order_crc, ranks)
 
-    def _cut(self, plan: TaskPlan, sizes: Sizes) -> Epoch:
+    def _cut(self, plan: TaskPlan, sizes: LocalSizes) -> Epoch:
         """A step of the epoch is as many rows as with batches of one size: a round, or b0."""
-        self._position = CutTasks.end(plan)
-        source = CutTasks(plan, sizes)
+        self._position = SizedTasks.end(plan)
+        source = SizedTasks(plan, sizes)
         book = LeaseBook(source, rounds=self._synchronous, step_samples=plan.round_rows)
         return Epoch(book, len(plan), self._order_crc, source.ranks)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nfdt.coordinator.effect_queue import Outbox
+from nfdt.coordinator.effect_queue import EffectQueue
 from nfdt.coordinator.membership import Membership
 from nfdt.coordinator.phases import Collecting, Phase, Summarising, Validating
 from nfdt.coordinator.training import Training
@@ -33,7 +33,7 @@ class EpochRun:
         training: Training,
         members: Membership,
         merger: StateMerger,
-        outbox: Outbox,
+        effects: EffectQueue,
         validation: Callable[[], LeaseBook | None],
     ) -> None:
         self.epoch = epoch
@@ -41,7 +41,7 @@ class EpochRun:
         self.training = training
         self._members = members
         self._merger = merger
-        self._outbox = outbox
+        self._effects = effects
         self._validation = validation
         self._flushed = False
         self._metrics = b""
@@ -74,7 +74,7 @@ class EpochRun:
         summary = self.current.summary
         assert summary is not None
         book = self.training.book
-        self._outbox.emit(
+        self._effects.emit(
             "epoch_end",
             epoch=self.epoch,
             logs=dict(summary.logs),
@@ -105,11 +105,11 @@ class EpochRun:
         self._merger.show(collected.untrained(training.counts), merge_metric_states(collected.metrics()))
         training.gate.stand(training.book.steps_finished)
         self.current = training
-        self._outbox.progress(self.epoch, training, pause=not training.book.done)
+        self._effects.progress(self.epoch, training, pause=not training.book.done)
 
     def _collect(self, training: Training) -> None:
-        self._outbox.progress(self.epoch, training)
-        self._outbox.add(FlushShards(self.epoch))
+        self._effects.progress(self.epoch, training)
+        self._effects.add(FlushShards(self.epoch))
         self.current = Collecting(self.epoch, self._taking_part())
 
     def _taking_part(self) -> dict[str, int]:

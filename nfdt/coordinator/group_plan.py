@@ -9,7 +9,7 @@ from nfdt.core.specs.groups import explicit_groups, wanted_groups
 from nfdt.core.specs.job import JobSpec
 from nfdt.schedulers import Speeds, StepTime
 from nfdt.schedulers.group_shares import GroupShare, share_out
-from nfdt.schedulers.grouping import Groups, Steadiness, choose, divide, pays
+from nfdt.schedulers.grouping import Groups, Hysteresis, choose, divide, pays
 
 
 class GroupPlan:
@@ -29,12 +29,12 @@ class GroupPlan:
         self.exchange_s = 0.0
         self._algorithm, self._batch = spec.algorithm, spec.fit.batch_size
         self._speeds = Speeds()
-        self._steadiness: Steadiness | None = None
+        self._hysteresis: Hysteresis | None = None
 
     @property
     def settled(self) -> bool:
         """Whether groups stand."""
-        return self._steadiness is not None
+        return self._hysteresis is not None
 
     def measured(self, member: str, rows: int, seconds: float) -> None:
         """A step of so many rows took a member so long."""
@@ -49,7 +49,7 @@ class GroupPlan:
 
     def settle(self, groups: Groups) -> None:
         """These groups stand; they are looked at from the speeds of now on."""
-        self._steadiness = Steadiness(groups, self._seconds(groups))
+        self._hysteresis = Hysteresis(groups, self._seconds(groups))
 
     def review(self, living: Groups, remaining_s: float, cost_s: float) -> Groups | None:
         """Between two epochs: other groups, if speeds have changed and that pays; None: they stay.
@@ -59,10 +59,10 @@ class GroupPlan:
             remaining_s: Seconds of training that are left, as far as one knows.
             cost_s: What the change takes.
         """
-        if self._steadiness is None:
+        if self._hysteresis is None:
             return None
         groups, seconds = self.choose(living), self._seconds(living, exchange=True)
-        moved = self._steadiness.look(self._seconds(living))
+        moved = self._hysteresis.look(self._seconds(living))
         if moved and self.explicit is None and pays(living, groups, seconds, remaining_s, cost_s):
             return groups
         return None
@@ -74,7 +74,7 @@ class GroupPlan:
             groups,
             self._times(groups),
             self._batch,
-            proportional=algorithm.batch == "dbs",
+            proportional=algorithm.batch_facts.follows_speed,
             least=algorithm.batch_min,
             most=algorithm.batch_max,
             local_steps=algorithm.local_steps,
@@ -100,7 +100,7 @@ def name_of(members: Sequence[int]) -> str:
     return ",".join(map(str, members))
 
 
-def told_groups(shares: Sequence[GroupShare], reason: str) -> dict[str, Any]:
+def groups_event(shares: Sequence[GroupShare], reason: str) -> dict[str, Any]:
     """Groups that stand as the data of an event."""
     return {"groups": [_described(share) for share in shares], "reason": reason}
 

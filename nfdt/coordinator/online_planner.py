@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nfdt.core.specs.job import JobSpec
-from nfdt.planning import Batch, Choice, Cluster, Row, WorkerCost, choose, flat_rows, predict
+from nfdt.planning import Choice, Cluster, PlannedPreset, WorkerCost, choose, flat_presets, predict
 from nfdt.schedulers import StepTime
 from nfdt.schedulers.grouping import divide, evenly
 
@@ -33,18 +33,19 @@ class ShardLoad:
     @classmethod
     def of(cls, statistics: Sequence[Mapping[str, Any]]) -> ShardLoad:
         """From what all shards counted since they began; all zero before the first push."""
-        rows = [(s["busy_s"] / s["pushes"], s["wait_s"] / s["pushes"]) for s in statistics if s.get("pushes")]
-        return cls(*max(rows, default=(0.0, 0.0)))
+        loads = [(s["busy_s"] / s["pushes"], s["wait_s"] / s["pushes"]) for s in statistics if s.get("pushes")]
+        return cls(*max(loads, default=(0.0, 0.0)))
 
 
 def follows_a_plan(spec: JobSpec) -> bool:
-    """Whether some of the job's row is chosen while it trains: nobody waits for others, so there is a choice."""
+    """Whether some of the job's preset is chosen while it trains: nobody waits for others, so there is a choice."""
     algorithm = spec.algorithm
-    return algorithm.plan != "nothing" and (algorithm.topology, algorithm.consistency) == ("flat", "free")
+    independent = algorithm.topology_facts.flat and algorithm.consistency_facts.independent
+    return algorithm.plan != "nothing" and independent
 
 
-class Autopilot:
-    """Chooses a row once every worker is measured, and another one when that is clearly better.
+class OnlinePlanner:
+    """Chooses a preset once every worker is measured, and another one when that is clearly better.
 
     Args:
         local_batch: Reference batch of one worker, in samples.
@@ -52,24 +53,24 @@ class Autopilot:
         batch: The job's batch policy.
 
     Attributes:
-        row: What the job does now.
+        preset: What the job does now.
         choice: The last decision; None before the first.
     """
 
-    def __init__(self, local_batch: int, overlap: int, batch: Batch = "dbs") -> None:
-        self.row = Row("free", batch, 0)
+    def __init__(self, local_batch: int, overlap: int, batch: str = "dbs") -> None:
+        self.preset = PlannedPreset("free", batch, 0)
         self.choice: Choice | None = None
         self._local_batch = local_batch
-        self._flat = flat_rows(batch, overlap)
+        self._flat = flat_presets(batch, overlap)
         self._exchange: dict[str, float] = {}
 
     def look(self, steps: Steps) -> Choice | None:
-        """A decision that is new: the first one, or another row of flat workers; None where all stays as it is."""
-        current = self.row if self.choice else None
+        """A decision that is new: the first one, or another preset of flat workers; None where all stays as it is."""
+        current = self.preset if self.choice else None
         choice = choose(self._cluster(steps), self._flat, current=current)
-        if self.choice is not None and choice.row == self.row:
+        if self.choice is not None and choice.preset == self.preset:
             return None
-        self.choice, self.row = choice, choice.row
+        self.choice, self.preset = choice, choice.preset
         return choice
 
     def look_at_groups(self, steps: Steps, load: ShardLoad, remaining_s: float) -> Choice | None:
@@ -80,11 +81,11 @@ class Autopilot:
         cluster = self._cluster(steps, load)
         seconds = [worker.step.seconds(self._local_batch) for worker in cluster.workers]
         groupings = [cut(seconds, count) for count in range(1, len(seconds)) for cut in (divide, evenly)]
-        rows = [Row("free", self.row.batch, 0, groups) for groups in groupings]
-        choice = choose(cluster, [*self._flat, *rows], current=self.row)
-        if not choice.row.groups:
+        presets = [PlannedPreset("free", self.preset.batch, 0, groups) for groups in groupings]
+        choice = choose(cluster, [*self._flat, *presets], current=self.preset)
+        if not choice.preset.groups:
             return None
-        saved = 1 - predict(self.row, cluster).progress_per_s / choice.prediction.progress_per_s
+        saved = 1 - predict(self.preset, cluster).progress_per_s / choice.prediction.progress_per_s
         return choice if saved * remaining_s > WORLDS_S else None
 
     def _cluster(self, steps: Steps, load: ShardLoad | None = None) -> Cluster:
@@ -97,18 +98,18 @@ class Autopilot:
 
     def _cost(self, name: str, step: StepTime, exchange_s: float) -> WorkerCost:
         """What an exchange takes is seen only while none is hidden: afterwards it is remembered."""
-        if self.row.overlap == 0 or exchange_s > self._exchange.get(name, 0.0):
+        if self.preset.overlap == 0 or exchange_s > self._exchange.get(name, 0.0):
             self._exchange[name] = exchange_s
         whole = step.seconds(self._local_batch)
         computing = max(0.05, 1 - exchange_s / whole)
         return WorkerCost(name, step.scaled(computing), self._exchange[name])
 
 
-def told(choice: Choice) -> dict[str, Any]:
+def plan_event(choice: Choice) -> dict[str, Any]:
     """A decision as the data of an event."""
-    row = choice.row
+    preset = choice.preset
     return {
-        "row": {"topology": row.topology, "batch": row.batch, "overlap": row.overlap},
+        "row": {"topology": preset.topology, "batch": preset.batch, "overlap": preset.overlap},
         "samples_per_s": round(choice.prediction.samples_per_s, 3),
         "reason": choice.reason,
     }

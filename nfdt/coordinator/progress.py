@@ -33,18 +33,19 @@ class RunningLogs:
 
 
 class Throttle:
-    """Lets one through per interval."""
+    """Limits how often something happens: once per interval."""
 
     def __init__(self, interval_s: float = INTERVAL_S) -> None:
         self._interval_s = interval_s
         self._last: float | None = None
 
-    def due(self, now: float) -> bool:
-        """Whether the interval is over; if so the next one begins."""
-        if self._last is not None and now - self._last < self._interval_s:
-            return False
+    def is_due(self, now: float) -> bool:
+        """Whether the interval is over."""
+        return self._last is None or now - self._last >= self._interval_s
+
+    def restart(self, now: float) -> None:
+        """Begin the next interval."""
         self._last = now
-        return True
 
 
 class StallWatch:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nfdt.consistency import ConsistencyPolicy
+from nfdt.coordinator.decisions import Decisions
 from nfdt.coordinator.gate import Gate
 from nfdt.coordinator.membership import Member, Membership
 from nfdt.coordinator.progress import RunningLogs
-from nfdt.coordinator.speeds import Pace
 from nfdt.core.work.instructions import BeginEpoch, Instruction, Report, TaskTime, Wait, Work
 from nfdt.schedulers import LeaseBook, Task
 
@@ -21,8 +20,7 @@ class Training:
     Args:
         begin: What every worker is told first.
         book: The epoch's tasks.
-        policy: Who may proceed.
-        pace: How fast everybody is, and how much it shall get.
+        decisions: Decide which workers may proceed, and how much each gets.
         members: Who takes part.
         ranks: Which part of a round is meant for whom; may change from round to round.
         gate: Where it stands still for the client.
@@ -34,8 +32,7 @@ class Training:
         self,
         begin: BeginEpoch,
         book: LeaseBook,
-        policy: ConsistencyPolicy,
-        pace: Pace,
+        decisions: Decisions,
         members: Membership,
         ranks: Mapping[str, int],
         gate: Gate,
@@ -44,8 +41,8 @@ class Training:
         self.logs = RunningLogs()
         self.gate = gate
         self._begin = begin
-        self._policy = policy
-        self._pace = pace
+        self._policy = decisions.policy
+        self._decisions = decisions
         self._members = members
         self._ranks = ranks
         self._untrained, self._given = b"", set[str]()  # what replaced the workers' state in this epoch, and who has it
@@ -87,19 +84,19 @@ class Training:
         if self.gate.open:
             return True
         left = self.gate.left(self.book.steps_finished)
-        if self._policy.name == "bsp":
+        if self._policy.facts.synchronous:
             return left > 0
         return left > self.book.leased and member in self._members.ready()[:left]
 
     def _lease(self, member: Member, now: float) -> int:
-        size = self._pace.lease(member, self._members.ready(), self.book, now)
-        if self.gate.open or self._policy.name == "bsp":
+        size = self._decisions.leases.size(member, self._members.ready(), self.book, now)
+        if self.gate.open or self._policy.facts.synchronous:
             return size
         return min(max(1, size), self.gate.left(self.book.steps_finished) - self.book.leased)
 
     def _work(self, member: Member, tasks: tuple[Task, ...]) -> Work:
         untrained = b"" if member.name in self._given else self._untrained
-        return Work(self._begin.epoch, tasks, LEASE_BUDGET_S, self._pace.overlap, untrained, *member.pulls)
+        return Work(self._begin.epoch, tasks, LEASE_BUDGET_S, self._decisions.plan.overlap, untrained, *member.pulls)
 
     def replaced(self, untrained: bytes) -> None:
         """The state was replaced while the epoch stands still: every worker goes on with this one."""
@@ -121,7 +118,7 @@ class Training:
         self._policy.finished(member.name, len(tasks))
         unmeasured = TaskTime((now - member.leased_at) / len(tasks))
         for task in tasks:
-            self._pace.stepped(member.name, task.samples, report.times.get(task.task, unmeasured))
+            self._decisions.speeds.stepped(member.name, task.samples, report.times.get(task.task, unmeasured))
         self._divide()
         logs = report.logs if report.epoch == self._begin.epoch else {}
         self.logs.add(member.name, sum(t.samples for t in tasks), logs)
@@ -133,9 +130,9 @@ class Training:
 
     def _divide(self) -> None:
         """Share the epoch out among the workers, once, as soon as the task policy can."""
-        if self._divided or not self._pace.divides:
+        if self._divided or not self._decisions.leases.divides:
             return
-        if shares := self._pace.shares([m.name for m in self._members.ready()]):
+        if shares := self._decisions.leases.shares([m.name for m in self._members.ready()]):
             self.book.divide(shares)
             self._divided = True
 

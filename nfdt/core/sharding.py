@@ -187,8 +187,8 @@ def sparse_tables(manifest: Mapping[str, Any], algorithm: AlgorithmSpec, shards:
     options = _optimizer_options(manifest)
     plain = (manifest.get("optimizer") or {}).get("class_name") == "SGD" and manifest.get("divisible")
     moved = ("momentum", "weight_decay", "use_ema", "clipvalue", "gradient_accumulation_steps")
-    row = (algorithm.topology, algorithm.codec, algorithm.reply_codec or "identity")
-    as_they_are = algorithm.consistency in ("free", "ssp", "bsp") and row == ("flat", "identity", "identity")
+    plain_bytes = not algorithm.codec_facts.encodes and not algorithm.encodes_replies
+    as_they_are = algorithm.consistency_facts.rows_allowed and algorithm.topology_facts.flat and plain_bytes
     if not (algorithm.sparse and plain and as_they_are) or any(options.get(name) for name in moved):
         return ()
     layout = ParameterLayout.of_program(manifest)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nfdt.coordinator.coordinator import Coordinator
-from nfdt.coordinator.online_planner import ShardLoad, told
+from nfdt.coordinator.online_planner import ShardLoad, plan_event
 from nfdt.coordinator.topology_view import seen_by_coordinator, slots_of
 from nfdt.core.errors import JobCancelled, JobFailed, NfdtError
 from nfdt.core.host.machine import give_back_memory
@@ -266,9 +266,9 @@ class JobRun(JobAssembly):
         self._may_form_groups = False
         if self.slots.count_here() < self.spec.cluster.workers:  # some are lost, and their numbers with them
             return
-        turn = TopologySwitch(self._server, self.job_id, self.spec, self.slots, self.job_log, choice.row.groups)
+        turn = TopologySwitch(self._server, self.job_id, self.spec, self.slots, self.job_log, choice.preset.groups)
         if turn.begin(self._wait_for, self._termination.check):
-            self.job_log.record("plan", told(choice))
+            self.job_log.record("plan", plan_event(choice))
             turn.complete(parts.coordinator)
             self.spec, self.groups = turn.spec, turn.groups
             self._seat_workers(parts, turn.groups.job_slots())

@@ -1,18 +1,26 @@
 """What a choice on the axes will cost on measured workers, and which choice is best: pure, no clock, no thread."""
 
 from nfdt.planning.choice import Choice, choose
-from nfdt.planning.cost_model import Batch, Cluster, Groups, Prediction, Row, SharedLink, WorkerCost, flat_rows, predict
+from nfdt.planning.cost_model import (
+    Cluster,
+    Groups,
+    PlannedPreset,
+    Prediction,
+    SharedLink,
+    WorkerCost,
+    flat_presets,
+    predict,
+)
 
 __all__ = [
-    "Batch",
     "Choice",
     "Cluster",
     "Groups",
     "Prediction",
-    "Row",
+    "PlannedPreset",
     "SharedLink",
     "WorkerCost",
     "choose",
-    "flat_rows",
+    "flat_presets",
     "predict",
 ]

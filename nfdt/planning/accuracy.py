@@ -105,9 +105,11 @@ def expected_loss(row: str, delay: float) -> Loss:
 
 def measured_as(algorithm: AlgorithmSpec) -> str:
     """Under which name a row's accuracies are in the table."""
-    if algorithm.topology == "groups":
+    if algorithm.topology_facts.grouped:
         return GROUPS if algorithm.update_rule == "ddc" else ""
-    return {"bsp": BARRIER, "softsync": SOFTSYNC}.get(algorithm.consistency, algorithm.update_rule)
+    consistency = algorithm.consistency_facts
+    merging = BARRIER if consistency.synchronous else SOFTSYNC if consistency.merges else ""
+    return merging or algorithm.update_rule
 
 
 def _at_a_lower_rate(row: str, delay: float) -> Loss:

@@ -1,56 +1,57 @@
-"""Pick the row of most progress per second, say why, and stay with it unless another is clearly better."""
+"""Pick the preset of most progress per second, say why, and stay with it unless another is clearly better."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nfdt.planning.cost_model import Cluster, Prediction, Row, predict
+from nfdt.planning.cost_model import Cluster, PlannedPreset, Prediction, predict
+from nfdt.schedulers.batch_policies import find_batch_policy
 
-BETTER = 1.1  # another row must promise so much more before a running job changes
+BETTER = 1.1  # another preset must promise so much more before a running job changes
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A row, what it promises, and why it was chosen."""
+    """A preset, what it promises, and why it was chosen."""
 
-    row: Row
+    preset: PlannedPreset
     prediction: Prediction
     reason: str
 
 
-def choose(cluster: Cluster, rows: Sequence[Row], *, current: Row | None = None) -> Choice:
-    """The best of some rows for measured workers; of equally good ones the first.
+def choose(cluster: Cluster, presets: Sequence[PlannedPreset], *, current: PlannedPreset | None = None) -> Choice:
+    """The best of some presets for measured workers; of equally good ones the first.
 
     Args:
         cluster: The workers.
-        rows: At least one.
-        current: What runs now: kept unless another row promises ``BETTER`` times its progress.
+        presets: At least one.
+        current: What runs now: kept unless another preset promises ``BETTER`` times its progress.
     """
-    rows = rows if current is None or current in rows else [current, *rows]
-    predictions = {row: predict(row, cluster) for row in rows}
-    best = max(rows, key=lambda row: predictions[row].progress_per_s)
+    presets = presets if current is None or current in presets else [current, *presets]
+    predictions = {preset: predict(preset, cluster) for preset in presets}
+    best = max(presets, key=lambda preset: predictions[preset].progress_per_s)
     if current is not None and predictions[best].progress_per_s < BETTER * predictions[current].progress_per_s:
         best = current
     return Choice(best, predictions[best], _sentence(cluster, best, predictions[best]))
 
 
-def _sentence(cluster: Cluster, row: Row, chosen: Prediction) -> str:
+def _sentence(cluster: Cluster, preset: PlannedPreset, chosen: Prediction) -> str:
     steps = [w.step.seconds(cluster.local_batch) for w in cluster.workers]
-    barrier = predict(Row("bsp", "fixed"), cluster)
+    barrier = predict(PlannedPreset("bsp", "fixed"), cluster)
     return (
-        f"{_named(row)}: {len(steps)} workers take {_range_ms(steps)} per batch of {cluster.local_batch} and "
+        f"{_named(preset)}: {len(steps)} workers take {_range_ms(steps)} per batch of {cluster.local_batch} and "
         f"{_range_ms([w.exchange_s for w in cluster.workers])} to exchange; expected {chosen.samples_per_s:,.0f} "
         f"samples/s, {chosen.samples_per_s / barrier.samples_per_s:.1f} times a barrier's, "
         f"at a mean staleness of {chosen.staleness:.1f}."
     )
 
 
-def _named(row: Row) -> str:
-    if row.groups:
-        return f"groups {' | '.join(','.join(map(str, members)) for members in row.groups)}"
-    batches = "dynamic" if row.batch == "dbs" else "fixed"
-    return f"free workers with {batches} batches, overlap {row.overlap}"
+def _named(preset: PlannedPreset) -> str:
+    if preset.groups:
+        return f"groups {' | '.join(','.join(map(str, members)) for members in preset.groups)}"
+    batches = find_batch_policy(preset.batch).adjective
+    return f"free workers with {batches} batches, overlap {preset.overlap}"
 
 
 def _range_ms(seconds: Sequence[float]) -> str:

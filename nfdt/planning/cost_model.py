@@ -1,4 +1,4 @@
-"""Predicted speed and staleness of a row of the preset table on workers that were measured.
+"""Predicted speed and staleness of a preset on workers that were measured.
 
 A step takes the seconds of its :class:`~nfdt.schedulers.StepTime`, its push and reply ``exchange_s`` more unless they
 are hidden. The equations are ours; see docs/algorithms/auto.md.
@@ -10,13 +10,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Literal
 
-from nfdt.schedulers import StepTime, lease_size, water_fill
+from nfdt.core.specs.axis_facts import CONSISTENCY_FACTS
+from nfdt.schedulers import StepTime, lease_size
+from nfdt.schedulers.batch_policies import find_batch_policy
 from nfdt.schedulers.group_shares import share_out
 
-Consistency = Literal["bsp", "free"]
-Batch = Literal["fixed", "dbs"]
 Groups = tuple[tuple[int, ...], ...]
 
 ENDLESS = 10**9  # tasks of an epoch whose end is far
@@ -58,7 +57,7 @@ class SharedLink:
 
 @dataclass(frozen=True)
 class Cluster:
-    """What decides over speed besides the row.
+    """What decides over speed besides the preset.
 
     Attributes:
         workers: At least one.
@@ -76,17 +75,27 @@ class Cluster:
 
 
 @dataclass(frozen=True)
-class Row:
+class PlannedPreset:
     """A choice on the axes that the planner decides.
 
     Attributes:
         groups: Members of each group by index; empty: flat.
     """
 
-    consistency: Consistency
-    batch: Batch
+    consistency: str
+    batch: str
     overlap: int = 0
     groups: Groups = ()
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether workers train in rounds."""
+        return CONSISTENCY_FACTS[self.consistency].synchronous
+
+    @property
+    def follows_speed(self) -> bool:
+        """Whether local batches follow the speed of their workers."""
+        return find_batch_policy(self.batch).facts.follows_speed
 
     @property
     def topology(self) -> str:
@@ -96,7 +105,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a row is expected to do.
+    """What a preset is expected to do.
 
     Attributes:
         samples_per_s: Of all workers together.
@@ -147,30 +156,30 @@ def slowest(pushers: Sequence[tuple[float, float]]) -> float:
     return longest * (1 + jitter * max(0.0, NormalDist().inv_cdf((count - 0.375) / (count + 0.25))))
 
 
-def predict(row: Row, cluster: Cluster) -> Prediction:
-    """Throughput and staleness of a row; see :class:`Prediction`."""
-    pushers = _groups(row, cluster) if row.groups else _workers(row, cluster)
-    if row.consistency == "bsp":
+def predict(preset: PlannedPreset, cluster: Cluster) -> Prediction:
+    """Throughput and staleness of a preset; see :class:`Prediction`."""
+    pushers = _groups(preset, cluster) if preset.groups else _workers(preset, cluster)
+    if preset.synchronous:
         total = sum(p.samples for p in pushers)
         return Prediction(total / _round_s(pushers, cluster), 0.0, 0.0, total / cluster.local_batch)
     rates = _rates(pushers, cluster)
     samples_per_s = sum(p.samples * rate for p, rate in zip(pushers, rates, strict=True))
     # A gradient is computed on an answer one step older for each push that may overlap: others go on meanwhile.
-    steps = 1 + row.overlap
+    steps = 1 + preset.overlap
     mean = steps * len(pushers) - 1
-    most = steps * (sum(rates) - min(rates)) / min(rates) + row.overlap
+    most = steps * (sum(rates) - min(rates)) / min(rates) + preset.overlap
     merged = sum(p.samples**2 * rate for p, rate in zip(pushers, rates, strict=True)) / samples_per_s
     return Prediction(samples_per_s, float(mean), max(float(mean), most), merged / cluster.local_batch)
 
 
-def paces(row: Row, cluster: Cluster) -> list[tuple[int, float, float]]:
+def push_rates(preset: PlannedPreset, cluster: Cluster) -> list[tuple[int, float, float]]:
     """Of each worker that pushes its index, its seconds per step alone, and its steps per second among the others."""
-    pushers = _workers(row, cluster)
+    pushers = _workers(preset, cluster)
     return [(p.worker, p.period_s, rate) for p, rate in zip(pushers, _rates(pushers, cluster), strict=True)]
 
 
-def flat_rows(batch: Batch, overlap: int) -> list[Row]:
-    """The rows of flat workers to choose from, simplest first.
+def flat_presets(batch: str, overlap: int) -> list[PlannedPreset]:
+    """The presets of flat workers to choose from, simplest first.
 
     A barrier over all workers is not among them: at the learning rate of one machine it makes one update where the
     others make one per worker, which no staleness below some hundred workers outweighs in this model.
@@ -179,7 +188,7 @@ def flat_rows(batch: Batch, overlap: int) -> list[Row]:
         batch: As the job asks for it.
         overlap: The most there may be.
     """
-    return [Row("free", batch, depth) for depth in range(min(overlap, 1) + 1)]
+    return [PlannedPreset("free", batch, depth) for depth in range(min(overlap, 1) + 1)]
 
 
 def _rates(pushers: Sequence[_Pusher], cluster: Cluster) -> list[float]:
@@ -209,22 +218,19 @@ def _round_s(pushers: Sequence[_Pusher], cluster: Cluster) -> float:
     return slowest([(p.period_s, p.jitter) for p in pushers]) + queue_s + asks_s
 
 
-def _workers(row: Row, cluster: Cluster) -> list[_Pusher]:
-    batch, asks = float(cluster.local_batch), row.consistency != "bsp"
-    if row.batch == "fixed":
-        sizes = [batch] * len(cluster.workers)
-    else:
-        _, sizes = water_fill(batch * len(cluster.workers), [w.step for w in cluster.workers])
+def _workers(preset: PlannedPreset, cluster: Cluster) -> list[_Pusher]:
+    asks = not preset.synchronous
+    sizes = find_batch_policy(preset.batch).predicted(cluster.local_batch, [w.step for w in cluster.workers])
     return [
-        _Pusher(index, size, _period(worker.step.seconds(size), worker, row.overlap, asks=asks), worker.jitter)
+        _Pusher(index, size, _period(worker.step.seconds(size), worker, preset.overlap, asks=asks), worker.jitter)
         for index, (worker, size) in enumerate(zip(cluster.workers, sizes, strict=True))
         if size > 0
     ]
 
 
-def _groups(row: Row, cluster: Cluster) -> list[_Pusher]:
+def _groups(preset: PlannedPreset, cluster: Cluster) -> list[_Pusher]:
     times = {index: worker.step for index, worker in enumerate(cluster.workers)}
-    shares = share_out(row.groups, times, cluster.local_batch, proportional=row.batch == "dbs")
+    shares = share_out(preset.groups, times, cluster.local_batch, proportional=preset.follows_speed)
     pushers = []
     for share in shares:
         members = [cluster.workers[i] for i in share.members]

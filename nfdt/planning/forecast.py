@@ -1,4 +1,4 @@
-"""What each preset is expected to do on a cluster, and which one to take: the cost model of ``auto``, for every row."""
+"""Forecast of each preset on a cluster, and a recommendation: the cost model of ``auto``, for all presets."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.groups import explicit_groups, wanted_groups
 from nfdt.planning.accuracy import Loss, expected_loss, measured_as
 from nfdt.planning.choice import choose
-from nfdt.planning.cost_model import Cluster, Prediction, Row, WorkerCost, flat_rows, predict, slowest
+from nfdt.planning.cost_model import Cluster, PlannedPreset, Prediction, WorkerCost, flat_presets, predict, slowest
 from nfdt.planning.views import as_measured, encoded
 from nfdt.schedulers import StepTime
 from nfdt.schedulers.grouping import choose as choose_groups
 from nfdt.schedulers.grouping import divide
+from nfdt.schedulers.task_policies import make_task_policy
 
 COMPENSATING = "ddc"  # the rule that the cost model's samples are about; the others need more the later gradients are
 
@@ -30,7 +31,7 @@ class Forecast:
         staleness: Mean updates that a gradient misses.
         most_staleness: Of the slowest worker.
         samples_factor: Samples needed for the same loss, relative to one machine; None where the cost model does not
-            know, because the row's update rule does not compensate its delay.
+            know, because the preset's update rule does not compensate its delay.
         loss: Accuracy below one machine after the same samples, where something like it was measured.
     """
 
@@ -49,25 +50,25 @@ class Forecast:
 
 
 def forecast(algorithm: AlgorithmSpec, cluster: Cluster, samples: int) -> Forecast:
-    """What a row will do.
+    """What a preset will do.
 
     Args:
-        algorithm: The row.
+        algorithm: The preset.
         cluster: The workers.
         samples: Of an epoch.
     """
-    row = row_of(algorithm, cluster)  # what is chosen while a job trains is chosen before its codecs adapt
-    cluster = encoded(cluster, algorithm)
-    if algorithm.topology == "ring":  # nobody pushes
+    preset = planned_preset(algorithm, cluster)  # what is chosen while a job trains is chosen before its codecs adapt
+    cluster, facts = encoded(cluster, algorithm), algorithm.consistency_facts
+    if algorithm.topology_facts.allreduce:  # nobody pushes
         workers = tuple(replace(worker, exchange_s=cluster.allreduce_s, ask_s=0.0) for worker in cluster.workers)
         cluster = replace(cluster, workers=workers, shard_step_s=0.0, links=())
-    elif algorithm.consistency in ("ssp", "softsync"):  # they ask for every single task
+    elif facts.bounded or facts.merges:  # they ask for every single task
         workers = tuple(replace(w, exchange_s=w.exchange_s + w.ask_s, ask_s=0.0) for w in cluster.workers)
         cluster = replace(cluster, workers=workers)
-    prediction = predict(row, cluster)
-    if algorithm.consistency == "ssp":  # in the long run nobody is faster than the slowest
+    prediction = predict(preset, cluster)
+    if facts.bounded:  # in the long run nobody is faster than the slowest
         prediction = _bounded(prediction, algorithm.staleness_bound, cluster)
-    if algorithm.consistency == "softsync":
+    if facts.merges:
         merged = max(1, len(cluster.workers) // algorithm.softsync_n)
         prediction = replace(
             prediction,
@@ -75,13 +76,13 @@ def forecast(algorithm: AlgorithmSpec, cluster: Cluster, samples: int) -> Foreca
             most_staleness=prediction.most_staleness / merged,
             batches_per_update=float(merged),
         )
-    epoch_s = samples / prediction.samples_per_s + _tail_s(row, algorithm, cluster)
-    if row.consistency == "bsp":  # rounds come whole
+    epoch_s = samples / prediction.samples_per_s + _tail_s(preset, algorithm, cluster)
+    if preset.synchronous:  # rounds come whole
         size = cluster.local_batch * len(cluster.workers)
         epoch_s = -(-samples // size) * size / prediction.samples_per_s
     known = prediction.most_staleness == 0 or algorithm.update_rule == COMPENSATING
     factor = prediction.samples_factor if known else None
-    loss = expected_loss(measured_as(algorithm), (1 + row.overlap) * len(cluster.workers) - 1)
+    loss = expected_loss(measured_as(algorithm), (1 + preset.overlap) * len(cluster.workers) - 1)
     staleness = prediction.staleness, prediction.most_staleness
     return Forecast(algorithm.name, samples / epoch_s, epoch_s, *staleness, factor, loss)
 
@@ -93,36 +94,36 @@ def measured_cluster(workers: Mapping[str, Mapping[str, Any]]) -> Cluster | None
         workers: Of each worker ``step_s`` with ``step_exchange_s`` of it, and ``batch_size``, as in ``history.nfdt``.
             Who has none of these, or is a group, is left out. An allreduce is taken to last as long as an exchange.
     """
-    rows = {name: row for name, row in workers.items() if row.get("step_s") and row.get("batch_size")}
-    if not rows:
+    measured = {name: entry for name, entry in workers.items() if entry.get("step_s") and entry.get("batch_size")}
+    if not measured:
         return None
     costs = []
-    for name, row in rows.items():
-        exchange_s = min(float(row.get("step_exchange_s", 0.0)), 0.95 * float(row["step_s"]))
-        step = StepTime(0.0, (float(row["step_s"]) - exchange_s) / int(row["batch_size"]))
+    for name, entry in measured.items():
+        exchange_s = min(float(entry.get("step_exchange_s", 0.0)), 0.95 * float(entry["step_s"]))
+        step = StepTime(0.0, (float(entry["step_s"]) - exchange_s) / int(entry["batch_size"]))
         costs.append(WorkerCost(name, step, exchange_s))
-    local_batch = round(sum(int(row["batch_size"]) for row in rows.values()) / len(rows))
+    local_batch = round(sum(int(entry["batch_size"]) for entry in measured.values()) / len(measured))
     return Cluster(tuple(costs), local_batch, allreduce_s=max(cost.exchange_s for cost in costs))
 
 
-def row_of(algorithm: AlgorithmSpec, cluster: Cluster) -> Row:
+def planned_preset(algorithm: AlgorithmSpec, cluster: Cluster) -> PlannedPreset:
     """The choice on the axes that the cost model knows."""
-    batch = "dbs" if algorithm.batch == "dbs" else "fixed"
-    if algorithm.consistency == "bsp":
-        return Row("bsp", "dbs" if batch == "dbs" else "fixed")
-    if algorithm.topology == "groups":
+    facts = algorithm.consistency_facts
+    if facts.synchronous:
+        return PlannedPreset(algorithm.consistency, algorithm.batch)
+    if algorithm.topology_facts.grouped:
         seconds = [worker.step.seconds(cluster.local_batch) for worker in cluster.workers]
         count = wanted_groups(algorithm.groups)
         found = choose_groups(seconds) if count is None else divide(seconds, count)
-        return Row("free", "dbs", groups=explicit_groups(algorithm.groups, len(seconds)) or found)
+        return PlannedPreset("free", "dbs", groups=explicit_groups(algorithm.groups, len(seconds)) or found)
     if algorithm.plan != "nothing":
-        rows = flat_rows("dbs" if batch == "dbs" else "fixed", algorithm.overlap)
-        return choose(as_measured(cluster, rows[0].batch), rows, current=rows[0]).row
-    return Row("free", "dbs" if batch == "dbs" else "fixed", algorithm.overlap)
+        presets = flat_presets(algorithm.batch, algorithm.overlap)
+        return choose(as_measured(cluster, presets[0].batch), presets, current=presets[0]).preset
+    return PlannedPreset("free", algorithm.batch, algorithm.overlap)
 
 
 def recommend(forecasts: Sequence[Forecast]) -> tuple[Forecast, str]:
-    """The row of most progress per second, and why, in a sentence; of equally good ones the first.
+    """The preset of most progress per second, and why, in a sentence; of equally good ones the first.
 
     Args:
         forecasts: At least one.
@@ -153,7 +154,7 @@ def _bounded(free: Prediction, bound: int, cluster: Cluster) -> Prediction:
     """
     workers, batch = cluster.workers, cluster.local_batch
     last = max(workers, key=lambda worker: worker.step.seconds(batch) + worker.exchange_s)
-    pace = predict(Row("free", "fixed"), replace(cluster, workers=(last,) * len(workers)))
+    pace = predict(PlannedPreset("free", "fixed"), replace(cluster, workers=(last,) * len(workers)))
     steps_s = [worker.step.seconds(batch) + worker.exchange_s for worker in workers]
     period_s = slowest([(step_s, w.jitter / (bound + 1)) for step_s, w in zip(steps_s, workers, strict=True)])
     busy = [(step_s / max(steps_s)) ** 2 for step_s in steps_s]
@@ -164,12 +165,12 @@ def _bounded(free: Prediction, bound: int, cluster: Cluster) -> Prediction:
     return replace(free, samples_per_s=rate, staleness=staleness, most_staleness=max(staleness, most))
 
 
-def _tail_s(row: Row, algorithm: AlgorithmSpec, cluster: Cluster) -> float:
+def _tail_s(preset: PlannedPreset, algorithm: AlgorithmSpec, cluster: Cluster) -> float:
     """What the end of an epoch costs: those who are done wait for the last step, half of the slowest on average."""
-    if row.consistency == "bsp":
+    if preset.synchronous:
         return 0.0
     longest = max(worker.step.seconds(cluster.local_batch) + worker.exchange_s for worker in cluster.workers)
-    if row.batch == "dbs" or algorithm.tasks == "finish-together":
+    if preset.follows_speed or make_task_policy(algorithm.tasks).ends_together:
         mean = sum(w.step.seconds(cluster.local_batch) + w.exchange_s for w in cluster.workers) / len(cluster.workers)
         return mean / 2
     return longest / 2

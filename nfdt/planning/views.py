@@ -1,4 +1,4 @@
-"""A cluster as a row's bytes make it, and as its own workers see it."""
+"""A cluster as a preset's bytes make it, and as its own workers see it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from dataclasses import replace
 
 from nfdt.codecs import WIDTHS, make_codec
 from nfdt.core.specs.algorithm import AlgorithmSpec
-from nfdt.planning.cost_model import Batch, Cluster, Row, WorkerCost, paces
+from nfdt.planning.cost_model import Cluster, PlannedPreset, WorkerCost, push_rates
 
 MANY = 2**20  # elements: how much a codec saves hardly depends on them
 ERRORS = {"identity": 0.0, "bf16": 0.0, "int8": 0.0001, "int4": 0.0225}  # relative squares on normal numbers
 
 
 def encoded(cluster: Cluster, algorithm: AlgorithmSpec) -> Cluster:
-    """The cluster with the bytes of the row's codecs; an adaptive one takes of each link what is cheapest there.
+    """The cluster with the bytes of the preset's codecs; an adaptive one takes of each link what is cheapest there.
 
     Coding itself is taken to cost nothing, and an adaptive codec to be the same in both directions.
     """
-    if algorithm.codec == "identity" and algorithm.reply_codec in (None, "identity"):
+    if not algorithm.codec_facts.encodes and not algorithm.encodes_replies:
         return cluster
     loads = _loads(cluster)
     parts = [_part(w, load, cluster.local_batch, algorithm) for w, load in zip(cluster.workers, loads, strict=True)]
@@ -32,16 +32,16 @@ def encoded(cluster: Cluster, algorithm: AlgorithmSpec) -> Cluster:
     return replace(cluster, workers=tuple(workers), links=tuple(links))
 
 
-def as_measured(cluster: Cluster, batch: Batch) -> Cluster:
+def as_measured(cluster: Cluster, batch: str) -> Cluster:
     """The cluster as free workers without overlap measure it: waiting for others is part of an exchange."""
-    waits = {index: 1 / rate - period_s for index, period_s, rate in paces(Row("free", batch), cluster)}
+    waits = {index: 1 / rate - period_s for index, period_s, rate in push_rates(PlannedPreset("free", batch), cluster)}
     workers = [replace(w, exchange_s=w.exchange_s + waits.get(i, 0.0)) for i, w in enumerate(cluster.workers)]
     return replace(cluster, workers=tuple(workers), shard_step_s=0.0, links=())
 
 
 def _loads(cluster: Cluster) -> list[float]:
     """How many times as long as alone each worker's bytes travel on the links that it shares."""
-    rates = {index: 1 / period_s for index, period_s, _ in paces(Row("free", "fixed"), cluster)}
+    rates = {index: 1 / period_s for index, period_s, _ in push_rates(PlannedPreset("free", "fixed"), cluster)}
     loads = [1.0] * len(cluster.workers)
     for link in cluster.links:
         load = link.busy_s * sum(rates[i] for i in link.workers)
@@ -52,9 +52,8 @@ def _loads(cluster: Cluster) -> list[float]:
 
 def _part(worker: WorkerCost, load: float, batch: int, algorithm: AlgorithmSpec) -> float:
     """What is left of the bytes of a push with its reply."""
-    if algorithm.codec != "adaptive":
-        reply = algorithm.reply_codec or ("int8" if algorithm.codec == "top-k" else algorithm.codec)
-        return (_size(algorithm.codec, algorithm.top_k) + _size(reply, algorithm.top_k)) / 2
+    if not algorithm.codec_facts.adaptive:
+        return (_size(algorithm.codec, algorithm.top_k) + _size(algorithm.codec_of_replies, algorithm.top_k)) / 2
 
     def cost(name: str) -> float:
         compute_s = worker.step.seconds(batch)

@@ -2,7 +2,7 @@
 
 from nfdt.core.order import order_crc, sample_order
 from nfdt.schedulers.batch_size import BatchSizes, Bounds
-from nfdt.schedulers.cutting import CutTasks
+from nfdt.schedulers.cutting import SizedTasks
 from nfdt.schedulers.finish_together import Runner, steps_to_share
 from nfdt.schedulers.leases import LeaseBook
 from nfdt.schedulers.proportions import equal_time_split, largest_remainder, proportional_split, water_fill
@@ -13,7 +13,7 @@ from nfdt.schedulers.throughput import Speeds, StepTime, Throughput, lease_size
 __all__ = [
     "BatchSizes",
     "Bounds",
-    "CutTasks",
+    "SizedTasks",
     "FedTasks",
     "LeaseBook",
     "PlannedTasks",

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from nfdt.schedulers.batch_size import BatchSizes
-from nfdt.schedulers.group_shares import StatedSizes
+from nfdt.schedulers.local_sizes import LocalSizes
 from nfdt.schedulers.ranges import Ranges
 from nfdt.schedulers.tasks import Position, Task, TaskPlan
 
 
-class CutTasks:
+class SizedTasks:
     """The rows of a plan's epoch, every one once, in batches whose sizes are not known beforehand.
 
     A synchronous round holds as many rows as the plan's rounds do, one part per worker; an asynchronous batch holds
@@ -25,7 +24,7 @@ class CutTasks:
         ranks: Which part of the round handed out last is meant for which worker.
     """
 
-    def __init__(self, plan: TaskPlan, sizes: BatchSizes | StatedSizes) -> None:
+    def __init__(self, plan: TaskPlan, sizes: LocalSizes) -> None:
         self._plan, self._sizes = plan, sizes
         self._pass_index, rows = plan.rows
         self._rows = Ranges(rows)

@@ -42,7 +42,7 @@ class GroupShare:
         return sum(self.rows)
 
 
-class StatedSizes:
+class FixedSizes:
     """Batch sizes of groups, which somebody states; takes the place of :class:`nfdt.schedulers.BatchSizes`.
 
     Args:

@@ -83,7 +83,7 @@ def predicted_cost(groups: Groups, seconds: Seconds, spread: float = SPREAD) -> 
 
 
 @dataclass
-class Steadiness:
+class Hysteresis:
     """Keeps a grouping as long as it fits: a look in which nobody left its group's band changes nothing.
 
     The band reaches from ``1 - BAND`` times the fastest to ``1 + BAND`` times the slowest member at the time of

@@ -11,7 +11,7 @@ from nfdt.core.specs.algorithm import AlgorithmSpec
 
 def pushes_differences(algorithm: AlgorithmSpec) -> bool:
     """Whether what arrives are differences ``pulled - own``, made by the user's optimizer elsewhere."""
-    return algorithm.topology == "groups" and algorithm.outer == "delta"
+    return algorithm.topology_facts.grouped and algorithm.outer == "delta"
 
 
 def outer_program(manifest: Mapping[str, Any], algorithm: AlgorithmSpec) -> dict[str, Any]:

@@ -33,11 +33,11 @@ class Terms:
     @classmethod
     def of(cls, algorithm: AlgorithmSpec, workers: int) -> Terms:
         """Those of a job with so many workers, whose batches sum up to ``workers`` of the size in ``fit``."""
-        grouped = algorithm.topology == "groups" or algorithm.plan == "topology"
-        cut = algorithm.batch == "dbs"
+        grouped = algorithm.topology_facts.grouped or algorithm.plan == "topology"
+        cut = algorithm.batch_facts.follows_speed
         most_parts = max(LEAST_PARTS, PARTS_PER_WORKER * workers) if cut else workers
         most_rate = workers * (1 + ROUNDING) if cut or grouped else 1.0
-        return cls(algorithm.consistency == "bsp", most_parts, most_rate, algorithm.overlap)
+        return cls(algorithm.consistency_facts.synchronous, most_parts, most_rate, algorithm.overlap)
 
     def check_order(self, worker: str, sequence: int, before: int | None) -> None:
         """Raise ProtocolError unless the request follows the one ``before`` it on its stream.

@@ -73,13 +73,13 @@ class Attendance:
     def _fail(self, machine: Machine, name: str, post: Post) -> None:
         if name not in self._alive:
             return
-        topology = self.everybody[name].spec.algorithm.topology
-        if topology == "ring":
+        topology = self.everybody[name].spec.algorithm.topology_facts
+        if topology.allreduce:
             self._coordinator.fail(
                 f"Machine {machine.number} has failed, and with it the ring. Elastic rings are real."
             )
         returns_after_s = machine.described.returns_after_s
-        if returns_after_s is not None and topology == "flat":
+        if returns_after_s is not None and topology.flat:
             self._returning += 1
             self._agenda.after(returns_after_s, lambda: self._return(post))
         self.lose(name, "its machine failed")

@@ -11,7 +11,7 @@ from nfdt.coordinator.topology_view import epochs_allow_groups, grouped, is_grou
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.groups import check_groups
 from nfdt.core.specs.job import JobSpec
-from nfdt.schedulers.group_shares import GroupShare, StatedSizes
+from nfdt.schedulers.group_shares import FixedSizes, GroupShare
 from nfdt.schedulers.grouping import Groups
 from nfdt.simulate.machines import Machine, Network
 from nfdt.simulate.worker import Crew, Post, Share, SimulatedWorker
@@ -41,7 +41,7 @@ class Crews:
     def __init__(self, spec: JobSpec, machines: Sequence[Machine], network: Network, weights: int) -> None:
         _check(spec)
         self.spec, self._machines, self._network, self._bytes = spec, list(machines), network, 4 * weights
-        self.sizes: StatedSizes | None = None
+        self.sizes: FixedSizes | None = None
         self.shares: tuple[GroupShare, ...] = ()
         everybody = tuple(m.number for m in machines)
         self._plan: GroupPlan | None = None
@@ -51,7 +51,7 @@ class Crews:
             self._measure(self._plan)
             self._form(self._plan.explicit or tuple(sorted(self._plan.choose((everybody,)))))
         else:
-            flat = spec.algorithm.topology == "flat"
+            flat = spec.algorithm.topology_facts.flat
             self.posts = self._posts(tuple((n,) for n in everybody) if flat else (everybody,))
 
     @property
@@ -120,7 +120,7 @@ class Crews:
 
     def _form(self, groups: Groups) -> None:
         assert self._plan is not None, "only such jobs come here"
-        self.sizes = StatedSizes(self.spec.fit.batch_size) if self.spec.train.kind == "arrays" else None
+        self.sizes = FixedSizes(self.spec.fit.batch_size) if self.spec.train.kind == "arrays" else None
         self.posts = self._posts(groups)
         self._plan.settle(groups)
         self._share_out(self._plan, groups)

@@ -19,6 +19,7 @@ from nfdt.core.program.state import State, load_state
 from nfdt.core.sharding import count_shards
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work import instructions as ins
+from nfdt.schedulers.task_policies import make_task_policy
 from nfdt.simulate.attendance import Attendance
 from nfdt.simulate.client import VirtualClient, Way
 from nfdt.simulate.cluster import ClusterDescription
@@ -83,8 +84,7 @@ class SimulatedJob:
         self.coordinator = Coordinator(self._crews.seen, self._crews.policy, clock, self._merger, self._crews.sizes)
         self._attendance = Attendance(self.agenda, self.coordinator, self._worker, self._stir)
         # Whether all who wait for tasks wait for the same: for any task to come back, the round's end, or the slowest.
-        policies = {"dynamic": ("free", "softsync", "bsp", "ssp"), "finish-together": ()}
-        self._alike = self._crews.policy.name in policies.get(spec.algorithm.tasks, ("free", "softsync", "bsp"))
+        self._alike = make_task_policy(spec.algorithm.tasks).waiters_alike(self._crews.policy.facts.waiters_alike)
         self._waiting: dict[str, Signal] = {}
         self._settling = self._over = False
         self._fed: tuple[int, Iterator[Batch]] | None = None

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nfdt.coordinator.coordinator import Coordinator
-from nfdt.coordinator.group_plan import told_groups
-from nfdt.coordinator.online_planner import WORLDS_S, told
+from nfdt.coordinator.group_plan import groups_event
+from nfdt.coordinator.online_planner import WORLDS_S, plan_event
 from nfdt.simulate.attendance import Attendance
 from nfdt.simulate.crews import Crews
 from nfdt.simulate.events import Agenda
@@ -44,7 +44,7 @@ class Regrouping:
             self._attendance.seat(post, since)
         self._crews.seated()
         if shares := self._crews.shares:
-            self._emit("groups", told_groups(shares, reason))
+            self._emit("groups", groups_event(shares, reason))
 
     def review(self) -> None:
         """An epoch is over."""
@@ -58,8 +58,8 @@ class Regrouping:
         elif crews.may_turn and len(living) == len(self._attendance.everybody):
             choice = coordinator.plan_groups(self._network.load, remaining_s)
             if choice is not None:
-                crews.turn(choice.row.groups)
-                self._emit("plan", told(choice))
+                crews.turn(choice.preset.groups)
+                self._emit("plan", plan_event(choice))
                 self._replace_all("planned")
                 coordinator.renew(crews.seen, crews.sizes)
 

@@ -151,11 +151,11 @@ def make_choice(spec: AlgorithmSpec, size: int, *, clock: Callable[[], float] = 
 
     ``clock`` is what an adaptive choice measures the time of codecs with.
     """
-    if spec.codec == "adaptive":
+    if spec.codec_facts.adaptive:
         width = AdaptiveWidth(WIDTHS, size, error_budget=spec.error_budget, pipelined=spec.overlap > 0)
         return AdaptiveChoice(width, clock)
     push = make_codec(spec.codec, top_k=spec.top_k)
-    reply = make_codec(spec.reply_codec or ("int8" if spec.codec == "top-k" else spec.codec), top_k=spec.top_k)
+    reply = make_codec(spec.codec_of_replies, top_k=spec.top_k)
     return None if push is reply is IDENTITY else FixedChoice(push, reply)
 
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nfdt.coordinator import Emit, Report, TaskTime, Work
-from nfdt.coordinator.speeds import Pace
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.messages import to_report
+from nfdt.schedulers.task_policies import finish_together
 from tests.support.simulated_cluster import job, started
 from tests.support.timed_cluster import TimedCluster
 
@@ -65,13 +65,13 @@ def test_the_others_are_looked_at_only_where_it_changes_something(seconds, steps
 
     found = run()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Pace, "_ends_soon", lambda *_: True)
+        patch.setattr(finish_together.FinishTogetherTasks, "_ends_soon", lambda *_: True)
         assert run() == found
 
 
 def test_most_leases_of_a_long_epoch_look_at_nobody_else(monkeypatch):
-    looks, look = [], Pace._steps_left_for
-    monkeypatch.setattr(Pace, "_steps_left_for", lambda *args: looks.append(1) or look(*args))
+    looks, look = [], finish_together._steps_left_for
+    monkeypatch.setattr(finish_together, "_steps_left_for", lambda *args: looks.append(1) or look(*args))
     cluster = timed("asgd", [0.1] * 40, samples=4000 * BATCH, epochs=1, overrides={"tasks": "finish-together"})
     assert len(looks) < len(cluster.steps) / 4
 
@@ -101,10 +101,10 @@ def test_a_fast_worker_that_falls_silent_is_not_waited_for():
     )
     told = []
     coordinator, slow = cluster.coordinator, cluster.workers["worker-1"]
-    pace = coordinator._pace
+    speeds = coordinator._decisions.speeds
     for name, seconds in (("worker-0", 0.01), ("worker-1", 0.8)):
         for _ in range(8):
-            pace.stepped(name, BATCH, TaskTime(seconds))
+            speeds.stepped(name, BATCH, TaskTime(seconds))
     while cluster._everybody_asks():
         pass
     for name in ("worker-1", "worker-0"):  # worker-0 reports, and is not heard of again

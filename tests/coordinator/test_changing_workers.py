@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nfdt.coordinator import BeginEpoch, Evaluate, ForgetWorker, Leave, Report, Summarise, Wait, Work
-from nfdt.schedulers.group_shares import StatedSizes
+from nfdt.schedulers.group_shares import FixedSizes
 from tests.support.simulated_cluster import SimulatedCluster, job, started
 
 A, B = "worker-0", "worker-1"
@@ -101,7 +101,7 @@ def test_others_take_the_sizes_that_were_stated_for_them():
     cluster = at_the_end_of_the_first_epoch(spec)
     cluster.coordinator.retire_all()
     cluster.workers.clear()
-    sizes = StatedSizes(4)
+    sizes = FixedSizes(4)
     sizes.state({"worker-2": 7, "worker-3": 3})
     cluster.coordinator.renew(spec, sizes)
     cluster.proceed()

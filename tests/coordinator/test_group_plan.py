@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nfdt.coordinator.group_plan import GroupPlan, name_of, told_groups
+from nfdt.coordinator.group_plan import GroupPlan, groups_event, name_of
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 
 ROWS = 32
@@ -131,7 +131,7 @@ def test_groups_that_push_differences_take_local_steps_and_others_one():
 
 def test_groups_are_told_with_what_each_gets():
     plan = measure(plan_of(batch="fixed", outer="delta", local_steps=8), 1, 1, 3, 3)
-    told = told_groups(plan.shares(FAST_AND_SLOW), "speeds")
+    told = groups_event(plan.shares(FAST_AND_SLOW), "speeds")
     fast, slow = told["groups"]
     assert told["reason"] == "speeds"
     assert (fast["members"], slow["members"]) == ([0, 1], [2, 3])

@@ -3,8 +3,8 @@
 import pytest
 
 from nfdt.consistency import make_policy
+from nfdt.coordinator.decisions import Decisions
 from nfdt.coordinator.membership import Membership
-from nfdt.coordinator.speeds import Pace
 from nfdt.core.work.instructions import TaskTime
 from nfdt.schedulers import LeaseBook, PlannedTasks, TaskPlan
 from tests.support.simulated_cluster import job
@@ -12,33 +12,33 @@ from tests.support.simulated_cluster import job
 A, B = "worker-0", "worker-1"
 
 
-def pace_of(samples, **overrides):
+def decisions_of(samples, **overrides):
     spec = job(workers=2, samples=samples, batch_size=1, overrides=overrides)
-    return Pace(spec, make_policy(spec.algorithm))
+    return Decisions.of(spec, make_policy(spec.algorithm))
 
 
 def test_a_step_takes_its_exchange_too():
-    pace = pace_of(10)
+    parts = decisions_of(10)
     for _ in range(10):
-        pace.stepped(A, 1, TaskTime(0.1, 0.3))
-    described = pace.describe([A])[A]
+        parts.speeds.stepped(A, 1, TaskTime(0.1, 0.3))
+    described = parts.report.describe([A])[A]
     assert described["step_s"] == pytest.approx(0.4)
     assert described["step_exchange_s"] == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(("late_s", "gets"), [(0.0, 0), (20.0, 1)])
 def test_who_is_late_may_be_so_for_as_long_again(late_s, gets):
-    pace = pace_of(2, tasks="finish-together")
+    parts = decisions_of(2, tasks="finish-together")
     members = Membership(2, 0.0)
     slow, quick = members.join(A, 0, 0.0), members.join(B, 1, 0.0)
     for member in (slow, quick):
         members.is_ready(member)
     for _ in range(10):
-        pace.stepped(A, 1, TaskTime(10.0))
-        pace.stepped(B, 1, TaskTime(1.0))
+        parts.speeds.stepped(A, 1, TaskTime(10.0))
+        parts.speeds.stepped(B, 1, TaskTime(1.0))
     book = LeaseBook(PlannedTasks(TaskPlan(2, 1)))
     book.issue(B)
     quick.leased_at, now = 0.0, 1.0 + late_s
     slow.leased_at = now
     quick.seen_at = slow.seen_at = now
-    assert pace.lease(slow, members.ready(), book, now) == gets
+    assert parts.leases.size(slow, members.ready(), book, now) == gets

@@ -3,11 +3,11 @@
 import pytest
 
 from nfdt.coordinator import Emit
-from nfdt.coordinator.online_planner import Autopilot, ShardLoad, follows_a_plan, told
+from nfdt.coordinator.online_planner import OnlinePlanner, ShardLoad, follows_a_plan, plan_event
 from nfdt.coordinator.topology_view import grouped, seen_by_coordinator
-from nfdt.planning import Row
+from nfdt.planning import PlannedPreset
 from nfdt.schedulers import StepTime
-from nfdt.schedulers.group_shares import StatedSizes
+from nfdt.schedulers.group_shares import FixedSizes
 from tests.support.simulated_cluster import job
 from tests.support.timed_cluster import TimedCluster
 
@@ -64,30 +64,30 @@ def test_every_sample_is_trained_once_whatever_is_chosen():
 
 
 def test_a_decision_is_kept_while_what_it_hides_cannot_be_seen_and_changed_when_that_matters_no_more():
-    autopilot = Autopilot(BATCH, overlap=1)
-    assert autopilot.look(steps([20, 20], 20)).row.overlap == 1
-    assert autopilot.look(steps([20, 20], 20, hidden=1.0)) is None
-    assert autopilot.look(steps([21, 19], 20, hidden=0.9)) is None
-    assert autopilot.look(steps([2000, 2000], 20, hidden=1.0)).row.overlap == 0
+    planner = OnlinePlanner(BATCH, overlap=1)
+    assert planner.look(steps([20, 20], 20)).preset.overlap == 1
+    assert planner.look(steps([20, 20], 20, hidden=1.0)) is None
+    assert planner.look(steps([21, 19], 20, hidden=0.9)) is None
+    assert planner.look(steps([2000, 2000], 20, hidden=1.0)).preset.overlap == 0
 
 
 @pytest.mark.parametrize("batch", ["dbs", "fixed"])
 def test_before_anything_is_measured_workers_are_free_and_hide_nothing(batch):
-    autopilot = Autopilot(BATCH, overlap=2, batch=batch)
-    assert autopilot.row == Row("free", batch, 0)
-    assert autopilot.choice is None
-    assert autopilot.look(steps([20, 20], 0.1)).row == Row("free", batch, 0)
+    planner = OnlinePlanner(BATCH, overlap=2, batch=batch)
+    assert planner.preset == PlannedPreset("free", batch, 0)
+    assert planner.choice is None
+    assert planner.look(steps([20, 20], 0.1)).preset == PlannedPreset("free", batch, 0)
 
 
 def test_a_worker_that_comes_while_exchanges_are_hidden_is_taken_as_it_shows_itself():
-    autopilot = Autopilot(BATCH, overlap=1)
-    assert autopilot.look(steps([20, 20], 20)).row.overlap == 1
-    assert autopilot.look(steps([20, 20, 20], 20, hidden=0.5)) is None
+    planner = OnlinePlanner(BATCH, overlap=1)
+    assert planner.look(steps([20, 20], 20)).preset.overlap == 1
+    assert planner.look(steps([20, 20, 20], 20, hidden=0.5)) is None
 
 
 def test_a_decision_is_told_with_what_it_promises_and_why():
-    choice = Autopilot(BATCH, overlap=1).look(steps([30, 30, 30], 0))
-    assert told(choice) == {
+    choice = OnlinePlanner(BATCH, overlap=1).look(steps([30, 30, 30], 0))
+    assert plan_event(choice) == {
         "row": {"topology": "flat", "batch": "dbs", "overlap": 0},
         "samples_per_s": 3200.0,
         "reason": choice.reason,
@@ -112,16 +112,16 @@ FULL = ShardLoad(busy_s=0.01, wait_s=0.15)
 
 
 def planned(*, load=FULL, remaining_s=100.0, workers=16):
-    autopilot = Autopilot(BATCH, overlap=1)
+    planner = OnlinePlanner(BATCH, overlap=1)
     measured = steps([10] * workers, 170)
-    assert autopilot.look(measured).row.topology == "flat"
-    return autopilot.look_at_groups(measured, load, remaining_s)
+    assert planner.look(measured).preset.topology == "flat"
+    return planner.look_at_groups(measured, load, remaining_s)
 
 
 def test_a_shard_that_is_full_is_relieved_by_groups():
     choice = planned()
-    assert (choice.row.consistency, choice.row.batch, choice.row.overlap) == ("free", "dbs", 0)
-    assert sorted(member for group in choice.row.groups for member in group) == list(range(16))
+    assert (choice.preset.consistency, choice.preset.batch, choice.preset.overlap) == ("free", "dbs", 0)
+    assert sorted(member for group in choice.preset.groups for member in group) == list(range(16))
     assert choice.reason.startswith("groups 0,1,2")
 
 
@@ -146,10 +146,10 @@ class TurningCluster(TimedCluster):
     def proceed(self):
         if self.proceeds == [1] and len(self.workers) == 4:
             choice = self.coordinator.plan_groups(ShardLoad(0.03, 0.06), remaining_s=1000.0)
-            self.groups = choice.row.groups
+            self.groups = choice.preset.groups
             self.coordinator.retire_all()
             self.workers.clear()
-            sizes = StatedSizes(BATCH)
+            sizes = FixedSizes(BATCH)
             sizes.state({f"worker-{4 + i}": len(group) * BATCH for i, group in enumerate(self.groups)})
             self.coordinator.renew(seen_by_coordinator(grouped(self.spec), len(self.groups)), sizes)
             self.settle()

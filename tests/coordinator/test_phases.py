@@ -32,12 +32,16 @@ class Phase:
 
     def __init__(self, tasks, lease):
         self.policy, self.stepped = Policy(), []
-        pace = SimpleNamespace(divides=False, overlap=1, lease=lambda *_: lease)
-        pace.stepped = lambda worker, samples, time: self.stepped.append((samples, time))
+        decisions = SimpleNamespace(
+            policy=self.policy,
+            leases=SimpleNamespace(divides=False, size=lambda *_: lease),
+            plan=SimpleNamespace(overlap=1),
+            speeds=SimpleNamespace(stepped=lambda worker, samples, time: self.stepped.append((samples, time))),
+        )
         members = Membership(1, 0.0)
         self.member = members.join(W, 0, 0.0)
         self.book = LeaseBook(PlannedTasks(TaskPlan(tasks, 1)))
-        self.training = Training(BeginEpoch(0, b"", 0), self.book, self.policy, pace, members, {}, Gate(None))
+        self.training = Training(BeginEpoch(0, b"", 0), self.book, decisions, members, {}, Gate(None))
         self.training.instruct(self.member, 0.0)
 
     def ask(self, now=0.0):

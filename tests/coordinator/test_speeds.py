@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from nfdt.consistency import make_policy
+from nfdt.coordinator.decisions import Decisions
+from nfdt.coordinator.leasing import stream_warning
 from nfdt.coordinator.membership import Member
 from nfdt.coordinator.online_planner import ShardLoad
-from nfdt.coordinator.speeds import Pace, batch_sizes, told_of_streams
+from nfdt.coordinator.speeds import batch_sizes
 from nfdt.core.work.instructions import TaskTime
 from nfdt.schedulers import LeaseBook, PlannedTasks, TaskPlan
-from nfdt.schedulers.group_shares import StatedSizes
+from nfdt.schedulers.group_shares import FixedSizes
 from tests.support.simulated_cluster import job
 
 BATCH = 16
@@ -19,19 +21,19 @@ NAMES = (FAST, SLOW)
 TOGETHER = {"overrides": {"tasks": "finish-together"}}
 
 
-def pace_of(*seconds: float, preset: str = "asgd", steps: int = 12, **options) -> Pace:
-    """The pace of a job whose workers have done so many steps of these seconds."""
+def decisions_of(*seconds: float, preset: str = "asgd", steps: int = 12, **options) -> Decisions:
+    """The decisions of a job whose workers have done so many steps of these seconds."""
     spec = job(preset, **{"workers": 2, "samples": 1000 * BATCH, "batch_size": BATCH, **options})
-    pace = Pace(spec, make_policy(spec.algorithm))
+    parts = Decisions.of(spec, make_policy(spec.algorithm))
     for name, step_s in zip(NAMES, seconds, strict=False):
-        pace.joined(name)
-        step(pace, name, step_s, steps)
-    return pace
+        parts.joined(name)
+        step(parts, name, step_s, steps)
+    return parts
 
 
-def step(pace: Pace, name: str, seconds: float, count: int = 1, exchange_s: float = 0.0) -> None:
+def step(parts: Decisions, name: str, seconds: float, count: int = 1, exchange_s: float = 0.0) -> None:
     for _ in range(count):
-        pace.stepped(name, pace.size_of(name), TaskTime(seconds - exchange_s, exchange_s))
+        parts.speeds.stepped(name, parts.speeds.size_of(name), TaskTime(seconds - exchange_s, exchange_s))
 
 
 def members(now: float = 0.0) -> list[Member]:
@@ -42,74 +44,74 @@ def book_of(steps: int) -> LeaseBook:
     return LeaseBook(PlannedTasks(TaskPlan(steps * BATCH, BATCH)))
 
 
-def lease(pace: Pace, index: int, steps: int, *, now: float = 0.0, everybody: list[Member] | None = None) -> int:
+def lease(parts: Decisions, index: int, steps: int, *, now: float = 0.0, everybody: list[Member] | None = None) -> int:
     """How many tasks this worker gets where nobody holds any and so many are left."""
     everybody = everybody or members(now)
-    return pace.lease(everybody[index], everybody, book_of(steps), now)
+    return parts.leases.size(everybody[index], everybody, book_of(steps), now)
 
 
 # ---- leases
 
 
 def test_a_lease_is_one_task_until_the_worker_is_measured_and_a_fifth_of_a_second_then():
-    assert lease(pace_of(0.01, steps=3), 0, steps=1000) == 1
-    assert lease(pace_of(0.01, 0.05), 0, steps=1000) == 20
-    assert lease(pace_of(0.01, 0.05), 1, steps=1000) == 4
-    assert lease(pace_of(0.01, 0.05), 0, steps=12) == 3  # the rest is shared in small pieces
+    assert lease(decisions_of(0.01, steps=3), 0, steps=1000) == 1
+    assert lease(decisions_of(0.01, 0.05), 0, steps=1000) == 20
+    assert lease(decisions_of(0.01, 0.05), 1, steps=1000) == 4
+    assert lease(decisions_of(0.01, 0.05), 0, steps=12) == 3  # the rest is shared in small pieces
 
 
 @pytest.mark.parametrize("preset", ["ssp", "n-softsync", "bsp"])
 def test_a_policy_that_limits_leases_is_obeyed(preset):
-    assert lease(pace_of(0.01, 0.01, preset=preset), 0, steps=1000) == 1
+    assert lease(decisions_of(0.01, 0.01, preset=preset), 0, steps=1000) == 1
 
 
 def test_batches_that_are_fed_are_leased_one_by_one():
-    assert lease(pace_of(0.01, 0.01, stream=True), 0, steps=1000) == 1
+    assert lease(decisions_of(0.01, 0.01, stream=True), 0, steps=1000) == 1
 
 
 def test_what_is_left_is_shared_so_that_all_end_together():
     """5 steps of 0.1 s against one of 0.5 s."""
-    pace = pace_of(0.1, 0.5, **TOGETHER)
-    assert lease(pace, 1, steps=6) == 1
-    assert lease(pace, 1, steps=4) == 0  # the other one has done them sooner
-    assert lease(pace, 0, steps=4) == 1
-    assert lease(pace_of(0.1, 0.5), 1, steps=4) == 1
+    parts = decisions_of(0.1, 0.5, **TOGETHER)
+    assert lease(parts, 1, steps=6) == 1
+    assert lease(parts, 1, steps=4) == 0  # the other one has done them sooner
+    assert lease(parts, 0, steps=4) == 1
+    assert lease(decisions_of(0.1, 0.5), 1, steps=4) == 1
 
 
 def test_whose_speed_is_unknown_gets_a_single_step_of_the_end():
-    pace = pace_of(0.1, 0.5, steps=4, **TOGETHER)
-    assert [lease(pace, index, steps=2) for index in (0, 1)] == [1, 1]
-    pace = pace_of(0.001, **TOGETHER)  # the second worker is new
-    assert lease(pace, 1, steps=4) == 1
+    parts = decisions_of(0.1, 0.5, steps=4, **TOGETHER)
+    assert [lease(parts, index, steps=2) for index in (0, 1)] == [1, 1]
+    parts = decisions_of(0.001, **TOGETHER)  # the second worker is new
+    assert lease(parts, 1, steps=4) == 1
 
 
 def test_who_asks_is_free_and_who_is_silent_may_be_so_for_as_long_again():
-    pace = pace_of(0.1, 0.5, **TOGETHER)
+    parts = decisions_of(0.1, 0.5, **TOGETHER)
     now = 100.0
     everybody = members(now)
     everybody[1].leased_at = now
-    assert lease(pace, 1, steps=4, now=now, everybody=everybody) == 0
+    assert lease(parts, 1, steps=4, now=now, everybody=everybody) == 0
     everybody[0].seen_at = 90.0  # the fast one has not been heard of for ten seconds
-    assert lease(pace, 1, steps=4, now=now, everybody=everybody) == 1
-    assert lease(pace, 0, steps=4, now=now, everybody=everybody) == 1  # who asks is here
+    assert lease(parts, 1, steps=4, now=now, everybody=everybody) == 1
+    assert lease(parts, 0, steps=4, now=now, everybody=everybody) == 1  # who asks is here
 
 
 def test_who_holds_tasks_is_free_after_them():
-    pace = pace_of(0.1, 0.5, **TOGETHER)
+    parts = decisions_of(0.1, 0.5, **TOGETHER)
     everybody, book = members(), book_of(14)
     book.issue(FAST, 10)  # a second of work
-    assert pace.lease(everybody[1], everybody, book, 0.0) == 1
+    assert parts.leases.size(everybody[1], everybody, book, 0.0) == 1
     everybody[0].in_flight = frozenset(task.task for task in book.held(FAST))  # all of it is on its way already
-    assert pace.lease(everybody[1], everybody, book, 0.0) == 0
+    assert parts.leases.size(everybody[1], everybody, book, 0.0) == 0
 
 
 def test_who_never_gets_anything_may_show_that_it_is_quick_again():
-    pace = pace_of(0.1, 0.5, **TOGETHER)
-    assert lease(pace, 1, steps=4, now=9.9) == 0
-    assert lease(pace, 1, steps=4, now=10.1) == 1  # 20 of its own steps after its last lease
+    parts = decisions_of(0.1, 0.5, **TOGETHER)
+    assert lease(parts, 1, steps=4, now=9.9) == 0
+    assert lease(parts, 1, steps=4, now=10.1) == 1  # 20 of its own steps after its last lease
     everybody = members(10.1)
     everybody[1].leased_at = 5.0
-    assert lease(pace, 1, steps=4, now=10.1, everybody=everybody) == 0
+    assert lease(parts, 1, steps=4, now=10.1, everybody=everybody) == 0
 
 
 # ---- shares
@@ -118,9 +120,9 @@ def test_who_never_gets_anything_may_show_that_it_is_quick_again():
 def test_static_shares_are_equal_and_others_follow_speed_once_everybody_is_known_well():
     static = {"overrides": {"tasks": "static"}}
     proportional = {"overrides": {"tasks": "proportional"}}
-    assert pace_of(**static).shares(NAMES) == {FAST: 1.0, SLOW: 1.0}
-    assert pace_of(0.1, 0.4, steps=9, **proportional).shares(NAMES) is None
-    shares = pace_of(0.1, 0.4, steps=10, **proportional).shares(NAMES)
+    assert decisions_of(**static).leases.shares(NAMES) == {FAST: 1.0, SLOW: 1.0}
+    assert decisions_of(0.1, 0.4, steps=9, **proportional).leases.shares(NAMES) is None
+    shares = decisions_of(0.1, 0.4, steps=10, **proportional).leases.shares(NAMES)
     assert shares == {FAST: pytest.approx(160), SLOW: pytest.approx(40)}
 
 
@@ -130,13 +132,13 @@ def test_static_shares_are_equal_and_others_follow_speed_once_everybody_is_known
     ids=["dynamic", "finish-together", "bsp"],
 )
 def test_other_epochs_are_not_divided(other):
-    pace = pace_of(0.1, 0.4, **other)
-    assert not pace.divides
-    assert pace.shares(NAMES) is None
+    parts = decisions_of(0.1, 0.4, **other)
+    assert not parts.leases.divides
+    assert parts.leases.shares(NAMES) is None
 
 
 def test_a_stream_is_not_divided():
-    assert pace_of(0.1, 0.4, stream=True, overrides={"tasks": "static"}).shares(NAMES) is None
+    assert decisions_of(0.1, 0.4, stream=True, overrides={"tasks": "static"}).leases.shares(NAMES) is None
 
 
 # ---- batch sizes
@@ -146,11 +148,11 @@ def test_batches_follow_speed_within_the_jobs_bounds():
     spec = job(batch_size=BATCH, overrides={"batch": "dbs", "batch_min": 8, "batch_max": 20, "batch_multiple": 4})
     bounds = batch_sizes(spec).bounds
     assert (bounds.least, bounds.most, bounds.multiple) == (8, 20, 4)
-    pace = pace_of(0.1, 0.4, overrides={"batch": "dbs"})
-    assert pace.size_of(FAST) > BATCH > pace.size_of(SLOW)
-    pace.left(SLOW)
-    assert pace.size_of(FAST) == BATCH
-    assert pace_of(0.1, 0.4).size_of(FAST) == BATCH
+    parts = decisions_of(0.1, 0.4, overrides={"batch": "dbs"})
+    assert parts.speeds.size_of(FAST) > BATCH > parts.speeds.size_of(SLOW)
+    parts.left(SLOW)
+    assert parts.speeds.size_of(FAST) == BATCH
+    assert decisions_of(0.1, 0.4).speeds.size_of(FAST) == BATCH
     assert batch_sizes(job(stream=True, overrides={"batch": "dbs"})) is None
 
 
@@ -163,114 +165,126 @@ def test_batches_follow_speed_within_the_jobs_bounds():
     ],
 )
 def test_what_a_stream_cannot_have_is_said(option, said):
-    assert told_of_streams(job(stream=True, overrides=option)).startswith(said)
-    assert told_of_streams(job(overrides=option)) is None
-    assert told_of_streams(job(stream=True)) is None
+    assert stream_warning(job(stream=True, overrides=option)).startswith(said)
+    assert stream_warning(job(overrides=option)) is None
+    assert stream_warning(job(stream=True)) is None
 
 
 # ---- what is told
 
 
 def test_a_speed_is_told_when_it_is_known_and_again_when_it_has_moved():
-    pace = pace_of(0.1, 0.4, steps=3)
-    assert pace.news(NAMES) is None
-    step(pace, FAST, 0.1, 9, exchange_s=0.025)
+    parts = decisions_of(0.1, 0.4, steps=3)
+    assert parts.report.look(NAMES, 0.0) is None
+    step(parts, FAST, 0.1, 9, exchange_s=0.025)
     row = {"samples_per_s": 160.0, "step_s": 0.1, "step_exchange_s": 0.025, "batch_size": BATCH}
-    assert pace.news(NAMES) == {FAST: row}
-    assert pace.news(NAMES) is None
-    step(pace, FAST, 0.105, 20, exchange_s=0.025)
-    assert pace.news(NAMES) is None
-    step(pace, FAST, 0.2, 20, exchange_s=0.025)
-    assert pace.news(NAMES)[FAST]["samples_per_s"] == 80.0
-    step(pace, FAST, 0.1, 20, exchange_s=0.025)
-    assert pace.news(NAMES)[FAST]["samples_per_s"] == 160.0
+    assert parts.report.look(NAMES, 0.0) == {FAST: row}
+    assert parts.report.look(NAMES, 0.0) is None
+    step(parts, FAST, 0.105, 20, exchange_s=0.025)
+    assert parts.report.look(NAMES, 0.0) is None
+    step(parts, FAST, 0.2, 20, exchange_s=0.025)
+    assert parts.report.look(NAMES, 0.0)[FAST]["samples_per_s"] == 80.0
+    step(parts, FAST, 0.1, 20, exchange_s=0.025)
+    assert parts.report.look(NAMES, 0.0)[FAST]["samples_per_s"] == 160.0
 
 
 def test_speeds_are_told_in_thousandths_of_samples_and_in_microseconds():
-    pace = pace_of()
-    step(pace, FAST, 0.0123456, 12, exchange_s=0.00123456)
+    parts = decisions_of()
+    step(parts, FAST, 0.0123456, 12, exchange_s=0.00123456)
     row = {"samples_per_s": 1296.008, "step_s": 0.012346, "step_exchange_s": 0.001235, "batch_size": BATCH}
-    assert pace.describe([FAST]) == {FAST: row}
+    assert parts.report.describe([FAST]) == {FAST: row}
 
 
 def test_another_batch_size_is_told():
-    pace = pace_of(0.1, 0.1)
-    assert pace.news(NAMES)
-    pace.renew(job(workers=2), sizes := StatedSizes(BATCH))
+    parts = decisions_of(0.1, 0.1)
+    assert parts.report.look(NAMES, 0.0)
+    parts.renew(job(workers=2), sizes := FixedSizes(BATCH))
     sizes.state({SLOW: BATCH + 1})
-    assert pace.news(NAMES)[SLOW]["batch_size"] == BATCH + 1
-    assert pace.news(NAMES) is None
+    assert parts.report.look(NAMES, 0.0)[SLOW]["batch_size"] == BATCH + 1
+    assert parts.report.look(NAMES, 0.0) is None
 
 
 def test_who_is_gone_is_described_as_it_was():
-    pace = pace_of(0.1, 0.4)
-    assert set(pace.describe(NAMES)) == set(NAMES)
-    pace.left(SLOW)
-    assert set(pace.describe([FAST])) == {FAST}
-    assert pace.described[SLOW]["step_s"] == 0.4
+    parts = decisions_of(0.1, 0.4)
+    assert set(parts.report.describe(NAMES)) == set(NAMES)
+    parts.left(SLOW)
+    assert set(parts.report.describe([FAST])) == {FAST}
+    assert parts.report.described[SLOW]["step_s"] == 0.4
 
 
 def test_who_comes_back_is_measured_anew():
-    pace = pace_of(0.01, 0.05)
-    pace.left(FAST)
-    pace.joined(FAST)
-    assert [lease(pace, index, steps=1000) for index in (0, 1)] == [1, 4]
+    parts = decisions_of(0.01, 0.05)
+    parts.left(FAST)
+    parts.joined(FAST)
+    assert [lease(parts, index, steps=1000) for index in (0, 1)] == [1, 4]
 
 
 def test_speeds_may_be_told_once_a_second():
-    pace = pace_of()
-    assert [pace.may_tell(now) for now in (0.0, 0.9, 1.0, 1.5, 2.0)] == [True, False, True, False, True]
+    parts = decisions_of()
+    for now, due in ((0.0, True), (0.9, False), (1.0, True), (1.5, False), (2.0, True)):
+        assert parts.report.is_due(now) == due
+        if due:
+            parts.report.look(NAMES, now)
 
 
 # ---- plans
 
 
+def looks(parts: Decisions, workers: int) -> bool:
+    """Whether the plan is looked at after one more report."""
+    parts.plan.reported()
+    due = parts.plan.is_due(workers)
+    if due:
+        parts.plan.look(())
+    return due
+
+
 def test_a_job_that_plans_looks_once_in_as_many_reports_as_it_has_workers():
-    pace = pace_of(preset="auto")
-    assert [pace.may_plan(3) for _ in range(7)] == [False, False, True, False, False, True, False]
-    assert [pace_of().may_plan(1) for _ in range(3)] == [False] * 3
+    parts = decisions_of(preset="auto")
+    assert [looks(parts, 3) for _ in range(7)] == [False, False, True, False, False, True, False]
+    assert [looks(decisions_of(), 1) for _ in range(3)] == [False] * 3
 
 
 def test_a_plan_waits_until_every_worker_is_measured_and_is_made_once():
-    pace = pace_of(0.02, 0.02, preset="auto", steps=9)
-    assert pace.plan(NAMES) is None
-    assert pace.plan_groups(NAMES, ShardLoad(0.01, 0.15), 1e6) is None
-    step(pace, FAST, 0.02)
-    assert pace.plan(NAMES) is None
-    step(pace, SLOW, 0.02)
-    assert pace.plan(NAMES)["row"] == {"topology": "flat", "batch": "dbs", "overlap": 0}
-    assert pace.overlap == 0
-    assert pace.plan(NAMES) is None
+    parts = decisions_of(0.02, 0.02, preset="auto", steps=9)
+    assert parts.plan.look(NAMES) is None
+    assert parts.plan.look_at_groups(NAMES, ShardLoad(0.01, 0.15), 1e6) is None
+    step(parts, FAST, 0.02)
+    assert parts.plan.look(NAMES) is None
+    step(parts, SLOW, 0.02)
+    assert parts.plan.look(NAMES)["row"] == {"topology": "flat", "batch": "dbs", "overlap": 0}
+    assert parts.plan.overlap == 0
+    assert parts.plan.look(NAMES) is None
 
 
 def test_an_exchange_worth_hiding_is_hidden_from_then_on():
-    pace = pace_of(preset="auto", overrides={"overlap": 1})
-    assert pace.overlap == 0  # until it is known what that is worth
+    parts = decisions_of(preset="auto", overrides={"overlap": 1})
+    assert parts.plan.overlap == 0  # until it is known what that is worth
     for name in NAMES:
-        step(pace, name, 0.04, 12, exchange_s=0.02)
-    assert pace.plan(NAMES)["row"]["overlap"] == 1
-    assert pace.overlap == 1
+        step(parts, name, 0.04, 12, exchange_s=0.02)
+    assert parts.plan.look(NAMES)["row"]["overlap"] == 1
+    assert parts.plan.overlap == 1
 
 
 def test_groups_are_planned_for_workers_that_are_all_known():
-    pace = pace_of(preset="auto")
+    parts = decisions_of(preset="auto")
     for name in NAMES:
-        step(pace, name, 0.2, 12, exchange_s=0.19)
-    assert pace.plan_groups(NAMES, ShardLoad(0.01, 0.0), 1e6) is None  # no row is chosen yet
-    assert pace.plan(NAMES)
+        step(parts, name, 0.2, 12, exchange_s=0.19)
+    assert parts.plan.look_at_groups(NAMES, ShardLoad(0.01, 0.0), 1e6) is None  # no row is chosen yet
+    assert parts.plan.look(NAMES)
     load = ShardLoad(0.09, 0.1)
-    assert pace.plan_groups(NAMES, load, 1e6).row.groups == ((0, 1),)
-    assert pace.plan_groups(NAMES, load, 1.0) is None
-    assert pace.plan_groups([*NAMES, "new"], load, 1e6) is None
+    assert parts.plan.look_at_groups(NAMES, load, 1e6).preset.groups == ((0, 1),)
+    assert parts.plan.look_at_groups(NAMES, load, 1.0) is None
+    assert parts.plan.look_at_groups([*NAMES, "new"], load, 1e6) is None
 
 
 def test_a_job_that_goes_on_as_groups_plans_no_more():
-    pace = pace_of(0.02, 0.02, preset="auto", overrides={"overlap": 1})
-    assert pace.plan(NAMES)
+    parts = decisions_of(0.02, 0.02, preset="auto", overrides={"overlap": 1})
+    assert parts.plan.look(NAMES)
     spec = job("group-sync", workers=1, batch_size=4)
-    pace.renew(spec, sizes := StatedSizes(4))
-    assert (pace.sizes, pace.overlap) == (sizes, 0)
-    assert not pace.may_plan(1)
-    assert pace.plan(NAMES) is None
-    assert pace.plan_groups(NAMES, ShardLoad(0.09, 0.1), 1e6) is None
-    assert pace.size_of("new") == 4
+    parts.renew(spec, sizes := FixedSizes(4))
+    assert (parts.speeds.sizes, parts.plan.overlap) == (sizes, 0)
+    assert not looks(parts, 1)
+    assert parts.plan.look(NAMES) is None
+    assert parts.plan.look_at_groups(NAMES, ShardLoad(0.09, 0.1), 1e6) is None
+    assert parts.speeds.size_of("new") == 4

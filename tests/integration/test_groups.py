@@ -7,7 +7,7 @@ import secrets
 
 import pytest
 
-from nfdt.coordinator.online_planner import Autopilot
+from nfdt.coordinator.online_planner import OnlinePlanner
 from nfdt.jobserver.main import ServerOptions, serve
 from nfdt.launch.horovod import RingLauncher
 from nfdt.planning import Choice, Prediction, Row
@@ -140,7 +140,7 @@ def server_that_plans(tmp_path, monkeypatch):
         row = Row("free", "dbs", 0, ((0, 2), (1,)))
         return Choice(row, Prediction(1000.0, 1.0, 1.0, 1.5), "groups, because a test says so")
 
-    monkeypatch.setattr(Autopilot, "look_at_groups", plan)
+    monkeypatch.setattr(OnlinePlanner, "look_at_groups", plan)
     options = ServerOptions(tmp_path / "state", (secrets.token_hex(16),), workers=3)
     server = serve(options)
     yield {"NFDT_SERVER": server.address, "NFDT_TOKEN": options.tokens[0]}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nfdt.planning import Cluster, Row, WorkerCost, choose, flat_rows, predict
+from nfdt.planning import Cluster, PlannedPreset, WorkerCost, choose, flat_presets, predict
 from nfdt.schedulers import StepTime
 
 
@@ -18,8 +18,8 @@ def cluster(step_ms, exchange_ms=0.0, **more) -> Cluster:
 
 
 PUSHES = 20_000
-DYNAMIC = flat_rows("dbs", 1)
-TWO_OF_EIGHT = Row("free", "dbs", groups=(tuple(range(8)), tuple(range(8, 16))))
+DYNAMIC = flat_presets("dbs", 1)
+TWO_OF_EIGHT = PlannedPreset("free", "dbs", groups=(tuple(range(8)), tuple(range(8, 16))))
 speeds = st.lists(st.floats(1.0, 50.0), min_size=1, max_size=8)
 
 
@@ -41,7 +41,7 @@ def played_out(periods: list[float], overlap: int = 0) -> tuple[float, float]:
 
 @given(speeds, st.integers(0, 1))
 def test_free_workers_reach_the_sum_of_their_speeds_at_the_predicted_staleness(step_ms, overlap):
-    prediction = predict(Row("free", "fixed", overlap), cluster(step_ms))
+    prediction = predict(PlannedPreset("free", "fixed", overlap), cluster(step_ms))
     periods = [ms / 1000 for ms in step_ms]
     rate, staleness = played_out(periods, overlap)
     assert prediction.samples_per_s == pytest.approx(32 * rate, rel=0.01)
@@ -53,22 +53,24 @@ def test_free_workers_reach_the_sum_of_their_speeds_at_the_predicted_staleness(s
 def test_dynamic_batches_never_slow_a_barrier_down(step_ms, fixed_ms):
     workers = tuple(WorkerCost(f"w{i}", StepTime(fixed_ms / 1000, ms / 1000 / 32)) for i, ms in enumerate(step_ms))
     machines = Cluster(workers, 32)
-    fixed, dynamic = (predict(Row("bsp", batch), machines) for batch in ("fixed", "dbs"))
+    fixed, dynamic = (predict(PlannedPreset("bsp", batch), machines) for batch in ("fixed", "dbs"))
     assert dynamic.samples_per_s >= fixed.samples_per_s * (1 - 1e-9)
 
 
 def test_a_barrier_runs_at_the_pace_of_the_slowest():
-    assert predict(Row("bsp", "fixed"), cluster([10, 10, 40, 40])).samples_per_s == pytest.approx(4 * 32 / 0.040)
+    assert predict(PlannedPreset("bsp", "fixed"), cluster([10, 10, 40, 40])).samples_per_s == pytest.approx(
+        4 * 32 / 0.040
+    )
 
 
 def test_a_shard_that_is_full_limits_the_rate():
     machines = cluster([10] * 8, shard_step_s=0.005)
-    assert predict(Row("free", "fixed"), machines).samples_per_s == pytest.approx(32 / 0.005)
+    assert predict(PlannedPreset("free", "fixed"), machines).samples_per_s == pytest.approx(32 / 0.005)
 
 
 def test_the_fastest_and_the_slowest_worker_differ_in_staleness_unless_batches_follow_speed():
     machines = cluster([10, 10, 40, 40])
-    fixed, dynamic = (predict(Row("free", batch), machines) for batch in ("fixed", "dbs"))
+    fixed, dynamic = (predict(PlannedPreset("free", batch), machines) for batch in ("fixed", "dbs"))
     assert fixed.staleness == dynamic.staleness == 3
     assert fixed.most_staleness == pytest.approx(9)
     assert dynamic.most_staleness == pytest.approx(3)
@@ -76,7 +78,7 @@ def test_the_fastest_and_the_slowest_worker_differ_in_staleness_unless_batches_f
 
 def test_overlap_hides_the_exchange_and_costs_a_step_of_everybody_in_staleness():
     machines = cluster([10, 10], exchange_ms=8)
-    plain, overlapped = (predict(Row("free", "fixed", overlap), machines) for overlap in (0, 1))
+    plain, overlapped = (predict(PlannedPreset("free", "fixed", overlap), machines) for overlap in (0, 1))
     assert overlapped.samples_per_s == pytest.approx(plain.samples_per_s * 1.8)
     assert overlapped.staleness == plain.staleness + 2
 
@@ -84,9 +86,9 @@ def test_overlap_hides_the_exchange_and_costs_a_step_of_everybody_in_staleness()
 @pytest.mark.parametrize(
     ("machines", "more", "expected"),
     [
-        (cluster([10, 10, 10, 10]), [], Row("free", "dbs")),
-        (cluster([10, 10, 40, 40], exchange_ms=0.5), [], Row("free", "dbs")),
-        (cluster([10, 10, 40, 40], exchange_ms=20), [], Row("free", "dbs", 1)),
+        (cluster([10, 10, 10, 10]), [], PlannedPreset("free", "dbs")),
+        (cluster([10, 10, 40, 40], exchange_ms=0.5), [], PlannedPreset("free", "dbs")),
+        (cluster([10, 10, 40, 40], exchange_ms=20), [], PlannedPreset("free", "dbs", 1)),
         (  # the shard is full: groups push less often
             cluster([10] * 8 + [40] * 8, shard_step_s=0.01, allreduce_s=0.001),
             [TWO_OF_EIGHT],
@@ -95,16 +97,16 @@ def test_overlap_hides_the_exchange_and_costs_a_step_of_everybody_in_staleness()
     ],
 )
 def test_the_choice_fits_the_machines(machines, more, expected):
-    assert choose(machines, [*DYNAMIC, *more]).row == expected
+    assert choose(machines, [*DYNAMIC, *more]).preset == expected
 
 
 def test_overlap_is_bounded_by_what_the_job_allows():
-    assert choose(cluster([10, 10], exchange_ms=20), flat_rows("dbs", 0)).row.overlap == 0
+    assert choose(cluster([10, 10], exchange_ms=20), flat_presets("dbs", 0)).preset.overlap == 0
 
 
 def test_one_worker_trains_like_one_machine():
     choice = choose(cluster([10]), DYNAMIC)
-    assert choice.row == Row("free", "dbs")
+    assert choice.preset == PlannedPreset("free", "dbs")
     assert choice.prediction.samples_factor == 1
 
 
@@ -116,7 +118,7 @@ def test_the_choice_is_the_best_candidate_and_a_running_row_is_kept_unless_clear
     assert best.prediction.progress_per_s == max(predict(row, machines).progress_per_s for row in rows)
     for current in rows:
         kept = choose(machines, rows, current=current)
-        if kept.row != current:
+        if kept.preset != current:
             assert kept.prediction.progress_per_s >= 1.1 * predict(current, machines).progress_per_s
 
 

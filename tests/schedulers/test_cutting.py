@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nfdt.schedulers import BatchSizes, Bounds, CutTasks, Position, TaskPlan
-from nfdt.schedulers.group_shares import StatedSizes
+from nfdt.schedulers import BatchSizes, Bounds, Position, SizedTasks, TaskPlan
+from nfdt.schedulers.group_shares import FixedSizes
 
 BEGIN = Position(pass_index=2, row=4, task=100, round=7)
 
 
 def stated(**sizes):
     """Workers that take so many samples each; anybody else takes 3."""
-    found = StatedSizes(3)
+    found = FixedSizes(3)
     found.state(sizes)
     for worker in sizes:
         found.joined(worker)
@@ -29,7 +29,7 @@ def rows(tasks):
 def test_every_row_of_the_epoch_is_cut_once_and_in_order(samples, batch, steps, sizes):
     plan = TaskPlan(samples, batch, steps=steps, begin=BEGIN)
     now = stated()
-    source, tasks = CutTasks(plan, now), []
+    source, tasks = SizedTasks(plan, now), []
     for size in cycle(sizes):
         now.state({"a": size})
         taken = source.take("a", 2)
@@ -46,7 +46,7 @@ def test_every_row_of_the_epoch_is_cut_once_and_in_order(samples, batch, steps, 
 
 
 def test_each_takes_its_own_size_as_often_as_it_asks_for():
-    source = CutTasks(TaskPlan(40, 3), stated(a=7, b=2))
+    source = SizedTasks(TaskPlan(40, 3), stated(a=7, b=2))
     assert [task.samples for task in source.take("a", 2)] == [7, 7]
     assert [task.samples for task in source.take("b", 3)] == [2, 2, 2]
     assert [task.samples for task in source.take("new", 1)] == [3]
@@ -57,7 +57,7 @@ def test_each_takes_its_own_size_as_often_as_it_asks_for():
 @given(st.integers(5, 200), st.integers(1, 9), st.integers(1, 6), st.integers(1, 6))
 def test_a_round_holds_as_many_rows_as_the_plans_and_one_part_per_worker(samples, batch, fast, slow):
     plan = TaskPlan(samples, batch, parts=2, begin=BEGIN, synchronous=True)
-    source = CutTasks(plan, stated(a=fast, b=slow, c=2))
+    source = SizedTasks(plan, stated(a=fast, b=slow, c=2))
     rounds = []
     while round_ := source.take_round():
         rounds.append(round_)
@@ -76,7 +76,7 @@ def test_a_round_holds_as_many_rows_as_the_plans_and_one_part_per_worker(samples
 def test_rows_that_no_worker_may_take_are_parts_meant_for_nobody():
     sizes = BatchSizes(4, Bounds(1, 4))
     sizes.joined("a")
-    source = CutTasks(TaskPlan(20, 4, parts=2, synchronous=True), sizes)
+    source = SizedTasks(TaskPlan(20, 4, parts=2, synchronous=True), sizes)
     assert [task.samples for task in source.take_round()] == [4, 4]
     assert source.ranks == {"a": 0}
 
@@ -84,15 +84,15 @@ def test_rows_that_no_worker_may_take_are_parts_meant_for_nobody():
 @pytest.mark.parametrize("steps", [None, 1, 3])
 def test_the_next_epoch_begins_after_the_last_row_with_numbers_nobody_has(steps):
     plan = TaskPlan(30, 4, steps=steps, begin=BEGIN)
-    source = CutTasks(plan, stated(a=1))
+    source = SizedTasks(plan, stated(a=1))
     numbers = [task.task for task in source.take("a", 100)]
-    end = CutTasks.end(plan)
+    end = SizedTasks.end(plan)
     assert end.task == max(numbers) + 1  # nobody can have cut more tasks than there are rows
     assert (end.pass_index, end.row, end.round) == (plan.end.pass_index, plan.end.row, plan.end.round)
 
 
 def test_a_share_is_its_workers_until_that_leaves():
-    source = CutTasks(TaskPlan(12, 2), stated(a=4, b=4))
+    source = SizedTasks(TaskPlan(12, 2), stated(a=4, b=4))
     source.divide({"a": 1.0, "b": 2.0})
     assert rows(source.take("a", 9)) == [(0, row) for row in range(4)]
     assert not source.available("a")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nfdt.schedulers.grouping import LOOKS, Steadiness, choose, cluster, divide, evenly, pays, predicted_cost
+from nfdt.schedulers.grouping import LOOKS, Hysteresis, choose, cluster, divide, evenly, pays, predicted_cost
 
 SECONDS = st.lists(st.floats(0.01, 10, allow_nan=False), min_size=1, max_size=8)
 BENCH = [1, 1, 1, 1, 2, 2, 5, 5]
@@ -112,8 +112,8 @@ def test_no_spread_means_everybody_alone_and_a_great_one_a_single_ring():
 
 
 def looks(*rounds):
-    steadiness = Steadiness(((0, 1), (2, 3)), [1.0, 1.1, 4.0, 4.0])
-    return [steadiness.look(dict(enumerate(seconds))) for seconds in rounds]
+    hysteresis = Hysteresis(((0, 1), (2, 3)), [1.0, 1.1, 4.0, 4.0])
+    return [hysteresis.look(dict(enumerate(seconds))) for seconds in rounds]
 
 
 @pytest.mark.parametrize("seconds", [0.7, 1.4, 4])
@@ -130,9 +130,9 @@ def test_jitter_within_the_band_and_load_on_all_change_nothing(jitter, load):
 
 
 def test_workers_that_are_gone_are_left_out():
-    steadiness = Steadiness(((0, 1), (2, 3)), [1.0, 1.0, 4.0, 4.0])
-    assert not any(steadiness.look({2: 8.0, 3: 8.0}) for _ in range(LOOKS + 1))
-    assert not any(steadiness.look({2: 8.0}) for _ in range(LOOKS + 1))
+    hysteresis = Hysteresis(((0, 1), (2, 3)), [1.0, 1.0, 4.0, 4.0])
+    assert not any(hysteresis.look({2: 8.0, 3: 8.0}) for _ in range(LOOKS + 1))
+    assert not any(hysteresis.look({2: 8.0}) for _ in range(LOOKS + 1))
 
 
 def test_a_change_has_to_save_more_time_than_it_costs():
@@ -174,12 +174,12 @@ def test_equally_fast_workers_are_taken_in_their_order():
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_a_worker_counts_that_has_become_faster_or_slower(factor):
-    steadiness = Steadiness(((0, 1, 2, 3),), [1.0] * 4)
-    looks = [steadiness.look({0: factor, 1: 1.0, 2: 1.0, 3: 1.0}) for _ in range(LOOKS)]
+    hysteresis = Hysteresis(((0, 1, 2, 3),), [1.0] * 4)
+    looks = [hysteresis.look({0: factor, 1: 1.0, 2: 1.0, 3: 1.0}) for _ in range(LOOKS)]
     assert looks == [False] * (LOOKS - 1) + [True]
 
 
 def test_a_worker_counts_that_is_faster_than_its_group_ever_was():
-    steadiness = Steadiness(((0,), (1, 2, 3, 4, 5, 6, 7, 8, 9)), [1.0] + [2.0] * 9)
+    hysteresis = Hysteresis(((0,), (1, 2, 3, 4, 5, 6, 7, 8, 9)), [1.0] + [2.0] * 9)
     faster = {0: 0.8, **dict.fromkeys(range(1, 10), 2.0)}  # hardly moves the mean, so nobody else is slower
-    assert [steadiness.look(faster) for _ in range(LOOKS)][-1]
+    assert [hysteresis.look(faster) for _ in range(LOOKS)][-1]

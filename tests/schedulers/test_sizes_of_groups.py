@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nfdt.schedulers.group_shares import StatedSizes, share_out
+from nfdt.schedulers.group_shares import FixedSizes, share_out
 from nfdt.schedulers.throughput import Speeds, StepTime
 
 
 def test_sizes_are_what_was_stated_last_and_the_reference_for_others():
-    sizes = StatedSizes(32)
+    sizes = FixedSizes(32)
     assert sizes.of("0,1") == 32
     stated = {"0,1": 50, "2": 14}
     sizes.state(stated)
@@ -19,7 +19,7 @@ def test_sizes_are_what_was_stated_last_and_the_reference_for_others():
 
 
 def test_steps_change_no_stated_size():
-    sizes, speeds = StatedSizes(32), Speeds()
+    sizes, speeds = FixedSizes(32), Speeds()
     sizes.joined("a")
     for _ in range(50):
         speeds.measured("a", 32, 9.0)
@@ -28,7 +28,7 @@ def test_steps_change_no_stated_size():
 
 
 def test_a_round_is_divided_by_the_sizes_of_those_who_are_there():
-    sizes = StatedSizes(10)
+    sizes = FixedSizes(10)
     for worker in ("b", "a", "gone"):
         sizes.joined(worker)
     sizes.left("gone")

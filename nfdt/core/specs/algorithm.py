@@ -6,6 +6,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from nfdt.core.specs.axis_facts import (
+    BATCH_FACTS,
+    CODEC_FACTS,
+    CONSISTENCY_FACTS,
+    TOPOLOGY_FACTS,
+    BatchFacts,
+    CodecFacts,
+    ConsistencyFacts,
+    TopologyFacts,
+)
 from nfdt.core.specs.groups import PATTERN as GROUPS
 from nfdt.core.specs.horovod_options import CODECS
 from nfdt.core.specs.presets import AXES
@@ -13,11 +23,33 @@ from nfdt.core.specs.read_with import ReadWith
 
 _DELAYS_COUNT = ReadWith(topology=("flat", "groups"))  # the ranks of a ring push nowhere
 _STRENGTH = ReadWith(update_rule=("dc", "dc-a", "dc-k", "ddc"), outer=("gradient",))
+_FREE = tuple(name for name, facts in CONSISTENCY_FACTS.items() if facts.independent)
+_BY_ROWS = tuple(
+    sorted(
+        (name for name, facts in CONSISTENCY_FACTS.items() if facts.rows_allowed),
+        key=lambda name: CONSISTENCY_FACTS[name].synchronous,
+    )
+)
 _DDC = ReadWith(update_rule=("ddc",))
 _MEANS = ReadWith(update_rule=("dc-a", "dc-k"))
 _DBS = ReadWith(batch=("dbs",))
 _RING = ReadWith(topology=("ring",))
 _DELTA = ReadWith(topology=("groups",), outer=("delta",))
+
+
+def _topology_in(info: Any) -> TopologyFacts:
+    """Properties of the topology that was validated before; those of flat workers where it is unknown."""
+    return TOPOLOGY_FACTS.get(info.data.get("topology"), TopologyFacts())
+
+
+def _consistency_of(name: str | None) -> ConsistencyFacts:
+    """Properties of the consistency policy; those of free workers where it is unknown."""
+    return CONSISTENCY_FACTS.get(name or "", ConsistencyFacts())
+
+
+def _codec_of(name: str | None) -> CodecFacts:
+    """Properties of the codec; those of one that encodes where it is unknown or not given."""
+    return CODEC_FACTS.get(name or "", CodecFacts())
 
 
 def _one_of(axis: str, value: str) -> str:
@@ -40,12 +72,10 @@ class AlgorithmSpec(BaseModel):
     overlap: int = Field(
         0, ge=0, le=2, description="pushes that may be unanswered while a worker computes its next gradient"
     )
-    plan: Annotated[Literal["nothing", "overlap", "topology"], ReadWith(topology=("flat",), consistency=("free",))] = (
-        Field(
-            "nothing",
-            description="chosen from measured speeds while the job trains: nothing; overlap (0, or as given); topology "
-            "(that, and groups instead of flat workers)",
-        )
+    plan: Annotated[Literal["nothing", "overlap", "topology"], ReadWith(topology=("flat",), consistency=_FREE)] = Field(
+        "nothing",
+        description="chosen from measured speeds while the job trains: nothing; overlap (0, or as given); topology "
+        "(that, and groups instead of flat workers)",
     )
     codec: str = "identity"
     reply_codec: str | None = Field(
@@ -57,8 +87,8 @@ class AlgorithmSpec(BaseModel):
     error_budget: Annotated[float, ReadWith(codec=("adaptive",))] = Field(
         0.05, gt=0, lt=1, description="adaptive: greatest relative squared error of a codec that may be chosen"
     )
-    sparse: Annotated[bool, ReadWith(topology=("flat",), consistency=("free", "ssp", "bsp"), codec=("identity",))] = (
-        Field(True, description="gradients of embeddings travel as rows, where that changes nothing: see how_it_works")
+    sparse: Annotated[bool, ReadWith(topology=("flat",), consistency=_BY_ROWS, codec=("identity",))] = Field(
+        True, description="gradients of embeddings travel as rows, where that changes nothing: see how_it_works"
     )
     staleness_bound: Annotated[int, ReadWith(consistency=("ssp",))] = Field(
         3, ge=0, description="ssp: how many steps a worker may be ahead of the slowest"
@@ -109,30 +139,55 @@ class AlgorithmSpec(BaseModel):
     @property
     def encodes_replies(self) -> bool:
         """Whether workers may be sent differences of weights in a codec."""
-        return (self.reply_codec or self.codec) != "identity"
+        return CODEC_FACTS[self.codec_of_replies].encodes
+
+    @property
+    def consistency_facts(self) -> ConsistencyFacts:
+        """Properties of the consistency policy."""
+        return CONSISTENCY_FACTS[self.consistency]
+
+    @property
+    def batch_facts(self) -> BatchFacts:
+        """Properties of the batch policy."""
+        return BATCH_FACTS[self.batch]
+
+    @property
+    def codec_facts(self) -> CodecFacts:
+        """Properties of the codec of gradients."""
+        return CODEC_FACTS[self.codec]
+
+    @property
+    def codec_of_replies(self) -> str:
+        """Name of the codec of the weights that workers receive."""
+        return self.reply_codec or self.codec_facts.reply or self.codec
+
+    @property
+    def topology_facts(self) -> TopologyFacts:
+        """Properties of the topology."""
+        return TOPOLOGY_FACTS[self.topology]
 
     @field_validator("consistency")
     @classmethod
     def _groups_merge_already(cls, value: str, info: Any) -> str:
-        if value == "softsync" and info.data.get("topology") == "groups":
+        if _consistency_of(value).merges and _topology_in(info).grouped:
             raise ValueError("expected 'free', 'ssp' or 'bsp' with groups: what a group pushes is merged already")
         return value
 
     @field_validator("overlap")
     @classmethod
     def _nothing_overlaps_a_barrier(cls, value: int, info: Any) -> int:
-        if value and info.data.get("topology") == "ring":
+        if value and _topology_in(info).allreduce:
             raise ValueError("expected 0 on a ring: Horovod overlaps its exchange with the computation by itself")
-        if value and info.data.get("topology") == "groups":
+        if value and _topology_in(info).grouped:
             raise ValueError("expected 0 with groups: the members of a group step together")
-        if value and info.data.get("consistency") == "bsp":
+        if value and _consistency_of(info.data.get("consistency")).synchronous:
             raise ValueError("expected 0 with consistency 'bsp': there every step waits for the step before it")
         return value
 
     @field_validator("batch")
     @classmethod
     def _ranks_step_together(cls, value: str, info: Any) -> str:
-        if value == "dbs" and info.data.get("topology") == "ring":
+        if BATCH_FACTS.get(value, BatchFacts()).follows_speed and _topology_in(info).allreduce:
             raise ValueError("expected 'fixed' on a ring: its ranks have batches of one size; use algorithm='bsp'")
         return value
 
@@ -144,13 +199,13 @@ class AlgorithmSpec(BaseModel):
     @field_validator("codec", "reply_codec")
     @classmethod
     def _codec_fits(cls, value: str | None, info: Any) -> str | None:
-        ring, adaptive = info.data.get("topology") == "ring", info.data.get("codec") == "adaptive"
+        ring, adaptive = _topology_in(info).allreduce, _codec_of(info.data.get("codec")).adaptive
         if ring and value not in (None, *CODECS):
             raise ValueError(f"expected one of {', '.join(CODECS)} for allreduce, which adds up what travels")
         if info.field_name == "reply_codec" and value is not None:
             if ring:
                 raise ValueError("expected none for allreduce, which has no replies")
-            if adaptive or value == "adaptive":
+            if adaptive or _codec_of(value).adaptive:
                 raise ValueError("expected none with codec 'adaptive', which is for both directions")
             _one_of("codec", value)
         return value
@@ -163,7 +218,8 @@ class AlgorithmSpec(BaseModel):
     @field_validator("outer")
     @classmethod
     def _differences_are_applied_on_arrival(cls, value: str, info: Any) -> str:
-        if value == "delta" and (info.data.get("topology"), info.data.get("consistency")) != ("groups", "free"):
+        free = "consistency" in info.data and _consistency_of(info.data["consistency"]).independent
+        if value == "delta" and not (_topology_in(info).grouped and free):
             raise ValueError("expected 'gradient', unless topology is 'groups' and consistency is 'free'")
         return value
 

@@ -42,7 +42,7 @@ def explicit_groups(text: str, workers: int) -> Members | None:
 
 def check_groups(algorithm: AlgorithmSpec, cluster: ClusterSpec) -> None:
     """Raise UsageError unless the workers of this cluster can form the groups of this algorithm."""
-    if algorithm.topology != "groups":
+    if not algorithm.topology_facts.grouped:
         return
     explicit_groups(algorithm.groups, cluster.workers)
     if cluster.hosts or cluster.hostfile or cluster.elastic or cluster.launcher == "world":

@@ -124,7 +124,7 @@ class JobSpec(_Spec):
     @classmethod
     def _batch_within_bounds(cls, fit: FitSpec, info: Any) -> FitSpec:
         algorithm = info.data.get("algorithm")
-        if algorithm is not None and algorithm.batch == "dbs":
+        if algorithm is not None and algorithm.batch_facts.follows_speed:
             check_batch_bounds(algorithm, fit.batch_size)
         return fit
 
@@ -137,7 +137,7 @@ class JobSpec(_Spec):
 
         With ``dbs`` every sample weighs the same: b / b0, which is M * b_i / sum(b) as the sizes sum up to M * b0.
         """
-        return self.batch_share(samples) if self.algorithm.batch == "dbs" else 1.0
+        return self.algorithm.batch_facts.rate_of(self.batch_share(samples))
 
 
 CLUSTER_OPTIONS = tuple(k for k in ClusterSpec.model_fields if k != "emulate")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from nfdt.core.specs.axis_facts import BATCH_FACTS, CODEC_FACTS, CONSISTENCY_FACTS, TOPOLOGY_FACTS
+
 AXES: dict[str, tuple[str, ...]] = {
-    "topology": ("flat", "ring", "groups"),
-    "consistency": ("bsp", "free", "ssp", "softsync"),
+    "topology": tuple(TOPOLOGY_FACTS),
+    "consistency": tuple(CONSISTENCY_FACTS),
     "update_rule": ("plain", "staleness-scaled", "dc", "dc-a", "dc-k", "ddc"),
-    "batch": ("fixed", "dbs"),
+    "batch": tuple(BATCH_FACTS),
     "tasks": ("static", "proportional", "dynamic", "finish-together"),
-    "codec": ("identity", "bf16", "fp16", "int8", "int4", "top-k", "adaptive"),
+    "codec": tuple(CODEC_FACTS),
 }
 
 _FLAT: dict[str, Any] = {

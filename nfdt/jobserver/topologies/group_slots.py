@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from nfdt.coordinator.group_plan import GroupPlan, name_of, told_groups
+from nfdt.coordinator.group_plan import GroupPlan, groups_event, name_of
 from nfdt.core.errors import JobFailed
 from nfdt.core.specs.horovod_options import RingElastic
 from nfdt.core.specs.job import JobSpec
@@ -18,7 +18,7 @@ from nfdt.jobserver.outcome import SlotError, explained
 from nfdt.jobserver.worker_statistics import RECENT
 from nfdt.launch.horovod import Ring
 from nfdt.launch.horovod_command import RingShape, shown
-from nfdt.schedulers.group_shares import GroupShare, StatedSizes
+from nfdt.schedulers.group_shares import FixedSizes, GroupShare
 from nfdt.schedulers.grouping import Groups
 
 Members = tuple[int, ...]
@@ -68,7 +68,7 @@ class GroupSlots:
         self._shares: dict[str, GroupShare] = {}
         self._told: set[Members] = set()
         self._cost_s = 0.0
-        self.sizes = StatedSizes(spec.fit.batch_size) if spec.train.kind == "arrays" else None
+        self.sizes = FixedSizes(spec.fit.batch_size) if spec.train.kind == "arrays" else None
         self.learning_rate: float | None = None  # of the members' own optimizer
 
     # ---- forming
@@ -195,7 +195,7 @@ class GroupSlots:
         self._plan.settle(groups)
         self._share_out(groups)
         shares = [self._shares[self._leaders[members].name] for members in groups]
-        self._job_log.record("groups", told_groups(shares, reason))
+        self._job_log.record("groups", groups_event(shares, reason))
         text = " | ".join(f"{name_of(s.members)} ({s.step_s * 1000:.0f} ms, rate x{s.rate:.2f})" for s in shares)
         self._job_log.tell("info", f"groups ({reason}, up in {self._cost_s:.1f} s): {text}")
 

@@ -1,0 +1,54 @@
+"""The parts of a job that decide who gets what: consistency, speeds, leases and plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nfdt.consistency import ConsistencyPolicy
+from nfdt.coordinator.leasing import LeaseSizer
+from nfdt.coordinator.plan_follower import PlanFollower
+from nfdt.coordinator.speed_report import SpeedReport
+from nfdt.coordinator.speeds import SpeedTracker
+from nfdt.core.specs.job import JobSpec
+from nfdt.schedulers.local_sizes import LocalSizes
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """The deciding parts of one job.
+
+    Attributes:
+        policy: Consistency policy: which workers may proceed.
+        speeds: Measured speeds and batch sizes.
+        leases: Shares of epochs and sizes of leases.
+        report: Speeds as data of events.
+        plan: Plan that is chosen while the job trains.
+    """
+
+    policy: ConsistencyPolicy
+    speeds: SpeedTracker
+    leases: LeaseSizer
+    report: SpeedReport
+    plan: PlanFollower
+
+    @classmethod
+    def of(cls, spec: JobSpec, policy: ConsistencyPolicy, sizes: LocalSizes | None = None) -> Decisions:
+        """Build the parts of a job; ``sizes`` as in :class:`SpeedTracker`."""
+        speeds = SpeedTracker(spec, sizes)
+        return cls(policy, speeds, LeaseSizer(spec, policy, speeds), SpeedReport(speeds), PlanFollower(spec, speeds))
+
+    def joined(self, worker: str) -> None:
+        """Add a worker that is ready."""
+        self.policy.joined(worker)
+        self.speeds.joined(worker)
+
+    def left(self, worker: str) -> None:
+        """Forget a worker."""
+        self.policy.left(worker)
+        self.speeds.left(worker)
+
+    def renew(self, spec: JobSpec, sizes: LocalSizes | None) -> None:
+        """Between two epochs: go on with other workers, as another preset."""
+        self.speeds.renew(spec, sizes)
+        self.leases.renew(spec)
+        self.plan.renew(spec)

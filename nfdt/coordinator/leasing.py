@@ -1,0 +1,63 @@
+"""How many tasks each worker gets: the limits of the task policy, the consistency policy and time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from nfdt.consistency import ConsistencyPolicy
+from nfdt.coordinator.membership import Member
+from nfdt.coordinator.speeds import SpeedTracker
+from nfdt.core.specs.job import JobSpec
+from nfdt.schedulers import LeaseBook, lease_size
+from nfdt.schedulers.task_policies import DynamicTasks, EpochView, TaskPolicy, make_task_policy
+
+
+def stream_warning(spec: JobSpec) -> str | None:
+    """Return a warning for options that have no effect on streamed data, or None."""
+    algorithm = spec.algorithm
+    if spec.train.kind == "arrays":
+        return None
+    if algorithm.batch_facts.follows_speed:
+        return f"batch={algorithm.batch!r}: the client feeds the batches one by one; they keep the size they come in."
+    if make_task_policy(algorithm.tasks).depends_on_speed:
+        return f"tasks={algorithm.tasks!r}: the client feeds the batches one by one; they are handed out as they come."
+    return None
+
+
+class LeaseSizer:
+    """Decides the shares of an epoch and the size of each lease.
+
+    Args:
+        spec: The job.
+        policy: Consistency policy.
+        tracker: Measured speeds.
+    """
+
+    def __init__(self, spec: JobSpec, policy: ConsistencyPolicy, tracker: SpeedTracker) -> None:
+        self._spec, self._policy, self._tracker = spec, policy, tracker
+        known = spec.train.kind == "arrays" and not policy.facts.synchronous  # rows, and which worker may do them
+        self._tasks: TaskPolicy = make_task_policy(spec.algorithm.tasks) if known else DynamicTasks()
+
+    @property
+    def divides(self) -> bool:
+        """Whether the task policy gives each worker its part of an epoch."""
+        return self._tasks.divides
+
+    def shares(self, workers: Sequence[str]) -> Mapping[str, float] | None:
+        """Return the part of an epoch that each worker does; None: there are no shares, or not yet."""
+        return self._tasks.shares(workers, self._tracker.speeds, self._tracker.size_of)
+
+    def size(self, member: Member, members: Sequence[Member], book: LeaseBook, now: float) -> int:
+        """Return how many tasks the worker gets now; 0: it waits, because others finish the rest sooner."""
+        if self._spec.train.kind == "stream" or self._policy.lease_limit is not None:
+            size = self._policy.lease_limit or 1
+        else:
+            step_s = self._tracker.speeds.step_s(member.name, self._tracker.size_of(member.name))
+            size = lease_size(book.remaining, len(members), step_s)
+        reference = self._spec.fit.batch_size
+        view = EpochView(members, book, self._tracker.speeds, self._tracker.size_of, reference, now)
+        return self._tasks.limit(size, member, view)
+
+    def renew(self, spec: JobSpec) -> None:
+        """Go on with the batch size of another specification; the task policy stays."""
+        self._spec = spec
