@@ -15,9 +15,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 
-from benchmarks.images import read_cifar10, read_images
-from benchmarks.report import Report, Row, arguments
-from benchmarks.virtual import Trained, VirtualTraining
+from benchmarks.reports.report import Report, Row, arguments
+from benchmarks.workloads.images import read_cifar10, read_images
+from benchmarks.workloads.virtual import Trained, VirtualTraining
 from nfdt.core.errors import NfdtError
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.simulate.cluster import ClusterDescription, parse_cluster
