@@ -50,7 +50,7 @@ def measured_trainings() -> tuple[MeasuredTraining, ...]:
 
 
 @dataclass(frozen=True)
-class Loss:
+class AccuracyLoss:
     """Points of test accuracy below one machine after the same samples; all None: not measured.
 
     Attributes:
@@ -77,7 +77,7 @@ class Loss:
         return low if low == high else f"{low} to {high}"
 
 
-def expected_loss(row: str, delay: float) -> Loss:
+def expected_loss(row: str, delay: float) -> AccuracyLoss:
     """What a row lost with this much delay, interpolated between the numbers of workers that were measured.
 
     Args:
@@ -92,9 +92,9 @@ def expected_loss(row: str, delay: float) -> Loss:
     curves = [[(0.0, 0.0), *_losses(training, row)] for training in trainings]
     within = [_interpolated(curve, delay) for curve in curves if delay <= curve[-1][0]]
     if within:
-        return Loss(min(within), max(within))
+        return AccuracyLoss(min(within), max(within))
     least = max((curve[-1][1] for curve in curves), default=0.0)
-    return Loss(least) if least else Loss()
+    return AccuracyLoss(least) if least else AccuracyLoss()
 
 
 def measured_as(algorithm: AlgorithmSpec) -> str:
@@ -104,7 +104,7 @@ def measured_as(algorithm: AlgorithmSpec) -> str:
     return {"bsp": BARRIER, "softsync": SOFTSYNC}.get(algorithm.consistency, algorithm.update_rule)
 
 
-def _at_a_lower_rate(row: str, delay: float) -> Loss:
+def _at_a_lower_rate(row: str, delay: float) -> AccuracyLoss:
     found = [
         (workers, rate, training.one_machine - accuracy)
         for training in measured_trainings()
@@ -112,9 +112,9 @@ def _at_a_lower_rate(row: str, delay: float) -> Loss:
         if workers - 1 >= delay
     ]
     if not found:
-        return Loss(rate=None)
+        return AccuracyLoss(rate=None)
     _, rate, points = min(found)
-    return Loss(points, points, rate)
+    return AccuracyLoss(points, points, rate)
 
 
 def _losses(training: MeasuredTraining, row: str) -> list[tuple[float, float]]:

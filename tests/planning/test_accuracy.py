@@ -11,7 +11,14 @@ import pytest
 from benchmarks.reports.accuracy_table import DATA_FILE, read_trainings
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.specs.presets import PRESETS
-from nfdt.planning.accuracy import BARRIER, Loss, MeasuredTraining, expected_loss, measured_as, measured_trainings
+from nfdt.planning.accuracy import (
+    BARRIER,
+    AccuracyLoss,
+    MeasuredTraining,
+    expected_loss,
+    measured_as,
+    measured_trainings,
+)
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "convergence.md"
 ONE = MeasuredTraining(
@@ -31,18 +38,18 @@ def measured(monkeypatch):
 @pytest.mark.parametrize(
     ("row", "delay", "expected", "text"),
     [
-        ("ddc", 0, Loss(0.0, 0.0), "0.0"),
-        ("ddc", 7, Loss(1.0, 10.0), "1.0 to 10.0"),
-        ("ddc", 3.5, Loss(0.5, 5.0), "0.5 to 5.0"),
-        ("ddc", 11, Loss(2.0, 2.0), "2.0"),
-        ("ddc", 20, Loss(10.0), "over 10.0"),
-        ("plain", 3, Loss(5.0, 5.0), "5.0"),
-        ("plain", 5, Loss(5.0), "over 5.0"),
-        ("plain", 7, Loss(10.0, 10.0, 5), "diverges (10.0 at lr/5)"),
-        ("plain", 8, Loss(20.0, 20.0, 25), "diverges (20.0 at lr/25)"),
-        ("plain", 40, Loss(rate=None), "diverges"),
-        ("dc", 3, Loss(), "unknown"),
-        ("never", 0, Loss(), "unknown"),
+        ("ddc", 0, AccuracyLoss(0.0, 0.0), "0.0"),
+        ("ddc", 7, AccuracyLoss(1.0, 10.0), "1.0 to 10.0"),
+        ("ddc", 3.5, AccuracyLoss(0.5, 5.0), "0.5 to 5.0"),
+        ("ddc", 11, AccuracyLoss(2.0, 2.0), "2.0"),
+        ("ddc", 20, AccuracyLoss(10.0), "over 10.0"),
+        ("plain", 3, AccuracyLoss(5.0, 5.0), "5.0"),
+        ("plain", 5, AccuracyLoss(5.0), "over 5.0"),
+        ("plain", 7, AccuracyLoss(10.0, 10.0, 5), "diverges (10.0 at lr/5)"),
+        ("plain", 8, AccuracyLoss(20.0, 20.0, 25), "diverges (20.0 at lr/25)"),
+        ("plain", 40, AccuracyLoss(rate=None), "diverges"),
+        ("dc", 3, AccuracyLoss(), "unknown"),
+        ("never", 0, AccuracyLoss(), "unknown"),
     ],
 )
 def test_losses_lie_between_what_was_measured(measured, row, delay, expected, text):
