@@ -14,7 +14,7 @@ setup(
     python_requires=">=3.11",
     packages=[*find_packages(include=["nfdt", "nfdt.*", "hfdt", "hfdt.*"]), "nfdt_client"],
     package_dir={"nfdt_client": "client/nfdt_client"},
-    package_data={"nfdt": ["py.typed"], "hfdt": ["py.typed"], "nfdt_client": ["py.typed"]},
+    package_data={"nfdt": ["py.typed", "planning/data/*.json"], "hfdt": ["py.typed"], "nfdt_client": ["py.typed"]},
     install_requires=[
         "click>=8.1",
         "cloudpickle>=3.0",

@@ -13,29 +13,18 @@ import keras
 import numpy as np
 import pytest
 
-from benchmarks import (
-    accuracy,
-    batched,
-    convergence,
-    convergence_report,
-    embedding,
-    hetero,
-    hfdt,
-    link,
-    overhead,
-    scale,
-    simulate,
-    wire,
-)
-from benchmarks.emulated import Training
-from benchmarks.epochs import Work, measured
-from benchmarks.hetero_jobs import batches_per_update
-from benchmarks.images import read_images, training_images
-from benchmarks.keras2 import python_of_keras2
-from benchmarks.laps import Goal, LapClock, seconds_to, throughput
-from benchmarks.models import build
-from benchmarks.processes import PeerFailed, run_together, tensorflow_cluster
-from benchmarks.report import Report, Row
+from benchmarks.peers.hetero_jobs import batches_per_update
+from benchmarks.peers.keras2 import python_of_keras2
+from benchmarks.peers.processes import PeerFailed, run_together, tensorflow_cluster
+from benchmarks.reports import convergence_report
+from benchmarks.reports.report import Report, Row
+from benchmarks.run import accuracy, batched, convergence, hetero, hfdt, link, overhead, scale, simulate, wire
+from benchmarks.workloads import embedding
+from benchmarks.workloads.emulated import Training
+from benchmarks.workloads.epochs import Work, measured
+from benchmarks.workloads.images import read_images, training_images
+from benchmarks.workloads.models import build
+from benchmarks.workloads.timed_epochs import EpochTimer, Goal, seconds_to, throughput
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.specs.presets import PRESETS
 
@@ -155,18 +144,18 @@ def test_sooner_says_who_never_reached_the_target(tmp_path):
 
 
 def test_the_target_is_reached_between_two_epochs():
-    laps = [(9.0, 0.5), (2.0, 0.7), (4.0, 0.9)]
-    assert throughput(laps, samples=300) == 100.0
-    assert seconds_to(0.8, laps) == pytest.approx(3.0 + 2.0 + 2.0)  # the first epoch counts as the others' median
-    assert seconds_to(0.95, laps) is None
+    epochs = [(9.0, 0.5), (2.0, 0.7), (4.0, 0.9)]
+    assert throughput(epochs, samples=300) == 100.0
+    assert seconds_to(0.8, epochs) == pytest.approx(3.0 + 2.0 + 2.0)  # the first epoch counts as the others' median
+    assert seconds_to(0.95, epochs) is None
 
 
 def test_a_training_ends_at_its_target_or_at_its_last_epoch():
     accuracies = iter([0.9, 0.9, 0.1, 0.2, 0.3])
-    clock = LapClock(Goal(0.8, least_epochs=2, most_epochs=3, limit_s=60.0), lambda: next(accuracies))
+    clock = EpochTimer(Goal(0.8, least_epochs=2, most_epochs=3, limit_s=60.0), lambda: next(accuracies))
     clock.begin()
     assert [clock.end(), clock.end()] == [False, True]
-    slow = LapClock(Goal(0.8, least_epochs=2, most_epochs=3, limit_s=60.0), lambda: next(accuracies))
+    slow = EpochTimer(Goal(0.8, least_epochs=2, most_epochs=3, limit_s=60.0), lambda: next(accuracies))
     slow.begin()
     assert [slow.end(), slow.end(), slow.end()] == [False, False, True]
 
@@ -330,3 +319,12 @@ def test_bench_without_a_name_lists_the_benchmarks():
     assert "accuracy: " in done.stderr
     assert "hetero: " in done.stderr
     assert "link: " in done.stderr
+
+
+def test_every_file_of_run_is_a_benchmark():
+    files = [path for path in (ROOT / "benchmarks" / "run").glob("*.py") if path.name != "__init__.py"]
+    assert [path.name for path in files if "\ndef main(" not in path.read_text()] == []
+
+
+def test_the_package_of_the_benchmarks_holds_rooms_only():
+    assert [path.name for path in (ROOT / "benchmarks").glob("*.py")] == ["__init__.py"]

@@ -26,7 +26,7 @@ from nfdt.cli.work import Profile, Work
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.presets import PRESETS
 from nfdt.planning import Cluster
-from nfdt.planning.accuracy import MEASURED
+from nfdt.planning.accuracy import measured_trainings
 from nfdt.planning.forecast import Forecast, forecast, measured_cluster, recommend
 from nfdt.simulate.cluster import parse_cluster, read_cluster
 from nfdt.simulate.costs import costs_of
@@ -34,7 +34,7 @@ from nfdt.simulate.costs import costs_of
 COLUMNS = ("algorithm", "samples/s", "s per epoch", "staleness", "max", "accuracy lost")
 CAPTION = (
     "accuracy lost: points of test accuracy below one machine after the same samples, from the least to the most of\n"
-    f"our own trainings ({'; '.join(t.task for t in MEASURED)}), SGD with momentum 0.9;\n"
+    f"our own trainings ({'; '.join(t.task for t in measured_trainings())}), SGD with momentum 0.9;\n"
     "diverges: at one machine's learning rate. Yours may lose more or less: see docs/convergence.md."
 )
 

@@ -1,9 +1,13 @@
-"""What delay cost in test accuracy: the figures of docs/convergence.md, and what lies between them."""
+"""Loss of test accuracy by delay: measurements of docs/convergence.md, interpolated between numbers of workers."""
 
 from __future__ import annotations
 
+import functools
+import importlib.resources
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from nfdt.core.specs.algorithm import AlgorithmSpec
 
@@ -11,14 +15,14 @@ BARRIER, SOFTSYNC, GROUPS = "barrier", "softsync", "groups"  # rows that merge g
 
 
 @dataclass(frozen=True)
-class Training:
-    """One task trained for one length with several rows, each figure the mean of its seeds in %.
+class MeasuredTraining:
+    """Accuracies of several rows on one task, each the mean over its seeds in %.
 
     Attributes:
         task: Data, model and length.
-        one_machine: Its accuracy.
-        rows: Accuracies at its learning rate by number of workers, which are equal but for groups; None: diverged.
-        lower: Of rows that diverge: (how many times lower a rate, accuracy) by number of workers.
+        one_machine: Accuracy of one machine.
+        rows: Accuracies at the learning rate of one machine, by row and number of workers; None: diverged.
+        lower: For rows that diverge: (divisor of the learning rate, accuracy) by row and number of workers.
     """
 
     task: str
@@ -26,37 +30,27 @@ class Training:
     rows: Mapping[str, Mapping[int, float | None]]
     lower: Mapping[str, Mapping[int, tuple[int, float]]] = field(default_factory=dict)
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> MeasuredTraining:
+        """Read the form of :meth:`to_json`: JSON has no integer keys and no tuples."""
+        rows = {row: {int(w): figure for w, figure in found.items()} for row, found in data["rows"].items()}
+        lower = {row: {int(w): (d, a) for w, (d, a) in found.items()} for row, found in data["lower"].items()}
+        return cls(data["task"], data["one_machine"], rows, lower)
 
-MEASURED = (
-    Training(
-        "Fashion-MNIST, an MLP, 1,407 updates",
-        87.4,
-        {
-            "ddc": {4: 87.0, 8: 86.4, 16: 85.4, 32: 84.0},
-            "staleness-scaled": {4: 83.2, 8: 79.2, 16: 72.3, 32: 46.1},
-            **{rule: {4: None, 8: None} for rule in ("plain", "dc", "dc-a", "dc-k")},
-            BARRIER: {4: 86.1, 8: 84.8, 16: 82.5, 32: 79.0},
-            SOFTSYNC: {8: 79.6},
-            GROUPS: {8: 85.9},
-        },
-        {
-            "plain": {4: (5, 84.1), 8: (25, 80.8), 16: (25, 77.4), 32: (25, 62.6)},
-            "dc": {4: (5, 84.3), 8: (25, 80.8), 16: (25, 77.7), 32: (25, 66.2)},
-            "dc-a": {4: (5, 84.1), 8: (25, 81.0), 16: (25, 78.0), 32: (25, 70.9)},
-            "dc-k": {4: (5, 84.0), 8: (25, 80.9), 16: (25, 77.1), 32: (25, 67.2)},
-        },
-    ),
-    Training("the same, 7,035 updates", 88.91, {"ddc": {8: 88.59, 32: 87.76}}),
-    Training(
-        "CIFAR-10, a CNN, 1,173 updates",
-        69.9,
-        {"ddc": {8: 62.2, 32: 47.8}, "staleness-scaled": {8: 32.6}, BARRIER: {8: 53.5}},
-    ),
-)
+    def to_json(self) -> dict[str, Any]:
+        """Return what a JSON file can hold."""
+        return asdict(self)
+
+
+@functools.cache
+def measured_trainings() -> tuple[MeasuredTraining, ...]:
+    """Trainings of docs/convergence.md, from the data file that ``scripts/bench accuracy_table`` writes."""
+    file = importlib.resources.files("nfdt.planning") / "data" / "accuracy.json"
+    return tuple(map(MeasuredTraining.from_json, json.loads(file.read_text(encoding="utf-8"))))
 
 
 @dataclass(frozen=True)
-class Loss:
+class AccuracyLoss:
     """Points of test accuracy below one machine after the same samples; all None: not measured.
 
     Attributes:
@@ -83,7 +77,7 @@ class Loss:
         return low if low == high else f"{low} to {high}"
 
 
-def expected_loss(row: str, delay: float) -> Loss:
+def expected_loss(row: str, delay: float) -> AccuracyLoss:
     """What a row lost with this much delay, interpolated between the numbers of workers that were measured.
 
     Args:
@@ -91,16 +85,16 @@ def expected_loss(row: str, delay: float) -> Loss:
         delay: Other gradients under way while one is computed: M - 1 with M workers; the mean staleness of rows that
             merge none.
     """
-    trainings = [t for t in MEASURED if row in t.rows]
+    trainings = [t for t in measured_trainings() if row in t.rows]
     diverged = [w - 1 for t in trainings for w, accuracy in t.rows[row].items() if accuracy is None]
     if diverged and delay >= min(diverged):
         return _at_a_lower_rate(row, delay)
     curves = [[(0.0, 0.0), *_losses(training, row)] for training in trainings]
     within = [_interpolated(curve, delay) for curve in curves if delay <= curve[-1][0]]
     if within:
-        return Loss(min(within), max(within))
+        return AccuracyLoss(min(within), max(within))
     least = max((curve[-1][1] for curve in curves), default=0.0)
-    return Loss(least) if least else Loss()
+    return AccuracyLoss(least) if least else AccuracyLoss()
 
 
 def measured_as(algorithm: AlgorithmSpec) -> str:
@@ -112,20 +106,20 @@ def measured_as(algorithm: AlgorithmSpec) -> str:
     return merging or algorithm.update_rule
 
 
-def _at_a_lower_rate(row: str, delay: float) -> Loss:
+def _at_a_lower_rate(row: str, delay: float) -> AccuracyLoss:
     found = [
         (workers, rate, training.one_machine - accuracy)
-        for training in MEASURED
+        for training in measured_trainings()
         for workers, (rate, accuracy) in training.lower.get(row, {}).items()
         if workers - 1 >= delay
     ]
     if not found:
-        return Loss(rate=None)
+        return AccuracyLoss(rate=None)
     _, rate, points = min(found)
-    return Loss(points, points, rate)
+    return AccuracyLoss(points, points, rate)
 
 
-def _losses(training: Training, row: str) -> list[tuple[float, float]]:
+def _losses(training: MeasuredTraining, row: str) -> list[tuple[float, float]]:
     """(delay, points) by delay, of what did not diverge."""
     known = sorted((w, accuracy) for w, accuracy in training.rows[row].items() if accuracy is not None)
     return [(float(workers - 1), training.one_machine - accuracy) for workers, accuracy in known]

@@ -8,7 +8,7 @@ from typing import Any
 
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.groups import explicit_groups, wanted_groups
-from nfdt.planning.accuracy import Loss, expected_loss, measured_as
+from nfdt.planning.accuracy import AccuracyLoss, expected_loss, measured_as
 from nfdt.planning.choice import choose
 from nfdt.planning.cost_model import Cluster, PlannedPreset, Prediction, WorkerCost, flat_presets, predict, slowest
 from nfdt.planning.views import as_measured, encoded
@@ -41,7 +41,7 @@ class Forecast:
     staleness: float
     most_staleness: float
     samples_factor: float | None
-    loss: Loss
+    loss: AccuracyLoss
 
     @property
     def progress_per_s(self) -> float:

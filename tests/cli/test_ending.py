@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.integration.conftest import environment
+from tests.support.scripts import environment
 
 WAITS = """
 import time

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import nfdt
-from tests.integration.conftest import DEADLINE_S, NFDT, environment, start_server, start_workers, stop
+from tests.support.scripts import DEADLINE_S, NFDT, environment, start_server, start_workers, stop
 
 SUBMIT = """
 import keras, nfdt, numpy as np

@@ -7,53 +7,16 @@ import numpy as np
 import pytest
 
 from nfdt.core.errors import ProtocolError, ShapeMismatch, UsageError
-from nfdt.core.program.state import State
-from nfdt.core.wire.job_token import worker_token
-from nfdt.shard.in_process import InProcessClient
-from nfdt.shard.servicer import start_shard
-from nfdt.transport.stream import StreamClient
 from tests.support.numpy_shard import ahead
-from tests.support.shard_cluster import LAYOUT, SHAPES, Cluster, Reference, gradients, rule_spec, start_weights
+from tests.support.shard_cluster import LAYOUT, SHAPES, Reference, gradients, start_weights
+from tests.support.transports import InProcessShards, SharedMemoryShards, StreamedShards
 
 TOKEN = "token"
 
 
-class InProcess:
-    def __init__(self, reference, shards, rule, overlap, codec="identity", **row):
-        self.overlap = overlap
-        self.stores = Cluster(reference, shards=shards, rule=rule, overlap=overlap).stores
-
-    def client(self, worker, **options):
-        return InProcessClient(self.stores, LAYOUT, worker, overlap=self.overlap, **options)
-
-    def stop(self):
-        pass
-
-
-class Stream:
-    share_memory = False
-
-    def __init__(self, reference, shards, rule, overlap, codec="identity", **row):
-        self.overlap = overlap
-        state = State(reference.weights, reference.state)
-        arguments = (reference.manifest(), state, rule_spec(rule, overlap=overlap, codec=codec, **row))
-        self.running = [start_shard(*arguments, i, shards, workers=3, token=TOKEN) for i in range(shards)]
-        self.stores = [running.store for running in self.running]
-
-    def client(self, worker, **options):
-        addresses = [r.address for r in self.running]
-        options |= {"timeout_s": 20, "overlap": self.overlap, "share_memory": self.share_memory}
-        return StreamClient(addresses, LAYOUT, worker, worker_token(TOKEN, worker), **options)
-
-    def stop(self):
-        [running.stop(0) for running in self.running]
-
-
-class SharedMemory(Stream):
-    share_memory = True
-
-
-@pytest.fixture(params=[InProcess, Stream, SharedMemory], ids=["in_process", "stream", "shared_memory"])
+@pytest.fixture(
+    params=[InProcessShards, StreamedShards, SharedMemoryShards], ids=["in_process", "stream", "shared_memory"]
+)
 def transport(request):
     return request.param
 

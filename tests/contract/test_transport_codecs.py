@@ -10,8 +10,8 @@ from nfdt.codecs import make_codec
 from nfdt.core.specs.presets import AXES
 from nfdt.shard import delta_reply as differences
 from nfdt.transport.choice import FixedChoice, make_choice
-from tests.contract.test_transport import InProcess, SharedMemory, Stream
 from tests.support.shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_weights
+from tests.support.transports import InProcessShards, SharedMemoryShards, StreamedShards
 
 RATE = 0.1
 LOSSY = [name for name in AXES["codec"] if name not in ("identity", "adaptive")]
@@ -19,7 +19,9 @@ every_codec = pytest.mark.parametrize("codec", LOSSY)
 coarse_codecs = pytest.mark.parametrize("codec", ["int4", "top-k"])
 
 
-@pytest.fixture(params=[InProcess, Stream, SharedMemory], ids=["in_process", "stream", "shared_memory"])
+@pytest.fixture(
+    params=[InProcessShards, StreamedShards, SharedMemoryShards], ids=["in_process", "stream", "shared_memory"]
+)
 def connect(request):
     """Make clients of two shards: ``connect(worker, codec, rule=..., overlap=...)``; ``connect.stores``."""
     made, clients = [], []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 import nfdt
-from benchmarks.accuracy import WORKERS, train
+from benchmarks.run.accuracy import WORKERS, train
 
 SEEDS = (0, 1, 2)
 

@@ -8,9 +8,8 @@ import psutil
 from nfdt_client.connection import Connection
 
 from nfdt.core.wire import jobs_pb2
-from tests.integration.conftest import DEADLINE_S, descendants, start_server, start_workers, stop
-from tests.integration.test_decorator import DIGITS, answer
 from tests.support.relay import Relay
+from tests.support.scripts import DEADLINE_S, DIGITS, answer, descendants, start_server, start_workers, stop
 
 SUBMIT = """
 import nfdt

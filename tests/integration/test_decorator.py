@@ -2,41 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import signal
 
 import psutil
 import pytest
 
-from tests.integration.conftest import DEADLINE_S, environment
-
-DIGITS = """
-import json, sys
-import keras
-import numpy as np
-from sklearn.datasets import load_digits
-
-keras.utils.set_random_seed(1)
-x, y = load_digits(return_X_y=True)
-x = (x / 16.0).astype("float32")
-
-def build(optimizer=None):
-    model = keras.Sequential([
-        keras.Input((64,)),
-        keras.layers.Dense(32, activation="relu"),
-        keras.layers.BatchNormalization(),
-        keras.layers.Dropout(0.1),
-        keras.layers.Dense(10, activation="softmax"),
-    ])
-    optimizer = optimizer or keras.optimizers.SGD(0.1, momentum=0.9)
-    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return model
-"""
-
-
-def answer(done) -> dict:
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.strip().splitlines()[-1])
+from tests.support.scripts import DEADLINE_S, DIGITS, answer, environment
 
 
 def test_a_decorated_script_trains_and_gets_everything_back(run_script):

@@ -6,8 +6,10 @@ import json
 import sys
 
 from nfdt.core.host.launcher_rank import local_names
-from tests.integration.test_decorator import answer
-from tests.integration.test_hfdt import MODELS, left_behind, pytestmark  # noqa: F401  (skips without Horovod)
+from tests.support.horovod_scripts import MODELS, left_behind, needs_horovod
+from tests.support.scripts import answer
+
+pytestmark = needs_horovod
 
 SAYS = """
 import logging, os, signal

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from nfdt.core.specs.presets import PRESETS
-from tests.integration.conftest import environment, start_server, stop
+from tests.support.scripts import environment, start_server, stop
 
 EPOCHS, BATCH, ROWS = 10, 16, 1408
 BATCHES_PER_UPDATE = {"bsp": 4, "allreduce": 4, "n-softsync": 4, "group-sync": 2}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.conftest import DEADLINE_S, environment
-from tests.integration.test_decorator import DIGITS, answer
+from tests.support.scripts import DEADLINE_S, DIGITS, answer, environment
 
 PREAMBLE = (
     DIGITS

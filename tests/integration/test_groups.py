@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import secrets
 
 import pytest
@@ -11,11 +10,10 @@ from nfdt.coordinator.online_planner import OnlinePlanner
 from nfdt.jobserver.main import ServerOptions, serve
 from nfdt.launch.horovod import RingLauncher
 from nfdt.planning import Choice, Prediction, Row
-from tests.integration.test_decorator import answer
+from tests.support.horovod_scripts import needs_horovod
+from tests.support.scripts import answer
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: scripts/install-horovod"
-)
+pytestmark = needs_horovod
 
 DIGITS = """
 import json

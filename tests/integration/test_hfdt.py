@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shutil
@@ -12,58 +11,13 @@ import sys
 import psutil
 import pytest
 
-from tests.integration.conftest import descendants, start_server, stop
-from tests.integration.test_decorator import DIGITS, answer
+from tests.support.horovod_scripts import MODELS, left_behind, needs_horovod
+from tests.support.scripts import DIGITS, answer, descendants, start_server, stop
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: scripts/install-horovod"
-)
+pytestmark = needs_horovod
 MPIRUN = [shutil.which("mpirun") or "mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
 HOROVODRUN = [sys.executable, "-m", "hfdt.launch.horovodrun", "--loopback", "--gloo"]
 
-MODELS = (
-    DIGITS
-    + """
-import hfdt
-
-x, y = x[:1003], y[:1003]
-words = (x[:, :12] * 16).astype("int32")
-
-def dense(optimizer):
-    keras.utils.set_random_seed(3)
-    return compiled(optimizer, keras.Input((64,)), keras.layers.Dense(16, "tanh"))
-
-def embedding(optimizer):
-    keras.utils.set_random_seed(3)
-    return compiled(optimizer, keras.Input((12,), dtype="int32"), keras.layers.Embedding(17, 8), keras.layers.Flatten())
-
-def compiled(optimizer, *layers):
-    model = keras.Sequential([*layers, keras.layers.Dense(10, "softmax", dtype="float32")])
-    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return model
-
-def mixed(optimizer):
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        return dense(optimizer)
-    finally:
-        keras.config.set_dtype_policy("float32")
-
-def generator(size):
-    def batches():
-        while True:
-            for start in range(0, 1003, size):
-                yield x[start : start + size], y[start : start + size]
-    return batches()
-
-def own_variables(model):
-    return getattr(model.optimizer, "inner_optimizer", model.optimizer).variables
-
-def difference(model, reference):
-    pairs = zip(model.get_weights(), reference.get_weights())
-    return max(float(np.abs(a - b).max()) for a, b in pairs)
-"""
-)
 
 EQUALS = """
 def momentum(): return keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True)
@@ -188,18 +142,6 @@ print(json.dumps(dict(
     assert got["epochs"] == 3, "a callback stops all ranks"
     assert got["accuracy"] == pytest.approx(got["val"], abs=1e-6), "the statistics of BatchNorm came together"
     assert got["accuracy"] > 0.7
-
-
-def left_behind(mark: str) -> list[str]:
-    """Processes of a run whose environment holds ``mark``."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("RING_TEST") == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(" ".join(process.cmdline()))
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
 
 
 FAILS = """

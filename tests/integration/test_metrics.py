@@ -6,8 +6,7 @@ import importlib.util
 
 import pytest
 
-from tests.integration.conftest import DEADLINE_S, environment
-from tests.integration.test_decorator import DIGITS, answer
+from tests.support.scripts import DEADLINE_S, DIGITS, answer, environment
 
 SCRIPT = (
     DIGITS

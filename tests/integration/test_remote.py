@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
-from tests.integration.conftest import DEADLINE_S, NFDT, environment, start_server, start_workers, stop
-from tests.integration.test_decorator import DIGITS, answer
+from tests.support.certificates import self_signed
+from tests.support.scripts import DEADLINE_S, DIGITS, NFDT, answer, environment, start_server, start_workers, stop
 
 FIT = """
 import nfdt
@@ -130,35 +123,8 @@ with nfdt.session(workers=2):
     assert got["samples"] == 1500, "the slots of a cancelled job serve the next one"
 
 
-def self_signed(directory: Path) -> tuple[Path, Path]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
-            critical=False,
-        )
-        .sign(key, hashes.SHA256())
-    )
-    cert_file, key_file = directory / "cert.pem", directory / "key.pem"
-    cert_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    key_file.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    key_file.chmod(0o600)
-    return cert_file, key_file
-
-
 def test_a_tls_server_with_workers_and_client_trains(run_script, tmp_path):
-    cert, key = self_signed(tmp_path)
+    cert, key = self_signed(tmp_path, "server")
     cluster = start_server(tmp_path, "--tls-cert", str(cert), "--tls-key", str(key))
     workers = start_workers(cluster, 2, "--ca-file", str(cert))
     try:

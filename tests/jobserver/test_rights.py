@@ -8,8 +8,8 @@ import pytest
 from nfdt.core.errors import AuthenticationFailed
 from nfdt.core.wire import jobs_pb2, workers_pb2
 from nfdt.jobserver import main as server
-from tests.jobserver.conftest import Cluster
 from tests.support.fakes import DEADLINE_S, of
+from tests.support.job_server import LocalJobServer
 
 
 def test_a_worker_reports_for_itself_only(start, cluster):
@@ -35,7 +35,7 @@ def test_the_token_of_the_server_s_own_slots_is_for_slots(tmp_path, monkeypatch)
     """It is in the memory of processes that run the code of jobs."""
     token = "s" * 64
     monkeypatch.setattr(server.secrets, "token_hex", lambda count: token)
-    cluster = Cluster(tmp_path / "state")
+    cluster = LocalJobServer(tmp_path / "state")
     try:
         client = cluster.start()
         cluster.add("shard", token=token), cluster.add("worker", token=token)

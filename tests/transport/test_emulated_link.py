@@ -14,7 +14,7 @@ from nfdt.transport.choice import make_choice
 from nfdt.transport.emulated_link import EmulatedLink, make_link
 from nfdt.transport.stream import StreamClient
 from tests.support.shard_cluster import rule_spec
-from tests.transport.test_stream import LARGE, TOKEN, serve
+from tests.support.streams import LARGE, TOKEN, serve
 
 MBIT_S = 1e6 / 8  # bytes
 

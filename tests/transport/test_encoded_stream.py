@@ -12,7 +12,7 @@ from nfdt.transport.choice import make_choice
 from nfdt.transport.stream import StreamClient
 from tests.support.raw_stream import encode
 from tests.support.shard_cluster import LAYOUT, gradients, start_weights
-from tests.transport.test_stream import LARGE, RATE, TOKEN, Relay, exchange, serve
+from tests.support.streams import LARGE, RATE, TOKEN, FrameRelay, exchange, serve
 
 
 def choice(codec, size=LAYOUT.size):
@@ -28,7 +28,7 @@ def shard():
 
 @pytest.fixture
 def relay(shard):
-    made = Relay(shard.address)
+    made = FrameRelay(shard.address)
     yield made
     made.stop()
 

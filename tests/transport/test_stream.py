@@ -7,8 +7,6 @@ import itertools
 import socket
 import threading
 import time
-from concurrent import futures
-from dataclasses import replace
 
 import grpc
 import keras
@@ -29,8 +27,7 @@ from nfdt.core.program.state import State, dump_state, load_state
 from nfdt.core.wire.channel import open_channel
 from nfdt.core.wire.chunks import CHUNK_BYTES, decode_chunk, encode_chunk, split
 from nfdt.core.wire.connection import connect
-from nfdt.core.wire.frame_stream import FrameStream, payload_bytes
-from nfdt.core.wire.job_token import worker_token
+from nfdt.core.wire.frame_stream import FrameStream
 from nfdt.core.wire.shards_pb2 import (
     ERROR,
     PULL,
@@ -41,35 +38,18 @@ from nfdt.core.wire.shards_pb2 import (
     Flush,
     ForgetWorker,
     Frame,
-    OpenReply,
     ReadRequest,
     ShardLearningRate,
     StateChunk,
 )
 from nfdt.core.work.slot_connection import Patience
 from nfdt.shard import listener
-from nfdt.shard.listener import Listener
 from nfdt.shard.servicer import start_shard
-from nfdt.transport.shard_connector import Door
 from nfdt.transport.stream import StreamClient
 from tests.support import raw_stream
 from tests.support.raw_stream import encode
 from tests.support.shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_weights
-
-TOKEN = "job-token"
-WORKER_TOKEN = worker_token(TOKEN, "w")
-RATE = 0.1
-LARGE = replace(ParameterLayout.of([("a", (700, 1000)), ("b", (500_000,)), ("c", (7,))]), divisible=True)
-
-
-def serve(layout=LAYOUT, shards=1, optimizer=None, rule="plain", weights=None, overlap=0, codec="identity"):
-    weights = start_weights(layout) if weights is None else weights
-    reference = Reference(optimizer or keras.optimizers.SGD(RATE), layout=layout, weights=weights)
-    state = State(weights, reference.state)
-    algorithm = rule_spec(rule, overlap=overlap, codec=codec)
-    return [
-        start_shard(reference.manifest(), state, algorithm, i, shards, workers=2, token=TOKEN) for i in range(shards)
-    ]
+from tests.support.streams import LARGE, RATE, TOKEN, WORKER_TOKEN, FrameRelay, exchange, serve
 
 
 @pytest.fixture
@@ -106,10 +86,6 @@ def write(address, data, token=TOKEN):
         return channel.stream_unary("/nfdt.v1.Shard/Write", None, AdminReply.FromString)(iter(frames), timeout=20)
 
 
-def exchange(address, frames):
-    return raw_stream.exchange(address, WORKER_TOKEN, frames)
-
-
 @pytest.mark.parametrize("share_memory", [False, True])
 def test_weights_of_many_chunks_arrive_unharmed_and_are_counted(share_memory):
     weights = np.arange(LARGE.size, dtype=np.float32)
@@ -129,70 +105,9 @@ def test_weights_of_many_chunks_arrive_unharmed_and_are_counted(share_memory):
         [r.stop(0) for r in running]
 
 
-class Relay:
-    """A shard's stand-in that passes frames on, and breaks a stream where it is told to."""
-
-    def __init__(self, address, worker="w"):
-        self.shard = Door(address, worker_token(TOKEN, worker), 20)
-        self.lose_answers_to = set()
-        self.streams = 0
-        self.silent = False
-        self.refusals = 0
-        self.shift = 0  # of the numbers on answers
-        self.on_request = lambda: None
-        self.listener = Listener(self.serve, "127.0.0.1", 8)
-        self.server = grpc.server(futures.ThreadPoolExecutor(8))
-        handler = grpc.unary_unary_rpc_method_handler(self.open, None, OpenReply.SerializeToString)
-        self.server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("nfdt.v1.Shard", {"Open": handler}),)
-        )
-        self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
-        self.server.start()
-
-    def open(self, request, context):
-        if self.refusals:
-            self.refusals -= 1
-            context.abort(grpc.StatusCode.UNAVAILABLE, "cut off")
-        return OpenReply(port=self.listener.port, ticket=self.listener.ticket("w"))
-
-    def serve(self, worker, name):
-        self.streams += 1
-        if self.silent:
-            while worker.receive_header(patiently=True):  # until the client gives up
-                self.on_request()
-            return
-        shard = self.shard.open()
-        back = threading.Thread(target=self.answer, args=(shard, worker))
-        back.start()
-        self.copy(worker, shard, lambda header: True)
-        shard.close()
-        back.join()
-
-    def answer(self, shard, worker):
-        with contextlib.suppress(OSError, EOFError):
-            self.copy(shard, worker, self.passes)
-        worker.close()
-
-    def passes(self, header):
-        lost = header.sequence in self.lose_answers_to
-        header.sequence += self.shift
-        self.lose_answers_to.discard(header.sequence)
-        return not lost
-
-    @staticmethod
-    def copy(source, target, passes):
-        while (header := source.receive_header(patiently=True)) and passes(header):
-            target.send(header, source.take(payload_bytes(header)))
-
-    def stop(self):
-        self.listener.stop(0)
-        self.server.stop(0).wait()
-        self.shard.close()
-
-
 @pytest.fixture
 def relay(shard):
-    made = Relay(shard.address)
+    made = FrameRelay(shard.address)
     yield made
     made.stop()
 
@@ -241,7 +156,7 @@ def test_nobody_looks_for_a_shard_once_the_job_is_over(relay):
 @pytest.mark.parametrize("lost", [2, 3, 4])
 def test_pushes_that_overlap_are_sent_again_in_order_and_applied_once(share_memory, lost):
     running = serve(overlap=2, codec="int8")[0]  # replies could be encoded: it keeps what it sent
-    relay = Relay(running.address)
+    relay = FrameRelay(running.address)
     relay.lose_answers_to = {lost}
     client = StreamClient(
         [relay.address], LAYOUT, "w", WORKER_TOKEN, timeout_s=20, overlap=2, share_memory=share_memory

@@ -16,9 +16,9 @@ from nfdt.core.wire.job_token import worker_token
 from nfdt.core.wire.shards_pb2 import PULL, Frame
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
+from tests.support.certificates import self_signed
 from tests.support.shard_cluster import Reference, rule_spec
-from tests.transport.test_stream import LARGE, TOKEN
-from tests.wire.test_channel_tls import self_signed
+from tests.support.streams import LARGE, TOKEN
 
 RATE = 0.5
 WEIGHTS = np.linspace(-1, 1, LARGE.size, dtype=np.float32)

@@ -1,48 +1,21 @@
-import datetime
-import ipaddress
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from nfdt.core.errors import ServerUnreachable, UsageError
 from nfdt.core.wire import jobs_pb2, jobs_pb2_grpc
 from nfdt.core.wire.channel import make_server, open_channel, same_token
 from nfdt.core.wire.status import translated
-
-
-class Pair(NamedTuple):
-    cert: Path
-    key: Path
-
-
-def self_signed(directory: Path, name: str) -> Pair:
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    today = datetime.datetime.now(datetime.UTC)
-    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-    builder = x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
-    builder = builder.not_valid_before(today - datetime.timedelta(1)).not_valid_after(today + datetime.timedelta(1))
-    builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-    pair = Pair(directory / f"{name}.pem", directory / f"{name}.key")
-    pair.cert.write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
-    plain = serialization.NoEncryption()
-    pair.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain))
-    return pair
+from tests.support.certificates import CertificatePair, self_signed
 
 
 @pytest.fixture(scope="module")
-def server_pair(tmp_path_factory) -> Pair:
+def server_pair(tmp_path_factory) -> CertificatePair:
     return self_signed(tmp_path_factory.mktemp("tls"), "server")
 
 
 @pytest.fixture(scope="module")
-def client_pair(tmp_path_factory) -> Pair:
+def client_pair(tmp_path_factory) -> CertificatePair:
     return self_signed(tmp_path_factory.mktemp("tls"), "client")
 
 
@@ -51,7 +24,7 @@ class Answers(jobs_pb2_grpc.JobsServicer):
         return jobs_pb2.JobDescription(name="hello")
 
 
-def serve(pair: Pair, client_ca: Path | None = None):
+def serve(pair: CertificatePair, client_ca: Path | None = None):
     server, bound = make_server(
         "127.0.0.1:0", authenticate=lambda m, t: same_token("s", t), cert=pair.cert, key=pair.key, client_ca=client_ca
     )

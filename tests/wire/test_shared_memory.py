@@ -14,22 +14,19 @@ import tempfile
 import threading
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import JobCancelled, ServerUnreachable
 from nfdt.core.host.machine import Memory, boot_id
-from nfdt.core.program.state import State
 from nfdt.core.wire import shared_memory
 from nfdt.core.wire.job_token import worker_token
 from nfdt.core.wire.shards_pb2 import ACKNOWLEDGE, ERROR, OFFER, PULL, PUSH, WEIGHTS, Frame
-from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
 from tests.support.raw_stream import encode
-from tests.support.shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_weights
-from tests.transport.test_stream import TOKEN, Relay, exchange
+from tests.support.shard_cluster import LAYOUT, gradients
+from tests.support.streams import TOKEN, FrameRelay, exchange, serve
 
 AREA = LAYOUT.size * 4
 NAME = shared_memory.PREFIX + "0123456789abcdef" * 2
@@ -52,8 +49,8 @@ sys.stdin.read()
 
 SHARD = """
 import sys
-from tests.wire.test_shared_memory import serve
-print(serve().address, flush=True)
+from tests.support.streams import serve
+print(serve()[0].address, flush=True)
 sys.stdin.read()
 """
 
@@ -67,15 +64,9 @@ sys.stdin.read()
 """
 
 
-def serve():
-    reference = Reference(keras.optimizers.SGD(0.1))
-    state = State(start_weights(), reference.state)
-    return start_shard(reference.manifest(), state, rule_spec("plain"), 0, 1, workers=2, token=TOKEN)
-
-
 @pytest.fixture(scope="module")
 def shard():
-    running = serve()
+    running = serve()[0]
     yield running
     running.stop(0)
 
@@ -197,7 +188,7 @@ def test_another_model_size_is_declined_and_told_on_the_stream(shard, nothing_na
 
 
 def test_a_shard_that_is_closed_before_it_answers_leaves_no_name(shard, nothing_named):
-    relay = Relay(shard.address, "again")
+    relay = FrameRelay(shard.address, "again")
     relay.silent = True
     with connect(relay.address) as client:
         relay.on_request = client.close
@@ -207,7 +198,7 @@ def test_a_shard_that_is_closed_before_it_answers_leaves_no_name(shard, nothing_
 
 
 def test_a_new_stream_gets_memory_of_its_own(shard, nothing_named):
-    relay = Relay(shard.address, "again")
+    relay = FrameRelay(shard.address, "again")
     with connect(relay.address, "again") as client:
         first = client.pull().weights
         before = first.copy()

@@ -19,11 +19,11 @@ import tensorflow as tf
 import tf_keras
 from tensorflow.python.data.experimental.ops.testing import sleep
 
-from benchmarks.batches import shuffled_batches
-from benchmarks.emulated import Training
-from benchmarks.images import load_images
-from benchmarks.laps import Lap, LapClock
-from benchmarks.models import build
+from benchmarks.workloads.batches import shuffled_batches
+from benchmarks.workloads.emulated import Training
+from benchmarks.workloads.images import load_images
+from benchmarks.workloads.models import build
+from benchmarks.workloads.timed_epochs import EpochTimer, TimedEpoch
 
 STEP_FILE = "step_s"
 
@@ -35,7 +35,7 @@ def gradients_of(model: Any, loss_of: Any, x: Any, y: Any) -> list[Any]:
     return tape.gradient(loss, model.trainable_variables)
 
 
-def clock_of(training: Training, model: Any, learning_rate: float) -> LapClock:
+def clock_of(training: Training, model: Any, learning_rate: float) -> EpochTimer:
     """Tests a copy of the model that no strategy knows."""
     copy = build("small", tf_keras, learning_rate)
     images, labels = load_images(training.test_data)
@@ -44,10 +44,10 @@ def clock_of(training: Training, model: Any, learning_rate: float) -> LapClock:
         copy.set_weights([variable.numpy() for variable in model.trainable_variables])
         return float(copy.evaluate(images, labels, batch_size=500, verbose=0)[1])
 
-    return LapClock(training.goal, test)
+    return EpochTimer(training.goal, test)
 
 
-def mirror(training: Training, worker: int) -> list[Lap]:
+def mirror(training: Training, worker: int) -> list[TimedEpoch]:
     """Train with MultiWorkerMirroredStrategy; collective. The first worker tests, and says when it is over."""
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     learning_rate = training.learning_rate * training.workers  # one update for the batches of all workers
@@ -88,7 +88,7 @@ def mirror(training: Training, worker: int) -> list[Lap]:
             began[0] = time.perf_counter()
             step(x, y)
         ended = anybody(worker == 0 and clock.end())
-    return clock.laps
+    return clock.epochs
 
 
 def _any_of_all(strategy: Any) -> Any:
@@ -120,7 +120,7 @@ def serve(training: Training, resolver: Any, folder: Path) -> None:
     server.join()
 
 
-def coordinate(training: Training, resolver: Any) -> list[Lap]:
+def coordinate(training: Training, resolver: Any) -> list[TimedEpoch]:
     """Train with ParameterServerStrategy: one update for each batch, by whoever asks for work next."""
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
@@ -153,7 +153,7 @@ def coordinate(training: Training, resolver: Any) -> list[Lap]:
             coordinator.schedule(step, args=(iterator,))
         coordinator.join()
         ended = clock.end()
-    return clock.laps
+    return clock.epochs
 
 
 def _own_step_s() -> Any:
@@ -169,7 +169,7 @@ def _sleep_until(moment: Any) -> Any:
 
 
 def run_role() -> None:
-    """Entry point of ``python -m benchmarks.emulated_strategies``; TF_CONFIG says which role."""
+    """Entry point of ``python -m benchmarks.peers.emulated_strategies``; TF_CONFIG says which role."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("training", type=Path)
     parser.add_argument("result", type=Path)
@@ -180,15 +180,15 @@ def run_role() -> None:
     config = json.loads(os.environ["TF_CONFIG"])
     task = config["task"]
     if "ps" not in config["cluster"]:
-        laps = mirror(training, task["index"])
+        epochs = mirror(training, task["index"])
     else:
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         if task["type"] in ("worker", "ps"):
             serve(training, resolver, options.training.parent)
             return
-        laps = coordinate(training, resolver)
+        epochs = coordinate(training, resolver)
     if task["index"] == 0:
-        options.result.write_text(json.dumps(laps))
+        options.result.write_text(json.dumps(epochs))
 
 
 if __name__ == "__main__":

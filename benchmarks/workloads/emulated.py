@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from benchmarks.laps import Goal
+from benchmarks.workloads.timed_epochs import Goal
 
 BATCH = 32
 LEARNING_RATE = 0.005  # of one batch's update

@@ -9,12 +9,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.epochs import Measured, Work, measured, now
-from benchmarks.images import training_images
-from benchmarks.keras2 import packages, python_of_keras2
-from benchmarks.models import SEED
-from benchmarks.processes import ROOT, PeerFailed, run_together, tensorflow_cluster
-from benchmarks.report import Report, arguments
+from benchmarks.peers.keras2 import packages, python_of_keras2
+from benchmarks.peers.processes import ROOT, PeerFailed, run_together, tensorflow_cluster
+from benchmarks.reports.report import Report, arguments
+from benchmarks.workloads.epochs import Measured, Work, measured, now
+from benchmarks.workloads.images import training_images
+from benchmarks.workloads.models import SEED
 from nfdt.launch.horovod import host_info
 from nfdt.launch.horovod_command import RingShape, ring_command
 
@@ -44,8 +44,8 @@ class Peers:
         self._data, self._result = folder / f"{case}.npz", folder / "begins.json"
 
     def by_hand(self, launcher: str) -> dict[str, Measured]:
-        """The loops of benchmarks/horovod_loop.py; both are trained by one launch."""
-        program = [sys.executable, "-m", "benchmarks.horovod_loop", *self._arguments()]
+        """The loops of benchmarks/peers/horovod_loop.py; both are trained by one launch."""
+        program = [sys.executable, "-m", "benchmarks.peers.horovod_loop", *self._arguments()]
         command = ring_command(RingShape(RANKS, launcher), program, host_info())
         found = self._run([command], [{}])
         return {BY_HAND[name]: each for name, each in found.items()}
@@ -53,14 +53,14 @@ class Peers:
     def hfdt(self, launcher: str) -> dict[str, Measured]:
         """``hfdt run`` with an ordinary script."""
         hfdt = [Path(sys.executable).with_name("hfdt"), "run", "-np", RANKS, "--launcher", launcher]
-        command = [*map(str, hfdt), str(ROOT / "benchmarks" / "keras_script.py"), *self._arguments()]
+        command = [*map(str, hfdt), str(ROOT / "benchmarks" / "workloads" / "keras_script.py"), *self._arguments()]
         return {"hfdt": self._run([command], [{}])[""]}
 
     def mirrored(self) -> dict[str, Measured]:
         """tf_keras with MultiWorkerMirroredStrategy; nothing without its environment."""
         if self._keras2 is None:
             return {}
-        command = [str(self._keras2), "-m", "benchmarks.mirrored_loop", *self._arguments()]
+        command = [str(self._keras2), "-m", "benchmarks.peers.mirrored_loop", *self._arguments()]
         return {MIRRORED: self._run([command] * RANKS, tensorflow_cluster(worker=RANKS))[""]}
 
     def _arguments(self) -> list[str]:

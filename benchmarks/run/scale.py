@@ -10,9 +10,9 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from benchmarks.report import Report, Row, arguments
-from benchmarks.shards import TOKEN, layout_of, serve_shard, served
-from benchmarks.wire import SEED, per_second
+from benchmarks.reports.report import Report, Row, arguments
+from benchmarks.run.wire import SEED, per_second
+from benchmarks.workloads.shards import TOKEN, layout_of, serve_shard, served
 from nfdt.consistency import make_policy
 from nfdt.coordinator import Coordinator, Work
 from nfdt.core.arrays.layout import ParameterLayout

@@ -15,9 +15,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 
-from benchmarks.images import read_cifar10, read_images
-from benchmarks.report import Report, Row, arguments
-from benchmarks.virtual import Trained, VirtualTraining
+from benchmarks.reports.report import Report, Row, arguments
+from benchmarks.workloads.convergence_rows import MAIN, ROWS, SEQUENTIAL
+from benchmarks.workloads.images import read_cifar10, read_images
+from benchmarks.workloads.virtual import Trained, VirtualTraining
 from nfdt.core.errors import NfdtError
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.simulate.cluster import ClusterDescription, parse_cluster
@@ -28,24 +29,6 @@ PIXELS = {1: (0.286, 0.353), 3: (0.473, 0.251)}  # mean and deviation, of Fashio
 JITTER = 0.2
 MOMENTUM = 0.9
 SPEEDS = ("equal", "unequal")
-SEQUENTIAL = "sequential"
-# What every row is, besides its preset; the rows of docs/convergence.md, the asynchronous ones last.
-ROWS: dict[str, tuple[str, dict[str, Any]]] = {
-    SEQUENTIAL: ("bsp", {}),
-    "ddc-asgd": ("ddc-asgd", {}),
-    "ddc-asgd-gap1": ("ddc-asgd", {"gap": 1.0}),
-    "asgd": ("asgd", {}),
-    "staleness-scaled": ("asgd", {"update_rule": "staleness-scaled"}),
-    "dc-asgd": ("dc-asgd", {}),
-    "dc-asgd-a": ("dc-asgd-a", {}),
-    "dc-asgd-k": ("dc-asgd-k", {}),
-    "bsp": ("bsp", {}),
-    "n-softsync": ("n-softsync", {}),
-    "dbs-sgd": ("dbs-sgd", {}),
-    "group-sync": ("group-sync", {}),
-    "h-ps": ("h-ps", {}),
-}
-MAIN = ("ddc-asgd", "asgd", "staleness-scaled", "dc-asgd", "dc-asgd-a", "dc-asgd-k", "bsp")
 TARGET = 0.80
 
 

@@ -8,10 +8,10 @@ import keras
 from nfdt_client.embedded import EmbeddedServer
 
 import nfdt
-from benchmarks.emulated import Training
-from benchmarks.images import load_images
-from benchmarks.laps import Lap, LapClock
-from benchmarks.models import build
+from benchmarks.workloads.emulated import Training
+from benchmarks.workloads.images import load_images
+from benchmarks.workloads.models import build
+from benchmarks.workloads.timed_epochs import EpochTimer, TimedEpoch
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.job import resolve_algorithm
 
@@ -30,10 +30,10 @@ def batches_per_update(algorithm: AlgorithmSpec, workers: int) -> float:
     return GROUP_BATCHES if algorithm.topology == "groups" else 1.0
 
 
-class _Laps(keras.callbacks.Callback):
+class _TimedEpochs(keras.callbacks.Callback):
     """Times epochs, tests after each, and stops the training when its goal is met."""
 
-    def __init__(self, clock: LapClock) -> None:
+    def __init__(self, clock: EpochTimer) -> None:
         super().__init__()
         self._clock = clock
 
@@ -59,7 +59,7 @@ class Cluster:
     def __exit__(self, *error: object) -> None:
         self._server.stop()
 
-    def train(self, preset: str, training: Training) -> list[Lap]:
+    def train(self, preset: str, training: Training) -> list[TimedEpoch]:
         """Train with a preset; rings and groups start ranks of their own."""
         algorithm = resolve_algorithm(preset)
         learning_rate = training.learning_rate * batches_per_update(algorithm, training.workers)
@@ -70,7 +70,7 @@ class Cluster:
         def test() -> float:
             return float(model.evaluate(test_images, test_labels, batch_size=500, verbose=0)[1])
 
-        clock = LapClock(training.goal, test)
+        clock = EpochTimer(training.goal, test)
         options = self._options(preset, algorithm, training)
         rows, epochs = slice(training.samples), training.goal.most_epochs
         with nfdt.session(options=options):
@@ -80,9 +80,9 @@ class Cluster:
                 batch_size=training.batch,
                 epochs=epochs,
                 verbose=0,
-                callbacks=[_Laps(clock)],
+                callbacks=[_TimedEpochs(clock)],
             )
-        return clock.laps
+        return clock.epochs
 
     def _options(self, preset: str, algorithm: AlgorithmSpec, training: Training) -> dict[str, Any]:
         step_ms = tuple(1000 * seconds for seconds in training.step_s)

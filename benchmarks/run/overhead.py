@@ -12,10 +12,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 
 import nfdt
-from benchmarks.epochs import Measured, Work, measured, now, watch_epochs
-from benchmarks.images import training_images
-from benchmarks.models import SEED, build
-from benchmarks.report import Report, Row, arguments
+from benchmarks.reports.report import Report, Row, arguments
+from benchmarks.workloads.epochs import Measured, Work, measured, now, watch_epochs
+from benchmarks.workloads.images import training_images
+from benchmarks.workloads.models import SEED, build
 
 BATCH = 128
 

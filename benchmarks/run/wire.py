@@ -18,9 +18,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 
-from benchmarks import embedding
-from benchmarks.report import Report, Row, arguments
-from benchmarks.shards import MOMENTUM, RATE, TOKEN, layout_of, serve_shards, served, started
+from benchmarks.reports.report import Report, Row, arguments
+from benchmarks.workloads import embedding
+from benchmarks.workloads.shards import MOMENTUM, RATE, TOKEN, layout_of, serve_shards, served, started
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.wire.job_token import worker_token
 from nfdt.transport.choice import make_choice

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks.models import CASES
+from benchmarks.workloads.models import CASES
 
 
 def work_options(description: str | None) -> argparse.Namespace:

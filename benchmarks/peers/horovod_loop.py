@@ -14,11 +14,11 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from benchmarks.batches import shuffled_batches
-from benchmarks.epochs import now
-from benchmarks.images import load_images
-from benchmarks.models import build
-from benchmarks.work import work_options
+from benchmarks.workloads.batches import shuffled_batches
+from benchmarks.workloads.epochs import now
+from benchmarks.workloads.images import load_images
+from benchmarks.workloads.models import build
+from benchmarks.workloads.work import work_options
 
 
 def make_step(model: Any, metrics: dict[str, Any], *, compiled: bool) -> Callable[[Any, Any], None]:
@@ -75,7 +75,7 @@ def train(case: str, data: Path, batch: int, epochs: int, *, compiled: bool) -> 
 
 
 def run_rank() -> None:
-    """Entry point of ``python -m benchmarks.horovod_loop``: trains without XLA, then with it."""
+    """Entry point of ``python -m benchmarks.peers.horovod_loop``: trains without XLA, then with it."""
     options = work_options(__doc__)
     hvd.init()
     threads = max(1, len(os.sched_getaffinity(0)) // hvd.local_size())

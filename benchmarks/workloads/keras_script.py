@@ -6,10 +6,10 @@ import json
 
 import keras
 
-from benchmarks.epochs import watch_epochs
-from benchmarks.images import load_images
-from benchmarks.models import build
-from benchmarks.work import work_options
+from benchmarks.workloads.epochs import watch_epochs
+from benchmarks.workloads.images import load_images
+from benchmarks.workloads.models import build
+from benchmarks.workloads.work import work_options
 
 options = work_options(__doc__)
 

@@ -12,9 +12,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks import convergence, simulate
-from benchmarks.images import Images, read_cifar10, read_images
-from benchmarks.report import Report, arguments
+from benchmarks.reports.report import Report, arguments
+from benchmarks.run import convergence, simulate
+from benchmarks.workloads.images import Images, read_cifar10, read_images
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.training.data import ArraySource
 from nfdt.core.training.gradient_step import GradientStep

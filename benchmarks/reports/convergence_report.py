@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.workloads.convergence_rows import SEQUENTIAL
 from nfdt.simulate.plots import COLOURS, LINES, MARKERS
-
-SEQUENTIAL = "sequential"
 
 
 @dataclass(frozen=True)

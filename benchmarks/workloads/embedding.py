@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.report import Report, Row
-from benchmarks.shards import TOKEN, served
+from benchmarks.reports.report import Report, Row
+from benchmarks.workloads.shards import TOKEN, served
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.table_rows import Rows, RowVector, RowWeights, TableLayout
 from nfdt.core.specs.job import resolve_algorithm

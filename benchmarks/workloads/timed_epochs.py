@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.epochs import now
+from benchmarks.workloads.epochs import now
 
-Lap = tuple[float, float]  # seconds of training, accuracy after it
+TimedEpoch = tuple[float, float]  # seconds of training, accuracy after it
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Goal:
 
 
 @dataclass
-class LapClock:
+class EpochTimer:
     """Call :meth:`begin` and :meth:`end` around each epoch.
 
     Args:
@@ -35,7 +35,7 @@ class LapClock:
 
     goal: Goal
     test: Callable[[], float]
-    laps: list[Lap] = field(default_factory=list)
+    epochs: list[TimedEpoch] = field(default_factory=list)
     _began: float = 0.0
 
     def begin(self) -> None:
@@ -45,27 +45,27 @@ class LapClock:
     def end(self) -> bool:
         """An epoch has ended; True when the training may end, too."""
         seconds = now() - self._began
-        self.laps.append((seconds, self.test()))
-        done, goal = len(self.laps), self.goal
-        reached = self.laps[-1][1] >= goal.target and done >= goal.least_epochs
-        return reached or done >= goal.most_epochs or sum(lap for lap, _ in self.laps[1:]) > goal.limit_s
+        self.epochs.append((seconds, self.test()))
+        done, goal = len(self.epochs), self.goal
+        reached = self.epochs[-1][1] >= goal.target and done >= goal.least_epochs
+        return reached or done >= goal.most_epochs or sum(epoch for epoch, _ in self.epochs[1:]) > goal.limit_s
 
 
-def epoch_seconds(laps: Sequence[Lap]) -> list[float]:
+def epoch_seconds(epochs: Sequence[TimedEpoch]) -> list[float]:
     """Seconds of each epoch; the first one, in which workers trace their steps, counts as the others' median."""
-    later = [seconds for seconds, _ in laps[1:]]
+    later = [seconds for seconds, _ in epochs[1:]]
     return [statistics.median(later), *later]
 
 
-def throughput(laps: Sequence[Lap], samples: int) -> float:
+def throughput(epochs: Sequence[TimedEpoch], samples: int) -> float:
     """Samples per second of the median epoch after the first; ``samples``: of one epoch."""
-    return samples / statistics.median(seconds for seconds, _ in laps[1:])
+    return samples / statistics.median(seconds for seconds, _ in epochs[1:])
 
 
-def seconds_to(target: float, laps: Sequence[Lap]) -> float | None:
+def seconds_to(target: float, epochs: Sequence[TimedEpoch]) -> float | None:
     """When the accuracy crossed the target, on a straight line between two epochs' ends; None: never."""
     elapsed, before = 0.0, 0.0
-    for seconds, (_, accuracy) in zip(epoch_seconds(laps), laps, strict=True):
+    for seconds, (_, accuracy) in zip(epoch_seconds(epochs), epochs, strict=True):
         if accuracy >= target:
             return elapsed + seconds * (target - before) / (accuracy - before)
         elapsed, before = elapsed + seconds, accuracy

@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import nfdt
-from benchmarks.report import Report, Row, arguments
+from benchmarks.reports.report import Report, Row, arguments
 
 SEEDS = [0, 1, 2]
 ALGORITHMS = ("ddc-asgd", "asgd", "dc-asgd")

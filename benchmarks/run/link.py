@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 import nfdt
-from benchmarks import accuracy
-from benchmarks.report import Report, Row, arguments
-from benchmarks.shards import TOKEN, layout_of, serve_shard, served
-from benchmarks.wire import SEED
+from benchmarks.reports.report import Report, Row, arguments
+from benchmarks.run import accuracy
+from benchmarks.run.wire import SEED
+from benchmarks.workloads.shards import TOKEN, layout_of, serve_shard, served
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.specs.presets import AXES
 from nfdt.core.wire.job_token import worker_token

@@ -13,15 +13,15 @@ from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from benchmarks.emulated import Training
-from benchmarks.epochs import now
-from benchmarks.hetero_jobs import Cluster
-from benchmarks.images import read_images
-from benchmarks.keras2 import packages, python_of_keras2
-from benchmarks.laps import Goal, Lap, seconds_to, throughput
-from benchmarks.models import SEED
-from benchmarks.processes import PeerFailed, run_together, tensorflow_cluster
-from benchmarks.report import Report, arguments
+from benchmarks.peers.hetero_jobs import Cluster
+from benchmarks.peers.keras2 import packages, python_of_keras2
+from benchmarks.peers.processes import PeerFailed, run_together, tensorflow_cluster
+from benchmarks.reports.report import Report, arguments
+from benchmarks.workloads.emulated import Training
+from benchmarks.workloads.epochs import now
+from benchmarks.workloads.images import read_images
+from benchmarks.workloads.models import SEED
+from benchmarks.workloads.timed_epochs import Goal, TimedEpoch, seconds_to, throughput
 from nfdt.core.errors import NfdtError
 from nfdt.core.specs.presets import PRESETS
 
@@ -101,22 +101,22 @@ class Bench:
             self._leave_out(name, peer, "no time is left in this quick run")
             return
         try:
-            laps = self._train(cluster, peer, training)
+            epochs = self._train(cluster, peer, training)
         except (PeerFailed, NfdtError) as error:
             self._leave_out(name, peer, f"it failed: {error}")
             return
-        if not laps:
+        if not epochs:
             self._leave_out(name, peer, "there is no environment with tf_keras; a run without --quick makes it")
             return
-        speed = throughput(laps, training.samples)
+        speed = throughput(epochs, training.samples)
         self._report.add(name, peer, "samples/s", speed)
         self._report.add(name, peer, "of the limit", speed / training.limit)
-        self._report.add(name, peer, "accuracy", laps[-1][1])
-        seconds = seconds_to(training.goal.target, laps)
+        self._report.add(name, peer, "accuracy", epochs[-1][1])
+        seconds = seconds_to(training.goal.target, epochs)
         # Infinity: the target was not reached; a ratio of it says so, too.
         self._report.add(name, peer, f"s to {training.goal.target}", float("inf") if seconds is None else seconds)
 
-    def _train(self, cluster: Cluster, peer: str, training: Training) -> list[Lap]:
+    def _train(self, cluster: Cluster, peer: str, training: Training) -> list[TimedEpoch]:
         if peer not in (PSS, MWMS):
             return cluster.train(peer, training)
         return train_with_strategy(peer, training, self._folder, self._keras2) if self._keras2 else []
@@ -130,16 +130,16 @@ class Bench:
         self._report.notes.append(f"{peer} on {cluster}: {why.splitlines()[-1]}")
 
 
-def train_with_strategy(peer: str, training: Training, folder: Path, keras2: Path) -> list[Lap]:
+def train_with_strategy(peer: str, training: Training, folder: Path, keras2: Path) -> list[TimedEpoch]:
     """PSS or MWMS, each role a process of its own.
 
     Raises:
         PeerFailed: they did.
     """
     with tempfile.TemporaryDirectory(dir=folder) as own:
-        described, result = Path(own) / "training.json", Path(own) / "laps.json"
+        described, result = Path(own) / "training.json", Path(own) / "epochs.json"
         training.save(described)
-        command = [str(keras2), "-m", "benchmarks.emulated_strategies", str(described), str(result)]
+        command = [str(keras2), "-m", "benchmarks.peers.emulated_strategies", str(described), str(result)]
         roles = {"chief": 1, "worker": training.workers, "ps": 1} if peer == PSS else {"worker": training.workers}
         environments = tensorflow_cluster(**roles)
         needed = 1 if peer == PSS else training.workers  # the others serve until they are ended

@@ -16,10 +16,10 @@ import keras
 from nfdt_client.options import resolve
 
 import nfdt
-from benchmarks.epochs import now
-from benchmarks.images import read_images
-from benchmarks.report import Report, arguments
-from benchmarks.virtual import VirtualTraining
+from benchmarks.reports.report import Report, arguments
+from benchmarks.workloads.epochs import now
+from benchmarks.workloads.images import read_images
+from benchmarks.workloads.virtual import VirtualTraining
 from nfdt.cli.simulated import SimulatedSession
 from nfdt.cli.table import render
 from nfdt.planning.forecast import forecast
@@ -76,7 +76,7 @@ def run(report: Report, *, workers: int, steps: int, rows: Sequence[str] = ROWS,
         report.ratios[f"overhead@{row}"] = rest_s / trained.gradient_s
 
 
-class Laps(keras.callbacks.Callback):
+class EpochSeconds(keras.callbacks.Callback):
     """Real seconds of each epoch."""
 
     def __init__(self) -> None:
@@ -141,15 +141,15 @@ def against_reality(row: str, step_ms: Sequence[float], *, steps: int, epochs: i
             found.update({int(tau): int(count) for tau, count in worker["staleness"].items()})
         return found
 
-    laps = Laps()
-    real = fitted(nfdt.session(**options, emulate={"step_ms": tuple(step_ms)}), [laps])
+    timed = EpochSeconds()
+    real = fitted(nfdt.session(**options, emulate={"step_ms": tuple(step_ms)}), [timed])
     described = parse_cluster({"workers": [{"step_ms": ms} for ms in step_ms]})
     simulated = SimulatedSession(resolve(options), described)
     virtual = fitted(simulated)
     ends = [p.at_s for p in simulated.jobs[0].record.points if p.ends_epoch]
     weights = build(SEED, RATE, 0).count_params()
     planned = forecast(resolve(options).algorithm, costs_of(described, BATCH, weights), len(train.images))
-    seconds = planned.epoch_s, (ends[-1] - ends[0]) / (epochs - 1), statistics.median(laps.seconds[1:])
+    seconds = planned.epoch_s, (ends[-1] - ends[0]) / (epochs - 1), statistics.median(timed.seconds[1:])
     return Compared(row, seconds, (planned.staleness, _mean(virtual), _mean(real)), distance(real, virtual))
 
 

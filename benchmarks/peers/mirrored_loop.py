@@ -12,11 +12,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 import tf_keras
 
-from benchmarks.batches import shuffled_batches
-from benchmarks.epochs import watch_epochs
-from benchmarks.images import load_images
-from benchmarks.models import build
-from benchmarks.work import work_options
+from benchmarks.workloads.batches import shuffled_batches
+from benchmarks.workloads.epochs import watch_epochs
+from benchmarks.workloads.images import load_images
+from benchmarks.workloads.models import build
+from benchmarks.workloads.work import work_options
 
 
 def train(case: str, data: Path, batch: int, epochs: int, strategy: Any) -> list[float]:
@@ -38,7 +38,7 @@ def train(case: str, data: Path, batch: int, epochs: int, strategy: Any) -> list
 
 
 def run_worker() -> None:
-    """Entry point of ``python -m benchmarks.mirrored_loop``."""
+    """Entry point of ``python -m benchmarks.peers.mirrored_loop``."""
     options = work_options(__doc__)
     cluster = json.loads(os.environ["TF_CONFIG"])
     threads = max(1, len(os.sched_getaffinity(0)) // len(cluster["cluster"]["worker"]))

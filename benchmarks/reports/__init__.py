@@ -1,0 +1,1 @@
+"""Reports of the benchmarks: JSON files, tables and pictures."""

@@ -1,0 +1,1 @@
+"""Benchmarks: one file for each name of ``scripts/bench``."""

@@ -1,0 +1,99 @@
+"""Servers, workers and scripts in processes of their own, as a user starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+NFDT = [sys.executable, "-m", "nfdt.cli"]
+DEADLINE_S = 240
+
+DIGITS = """
+import json, sys
+import keras
+import numpy as np
+from sklearn.datasets import load_digits
+
+keras.utils.set_random_seed(1)
+x, y = load_digits(return_X_y=True)
+x = (x / 16.0).astype("float32")
+
+def build(optimizer=None):
+    model = keras.Sequential([
+        keras.Input((64,)),
+        keras.layers.Dense(32, activation="relu"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dropout(0.1),
+        keras.layers.Dense(10, activation="softmax"),
+    ])
+    optimizer = optimizer or keras.optimizers.SGD(0.1, momentum=0.9)
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+"""
+
+
+def answer(done) -> dict:
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def environment(**extra: str) -> dict[str, str]:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("NFDT_")}
+    return {**inherited, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1", **extra}
+
+
+@dataclass
+class ServerProcess:
+    """A server process with its slots."""
+
+    address: str
+    token_file: Path
+    process: subprocess.Popen
+    state_dir: Path
+
+    def env(self) -> dict[str, str]:
+        return {"NFDT_SERVER": self.address, "NFDT_TOKEN_FILE": str(self.token_file)}
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def start_server(directory: Path, *options: str) -> ServerProcess:
+    token_file = directory / "token"
+    token_file.write_text(secrets.token_hex(16))
+    token_file.chmod(0o600)
+    process = subprocess.Popen(
+        [*NFDT, "server", "--listen", "127.0.0.1:0", "--state-dir", str(directory / "state")]
+        + ["--token-file", str(token_file), *options],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=(directory / "server.log").open("w"),
+        text=True,
+    )
+    line = process.stdout.readline()
+    assert ":" in line, (directory / "server.log").read_text()
+    return ServerProcess(line.split()[-1].strip(), token_file, process, directory / "state")
+
+
+def start_workers(cluster: ServerProcess, slots: int, *options: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [*NFDT, "worker", "--server", cluster.address, "--slots", str(slots), *options],
+        env=environment(NFDT_TOKEN_FILE=str(cluster.token_file)),
+        stdout=subprocess.DEVNULL,
+        stderr=(cluster.state_dir.parent / "worker.log").open("w"),
+    )
+
+
+def stop(*processes: subprocess.Popen) -> None:
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.wait(30)

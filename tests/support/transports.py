@@ -1,0 +1,47 @@
+"""The transports between a worker and its shards, made alike for the contract suites."""
+
+from __future__ import annotations
+
+from nfdt.core.program.state import State
+from nfdt.core.wire.job_token import worker_token
+from nfdt.shard.in_process import InProcessClient
+from nfdt.shard.servicer import start_shard
+from nfdt.transport.stream import StreamClient
+from tests.support.shard_cluster import LAYOUT, Cluster, rule_spec
+
+TOKEN = "token"
+
+
+class InProcessShards:
+    def __init__(self, reference, shards, rule, overlap, codec="identity", **row):
+        self.overlap = overlap
+        self.stores = Cluster(reference, shards=shards, rule=rule, overlap=overlap).stores
+
+    def client(self, worker, **options):
+        return InProcessClient(self.stores, LAYOUT, worker, overlap=self.overlap, **options)
+
+    def stop(self):
+        pass
+
+
+class StreamedShards:
+    share_memory = False
+
+    def __init__(self, reference, shards, rule, overlap, codec="identity", **row):
+        self.overlap = overlap
+        state = State(reference.weights, reference.state)
+        arguments = (reference.manifest(), state, rule_spec(rule, overlap=overlap, codec=codec, **row))
+        self.running = [start_shard(*arguments, i, shards, workers=3, token=TOKEN) for i in range(shards)]
+        self.stores = [running.store for running in self.running]
+
+    def client(self, worker, **options):
+        addresses = [r.address for r in self.running]
+        options |= {"timeout_s": 20, "overlap": self.overlap, "share_memory": self.share_memory}
+        return StreamClient(addresses, LAYOUT, worker, worker_token(TOKEN, worker), **options)
+
+    def stop(self):
+        [running.stop(0) for running in self.running]
+
+
+class SharedMemoryShards(StreamedShards):
+    share_memory = True
