@@ -125,6 +125,7 @@ class FakeSlot:
             self.shard.stop()
         self._channel.close()  # first: it does not leave in order
         self._stream.close()
+        self.released.set()  # last: a call that is made again and again, by a patient slot, ends with its thread
 
     def close(self) -> None:
         self.die()
