@@ -131,7 +131,7 @@ def test_slots_with_gpus_are_not_forked(launch, server):
     assert parent_of(server.next().pid).pid == os.getpid()
 
 
-def test_forked_slots_that_crash_at_once_are_given_up(tmp_path):
+def test_forked_slots_that_crash_at_once_are_given_up(tmp_path, quick_restarts):
     launcher = LocalLauncher(SlotOptions("127.0.0.1:1", TOKEN, tmp_path, wait_s=0.0))
     launcher.ensure("worker", 1)
     assert launcher.given_up.wait(DEADLINE_S)
