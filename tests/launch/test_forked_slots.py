@@ -10,12 +10,12 @@ import psutil
 import pytest
 
 from nfdt.launch.processes import LocalLauncher, SlotOptions
-from tests.support.attendance import DEADLINE_S, TOKEN, Attendance
+from tests.support.hello_server import DEADLINE_S, TOKEN, HelloServer
 
 
 @pytest.fixture(scope="module")
 def server():
-    server = Attendance()
+    server = HelloServer()
     yield server
     server.stop()
 
