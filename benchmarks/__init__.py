@@ -1,1 +1,1 @@
-"""What is measured, against whom: ``scripts/bench NAME``."""
+"""Benchmarks of speed and accuracy against other frameworks: ``scripts/bench NAME``."""

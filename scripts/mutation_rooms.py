@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
 
 
 class Mutable(ast.NodeTransformer):
-    """The same program, written so that each of its mutants says something."""
+    """Rewrite a program so that each of its mutants is meaningful."""
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
         """Write ``x = property(x)`` below a property: mutmut leaves decorated functions alone."""
@@ -78,7 +78,7 @@ class Mutable(ast.NodeTransformer):
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
-        """Leave ``zip(strict=...)`` out: an assertion, which no correct caller can tell from its absence."""
+        """Leave ``zip(strict=...)`` out: an assertion that no correct caller can observe."""
         self.generic_visit(node)
         if ast.unparse(node.func) == "zip":
             node.keywords = []
@@ -130,7 +130,7 @@ def test(folder: Path, jobs: int) -> dict[str, Counter[str]]:
 
 
 def share(outcomes: Counter[str]) -> float:
-    """Of the mutants, those that were noticed."""
+    """Return the mutants that a test noticed."""
     return 1 - outcomes["lived"] / outcomes.total()
 
 

@@ -1,16 +1,17 @@
-"""What all tests share."""
+"""Settings of Hypothesis and pytest for all tests, and fixtures that several rooms use."""
 
 import gc
 import os
 import signal
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-# A loaded machine makes any single example slow; the limit on the whole test remains. Where CI is set, the examples
-# follow from the tests: a run says something of the change that it checks, new examples are looked for elsewhere.
+# A loaded machine makes any single example slow; the limit on the whole test remains.
 settings.register_profile("nfdt", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+# Where CI is set, the examples are the same in every run, so that a failure comes from the change under test.
 settings.register_profile("ci", settings.get_profile("nfdt"), derandomize=True)
-# Thousands of mutants are tried (scripts/mutation), and of each only the failure counts, not its smallest example.
+# scripts/mutation tries thousands of mutants and needs only their failures, not the smallest examples.
 settings.register_profile(
     "mutation", settings.get_profile("ci"), max_examples=15, phases=(Phase.explicit, Phase.generate)
 )
@@ -18,12 +19,18 @@ settings.load_profile("ci" if os.environ.get("CI") else "nfdt")
 
 
 def pytest_configure():
-    """Let tests interrupt scripts: what a shell starts in the background ignores Ctrl-C, and so do its children."""
+    """Restore the handler of Ctrl-C, which a shell's background processes and their children ignore."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish():
-    """Keep what is imported out of garbage collections, which would go through all of TensorFlow each time."""
+    """Exclude all imported modules from garbage collection: each one would traverse TensorFlow's objects."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def quick_restarts(monkeypatch):
+    """Restart slots of this process's launchers without the pauses that grow from half a second to many."""
+    monkeypatch.setattr("nfdt.launch.processes.RESTART_S", 0.01)

@@ -1,4 +1,4 @@
-"""The benchmarks run and write what docs/benchmarks.md says. How fast anything is, is not asserted."""
+"""The benchmarks run and write the results that docs/benchmarks.md describes; speed is not asserted."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_a_training_is_the_same_after_it_was_written_down(tmp_path):
     assert training.limit == pytest.approx(32 / 0.1 + 32 / 0.4)
 
 
-def test_a_peer_that_fails_is_told_with_what_it_wrote():
+def test_a_peer_that_fails_is_named_with_its_output():
     with pytest.raises(PeerFailed, match=r"exit code 3(?s:.*)out of order"):
         run_together([[sys.executable, "-c", "print('out of order'); raise SystemExit(3)"]])
 

@@ -1,4 +1,4 @@
-"""The documentation says what is true: tables, commands, links, options."""
+"""Tables, commands, links and options of the documentation are correct."""
 
 from __future__ import annotations
 

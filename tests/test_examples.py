@@ -1,4 +1,4 @@
-"""Every example runs as its own first lines say, and learns something."""
+"""Every example runs with the command of its first lines, and learns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the installer says and does where nothing has to be built."""
+"""Output and actions of the installer where nothing has to be built."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def install(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([SCRIPT, *map(str, arguments)], capture_output=True, text=True, timeout=DEADLINE_S)
 
 
-def test_a_python_without_tensorflow_is_told_to_install_it(tmp_path):
+def test_a_python_without_tensorflow_gets_the_command_that_installs_it(tmp_path):
     venv.create(tmp_path, symlinks=True)
     done = install(tmp_path / "bin" / "python")
     assert done.returncode == 1

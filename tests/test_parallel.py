@@ -28,7 +28,7 @@ HOROVODRUN = [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "--ne
 
 
 def run_ranks(launcher: list[str], ranks: int, *program: str) -> str:
-    """What the ranks print; the test fails with it if one of them fails."""
+    """Return the output of the ranks; fails with it if one of them fails."""
     done = subprocess.run(
         [*launcher, "-np", str(ranks), sys.executable, *program],
         cwd=ROOT,

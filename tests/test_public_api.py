@@ -1,4 +1,4 @@
-"""What the packages offer, and that looking at it costs nothing."""
+"""Public names of the packages, which load nothing until they are used."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the benchmarks compare with: loops written by hand, other strategies, and their processes and environments."""
+"""Programs to compare with: loops written by hand, strategies of tf_keras, and their processes and environments."""

@@ -29,7 +29,7 @@ STEP_FILE = "step_s"
 
 
 def gradients_of(model: Any, loss_of: Any, x: Any, y: Any) -> list[Any]:
-    """Of one batch's mean loss."""
+    """Return the gradients of one batch's mean loss."""
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(loss_of(y, model(x, training=True)))
     return tape.gradient(loss, model.trainable_variables)
@@ -48,7 +48,7 @@ def clock_of(training: Training, model: Any, learning_rate: float) -> EpochTimer
 
 
 def mirror(training: Training, worker: int) -> list[TimedEpoch]:
-    """Train with MultiWorkerMirroredStrategy; collective. The first worker tests, and says when it is over."""
+    """Train with MultiWorkerMirroredStrategy; collective. The first worker tests and decides when to stop."""
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     learning_rate = training.learning_rate * training.workers  # one update for the batches of all workers
     with strategy.scope():
@@ -92,7 +92,7 @@ def mirror(training: Training, worker: int) -> list[TimedEpoch]:
 
 
 def _any_of_all(strategy: Any) -> Any:
-    """A function that says whether any worker says so; collective."""
+    """Return a function that is true where it is true on any worker; collective."""
 
     @tf.function
     def add_up(mine: Any) -> Any:
@@ -121,7 +121,7 @@ def serve(training: Training, resolver: Any, folder: Path) -> None:
 
 
 def coordinate(training: Training, resolver: Any) -> list[TimedEpoch]:
-    """Train with ParameterServerStrategy: one update for each batch, by whoever asks for work next."""
+    """Train with ParameterServerStrategy: one update for each batch, by the next idle worker."""
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():
@@ -157,7 +157,7 @@ def coordinate(training: Training, resolver: Any) -> list[TimedEpoch]:
 
 
 def _own_step_s() -> Any:
-    """What the worker's directory says; its steps are graphs, without Python."""
+    """Read the seconds of a step from the worker's directory; steps are graphs, without Python."""
     return tf.strings.to_number(tf.io.read_file(STEP_FILE), tf.float64)
 
 
@@ -169,7 +169,7 @@ def _sleep_until(moment: Any) -> Any:
 
 
 def run_role() -> None:
-    """Entry point of ``python -m benchmarks.peers.emulated_strategies``; TF_CONFIG says which role."""
+    """Entry point of ``python -m benchmarks.peers.emulated_strategies``; TF_CONFIG holds the role."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("training", type=Path)
     parser.add_argument("result", type=Path)

@@ -19,9 +19,9 @@ GROUP_BATCHES = 2.0
 
 
 def batches_per_update(algorithm: AlgorithmSpec, workers: int) -> float:
-    """How many local batches go into one update: what the learning rate is multiplied by, for every peer alike.
+    """Return the number of local batches in one update, by which every peer multiplies its learning rate.
 
-    Goyal et al., arXiv:1706.02677: who merges k batches into an update gets k times the rate of one batch.
+    Goyal et al., arXiv:1706.02677: an update of k merged batches takes k times the rate of one batch.
     """
     if algorithm.consistency == "bsp" and algorithm.topology in ("flat", "ring"):
         return workers

@@ -24,7 +24,7 @@ def _tensorflow() -> str:
 
 
 def packages() -> list[str]:
-    """What the environment holds, pinned."""
+    """Return the pinned packages of the environment."""
     version = _tensorflow()
     return [f"tensorflow-cpu=={version}", f"tf_keras=={'.'.join(version.split('.')[:2])}.*"]
 

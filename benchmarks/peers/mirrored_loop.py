@@ -1,4 +1,4 @@
-"""One process of tf_keras with MultiWorkerMirroredStrategy, told by TF_CONFIG who it is."""
+"""One process of tf_keras with MultiWorkerMirroredStrategy; TF_CONFIG holds its rank."""
 
 from __future__ import annotations
 

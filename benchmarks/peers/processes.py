@@ -23,7 +23,7 @@ class PeerFailed(Exception):
 
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Of a peer: this package can be imported, TensorFlow is quiet."""
+    """Return the environment of a peer: it can import this package, and TensorFlow is quiet."""
     return {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1", **extra}
 
 

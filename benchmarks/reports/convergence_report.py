@@ -17,11 +17,11 @@ from nfdt.simulate.plots import COLOURS, LINES, MARKERS
 
 @dataclass(frozen=True)
 class Case:
-    """What was trained.
+    """One training configuration.
 
     Attributes:
-        row: Of the benchmark.
-        workers: How many.
+        row: Row of the benchmark.
+        workers: Number of workers.
         speeds: ``equal`` or ``unequal``.
         rate: Learning rate, and the momentum where it was another one, as in ``0.1,momentum=0``.
     """
@@ -33,11 +33,11 @@ class Case:
 
 
 Runs = Mapping[Case, Mapping[str, Sequence[float]]]
-"""Of each case, by unit, what every seed gave."""
+"""Results of each case: one number per seed, by unit."""
 
 
 def read(files: Sequence[Path]) -> Runs:
-    """What JSON files hold; the last one counts where several have a case."""
+    """Read JSON files; where several hold a case, the last one counts."""
     found: dict[Case, dict[str, list[float]]] = {}
     for file in files:
         for row in json.loads(file.read_text())["rows"]:
@@ -64,7 +64,7 @@ def _ordered(values: Iterator[Any]) -> list[Any]:
 
 
 def table(runs: Runs, rate: str | None) -> str:
-    """Markdown: rows by clusters, at one rate; or for None each at its best one, which is told."""
+    """Return a Markdown table of rows by clusters at one rate; None: each row at its best rate, which is shown."""
     cases = [case for case in runs if case.row != SEQUENTIAL and (rate in (None, case.rate))]
     clusters = sorted({(case.workers, case.speeds) for case in cases})
     lines = ["| row | " + " | ".join(f"{workers} {speeds}" for workers, speeds in clusters) + " |"]

@@ -36,11 +36,11 @@ class Row:
 
 @dataclass
 class Report:
-    """Everything a benchmark says.
+    """Results of one benchmark, for the terminal and for a JSON file.
 
     Attributes:
-        also: Versions of what a peer has for itself, as ``name==version``.
-        notes: What else one has to know, such as rows that were left out.
+        also: Versions of packages that only a peer uses, as ``name==version``.
+        notes: Remarks for the reader, such as rows that were left out.
     """
 
     bench: str
@@ -89,7 +89,7 @@ class Report:
             self.write(json_file)
 
     def write(self, json_file: Path) -> None:
-        """What there is so far."""
+        """Write the results so far."""
         json_file.write_text(json.dumps(self.to_json(), indent=2) + "\n")
 
 
@@ -103,7 +103,7 @@ def _finite(value: Any) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """Of everything that decides how fast it is."""
+    """Return the versions of all packages that affect speed."""
     found = {"python": platform.python_version()}
     for name in ("nfdt", "keras", "tensorflow", "tensorflow-cpu", "horovod", "numpy", "grpcio", "protobuf"):
         try:
@@ -114,7 +114,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """What it runs on."""
+    """Describe the machine."""
     return {
         "system": platform.system(),
         "processor": platform.machine(),

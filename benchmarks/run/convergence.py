@@ -34,19 +34,19 @@ TARGET = 0.80
 
 @dataclass(frozen=True)
 class Plan:
-    """What is trained.
+    """Trainings of one run.
 
     Attributes:
         rows: Names of ``ROWS``; ``sequential`` comes by itself.
         workers: Sizes of the clusters.
         rates: Learning rates; every row is trained at each.
-        epochs: Of each training.
-        samples: Of an epoch, at most.
-        batch: Local batch.
-        dataset: Of ``DATASETS``.
-        optimizer: Of ``OPTIMIZERS``.
-        momentum: Of SGD.
-        weight_decay: Of the optimizer, decoupled.
+        epochs: Epochs of each training.
+        samples: Most samples of an epoch.
+        batch: Size of a local batch.
+        dataset: Name in ``DATASETS``.
+        optimizer: Name in ``OPTIMIZERS``.
+        momentum: Momentum of SGD.
+        weight_decay: Decoupled weight decay of the optimizer.
     """
 
     rows: Sequence[str] = MAIN
@@ -119,7 +119,7 @@ DATASETS = {"fashion-mnist": (read_images, build), "cifar10": (read_cifar10, bui
 
 
 def batches_per_update(preset: str, overrides: dict[str, Any], workers: int) -> float:
-    """How many local batches go into an update, roughly: how long a schedule has to be."""
+    """Return roughly the number of local batches in an update, which decides the length of a schedule."""
     algorithm = resolve_algorithm(preset, **overrides)
     if algorithm.consistency == "bsp":
         return workers
@@ -221,7 +221,7 @@ def spread(runs: Sequence[float]) -> dict[str, float]:
 
 
 def run(report: Report, plan: Plan, data_dir: Path | None, json_file: Path | None = None) -> None:
-    """Train what the plan says."""
+    """Train all rows of a plan."""
     Bench(report, plan, data_dir, json_file).run()
 
 

@@ -39,12 +39,12 @@ QUICK_S = {"flat": 5.0, "ring": 12.0, "groups": 25.0, PSS: 18.0, MWMS: 16.0}
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is trained, and by whom.
+    """Peers and length of the trainings.
 
     Attributes:
         clusters: Name to how many times longer than ``BASE_S`` each worker's step is.
         peers: Presets, ``PSS`` and ``MWMS``.
-        samples: Of one epoch.
+        samples: Samples of one epoch.
         goal: A target of 0 stands for the one of the data.
         budget_s: Rows that would not end in time are left out.
     """
@@ -113,7 +113,7 @@ class Bench:
         self._report.add(name, peer, "of the limit", speed / training.limit)
         self._report.add(name, peer, "accuracy", epochs[-1][1])
         seconds = seconds_to(training.goal.target, epochs)
-        # Infinity: the target was not reached; a ratio of it says so, too.
+        # Infinity: the target was not reached; a ratio shows this as well.
         self._report.add(name, peer, f"s to {training.goal.target}", float("inf") if seconds is None else seconds)
 
     def _train(self, cluster: Cluster, peer: str, training: Training) -> list[TimedEpoch]:
@@ -163,7 +163,7 @@ def add_ratios(report: Report, clusters: Sequence[str], target: float) -> None:
 
 
 def _sooner(own: float, theirs: float) -> float:
-    """How many times sooner; 0 where the target was never reached, infinity where only the other never reached it."""
+    """Return ``theirs / own``: 0 if the target was never reached, infinity if only the other never reached it."""
     return 0.0 if own == float("inf") else theirs / own
 
 

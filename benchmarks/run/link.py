@@ -31,16 +31,16 @@ FIXED = [name for name in AXES["codec"] if name != "adaptive"]
 
 @dataclass(frozen=True)
 class Work:
-    """How much is measured.
+    """Extent of the measurements.
 
     Attributes:
-        size: Parameters.
-        compute_s: Of a step; a worker sleeps so long, so that no core is needed.
+        size: Number of parameters.
+        compute_s: Seconds of a step's computation; the worker sleeps, so that it needs no core.
         learn: Steps that adaptive takes before it is measured.
-        steps: Of a run of adaptive, which writes every 25th push in another codec; others take fewer.
-        runs: Of every peer, by turns.
-        seeds: Of the trainings.
-        epochs: Of a training.
+        steps: Steps of a run of adaptive, which writes every 25th push in another codec; others take fewer.
+        runs: Runs of every peer, interleaved.
+        seeds: Seeds of the trainings.
+        epochs: Epochs of a training.
     """
 
     size: int

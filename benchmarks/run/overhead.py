@@ -26,7 +26,7 @@ QUICK = {"mlp": Work(20_480, 3, 1), "cnn": Work(2_560, 2, 1), "10M": Work(2_560,
 
 PLAIN, ONE, OVERLAP = "plain fit", "nfdt, 1 worker", "nfdt, 1 worker, overlap=1"
 OPTIONS: dict[str, dict[str, Any] | None] = {PLAIN: None, ONE: {}, OVERLAP: {"overlap": 1}}
-"""Of the session; None: plain Keras."""
+"""Options of the session by peer; None: plain Keras."""
 
 
 def measure(case: str, work: Work, data_dir: Path | None, options: dict[str, Any] | None) -> Measured:

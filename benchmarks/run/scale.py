@@ -32,7 +32,7 @@ SOME_WORKERS = 4  # what a shard keeps for all workers together is there with so
 
 
 def push(pipe: Connection, addresses: list[str], layout: ParameterLayout, name: str) -> None:
-    """A worker: pushes for as many seconds as the pipe says, and says how often."""
+    """Run a worker that pushes for the number of seconds from the pipe and sends back the number of pushes."""
     gradient = np.random.default_rng(SEED).normal(0, 0.01, layout.size).astype(np.float32)
     client = StreamClient(addresses, layout, name, worker_token(TOKEN, name))
     client.pull()
@@ -55,14 +55,14 @@ def shards_of(layout: ParameterLayout, shards: int, workers: int) -> Iterator[tu
 
 
 def pushes_per_s(pipes: list[Connection], seconds: float) -> float:
-    """Of all workers together, at full speed at the same time."""
+    """Return the pushes per second of all workers together, at full speed at the same time."""
     for pipe in pipes:
         pipe.send(seconds)
     return sum(pipe.recv() for pipe in pipes)
 
 
 def private_bytes(pipes: list[Connection]) -> int:
-    """Of all shards, without what they share with workers."""
+    """Return the memory of all shards, without the segments they share with workers."""
     for pipe in pipes:
         pipe.send("memory")
     return sum(pipe.recv() for pipe in pipes)

@@ -104,10 +104,10 @@ class Compared:
     """One row, planned, simulated and on real workers.
 
     Attributes:
-        row: Its name.
+        row: Name of the row.
         epoch_s: Seconds of an epoch by peer, in the order of ``PEERS``.
         staleness: Mean staleness, the same way.
-        distance: Of the histograms of staleness, simulated and real.
+        distance: Distance of the histograms of staleness, simulated and real.
     """
 
     row: str

@@ -31,7 +31,7 @@ SEED = 1
 SIZES = {"0.25M": 250_000, "2.5M": 2_500_000, "25M": 25_000_000}
 
 RoundTrip = Callable[[], None]
-Pace = Callable[[float], float]
+RateMeter = Callable[[float], float]
 """Round trips per second, measured over so many seconds."""
 
 
@@ -69,7 +69,7 @@ def receive(connection: socket.socket, buffer: memoryview) -> bool:
 
 @dataclass(frozen=True)
 class Ours:
-    """A worker of ours, which pushes and takes the reply; its link is emulated where ``mbit`` says how fast it is."""
+    """An NFDT worker, which pushes and takes the reply; ``mbit`` is the speed of its emulated link, if any."""
 
     algorithm: str
     share_memory: bool
@@ -77,7 +77,7 @@ class Ours:
     mbit: float | None = None
 
     @contextmanager
-    def connect(self, address: str, name: str, size: int) -> Iterator[Pace]:
+    def connect(self, address: str, name: str, size: int) -> Iterator[RateMeter]:
         """To a shard of this algorithm and codec, as worker ``name``."""
         gradient = np.random.default_rng(SEED).normal(0, 0.01, size).astype(np.float32)
         client = StreamClient(
@@ -125,7 +125,7 @@ def push_to_tensorflow(pipe: Connection, address: str, size: int) -> None:
 
 
 @contextmanager
-def tensorflow_peer(size: int) -> Iterator[Pace]:
+def tensorflow_peer(size: int) -> Iterator[RateMeter]:
     """The same on variables of TensorFlow's parameter server."""
     with served(serve_tensorflow) as (address, _), served(push_to_tensorflow, address, size) as (_, pipe):
 
@@ -137,7 +137,7 @@ def tensorflow_peer(size: int) -> Iterator[Pace]:
 
 
 @contextmanager
-def tcp_peer(size: int) -> Iterator[Pace]:
+def tcp_peer(size: int) -> Iterator[RateMeter]:
     """Bytes there and bytes back, nothing computed."""
     data = memoryview(bytearray(4 * size))
     with served(serve_bytes, size) as (port, _), socket.create_connection(("127.0.0.1", port)) as connection:
@@ -151,7 +151,7 @@ def tcp_peer(size: int) -> Iterator[Pace]:
 
 
 @contextmanager
-def memcpy_peer(size: int) -> Iterator[Pace]:
+def memcpy_peer(size: int) -> Iterator[RateMeter]:
     """Two copies in one process."""
     source, target = np.ones(size, np.float32), np.zeros(size, np.float32)
 
@@ -181,7 +181,7 @@ LINKED: dict[str, Peer] = {
 
 
 def per_second(round_trip: RoundTrip, seconds: float) -> float:
-    """How often it is done per second, over at least ``seconds`` and three times."""
+    """Return the calls per second over at least ``seconds`` and three calls."""
     count, began = 0, time.perf_counter()
     while count < 3 or time.perf_counter() - began < seconds:
         round_trip()
@@ -219,7 +219,7 @@ def run(report: Report, sizes: dict[str, int], *, seconds: float, runs: int) -> 
 
 
 def run_linked(report: Report, size: int, *, seconds: float, runs: int) -> None:
-    """What int8 gains on a link of 1 Gbit/s, where no computation hides or dilutes it."""
+    """Measure the gain of int8 on a link of 1 Gbit/s, where no computation hides or dilutes it."""
     found = measure(size, LINKED, seconds=seconds, runs=runs)
     report.rows += [Row("1Gbit", f"nfdt, {codec}", "round trips/s", values) for codec, values in found.items()]
     pairs = zip(found["int8"], found["identity"], strict=True)

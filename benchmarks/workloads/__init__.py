@@ -1,1 +1,1 @@
-"""What the benchmarks train and send: models, images, batches, simulated jobs, and the timing of epochs."""
+"""Work of the benchmarks: models, images, batches, shards, simulated jobs, and the timing of epochs."""

@@ -1,4 +1,4 @@
-"""What the peers of ``hetero`` train, and how slow each worker is made: one description for all of them."""
+"""Training and worker speeds of ``hetero``: one description for all peers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.workloads.timed_epochs import Goal
 
 BATCH = 32
-LEARNING_RATE = 0.005  # of one batch's update
+LEARNING_RATE = 0.005  # for updates of one batch
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,9 @@ class Training:
 
     Attributes:
         data: ``.npz`` files of training and test images.
-        samples: Of one epoch; whole batches of all workers.
+        samples: Samples of one epoch; whole batches of all workers.
         step_s: Seconds of a step of each worker; a step that is ready sooner sleeps.
-        goal: When to end.
+        goal: Condition for the end of the training.
     """
 
     data: Path
@@ -33,7 +33,7 @@ class Training:
 
     @property
     def workers(self) -> int:
-        """How many."""
+        """Number of workers."""
         return len(self.step_s)
 
     @property
@@ -42,12 +42,12 @@ class Training:
         return sum(self.batch / seconds for seconds in self.step_s)
 
     def save(self, path: Path) -> None:
-        """As JSON, for peers in other processes."""
+        """Write JSON for peers in other processes."""
         path.write_text(json.dumps(asdict(self), default=str))
 
     @classmethod
     def load(cls, path: Path) -> Training:
-        """What :meth:`save` wrote."""
+        """Read the file that :meth:`save` wrote."""
         given = json.loads(path.read_text())
         paths = {name: Path(given[name]) for name in ("data", "test_data")}
         return cls(**{**given, **paths, "step_s": tuple(given["step_s"]), "goal": Goal(**given["goal"])})

@@ -25,7 +25,7 @@ def watch_epochs(keras: Any) -> tuple[Any, list[float]]:
 
 @dataclass(frozen=True)
 class Work:
-    """How much is trained for one measurement; ``epochs`` does not count the first one, which traces."""
+    """Length of one measured training; ``epochs`` does not count the first one, which traces."""
 
     samples: int
     epochs: int
@@ -41,14 +41,14 @@ class Measured:
 
 
 def measured(begins: list[float], samples: int, began: float) -> Measured:
-    """What the moments say in which epochs began.
+    """Derive speed and start-up time from the times at which epochs began.
 
     The first epoch, which traces, counts as start-up as far as it took longer than the others; the last is left out.
 
     Args:
-        begins: When each epoch began; at least three.
-        samples: Of one epoch.
-        began: When the training, or the program, was started.
+        begins: Time at which each epoch began; at least three.
+        samples: Samples of one epoch.
+        began: Time at which the training, or the program, was started.
     """
     epoch_s = (begins[-1] - begins[1]) / (len(begins) - 2)
     return Measured(samples / epoch_s, begins[1] - began - epoch_s)

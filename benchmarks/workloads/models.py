@@ -1,4 +1,4 @@
-"""The models that benchmarks train, for Keras 3 and for Keras 2: whoever calls says which."""
+"""Models that the benchmarks train, with Keras 3 or Keras 2 as an argument."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def build(case: str, keras: Any, learning_rate: float = 0.01, **compile_options:
     Args:
         case: One of ``CASES``, or ``small``: a CNN of 9 k parameters whose step takes a few milliseconds.
         keras: ``keras`` or ``tf_keras``.
-        learning_rate: Of SGD with momentum 0.9.
+        learning_rate: Learning rate of SGD with momentum 0.9.
         **compile_options: More arguments of ``compile``.
     """
     keras.utils.set_random_seed(SEED)

@@ -82,7 +82,7 @@ class Running:
         self._name, self.pipe = name, pipe
 
     def first(self) -> Any:
-        """What it says first; waits for it."""
+        """Wait for the first message of the process and return it."""
         if not self.pipe.poll(START_S):
             raise TimeoutError(f"{self._name}: expected it to serve within {START_S:g} s. Received: nothing.")
         return self.pipe.recv()
@@ -105,6 +105,6 @@ def started(target: Callable[..., None], *arguments: Any) -> Iterator[Running]:
 
 @contextmanager
 def served(target: Callable[..., None], *arguments: Any) -> Iterator[tuple[Any, Connection]]:
-    """What ``target`` says first, from a process of its own, and the pipe to it."""
+    """Run ``target`` in a process of its own; yields its first message and the pipe to it."""
     with started(target, *arguments) as running:
         yield running.first(), running.pipe

@@ -28,10 +28,10 @@ class Trained:
     """One simulated training.
 
     Attributes:
-        record: What happened.
+        record: Record of the simulated job.
         wall_s: Real seconds it took, without starting up and evaluating.
-        gradient_s: Of them, for gradients.
-        shard_s: For update rules and optimizers.
+        gradient_s: Real seconds of them for gradients.
+        shard_s: Real seconds of them for update rules and optimizers.
     """
 
     record: Record
@@ -48,14 +48,14 @@ class Trained:
 
 @dataclass
 class VirtualTraining:
-    """Trains; graphs of the gradient are traced once for all.
+    """Simulated trainings, whose gradient graphs are traced once.
 
     Attributes:
-        build: Makes a compiled model from a seed, a learning rate and the updates it will see.
-        train: Images and labels.
-        test: The same, evaluated after every epoch.
-        batch: Local batch.
-        epochs: Of each training.
+        build: Function that makes a compiled model from a seed, a learning rate and the updates it will see.
+        train: Images and labels for training.
+        test: Images and labels evaluated after every epoch.
+        batch: Size of a local batch.
+        epochs: Epochs of each training.
     """
 
     build: Callable[[int, float, int], Any]
@@ -76,15 +76,15 @@ class VirtualTraining:
         merged: float = 1.0,
         overrides: Mapping[str, Any] | None = None,
     ) -> Trained:
-        """One training.
+        """Simulate one training.
 
         Args:
             preset: Name of the row.
-            cluster: What it runs on.
-            seed: Of weights and order of samples.
+            cluster: Simulated machines.
+            seed: Seed of the weights and of the order of samples.
             rate: Learning rate of the model.
             merged: Local batches per update, which decides how many updates a schedule has.
-            overrides: Of the row.
+            overrides: Algorithm options of the row.
         """
         updates = self.epochs * -(-len(self.train[0]) // self.batch)
         model = self.build(seed, rate, max(1, round(updates / merged)))

@@ -1,4 +1,4 @@
-"""What the peers of one benchmark are told on their command lines: the same work for each of them."""
+"""Command line of the peers of one benchmark, which describes the same work to each of them."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ class AccuracyLoss:
     """Points of test accuracy below one machine after the same samples; all None: not measured.
 
     Attributes:
-        low: Least of the trainings.
-        high: Greatest of them; None: more than ``low``, which was measured with less delay.
+        low: Least loss over the trainings.
+        high: Greatest loss; None: more than ``low``, which was measured with less delay.
         rate: 1 at one machine's learning rate; n: the row diverges there, and was measured at an n-th of it; None: it
             diverges there, and was measured at no lower one.
     """
@@ -78,10 +78,10 @@ class AccuracyLoss:
 
 
 def expected_loss(row: str, delay: float) -> AccuracyLoss:
-    """What a row lost with this much delay, interpolated between the numbers of workers that were measured.
+    """Return a row's loss at a delay, interpolated between the numbers of workers that were measured.
 
     Args:
-        row: As :func:`measured_as` says.
+        row: Name from :func:`measured_as`.
         delay: Other gradients under way while one is computed: M - 1 with M workers; the mean staleness of rows that
             merge none.
     """
@@ -98,7 +98,7 @@ def expected_loss(row: str, delay: float) -> AccuracyLoss:
 
 
 def measured_as(algorithm: AlgorithmSpec) -> str:
-    """Under which name a row's accuracies are in the table."""
+    """Return the name of a row's accuracies in the data file."""
     if algorithm.topology_facts.grouped:
         return GROUPS if algorithm.update_rule == "ddc" else ""
     consistency = algorithm.consistency_facts
@@ -120,7 +120,7 @@ def _at_a_lower_rate(row: str, delay: float) -> AccuracyLoss:
 
 
 def _losses(training: MeasuredTraining, row: str) -> list[tuple[float, float]]:
-    """(delay, points) by delay, of what did not diverge."""
+    """Return (delay, points) by delay, without diverged trainings."""
     known = sorted((w, accuracy) for w, accuracy in training.rows[row].items() if accuracy is not None)
     return [(float(workers - 1), training.one_machine - accuracy) for workers, accuracy in known]
 

@@ -105,7 +105,7 @@ def test_a_fast_worker_that_falls_silent_is_not_waited_for():
     for name, seconds in (("worker-0", 0.01), ("worker-1", 0.8)):
         for _ in range(8):
             speeds.stepped(name, BATCH, TaskTime(seconds))
-    while cluster._everybody_asks():
+    while cluster._all_ask():
         pass
     for name in ("worker-1", "worker-0"):  # worker-0 reports, and is not heard of again
         cluster.clock.advance(max(0.0, cluster.busy[name][0] - cluster.clock.now()))

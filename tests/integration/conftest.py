@@ -1,4 +1,4 @@
-"""Real clusters on loopback for end-to-end tests: one warm server is shared by the tests of a run."""
+"""Real scripts on loopback for end-to-end tests."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.support.script_fork_server import Finished, ScriptNursery
+from tests.support.script_fork_server import Finished, ScriptForkServer
 from tests.support.scripts import DEADLINE_S, environment
 
 
 @pytest.fixture(scope="session")
-def script_nursery(tmp_path_factory):
-    nursery = ScriptNursery(tmp_path_factory.mktemp("scripts"), environment())
-    yield nursery
-    nursery.stop()
+def script_fork_server(tmp_path_factory):
+    server = ScriptForkServer(tmp_path_factory.mktemp("scripts"), environment())
+    yield server
+    server.stop()
 
 
 @pytest.fixture
-def run_script(tmp_path, script_nursery):
-    """Write a script and run it to its end, as a user would; ``command``: by a program other than Python."""
+def run_script(tmp_path, script_fork_server):
+    """Write a script and run it to its end, as a user would; ``command``: a launcher other than Python."""
 
     def run(source: str, *arguments: str, command: Sequence[str] = (), **env: str) -> Finished:
         script = tmp_path / "script.py"
         script.write_text(textwrap.dedent(source))
         if not command:
-            return script_nursery.run(script, *arguments, environment=environment(**env), timeout_s=DEADLINE_S)
+            return script_fork_server.run(script, *arguments, environment=environment(**env), timeout_s=DEADLINE_S)
         done = subprocess.run(
             [*command, str(script), *arguments],
             cwd=tmp_path,
@@ -44,7 +44,7 @@ def run_script(tmp_path, script_nursery):
 
 @pytest.fixture
 def start_script(tmp_path):
-    """Write a script and start it; whatever the test finds, it does not outlive the test."""
+    """Write a script and start it; it is killed at the end of the test."""
     started = []
 
     def start(source: str, **env: str) -> subprocess.Popen:

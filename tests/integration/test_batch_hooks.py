@@ -70,7 +70,7 @@ def stream():
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory, script_nursery):
+def outcome(tmp_path_factory, script_fork_server):
     """All of it in one script: a cluster's start costs more than the trainings."""
     script = tmp_path_factory.mktemp("hooks") / "script.py"
     script.write_text(
@@ -93,7 +93,7 @@ print()
 print(json.dumps(out))
 """
     )
-    return answer(script_nursery.run(script, environment=environment(), timeout_s=DEADLINE_S))
+    return answer(script_fork_server.run(script, environment=environment(), timeout_s=DEADLINE_S))
 
 
 @pytest.mark.parametrize("data", ["", "_stream"])

@@ -114,11 +114,11 @@ print(json.dumps(out))
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory, script_nursery):
-    """What several fits of one session left: a cluster's start costs more than they do."""
+def shared(tmp_path_factory, script_fork_server):
+    """Results of several fits of one session, since a cluster's start costs more than they do."""
     script = tmp_path_factory.mktemp("shared") / "script.py"
     script.write_text(DIGITS + SHARED)
-    return answer(script_nursery.run(script, environment=environment(), timeout_s=DEADLINE_S))
+    return answer(script_fork_server.run(script, environment=environment(), timeout_s=DEADLINE_S))
 
 
 def test_a_custom_train_step_loss_and_metric_of_the_script_travel(shared):

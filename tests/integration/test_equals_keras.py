@@ -1,4 +1,4 @@
-"""The cluster against plain Keras: where theory says they are equal, they are."""
+"""The cluster against plain Keras, in the cases where theory proves them equal."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_bsp_with_4_workers_equals_one_process_with_the_4_fold_batch(digits, nam
 
 @pytest.fixture(scope="module")
 def plain_fit(digits):
-    """What Keras alone does with an optimizer: the model and its history, trained once for all algorithms."""
+    """Model and history of Keras alone with an optimizer, trained once for all algorithms."""
 
     @lru_cache
     def fit(name):

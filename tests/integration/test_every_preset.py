@@ -47,13 +47,13 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory, script_nursery):
+def found(tmp_path_factory, script_fork_server):
     directory = tmp_path_factory.mktemp("presets")
     cluster = start_server(directory, "--workers", "4")
     script = directory / "script.py"
     script.write_text(SCRIPT)
     try:
-        done = script_nursery.run(script, environment=environment(**cluster.env()), timeout_s=DEADLINE_S)
+        done = script_fork_server.run(script, environment=environment(**cluster.env()), timeout_s=DEADLINE_S)
     finally:
         stop(cluster.process)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What ``fit`` means in Keras, it means on the cluster: callbacks, learning rates, continued training, arguments."""
+"""``fit`` means on the cluster what it means in Keras: callbacks, learning rates, continued training, arguments."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def fit(model, **arguments):
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory, script_nursery):
+def outcome(tmp_path_factory, script_fork_server):
     """All of it in one script: a cluster's start costs more than the trainings."""
     script = tmp_path_factory.mktemp("fidelity") / "script.py"
     script.write_text(
@@ -136,7 +136,7 @@ print()
 print(json.dumps(out))
 """
     )
-    return answer(script_nursery.run(script, environment=environment(), timeout_s=DEADLINE_S))
+    return answer(script_fork_server.run(script, environment=environment(), timeout_s=DEADLINE_S))
 
 
 def test_training_goes_on_locally_where_the_cluster_stopped(outcome):

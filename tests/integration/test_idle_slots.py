@@ -1,4 +1,4 @@
-"""What slots keep between two jobs."""
+"""Memory that slots keep between two jobs."""
 
 from __future__ import annotations
 

@@ -76,12 +76,12 @@ print(json.dumps({
 
 
 @pytest.mark.parametrize("algorithm", ["ddc-asgd", "allreduce"])
-def test_history_holds_what_it_holds_in_keras(algorithm, tmp_path, script_nursery):
+def test_history_holds_what_it_holds_in_keras(algorithm, tmp_path, script_fork_server):
     if algorithm == "allreduce" and importlib.util.find_spec("horovod") is None:
         pytest.skip("Horovod is not installed: scripts/install-horovod")
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    found = answer(script_nursery.run(script, algorithm, environment=environment(), timeout_s=DEADLINE_S))
+    found = answer(script_fork_server.run(script, algorithm, environment=environment(), timeout_s=DEADLINE_S))
     plain, ours = found["keys"]
     assert ours == plain
     assert {"val_f1", "twice", "val_r2_score"} <= set(ours[0])

@@ -84,7 +84,7 @@ def slopes(x, y):
 
 
 def staleness_of(outcome):
-    """Of worker 0, as the first shard counted it."""
+    """Return the staleness of worker 0 as the first shard counted it."""
     return outcome.staleness[0]["workers"]["worker-0"]["staleness"]
 
 

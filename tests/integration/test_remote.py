@@ -264,7 +264,7 @@ def test_the_exit_code_of_the_script_passes_through(run_script):
     assert sys.version_info >= (3, 11)
 
 
-def test_an_emulated_link_and_what_it_makes_of_an_adaptive_job_is_told(run_script, cluster):
+def test_an_emulated_link_and_its_effect_on_an_adaptive_job_are_logged(run_script, cluster):
     done = run_script(
         """
         import json

@@ -123,7 +123,7 @@ def test_a_server_that_offers_some_workers_refuses_a_job_for_more_and_starts_no_
         server.stop()
 
 
-def test_slots_that_cannot_start_fail_the_job_and_name_the_log(tmp_path):
+def test_slots_that_cannot_start_fail_the_job_and_name_the_log(tmp_path, quick_restarts):
     options = ServerOptions(tmp_path, (TOKEN,), slot_command=(sys.executable, "-c", "raise SystemExit(3)"))
     server = serve(options)
     client = Client(server.address)
@@ -135,7 +135,7 @@ def test_slots_that_cannot_start_fail_the_job_and_name_the_log(tmp_path):
         server.stop()
 
 
-def test_a_running_job_is_told_once_why_its_worker_is_not_replaced(tmp_path, server, client):
+def test_a_running_job_is_told_once_why_its_worker_is_not_replaced(tmp_path, quick_restarts, server, client):
     job = client.submit(client.spec(epochs=1_000_000, workers=2))
     pid = client.until(job, "worker_joined", index=1)["pid"]
     (tmp_path / "logs").rename(tmp_path / "away")

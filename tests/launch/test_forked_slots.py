@@ -10,12 +10,12 @@ import psutil
 import pytest
 
 from nfdt.launch.processes import LocalLauncher, SlotOptions
-from tests.support.attendance import DEADLINE_S, TOKEN, Attendance
+from tests.support.hello_server import DEADLINE_S, TOKEN, HelloServer
 
 
 @pytest.fixture(scope="module")
 def server():
-    server = Attendance()
+    server = HelloServer()
     yield server
     server.stop()
 
@@ -131,7 +131,7 @@ def test_slots_with_gpus_are_not_forked(launch, server):
     assert parent_of(server.next().pid).pid == os.getpid()
 
 
-def test_forked_slots_that_crash_at_once_are_given_up(tmp_path):
+def test_forked_slots_that_crash_at_once_are_given_up(tmp_path, quick_restarts):
     launcher = LocalLauncher(SlotOptions("127.0.0.1:1", TOKEN, tmp_path, wait_s=0.0))
     launcher.ensure("worker", 1)
     assert launcher.given_up.wait(DEADLINE_S)

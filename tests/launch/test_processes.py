@@ -105,7 +105,7 @@ def test_a_slot_that_ignores_the_end_is_killed(tmp_path, announcements, monkeypa
     assert ended(pid)
 
 
-def test_slots_that_crash_at_once_are_given_up(tmp_path, announcements):
+def test_slots_that_crash_at_once_are_given_up(tmp_path, announcements, quick_restarts):
     launcher = LocalLauncher(options(tmp_path, announcements, "os.write({fd}, b'1\\n'); os._exit(1)"))
     launcher.ensure("worker", 1)
     for _ in range(CRASHES):
@@ -116,9 +116,8 @@ def test_slots_that_crash_at_once_are_given_up(tmp_path, announcements):
 
 
 @pytest.fixture
-def failed_starts(monkeypatch):
+def failed_starts(quick_restarts):
     """What a launcher logs of starts that failed, as it happens."""
-    monkeypatch.setattr("nfdt.launch.processes.RESTART_S", 0.01)
     handler = logging.handlers.QueueHandler(queue.SimpleQueue())
     handler.addFilter(lambda record: "cannot be started" in record.getMessage())
     logging.getLogger("nfdt.launch.processes").addHandler(handler)

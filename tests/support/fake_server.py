@@ -45,7 +45,7 @@ class Job:
 
 
 class FakeJobs(jobs_pb2_grpc.JobsServicer):
-    """What tests set: ``logs`` (epoch -> logs), ``steps``, and the faults to inject."""
+    """Settings of a test: ``logs`` (epoch -> logs), ``steps``, and the faults to inject."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -304,7 +304,7 @@ class FakeServer:
     grpc_server: grpc.Server
 
     def weights(self) -> np.ndarray:
-        """Of the only job, now."""
+        """Return the state of the only job."""
         return load_state(self.jobs.job.state).weights
 
 

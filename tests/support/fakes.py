@@ -1,4 +1,4 @@
-"""Stand-ins for slot processes and a client: threads that speak the real protocol, without TensorFlow."""
+"""Fakes of slots, shards and clients: threads that speak the real protocol, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WEIGHTS = np.arange(6, dtype=np.float32)
 
 
 class FakeShard(shards_pb2_grpc.ShardServicer):
-    """Keeps its slice of the weights; a training step adds one."""
+    """A shard that holds its slice of the weights and computes nothing."""
 
     def __init__(self, assignment: workers_pb2.ShardAssignment) -> None:
         cut = [slice(0, 6)] if assignment.shards == 1 else [slice(0, 4), slice(4, 6)]
@@ -79,12 +79,12 @@ class FakeShard(shards_pb2_grpc.ShardServicer):
 
 
 class FakeSlot:
-    """One slot: attends in a thread of its own.
+    """One slot, registered by a thread of its own.
 
     Args:
-        on_task: Called by a worker with (slot, task) for each task; what it raises is the slot's failure.
-        patience_s: How long it looks for a server that does not answer; 0: a stream that breaks is its end.
-        hello: More fields of its hello.
+        on_task: Function that a worker calls with (slot, task) for each task; its exception is the slot's failure.
+        patience_s: Seconds without an answer until the slot gives up; 0: it ends with its stream.
+        hello: Further fields of its hello.
     """
 
     def __init__(
@@ -125,6 +125,7 @@ class FakeSlot:
             self.shard.stop()
         self._channel.close()  # first: it does not leave in order
         self._stream.close()
+        self.released.set()  # last: a call that is made again and again, by a patient slot, ends with its thread
 
     def close(self) -> None:
         self.die()
@@ -244,7 +245,7 @@ def sha(data: bytes) -> str:
 
 
 class Client:
-    """What a user's script does, call by call; every call has a deadline."""
+    """Calls of a user's script, each with a deadline."""
 
     def __init__(self, address: str, token: str = TOKEN) -> None:
         self.address = address
@@ -273,7 +274,7 @@ class Client:
             return b"".join(chunk.data for chunk in chunks)
 
     def program(self, **changes: Any) -> dict[str, Any]:
-        """Upload a small program; the fields of a job's specification that name it."""
+        """Upload a small program and return the fields of a specification that name it."""
         state = self.upload(dump_state(WEIGHTS, {0: np.array(0, np.int64)}, {0: np.zeros(1, np.float32)}))
         variables = [{"shape": [], "dtype": "int64", "variable": -1}]
         variables += [{"shape": shape, "dtype": "float32", "variable": i} for i, (_, shape) in enumerate(LAYOUT)]
@@ -314,14 +315,14 @@ class Client:
                 yield event.kind, json.loads(event.data_json)
 
     def until(self, job_id: str, kind: str, **fields: Any) -> dict[str, Any]:
-        """The first event of a kind with these fields."""
+        """Return the first event of a kind with these fields."""
         for found, data in self.watch(job_id):
             if found == kind and all(data.get(k) == v for k, v in fields.items()):
                 return data
         raise AssertionError(f"job {job_id} ended without {kind} {fields}")
 
     def finish(self, job_id: str) -> list[tuple[str, dict[str, Any]]]:
-        """All events of a job, once it has ended."""
+        """Wait for the end of a job and return its events."""
         return list(self.watch(job_id))
 
     def control(self, job_id: str, **action: Any) -> None:

@@ -43,7 +43,7 @@ TOKEN = "token"
 
 @dataclass
 class Outcome:
-    """What a job left: trained weights, one dict of logs per epoch, optimizer variables, bytes sent and received."""
+    """Result of a job: trained weights, one dict of logs per epoch, optimizer variables, bytes sent and received."""
 
     weights: np.ndarray
     epochs: list[dict] = field(default_factory=list)

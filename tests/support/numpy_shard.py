@@ -6,7 +6,7 @@ import numpy as np
 
 
 class NumpyShard:
-    """One shard: told on which weights a gradient was computed and how many updates it missed.
+    """Shard in plain NumPy; a push carries the weights of its gradient and the number of missed updates.
 
     ``rule`` is ``plain`` (SGD, with Keras' momentum), ``dc`` (constant strength 0.04) or ``ddc`` (SGD), which judges a
     unit's weights together: a column of a kernel, a bias.
@@ -53,7 +53,7 @@ class NumpyShard:
 
 
 def units(shapes):
-    """Of each variable, which unit each element leads into; no kernel has more than 16 rows here."""
+    """Return the unit that each element leads into, by variable; no kernel has more than 16 rows here."""
     first = 0
     for shape in shapes:
         columns = shape[-1] if len(shape) > 1 else 1

@@ -1,4 +1,4 @@
-"""A TCP relay that a test can cut: everybody's connection ends, and nobody gets another one until it is mended."""
+"""A TCP relay that a test can cut: all connections end, and new ones are refused until it is mended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nfdt.core.wire.channel import split_address
 
 
 class Relay:
-    """Listens on ``address`` and passes everything on to another one."""
+    """Forward all connections on ``address`` to another address."""
 
     def __init__(self, target: str) -> None:
         self._target = split_address(target)
@@ -30,7 +30,7 @@ class Relay:
                 _end(one)
 
     def mend(self) -> None:
-        """Take connections again."""
+        """Accept connections again."""
         with self._lock:
             self._whole = True
 
@@ -40,11 +40,11 @@ class Relay:
             return self._lock.wait_for(lambda: self.refused >= count, timeout_s)
 
     def redirect(self, target: str) -> None:
-        """Pass on to another address from now on."""
+        """Forward new connections to another address."""
         self._target = split_address(target)
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """End all connections and stop listening."""
         self.cut()
         _end(self._listening)
         self._listening.close()

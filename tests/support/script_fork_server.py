@@ -1,4 +1,4 @@
-"""Users' scripts without the seconds that importing Keras takes each of them: forked, as the product forks slots."""
+"""Users' scripts, forked from a process that has imported Keras, as slots are."""
 
 from __future__ import annotations
 
@@ -33,18 +33,20 @@ class Finished:
     stderr: str
 
 
-class ScriptNursery:
-    """Runs scripts in processes of their own, which find Keras imported."""
+class ScriptForkServer:
+    """Run scripts in forked processes, in which Keras is imported already."""
 
     def __init__(self, directory: Path, environment: dict[str, str]) -> None:
-        log = directory / "script-nursery.log"
-        self._nursery = ForkServerClient(environment, log, command=[sys.executable, "-c", PROGRAM])
+        log = directory / "script-fork-server.log"
+        self._fork_server = ForkServerClient(environment, log, command=[sys.executable, "-c", PROGRAM])
 
     def run(self, script: Path, *arguments: str, environment: dict[str, str], timeout_s: float) -> Finished:
-        """As ``python script arguments`` in the script's directory would."""
+        """Run ``python script arguments`` in the script's directory."""
         output, errors = script.with_suffix(".stdout"), script.with_suffix(".stderr")
         with output.open("w") as log:
-            process = self._nursery.fork([str(errors), str(script), *arguments], "script", environment, log.fileno())
+            process = self._fork_server.fork(
+                [str(errors), str(script), *arguments], "script", environment, log.fileno()
+            )
         with process.stdin:
             try:
                 code = process.wait(timeout_s)
@@ -53,5 +55,5 @@ class ScriptNursery:
         return Finished(code, output.read_text(), errors.read_text())
 
     def stop(self) -> None:
-        """End it, and scripts that still run."""
-        self._nursery.stop()
+        """End the fork server and the scripts that still run."""
+        self._fork_server.stop()

@@ -1,4 +1,4 @@
-"""Workers, shards and a client that live in one thread and do what the coordinator tells them, in any order."""
+"""Workers, shards and a client in one thread, which execute the coordinator's instructions in any order."""
 
 from collections import Counter, defaultdict
 
@@ -50,7 +50,7 @@ def job(preset="asgd", *, workers=2, samples=20, validation=None, stream=False, 
 
 
 class SimulatedWorker:
-    """Does one instruction at a time; ``ask`` and ``do`` are apart so that it can die in between."""
+    """Worker that executes one instruction at a time; it can be lost between ``ask`` and ``do``."""
 
     def __init__(self, cluster, name, index):
         self.cluster, self.name, self.index = cluster, name, index
@@ -70,7 +70,7 @@ class SimulatedWorker:
         return self.told
 
     def do(self):
-        """Carry the instruction out; the report travels with the next call of ask."""
+        """Execute the instruction; the report is sent with the next call of ``ask``."""
         told, self.told = self.told, None
         assert isinstance(told, Work) or not self.in_flight, "only more work overlaps with pushes"
         match told:
@@ -104,7 +104,7 @@ class SimulatedWorker:
             self._finish(len(self.in_flight))
 
     def _finish(self, count):
-        """The oldest pushes are answered."""
+        """Answer the oldest pushes."""
         done, self.in_flight = self.in_flight[:count], self.in_flight[count:]
         self.report = Report(
             tuple(t.task for t in done),
@@ -121,7 +121,7 @@ class SimulatedWorker:
 
 
 class SimulatedCluster:
-    """A coordinator and what surrounds it; nothing happens but what a test makes happen."""
+    """Coordinator and its surroundings; every step is triggered by a test."""
 
     def __init__(self, spec, batches=None):
         self.spec = spec
@@ -142,7 +142,7 @@ class SimulatedCluster:
         self.settle()
 
     def time_of(self, worker, task):
-        """What a worker says a task has taken: every other worker is slower."""
+        """Return the task time that a worker reports: every other worker is slower."""
         return TaskTime(task.samples * 0.001 * (1 + 3 * (worker.index % 2)))
 
     def rows(self, task):
@@ -164,7 +164,7 @@ class SimulatedCluster:
         self.settle()
 
     def turn(self, name):
-        """One worker does what it was told, or asks."""
+        """Let one worker execute its instruction, or ask for one."""
         worker = self.workers[name]
         if worker.told is None or isinstance(worker.told, Wait):
             worker.ask()
@@ -173,7 +173,7 @@ class SimulatedCluster:
         self.settle()
 
     def settle(self):
-        """Note effects; shards and client answer only when the test lets them."""
+        """Record effects; shards and client answer only when the test calls for it."""
         for effect in self.coordinator.drain():
             self.effects.append(effect)
             match effect:
@@ -209,7 +209,7 @@ class SimulatedCluster:
         self.settle()
 
     def run(self, most=20_000):
-        """Everybody does its part in turn until the job has ended."""
+        """Let workers, shards and client act in turn until the job has ended."""
         for _ in range(most):
             if self.over:
                 return
@@ -227,7 +227,7 @@ class SimulatedCluster:
         return any(isinstance(e, TrainingDone | Failed) for e in self.effects)
 
     def of(self, kind):
-        """The data of all events of a kind."""
+        """Return the data of all events of a kind."""
         return [data for k, data in self.events if k == kind]
 
     def everybody_left(self):
@@ -235,7 +235,7 @@ class SimulatedCluster:
 
 
 def started(spec, batches=None):
-    """A cluster whose workers have joined and whose client has said go."""
+    """Return a cluster whose workers have joined and whose first epoch may begin."""
     cluster = SimulatedCluster(spec, batches)
     cluster.join(spec.cluster.workers)
     cluster.coordinator.proceed(spec.fit.initial_epoch)

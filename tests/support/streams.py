@@ -42,7 +42,7 @@ def exchange(address, frames):
 
 
 class FrameRelay:
-    """A shard's stand-in that passes frames on, and breaks a stream where it is told to."""
+    """Relay between a client and a shard, which forwards frames and breaks streams at chosen ones."""
 
     def __init__(self, address, worker="w"):
         self.shard = Door(address, worker_token(TOKEN, worker), 20)
@@ -50,7 +50,7 @@ class FrameRelay:
         self.streams = 0
         self.silent = False
         self.refusals = 0
-        self.shift = 0  # of the numbers on answers
+        self.shift = 0  # added to the sequence numbers of answers
         self.on_request = lambda: None
         self.listener = Listener(self.serve, "127.0.0.1", 8)
         self.server = grpc.server(futures.ThreadPoolExecutor(8))

@@ -7,12 +7,12 @@ from tests.support.simulated_cluster import SimulatedCluster
 
 
 class TimedCluster(SimulatedCluster):
-    """Everybody works until the job has ended.
+    """All workers train until the job has ended.
 
-    ``step_s(worker index, samples, now)`` says how long a gradient takes, ``exchange_s`` its push and reply, which are
-    hidden as far as the step's overlap allows: 1 + overlap steps are on their way at any time.
-    ``ends[epoch][worker]`` is when a worker had done its last step of the epoch, ``steps`` lists (worker, began_at,
-    samples, seconds).
+    ``step_s(worker index, samples, now)`` returns the seconds of a gradient; ``exchange_s`` is those of its push and
+    reply, which are hidden as far as the step's overlap allows: 1 + overlap steps are in flight at any time.
+    ``ends[epoch][worker]`` is the time of a worker's last step of the epoch.
+    ``steps`` lists (worker, began_at, samples, seconds).
     """
 
     def __init__(self, spec, step_s, exchange_s=0.0):
@@ -27,7 +27,7 @@ class TimedCluster(SimulatedCluster):
 
     def run(self, most=100_000):
         for _ in range(most):
-            while self._everybody_asks():
+            while self._all_ask():
                 pass
             if self.over:
                 return self
@@ -37,18 +37,18 @@ class TimedCluster(SimulatedCluster):
             self._report(name)
         raise AssertionError("The job does not end.")
 
-    def _everybody_asks(self):
-        """Whoever is free asks; whether anybody was told something new."""
+    def _all_ask(self):
+        """Let every idle worker ask; return whether any got a new instruction."""
         news = False
         for name, worker in self.workers.items():
             if name in self.busy:
                 continue
-            told = worker.ask()
+            instruction = worker.ask()
             self.settle()
-            if isinstance(told, Work):
-                self.busy[name] = self._work(worker, told)
+            if isinstance(instruction, Work):
+                self.busy[name] = self._work(worker, instruction)
                 news = True
-            elif isinstance(told, Wait):
+            elif isinstance(instruction, Wait):
                 news = news or bool(worker.in_flight)  # it asks again with what was in flight
             elif not self.over:
                 worker.do()
@@ -58,20 +58,20 @@ class TimedCluster(SimulatedCluster):
         self.proceed()
         return news and not self.over
 
-    def _work(self, worker, told):
-        """When the worker will be done with what it was told, and with how much of it."""
+    def _work(self, worker, work):
+        """Return the time at which the worker will be done, the epoch and the tasks done by then."""
         began = at = self.clock.now()
         done = []
-        for task in told.tasks:
-            if done and at - began >= told.budget_s:
+        for task in work.tasks:
+            if done and at - began >= work.budget_s:
                 break
             seconds = self.step_s(worker.index, task.samples, at)
-            waits = max(0.0, (seconds + self.exchange_s) / (1 + told.overlap) - seconds)
+            waits = max(0.0, (seconds + self.exchange_s) / (1 + work.overlap) - seconds)
             self.steps.append((worker.name, at, task.samples, seconds + waits))
             self.times[task.task] = TaskTime(seconds, waits)
             done.append(task)
             at += seconds + waits
-        return at, told.epoch, done
+        return at, work.epoch, done
 
     def _report(self, name):
         at, epoch, done = self.busy.pop(name)

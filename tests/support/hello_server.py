@@ -1,4 +1,4 @@
-"""A job server as far as slots see it before they get work: takes their greetings and gives them nothing to do."""
+"""A job server that takes the hellos of slots and gives them no work."""
 
 import queue
 
@@ -9,8 +9,8 @@ TOKEN = "secret-token"
 DEADLINE_S = 60
 
 
-class Attendance(workers_pb2_grpc.WorkersServicer):
-    """Serves at ``address`` until it is stopped."""
+class HelloServer(workers_pb2_grpc.WorkersServicer):
+    """Service of slots at ``address``, until it is stopped."""
 
     def __init__(self):
         self._hellos = queue.SimpleQueue()
@@ -27,7 +27,7 @@ class Attendance(workers_pb2_grpc.WorkersServicer):
         return iter(())
 
     def next(self):
-        """The greeting of a slot that has come; waits for it."""
+        """Wait for the next slot and return its hello."""
         return self._hellos.get(timeout=DEADLINE_S)
 
     def stop(self):
