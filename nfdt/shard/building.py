@@ -14,12 +14,13 @@ from nfdt.core.arrays.table_rows import TableLayout
 from nfdt.core.program.state import State
 from nfdt.core.sharding import GLOBAL, ShardPlan, make_plan, sparse_tables
 from nfdt.core.specs.algorithm import AlgorithmSpec
-from nfdt.shard.backup_formats import kind_for
+from nfdt.shard.backup_formats import format_for
 from nfdt.shard.engine import Engine
+from nfdt.shard.modes import mode_for
 from nfdt.shard.optimizer import build_optimizer
 from nfdt.shard.sparse_store import SparseStore
 from nfdt.shard.store import ShardStore
-from nfdt.shard.table import Table
+from nfdt.shard.table import ShardTable
 from nfdt.update_rules import make_rule
 from nfdt.update_rules.blocks import KernelBlocks, TableRows
 
@@ -64,12 +65,14 @@ def build_store(
         built = build_optimizer(manifest, plan, weights, custom_objects)
     built.load(state.optimizer)
     rule = make_rule(algorithm, built.traits, blocks_of(manifest, run, sparse))
-    engine, merge_count = Engine(built, rule), make_policy(algorithm).merge_count(workers)
-    records = kind_for(rule, algorithm, workers)
-    store = ShardStore(engine, merge_count=merge_count, overlap=algorithm.overlap, records=records)
+    engine, mode = Engine(built, rule), mode_for(make_policy(algorithm), workers)
+    backup_format = format_for(rule, algorithm, workers)
+    store = ShardStore(engine, mode=mode, overlap=algorithm.overlap, backup_format=backup_format)
     if not layout.tables:
         return store
-    tables = [Table(values.copy(), make_rule(algorithm, built.traits, TableRows())) for values in layout.views(weights)]
+    tables = [
+        ShardTable(values.copy(), make_rule(algorithm, built.traits, TableRows())) for values in layout.views(weights)
+    ]
     return SparseStore(store, engine, tables, layout)
 
 

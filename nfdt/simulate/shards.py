@@ -14,7 +14,7 @@ from nfdt.core.sharding import count_shards
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.state_cut import StateCut, owners_of
 from nfdt.shard.building import Store, build_store
-from nfdt.shard.messages import Gradient, Reply, Wish
+from nfdt.shard.messages import DeltaRequest, Gradient, Reply
 
 
 class TimedStore:
@@ -38,11 +38,13 @@ class TimedStore:
         self.seconds += time.perf_counter() - began
         return reply
 
-    def push(self, worker: str, gradient: Gradient, *, want_weights: bool = True, wish: Wish | None = None) -> Reply:
+    def push(
+        self, worker: str, gradient: Gradient, *, want_weights: bool = True, delta: DeltaRequest | None = None
+    ) -> Reply:
         """See ``ShardStore``."""
         self.order.append(("push", worker))
         began = time.perf_counter()
-        reply = self.store.push(worker, gradient, want_weights=want_weights, wish=wish)
+        reply = self.store.push(worker, gradient, want_weights=want_weights, delta=delta)
         self.seconds += time.perf_counter() - began
         return reply
 

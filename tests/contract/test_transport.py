@@ -6,10 +6,12 @@ import keras
 import numpy as np
 import pytest
 
+from nfdt.consistency import make_policy
 from nfdt.core.errors import ProtocolError, ShapeMismatch, UsageError
 from nfdt.core.program.state import State
 from nfdt.core.wire.job_token import worker_token
 from nfdt.shard.in_process import InProcessClient
+from nfdt.shard.modes import mode_for
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
 from tests.support.numpy_shard import ahead
@@ -21,7 +23,8 @@ TOKEN = "token"
 class InProcess:
     def __init__(self, reference, shards, rule, overlap, codec="identity", **row):
         self.overlap = overlap
-        self.stores = Cluster(reference, shards=shards, rule=rule, overlap=overlap).stores
+        mode = mode_for(make_policy(rule_spec(rule, **row)), 3)
+        self.stores = Cluster(reference, shards=shards, rule=rule, mode=mode, overlap=overlap).stores
 
     def client(self, worker, **options):
         return InProcessClient(self.stores, LAYOUT, worker, overlap=self.overlap, **options)
