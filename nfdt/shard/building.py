@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nfdt.consistency import make_policy
+from nfdt.consistency import ConsistencyPolicy, make_policy
 from nfdt.core.arrays.layout import ParameterLayout, Run
 from nfdt.core.arrays.table_rows import TableLayout
 from nfdt.core.program.state import State
@@ -37,6 +37,7 @@ def build_store(
     shards: int,
     *,
     workers: int,
+    policy: ConsistencyPolicy | None = None,
     custom_objects: Mapping[str, Any] | None = None,
 ) -> Store:
     """Shard ``index`` of ``shards`` of a program.
@@ -48,6 +49,7 @@ def build_store(
         index: Of this shard.
         shards: As asked for in the job's specification.
         workers: Of the job; sizes softsync's merge.
+        policy: Consistency policy of the workers that push; None: the algorithm's.
         custom_objects: The user's own classes.
 
     Raises:
@@ -65,7 +67,7 @@ def build_store(
         built = build_optimizer(manifest, plan, weights, custom_objects)
     built.load(state.optimizer)
     rule = make_rule(algorithm, built.traits, blocks_of(manifest, run, sparse))
-    engine, mode = Engine(built, rule), mode_for(make_policy(algorithm), workers)
+    engine, mode = Engine(built, rule), mode_for(policy or make_policy(algorithm), workers)
     backup_format = format_for(rule, algorithm, workers)
     store = ShardStore(engine, mode=mode, overlap=algorithm.overlap, backup_format=backup_format)
     if not layout.tables:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from nfdt.coordinator.topology_view import policy_of
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.program.state import State
 from nfdt.core.sharding import count_shards
@@ -60,11 +61,12 @@ class LocalShards:
     """
 
     def __init__(self, spec: JobSpec, manifest: Mapping[str, Any], state: State, pushers: int) -> None:
-        count = count_shards(manifest, spec.cluster.shards)
+        shards = spec.cluster.shards
+        count = count_shards(manifest, shards)
         self.layout = ParameterLayout.of_program(manifest)
         self._cut = StateCut(self.layout, count, owners_of(manifest))
         self.stores = [
-            TimedStore(build_store(manifest, state, spec.algorithm, i, spec.cluster.shards, workers=pushers))
+            TimedStore(build_store(manifest, state, spec.algorithm, i, shards, workers=pushers, policy=policy_of(spec)))
             for i in range(count)
         ]
 
