@@ -1,77 +1,131 @@
-"""What a shard keeps of the weights it sends: as little as its update rule and its workers' codecs need.
+"""How a shard keeps the weights it sends: as little as its update rule and its workers' codecs need.
 
-The record is what the worker holds, bit for bit: what is sent is what the record stands for. Three kinds::
+A backup is the weights that the worker holds, bit for bit: a shard sends what its backup stands for. Three formats::
 
-    none    the rule does not ask what a gradient was computed on                                   0 bytes per weight
-    exact   the weights; answers may then be differences to what a worker holds                     4
-    half    a bfloat16 difference to an *anchor*, weights of some versions ago that many share      2
+    none      nothing: the rule does not use the weights that a gradient was computed on           0 bytes per weight
+    exact     the weights; replies may then be deltas to the weights that a worker holds          4
+    anchored  a bfloat16 difference to an *anchor*, weights of some versions ago that many share  2
 
-A half is off from the weights it stands for by a 256th of what they have moved since the anchor at most, which is far
-less than one step; half precision of the weights themselves would be off by more than a small step.
+An anchored backup differs from the weights it stands for by at most a 256th of their distance to the anchor, which is
+far less than one step. Weights in half precision would differ by more than a small step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Protocol
 
 from nfdt.core.specs.algorithm import AlgorithmSpec
-from nfdt.shard.engine import Engine
-from nfdt.shard.tensors import Half, Vector
+from nfdt.shard.engine import Engine, ReplyWeights
+from nfdt.shard.tensors import AnchoredBf16, Vector
 from nfdt.update_rules import UpdateRule
 
-Kind = Literal["none", "exact", "half"]
-
 FEW_WORKERS = 4
-"""So many cost no more with exact records: two anchors are alive as a rule, one more for workers much slower."""
+"""Up to this number of workers exact backups cost no more: two anchors are alive as a rule, and one more for workers
+that are much slower."""
 
-ANCHOR_ANSWERS = 4
-"""Answers per worker until there is a new anchor."""
+REPLIES_PER_ANCHOR = 4
+"""Replies per worker until the anchor is renewed."""
 
 
-def kind_for(rule: UpdateRule, algorithm: AlgorithmSpec, workers: int) -> Kind:
-    """What a shard of a job keeps."""
+class BackupFormat(Protocol):
+    """Makes the backups of one shard. Used under the store's lock."""
+
+    @property
+    def has_deltas(self) -> bool:
+        """Whether a reply may be a delta to a backup."""
+        ...
+
+    def anchor(self, snapshot: Callable[[], Vector], workers: int) -> Vector | None:
+        """Return the anchor of the next reply, or None for a reply without anchor.
+
+        Args:
+            snapshot: Returns the weights as they are, for a new anchor.
+            workers: Number of workers that have backups.
+        """
+        ...
+
+    def renew_anchor(self) -> None:
+        """Take a new anchor for the next reply, because the weights have moved far."""
+        ...
+
+    def encode(self, reply: ReplyWeights) -> Any:
+        """Return the backup of weights that are sent: a vector, an :class:`AnchoredBf16`, or None."""
+        ...
+
+
+class NoBackup:
+    """Keeps nothing; see :class:`BackupFormat` for the methods."""
+
+    has_deltas = False
+
+    def __init__(self, engine: Engine) -> None:
+        pass
+
+    def anchor(self, snapshot: Callable[[], Vector], workers: int) -> Vector | None:
+        """Return None."""
+        return None
+
+    def renew_anchor(self) -> None:
+        """Do nothing."""
+
+    def encode(self, reply: ReplyWeights) -> Any:
+        """Return None."""
+        return None
+
+
+class ExactBackup(NoBackup):
+    """Keeps the weights themselves."""
+
+    has_deltas = True
+
+    def encode(self, reply: ReplyWeights) -> Any:
+        """Return the weights."""
+        return reply.weights
+
+
+class AnchoredBackup:
+    """Keeps differences to an anchor, which is a snapshot of the weights taken from time to time."""
+
+    has_deltas = False
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._anchor: Any = None
+        self._replies = 0  # with this anchor
+        self._zeros: Any = None
+
+    def anchor(self, snapshot: Callable[[], Vector], workers: int) -> Vector | None:
+        """See ``BackupFormat``."""
+        if self._anchor is None or self._replies >= REPLIES_PER_ANCHOR * workers:
+            self._anchor, self._replies = snapshot(), 0
+        self._replies += 1
+        return self._anchor
+
+    def renew_anchor(self) -> None:
+        """See ``BackupFormat``."""
+        self._anchor = None
+
+    def encode(self, reply: ReplyWeights) -> Any:
+        """See ``BackupFormat``; weights sent without an anchor become their own."""
+        if reply.compressed is not None:
+            return reply.compressed
+        if self._zeros is None:
+            self._zeros = self._engine.no_difference()
+        return AnchoredBf16(reply.weights, self._zeros)
+
+
+BACKUP_FORMATS: dict[str, Callable[[Engine], BackupFormat]] = {
+    "none": NoBackup,
+    "exact": ExactBackup,
+    "anchored": AnchoredBackup,
+}
+
+
+def format_for(rule: UpdateRule, algorithm: AlgorithmSpec, workers: int) -> str:
+    """Return the name of the format for the shards of a job."""
     if algorithm.encodes_replies:
         return "exact"
     if not rule.uses_backup:
         return "none"
-    return "half" if workers > FEW_WORKERS else "exact"
-
-
-class Recorder:
-    """Makes the records of one shard. Used under the store's lock.
-
-    Args:
-        kind: Of all of them.
-        engine: The shard's.
-    """
-
-    def __init__(self, kind: Kind, engine: Engine) -> None:
-        self.kind = kind
-        self._engine = engine
-        self._anchor: Any = None
-        self._answers = 0
-        self._zeros: Any = None
-
-    def anchor(self, snapshot: Callable[[], Vector], workers: int) -> Any:
-        """What the next answer shall be a difference to, the weights as they are from time to time; None: nothing."""
-        if self.kind != "half":
-            return None
-        if self._anchor is None or self._answers >= ANCHOR_ANSWERS * workers:
-            self._anchor, self._answers = snapshot(), 0
-        self._answers += 1
-        return self._anchor
-
-    def renew(self) -> None:
-        """The weights have moved far: the next answer is no difference to an old anchor."""
-        self._anchor = None
-
-    def of(self, weights: Vector | Half) -> Any:
-        """The record of weights that are sent, None for none."""
-        if self.kind == "none":
-            return None
-        if self.kind == "exact" or isinstance(weights, Half):
-            return weights
-        if self._zeros is None:
-            self._zeros = self._engine.no_difference()
-        return Half(weights, self._zeros)
+    return "anchored" if workers > FEW_WORKERS else "exact"

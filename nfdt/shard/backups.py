@@ -1,19 +1,26 @@
-"""What one worker may hold: the weights of the answers that its next gradient can have been computed on."""
+"""Backups of one shard: for each worker the weights that its next gradient can have been computed on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nfdt.core.errors import ProtocolError
+from nfdt.shard.backup_formats import BACKUP_FORMATS
+from nfdt.shard.engine import Engine, ReplyWeights
+from nfdt.shard.messages import DeltaRequest
+from nfdt.shard.tensors import Vector
 
 
 @dataclass(frozen=True)
 class Backup:
-    """The record of the weights a worker got, the shard's version then, and the staleness of the push they answered.
+    """Weights that a worker holds.
 
-    ``weights`` are a vector, a :class:`~nfdt.shard.tensors.Half`, or None; see :mod:`nfdt.shard.backup_formats`.
+    Attributes:
+        weights: Weights as the shard's format keeps them; see :mod:`nfdt.shard.backup_formats`.
+        version: Version of the shard when they were sent.
+        staleness: Staleness of the push they answered.
     """
 
     weights: Any
@@ -21,11 +28,11 @@ class Backup:
     staleness: int = 0
 
 
-class Backups:
-    """The newest ``size`` answers to one worker, by the sequence number of its request.
+class WorkerBackups:
+    """The newest ``size`` replies to one worker, by the sequence number of its request.
 
     A worker that has ``size - 1`` unanswered pushes while it computes uses one of these, and never an older one than
-    before: what is older is dropped.
+    before: older ones are dropped.
     """
 
     def __init__(self, size: int) -> None:
@@ -33,10 +40,9 @@ class Backups:
         self._by_sequence: dict[int, Backup] = {}  # oldest first
 
     def add(self, sequence: int, backup: Backup) -> None:
-        """The request ``sequence`` is answered with this; 0: it has no number, and nothing else is held any more.
+        """Keep the backup of the reply to request ``sequence``; 0: the request has no number, all others are dropped.
 
-        It takes the place of what the request was answered with before. A first answer out of order reaches nobody and
-        is not kept.
+        It replaces an earlier backup of the same request. A first reply out of order reaches no worker and is not kept.
         """
         if not sequence:
             self._by_sequence.clear()
@@ -47,14 +53,14 @@ class Backups:
             del self._by_sequence[next(iter(self._by_sequence))]
 
     def get(self, sequence: int) -> Backup | None:
-        """The answer to this request, if it has a number and is still kept."""
+        """Return the backup of this request, if it has a number and is still kept."""
         return self._by_sequence.get(sequence) if sequence else None
 
     def used(self, worker: str, sequence: int) -> Backup:
-        """The answer that a gradient was computed on, the newest for 0; older ones are dropped.
+        """Return the backup that a gradient was computed on, the newest for 0; older ones are dropped.
 
         Raises:
-            ProtocolError: it is not kept; the worker overlaps more than the shard was told.
+            ProtocolError: it is not kept; the worker overlaps more than the shard expects.
         """
         sequence = sequence or max(self._by_sequence)
         found = self._by_sequence.get(sequence)
@@ -71,27 +77,92 @@ class Backups:
 
 @dataclass
 class WorkerRecord:
-    """What the shard knows of one worker.
+    """The state that a shard keeps for one worker.
 
     Attributes:
-        backups: What it may hold.
+        backups: Weights that the worker may hold.
         rule: State of the update rule.
-        sequence: Of its last push.
-        whole: Its next answer must be all weights.
+        sequence: Sequence number of its last push.
+        resync: Whether its next reply must be all weights.
     """
 
-    backups: Backups
+    backups: WorkerBackups
     rule: dict[str, Any]
     sequence: int = 0
-    whole: bool = False
+    resync: bool = False
 
 
-def known(workers: Mapping[str, WorkerRecord], name: str) -> WorkerRecord:
-    """The record of a worker that has pulled.
+class BackupStore:
+    """The records of all workers of one shard. Used under the store's lock.
 
-    Raises:
-        ProtocolError: it has not.
+    Args:
+        engine: Engine of the shard.
+        backup_format: Name in :data:`~nfdt.shard.backup_formats.BACKUP_FORMATS`.
+        size: Number of replies kept for each worker.
     """
-    if name not in workers:
-        raise ProtocolError(f"Push from worker {name}: expected a pull before the first push. Received: none.")
-    return workers[name]
+
+    def __init__(self, engine: Engine, backup_format: str, size: int) -> None:
+        self._engine = engine
+        self._format = BACKUP_FORMATS[backup_format](engine)
+        self._size = size
+        self._workers: dict[str, WorkerRecord] = {}
+
+    def known(self, worker: str) -> WorkerRecord:
+        """Return the record of a worker that has pulled.
+
+        Raises:
+            ProtocolError: it has not.
+        """
+        if worker not in self._workers:
+            raise ProtocolError(f"Push from worker {worker}: expected a pull before the first push. Received: none.")
+        return self._workers[worker]
+
+    def get(self, worker: str, sequence: int) -> Backup | None:
+        """Return the backup of the reply to a request, if it is still kept."""
+        record = self._workers.get(worker)
+        return record.backups.get(sequence) if record else None
+
+    def base_of(self, worker: str, sequence: int, request: DeltaRequest | None) -> Backup | None:
+        """Return the backup that the reply to request ``sequence`` may be a delta to; None for all weights.
+
+        A request that is sent again, on any stream, is answered with all of the weights of its first reply: a new
+        delta would not give exactly these, and the shard does not know which of the two the worker uses.
+        """
+        if request is None or not self._format.has_deltas:
+            return None
+        record = self._workers.get(worker)
+        again = record is None or record.resync or record.backups.get(sequence)
+        return None if record is None or again else record.backups.get(request.base)
+
+    def add(self, worker: str, sequence: int, reply: ReplyWeights, version: int, staleness: int) -> None:
+        """Keep the backup of a reply that is sent."""
+        record = self._workers.get(worker)
+        if record is None:
+            record = self._workers[worker] = WorkerRecord(WorkerBackups(self._size), self._engine.new_worker())
+        record.resync = False
+        record.backups.add(sequence, Backup(self._format.encode(reply), version, staleness))
+
+    def confirm(self, worker: str, sequence: int, backup: Backup) -> None:
+        """Keep this backup for good: from now on :meth:`exchange` does not replace it."""
+        self._workers[worker].backups.add(sequence, replace(backup))
+
+    def exchange(self, worker: str, sequence: int, old: Backup, weights: Vector) -> bool:
+        """Replace the weights of a backup if it is still ``old``, the very same object; return whether it was."""
+        if self.get(worker, sequence) is not old:
+            return False
+        self._workers[worker].backups.add(sequence, replace(old, weights=weights))
+        return True
+
+    def forget(self, worker: str) -> None:
+        """Free the record of a worker that is gone."""
+        self._workers.pop(worker, None)
+
+    def resync(self) -> None:
+        """Send all weights with the next reply to each worker: deltas to weights that far away would be coarse."""
+        for record in self._workers.values():
+            record.resync = True
+        self._format.renew_anchor()
+
+    def anchor(self, snapshot: Callable[[], Vector]) -> Vector | None:
+        """Return the anchor of the next reply, or None; ``snapshot`` returns the weights as they are."""
+        return self._format.anchor(snapshot, len(self._workers))

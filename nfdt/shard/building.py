@@ -8,18 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from nfdt.consistency import make_policy
+from nfdt.consistency import ConsistencyPolicy, make_policy
 from nfdt.core.arrays.layout import ParameterLayout, Run
 from nfdt.core.arrays.table_rows import TableLayout
 from nfdt.core.program.state import State
 from nfdt.core.sharding import GLOBAL, ShardPlan, make_plan, sparse_tables
 from nfdt.core.specs.algorithm import AlgorithmSpec
-from nfdt.shard.backup_formats import kind_for
+from nfdt.shard.backup_formats import format_for
 from nfdt.shard.engine import Engine
+from nfdt.shard.modes import mode_for
 from nfdt.shard.optimizer import build_optimizer
 from nfdt.shard.sparse_store import SparseStore
 from nfdt.shard.store import ShardStore
-from nfdt.shard.table import Table
+from nfdt.shard.table import ShardTable
 from nfdt.update_rules import make_rule
 from nfdt.update_rules.blocks import KernelBlocks, TableRows
 
@@ -36,6 +37,7 @@ def build_store(
     shards: int,
     *,
     workers: int,
+    policy: ConsistencyPolicy | None = None,
     custom_objects: Mapping[str, Any] | None = None,
 ) -> Store:
     """Shard ``index`` of ``shards`` of a program.
@@ -47,6 +49,7 @@ def build_store(
         index: Of this shard.
         shards: As asked for in the job's specification.
         workers: Of the job; sizes softsync's merge.
+        policy: Consistency policy of the workers that push; None: the algorithm's.
         custom_objects: The user's own classes.
 
     Raises:
@@ -64,12 +67,14 @@ def build_store(
         built = build_optimizer(manifest, plan, weights, custom_objects)
     built.load(state.optimizer)
     rule = make_rule(algorithm, built.traits, blocks_of(manifest, run, sparse))
-    engine, merge_count = Engine(built, rule), make_policy(algorithm).merge_count(workers)
-    records = kind_for(rule, algorithm, workers)
-    store = ShardStore(engine, merge_count=merge_count, overlap=algorithm.overlap, records=records)
+    engine, mode = Engine(built, rule), mode_for(policy or make_policy(algorithm), workers)
+    backup_format = format_for(rule, algorithm, workers)
+    store = ShardStore(engine, mode=mode, overlap=algorithm.overlap, backup_format=backup_format)
     if not layout.tables:
         return store
-    tables = [Table(values.copy(), make_rule(algorithm, built.traits, TableRows())) for values in layout.views(weights)]
+    tables = [
+        ShardTable(values.copy(), make_rule(algorithm, built.traits, TableRows())) for values in layout.views(weights)
+    ]
     return SparseStore(store, engine, tables, layout)
 
 

@@ -1,7 +1,7 @@
-"""Weights as a difference to what a worker holds: the shard's record of that is the reply's error feedback.
+"""Weights as a delta to a worker's backup: the backup is the error feedback of the replies.
 
-A worker's backup is what the worker holds, bit for bit, whatever a codec lost on the way. The next difference is taken
-to it, so that what was lost is sent then; and the update rule takes the drift from it, so that what was lost is part of
+A worker's backup equals the weights that the worker holds, bit for bit, after the losses of a codec. The next delta is
+taken to the backup, so losses are sent then. The update rule measures the drift from the backup, so losses are part of
 the delay that the rule compensates.
 """
 
@@ -11,57 +11,58 @@ import numpy as np
 
 from nfdt.codecs import Codec
 from nfdt.codecs.blocks import blocks, is_finite
-from nfdt.shard.messages import Difference, Reply, Vector, Wish
+from nfdt.shard.messages import DeltaRequest, Reply, Vector, WeightDelta
 from nfdt.shard.tensors import aligned_buffer
 
 RESYNC_AFTER = 1000
-"""Differences in a row; then all weights are sent once."""
+"""Number of deltas in a row after which all weights are sent once."""
 
 
-class Chain:
-    """The answers on one stream: its worker takes them in order, so it holds the last one when the next one comes.
+class ReplyHistory:
+    """The replies on one stream: its worker takes them in order, so the base of the next delta is the last one.
 
-    A new stream begins with all weights. What an old stream carried is not relied on: its last answers may be lost.
+    A new stream begins with all weights. Replies on an old stream do not count: the last of them may be lost.
     """
 
     def __init__(self) -> None:
         self._last = 0
-        self._differences = 0
+        self._deltas = 0
 
-    def wish(self, codec: Codec | None) -> Wish | None:
-        """What may be wished for the next answer of a worker that takes differences in ``codec``, or none."""
-        if codec is None or not self._last or self._differences >= RESYNC_AFTER:
+    def delta_request(self, codec: Codec | None) -> DeltaRequest | None:
+        """Return the request for a delta in ``codec`` as the next reply; None for all weights."""
+        if codec is None or not self._last or self._deltas >= RESYNC_AFTER:
             return None
-        return Wish(codec, self._last)
+        return DeltaRequest(codec, self._last)
 
-    def answered(self, sequence: int, reply: Reply) -> None:
-        """The request ``sequence`` gets this answer."""
-        if reply.difference is not None:
-            self._last, self._differences = sequence, self._differences + 1
+    def add(self, sequence: int, reply: Reply) -> None:
+        """Note the reply to the request ``sequence``."""
+        if reply.delta is not None:
+            self._last, self._deltas = sequence, self._deltas + 1
         elif reply.weights is not None:
-            self._last, self._differences = sequence, 0
+            self._last, self._deltas = sequence, 0
 
 
-def difference_to(held: Vector, weights: Vector, wish: Wish) -> tuple[Difference, Vector] | None:
-    """What to send to a worker that holds ``held``, and what it will hold then.
+def encode_delta(base: Vector, weights: Vector, request: DeltaRequest) -> tuple[WeightDelta, Vector] | None:
+    """Encode the difference of two vectors, and compute the sum of the first one and the decoded difference.
 
     Args:
-        held: Shape ``(n,)`` float32.
-        weights: What it should hold, same shape.
-        wish: Codec for the difference, and the answer that ``held`` comes from.
+        base: Weights that the worker holds, shape ``(n,)`` float32.
+        weights: Weights that it shall hold, same shape.
+        request: Codec of the delta, and the number of the answer that ``base`` comes from.
 
     Returns:
-        None where the difference is not finite: all weights have to be sent.
+        The delta and the weights that the worker will hold; None if the difference is not finite, and all weights have
+        to be sent.
     """
-    codec, size = wish.codec, held.size
-    payload, holds_then = np.empty(codec.encoded_bytes(size), np.uint8), aligned_buffer(size)
+    codec, size = request.codec, base.size
+    payload, reached = np.empty(codec.encoded_bytes(size), np.uint8), aligned_buffer(size)
     for part, coded in blocks(codec, size):
-        block = holds_then[part]
+        block = reached[part]
         with np.errstate(over="ignore", invalid="ignore"):
-            np.subtract(weights[part], held[part], out=block)
+            np.subtract(weights[part], base[part], out=block)
         if not is_finite(block):
             return None
         payload[coded] = codec.encode(block)
         codec.decode(payload[coded], block)
-        block += held[part]
-    return Difference(codec, payload, wish.base), holds_then
+        block += base[part]
+    return WeightDelta(codec, payload, request.base), reached

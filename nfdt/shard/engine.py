@@ -14,9 +14,10 @@ import tensorflow as tf
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import UsageError
+from nfdt.shard.accumulator import GradientAccumulator
 from nfdt.shard.optimizer import BuiltOptimizer
 from nfdt.shard.step import FusedStep
-from nfdt.shard.tensors import Half, TensorOps, Vector, as_array, as_tensor, read, whole
+from nfdt.shard.tensors import AnchoredBf16, TensorOps, Vector, as_array, as_tensor, decompress, read
 from nfdt.update_rules.base import State, UpdateRule
 
 LARGE = 1e8
@@ -24,49 +25,24 @@ LARGE = 1e8
 
 
 @dataclass(frozen=True)
-class Sent:
-    """Weights for a worker, and the same as a difference to an anchor where one was given."""
+class ReplyWeights:
+    """Weights for a worker, and the same in compressed form if there is an anchor."""
 
     weights: Vector
-    half: Half | None = None
+    compressed: AnchoredBf16 | None = None
 
     @property
-    def compact(self) -> Vector | Half:
+    def compact(self) -> Vector | AnchoredBf16:
         """The smaller form."""
-        return self.half or self.weights
+        return self.compressed or self.weights
 
 
 @dataclass(frozen=True)
-class Stepped:
-    """What a step gave: what to send, and the worker's new state."""
+class StepResult:
+    """The result of a step: weights for the worker, and the rule's new state for it."""
 
-    sent: Sent
+    reply: ReplyWeights
     worker: State
-
-
-@dataclass
-class Pending:
-    """Gradients that wait to be applied together: their weighted sum and what it is made of.
-
-    Attributes:
-        total: Each gradient times its samples; of a merge, times its own factor of the learning rate too.
-        weight: Sum of what the gradients of a merge are multiplied by, 0-d.
-        samples: Of all gradients.
-        count: Of gradients.
-        longest: Length of the longest one.
-    """
-
-    total: Vector
-    weight: Any
-    samples: float = 0.0
-    count: int = 0
-    longest: float = 0.0
-
-    def note(self, samples: int, length: float) -> None:
-        """One more gradient is in the sum."""
-        self.samples += samples
-        self.count += 1
-        self.longest = max(self.longest, length)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -139,9 +115,9 @@ class Engine:
         return as_tensor(vector)
 
     @staticmethod
-    def array(vector: Vector | Half) -> npt.NDArray[np.float32]:
-        """A read-only view of a reply, or what a half stands for."""
-        return as_array(whole(vector))
+    def array(vector: Vector | AnchoredBf16) -> npt.NDArray[np.float32]:
+        """Return a read-only view of weights, decompressed if necessary."""
+        return as_array(decompress(vector))
 
     def no_difference(self) -> Any:
         """The difference of an anchor to itself."""
@@ -151,9 +127,9 @@ class Engine:
         """The rule's state for a worker that has not pushed yet."""
         return _state(self.rule.init_worker(self._ops, self._fused.flat()))
 
-    def new_pending(self) -> Pending:
-        """Nothing is waiting."""
-        return Pending(tf.zeros(self.size, tf.float32), _scalar(0.0))
+    def new_accumulator(self) -> GradientAccumulator:
+        """Return an accumulator without gradients."""
+        return GradientAccumulator(tf.zeros(self.size, tf.float32), _scalar(0.0))
 
     def step(
         self,
@@ -165,12 +141,12 @@ class Engine:
         length: float,
         rate: float = 1.0,
         anchor: Any = None,
-    ) -> Stepped | None:
+    ) -> StepResult | None:
         """Apply one finite gradient; None, and all is as before, if that left what is not finite.
 
         Args:
             gradient: Shape ``(size,)`` float32.
-            backup: What it was computed on, a vector or a half; None for a rule that does not ask.
+            backup: Weights it was computed on, a vector or compressed; None for a rule that does not use them.
             staleness: Updates it missed.
             worker: The rule's state for its worker.
             length: Of the gradient; a long one is tried first.
@@ -180,11 +156,11 @@ class Engine:
         args = (gradient, _given(backup), _scalar(staleness), _scalar(rate), self._shard, worker, _given(anchor))
         before = self._kept(length * rate)
         answer, self._shard, worker = self._fused.step(*args)
-        return Stepped(self._sent(answer, anchor), worker) if self._stands(before, worker) else None
+        return StepResult(self._reply_weights(answer, anchor), worker) if self._stands(before, worker) else None
 
-    def hold(
+    def accumulate(
         self,
-        pending: Pending,
+        accumulator: GradientAccumulator,
         gradient: Vector,
         backup: Any,
         staleness: int,
@@ -193,45 +169,46 @@ class Engine:
         *,
         length: float,
     ) -> State:
-        """Correct one finite gradient and add it to ``pending``; returns the worker's new state."""
-        sums = (pending.total, pending.weight, _scalar(samples))
+        """Correct one finite gradient and add it to ``accumulator``; returns the worker's new state."""
+        sums = (accumulator.total, accumulator.weight, _scalar(samples))
         args = (*sums, gradient, _given(backup), _scalar(staleness), self._shard, worker)
-        pending.total, pending.weight, self._shard, worker = self._fused.correct(*args)
-        pending.note(samples, length)
+        accumulator.total, accumulator.weight, self._shard, worker = self._fused.accumulate(*args)
+        accumulator.note(samples, length)
         return worker
 
-    def add(self, pending: Pending, gradient: Vector, samples: int, length: float) -> None:
-        """Add one raw gradient of a round, which must be finite, to ``pending``."""
-        pending.total = self._fused.add(pending.total, _scalar(samples), gradient)
-        pending.note(samples, length)
+    def accumulate_part(self, accumulator: GradientAccumulator, gradient: Vector, samples: int, length: float) -> None:
+        """Add one raw gradient of a round, which must be finite, to ``accumulator``."""
+        accumulator.total = self._fused.accumulate_part(accumulator.total, _scalar(samples), gradient)
+        accumulator.note(samples, length)
 
-    def step_round(self, pending: Pending, worker: State) -> State | None:
+    def apply_round(self, accumulator: GradientAccumulator, worker: State) -> State | None:
         """Apply the mean gradient of a round, computed on the weights as they are; None as in :meth:`step`.
 
         Returns the rule's new state for all workers.
         """
-        mean, before = pending.total / _scalar(pending.samples), self._kept(pending.longest)
+        mean, before = accumulator.total / _scalar(accumulator.samples), self._kept(accumulator.longest)
         now = self.weights() if self.rule.uses_backup else None
         args = (mean, _given(now), _scalar(0.0), _scalar(1.0), self._shard, worker, ())
-        _, self._shard, worker = self._fused.step_round(*args)
+        _, self._shard, worker = self._fused.apply_round(*args)
         return worker if self._stands(before, worker) else None
 
-    def step_held(self, pending: Pending) -> bool:
+    def apply(self, accumulator: GradientAccumulator) -> bool:
         """Apply the mean of corrected gradients, each at its own factor of the rate; False as :meth:`step` None."""
-        before = self._kept(pending.longest)
-        self._shard = self._fused.step_held(pending.total, pending.weight, _scalar(pending.samples), self._shard)
+        before = self._kept(accumulator.longest)
+        sums = (accumulator.total, accumulator.weight, _scalar(accumulator.samples))
+        self._shard = self._fused.apply(*sums, self._shard)
         return self._stands(before, {})
 
-    def reply(self, staleness: int, *, anchor: Any = None) -> Sent:
+    def reply(self, staleness: int, *, anchor: Any = None) -> ReplyWeights:
         """What a worker with this staleness receives when its push changed nothing; ``anchor`` as in :meth:`step`."""
         if anchor is None and not self.rule.looks_ahead:
-            return Sent(self.weights())
-        return self._sent(self._fused.reply(_scalar(staleness), self._shard, _given(anchor)), anchor)
+            return ReplyWeights(self.weights())
+        return self._reply_weights(self._fused.reply(_scalar(staleness), self._shard, _given(anchor)), anchor)
 
-    def _sent(self, answer: Any, anchor: Any) -> Sent:
+    def _reply_weights(self, answer: Any, anchor: Any) -> ReplyWeights:
         if anchor is not None:
-            return Sent(answer[0], Half(anchor, answer[1]))
-        return Sent(answer[0] if answer else self.weights())
+            return ReplyWeights(answer[0], AnchoredBf16(anchor, answer[1]))
+        return ReplyWeights(answer[0] if answer else self.weights())
 
     def set_learning_rate(self, value: float) -> None:
         """Replace the learning rate.

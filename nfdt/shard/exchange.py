@@ -16,8 +16,8 @@ from nfdt.core.wire import shared_memory
 from nfdt.core.wire.frame_stream import FrameStream
 from nfdt.core.wire.shards_pb2 import ACKNOWLEDGE, ERROR, OFFER, PULL, PUSH, WEIGHTS, Frame
 from nfdt.shard.building import Store
-from nfdt.shard.delta_reply import Chain
-from nfdt.shard.messages import Gradient, Reply, Wish
+from nfdt.shard.delta_reply import ReplyHistory
+from nfdt.shard.messages import DeltaRequest, Gradient, Reply
 from nfdt.shard.tensors import BufferPool
 from nfdt.shard.terms import Terms
 
@@ -45,7 +45,7 @@ class Exchange:
         self._buffers = buffers
         self._encoders = encoders
         self._terms, self._worker = terms, worker
-        self._chain = Chain()
+        self._history = ReplyHistory()
         self._complete_at = 0.0  # when the last byte of the request had come
         self._segment: shared_memory.Segment | None = None
 
@@ -66,7 +66,7 @@ class Exchange:
                 self._terms.check_order(self._worker, sequence, before)
                 before = sequence
                 reply = self._reply(header, stream)
-                self._chain.answered(sequence, reply)
+                self._history.add(sequence, reply)
                 self._answer(stream, sequence, reply)
                 del reply  # as large as the model, and the next request may be long in coming
         except EOFError as error:
@@ -104,8 +104,8 @@ class Exchange:
     def _reply(self, header: Frame, stream: FrameStream) -> Reply:
         self._complete_at = time.perf_counter()
         if header.kind == PULL:
-            wish = self._wish(header)
-            return self._store.pull(self._worker, sequence=header.sequence, min_version=header.version, wish=wish)
+            delta = self._delta_request(header)
+            return self._store.pull(self._worker, sequence=header.sequence, min_version=header.version, delta=delta)
         if header.kind != PUSH:
             raise ProtocolError(f"Stream of {self._worker}: expected a push or pull. Received: {header.kind}.")
         self._terms.check_push(self._worker, header, self._store.closed_round)
@@ -154,21 +154,21 @@ class Exchange:
         numbers = {"round": header.round, "part": header.part, "parts": max(header.parts, 1)}
         numbers["computed_on"] = header.computed_on
         gradient = Gradient(header.sequence, values, max(header.samples, 1), **numbers, rate=header.rate or 1.0)
-        wish = self._wish(header)
-        return self._store.push(self._worker, gradient, want_weights=header.want_weights, wish=wish)
+        delta = self._delta_request(header)
+        return self._store.push(self._worker, gradient, want_weights=header.want_weights, delta=delta)
 
-    def _wish(self, header: Frame) -> Wish | None:
+    def _delta_request(self, header: Frame) -> DeltaRequest | None:
         codec = self._encoders[find_decoder(header.reply_codec).name] if header.reply_codec else None
-        return self._chain.wish(codec)
+        return self._history.delta_request(codec)
 
     def _answer(self, stream: FrameStream, sequence: int, reply: Reply) -> None:
         """The answer to a push or pull."""
         content: Any = reply.weights
         header = Frame(sequence=sequence, version=reply.version, staleness=reply.staleness, applied=reply.applied)
         header.served_us = int((time.perf_counter() - self._complete_at) * 1e6)
-        if reply.difference is not None:
-            content = reply.difference.payload
-            header.codec, header.base = reply.difference.codec.name, reply.difference.base
+        if reply.delta is not None:
+            content = reply.delta.payload
+            header.codec, header.base = reply.delta.codec.name, reply.delta.base
         if content is None:
             header.kind = ACKNOWLEDGE
             stream.send(header)

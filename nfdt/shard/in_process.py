@@ -10,8 +10,8 @@ import numpy as np
 
 from nfdt.codecs import Codec
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.shard.delta_reply import Chain
-from nfdt.shard.messages import Gradient, Reply, Wish
+from nfdt.shard.delta_reply import ReplyHistory
+from nfdt.shard.messages import DeltaRequest, Gradient, Reply
 from nfdt.shard.store import ShardStore
 from nfdt.transport.base import Pulled, Pushed, PushOptions, Vector, check_gradient, joined, shard_bounds
 from nfdt.transport.choice import Choice
@@ -41,9 +41,9 @@ class Leaving:
 
 
 def reply_bytes(reply: Reply) -> int:
-    """How long a shard's answer is, in bytes of weights or of a difference."""
-    if reply.difference is not None:
-        return int(reply.difference.payload.nbytes)
+    """Return the size of a shard's answer, in bytes of weights or of a delta."""
+    if reply.delta is not None:
+        return int(reply.delta.payload.nbytes)
     return 0 if reply.weights is None else int(reply.weights.nbytes)
 
 
@@ -68,7 +68,7 @@ class InProcessClient:
         choice: Choice | None = None,
     ) -> None:
         self._stores = list(stores)
-        self._chains = [Chain() for _ in self._stores]
+        self._histories = [ReplyHistory() for _ in self._stores]
         self._bounds = shard_bounds(layout, len(self._stores))
         self._worker = worker
         self._sequence = 0
@@ -89,10 +89,10 @@ class InProcessClient:
         self._pushes.check_pull()
         self._newest = self._sequence = self._sequence + 1
         replies = []
-        for store, chain in zip(self._stores, self._chains, strict=True):
-            fields: dict[str, Any] = {"sequence": self._sequence, "wish": self._wish(chain, exact)}
+        for store, history in zip(self._stores, self._histories, strict=True):
+            fields: dict[str, Any] = {"sequence": self._sequence, "delta": self._delta_request(history, exact)}
             replies.append(store.pull(self._worker, min_version=min_version, **fields))
-            chain.answered(self._sequence, replies[-1])
+            history.add(self._sequence, replies[-1])
         self.bytes_received += sum(map(reply_bytes, replies))
         weights = cast(Vector, self._weights(self._sequence, replies))
         return Pulled(weights, tuple(r.version for r in replies), self._sequence)
@@ -125,10 +125,10 @@ class InProcessClient:
     def _deliver(self, leaving: Leaving) -> list[Reply]:
         """The push is with the shards, which answer."""
         replies: list[Reply] = []
-        for store, chain, part in zip(self._stores, self._chains, leaving.parts, strict=True):
-            push, wish = Gradient(leaving.sequence, part, **leaving.fields), chain.wish(leaving.reply_codec)
-            replies.append(store.push(self._worker, push, want_weights=leaving.want_weights, wish=wish))
-            chain.answered(leaving.sequence, replies[-1])
+        for store, history, part in zip(self._stores, self._histories, leaving.parts, strict=True):
+            push, delta = Gradient(leaving.sequence, part, **leaving.fields), history.delta_request(leaving.reply_codec)
+            replies.append(store.push(self._worker, push, want_weights=leaving.want_weights, delta=delta))
+            history.add(leaving.sequence, replies[-1])
         self._answers[leaving.sequence] = replies
         self.bytes_received += sum(map(reply_bytes, replies))
         return replies
@@ -157,16 +157,16 @@ class InProcessClient:
             encoded.codec.decode(payload, decoded[bound])
         return [payload.nbytes for payload in encoded.payloads], [decoded[bound] for bound in self._bounds]
 
-    def _wish(self, chain: Chain, exact: bool) -> Wish | None:
-        return chain.wish(self._coding.reply_codec) if self._coding and not exact else None
+    def _delta_request(self, history: ReplyHistory, exact: bool) -> DeltaRequest | None:
+        return history.delta_request(self._coding.reply_codec) if self._coding and not exact else None
 
     def _weights(self, sequence: int, replies: Sequence[Reply]) -> Vector | None:
         if self._coding is None:
             return joined([reply.weights for reply in replies])
-        if any(reply.weights is None and reply.difference is None for reply in replies):
+        if any(reply.weights is None and reply.delta is None for reply in replies):
             return None
         parts = [
-            Part(None, made.payload, made.codec, made.base) if (made := reply.difference) else Part(reply.weights)
+            Part(None, made.payload, made.codec, made.base) if (made := reply.delta) else Part(reply.weights)
             for reply in replies
         ]
         return self._coding.decode(sequence, parts, np.empty(self._bounds[-1].stop, np.float32))

@@ -1,4 +1,4 @@
-"""What comes to a shard and what it answers."""
+"""Requests to a shard and its replies."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class Gradient:
     """One push.
 
     Attributes:
-        sequence: Rises with every push of a worker; an old one is a duplicate.
+        sequence: Number that rises with every push of a worker; an old one is a duplicate.
         values: Mean gradient of the batch, shape ``(size,)``, float32; borrowed until the push returns.
-        samples: Samples behind it, its weight where gradients are merged.
+        samples: Number of samples behind it, its weight if gradients are merged.
         round: Synchronous round, counted from 1 within the job; 0 for an asynchronous push.
-        part: Which part of the round.
-        parts: Of the round.
-        rate: What the learning rate is multiplied by for this gradient alone; not for parts of a round or of a merge,
-            which are weighted by their samples.
-        computed_on: Sequence of the request of this worker whose answer held the weights the gradient was computed on;
+        part: Number of the part in its round.
+        parts: Number of parts of the round.
+        rate: Factor of the learning rate for this gradient alone; not for parts of a round or of a merge, which are
+            weighted by their samples.
+        computed_on: Sequence of this worker's request whose answer held the weights that the gradient was computed on;
             0 for the newest.
     """
 
@@ -40,16 +40,16 @@ class Gradient:
 
 
 @dataclass(frozen=True)
-class Wish:
-    """A worker that holds the weights of answer ``base`` would rather be sent a difference to them, in ``codec``."""
+class DeltaRequest:
+    """A request for a delta to the weights of answer ``base``, which the worker holds, encoded in ``codec``."""
 
     codec: Codec
     base: int
 
 
 @dataclass(frozen=True)
-class Difference:
-    """What to add to the weights of answer ``base``: bytes in a codec, shape ``(n,)`` uint8."""
+class WeightDelta:
+    """A vector to be added to the weights of answer ``base``: bytes in a codec, shape ``(n,)`` uint8."""
 
     codec: Codec
     payload: npt.NDArray[np.uint8]
@@ -61,15 +61,15 @@ class Reply:
     """The shard's answer.
 
     Attributes:
-        version: Of the shard.
-        weights: A read-only view; None where none were asked for, or a difference stands in for them.
-        staleness: Updates the gradient missed.
+        version: Version of the shard.
+        weights: A read-only view; None if none were asked for, or if a delta replaces them.
+        staleness: Updates that the gradient missed.
         applied: False for a duplicate, and for a gradient that was dropped.
-        difference: In place of ``weights``.
+        delta: A delta in place of ``weights``.
     """
 
     version: int
     weights: Vector | None = None
     staleness: int = 0
     applied: bool = True
-    difference: Difference | None = None
+    delta: WeightDelta | None = None

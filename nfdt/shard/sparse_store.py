@@ -1,13 +1,13 @@
 """A shard with tables: everything dense in a :class:`~nfdt.shard.store.ShardStore`, and the tables beside it by rows.
 
-Both move under one lock: one push, one version. The dense store decides what is a duplicate, what is dropped, and what
-staleness is; the tables follow it. A worker that says which answer it holds gets the dense weights and the rows that
-have changed since; any other one gets all weights as one flat vector, and may push such a one.
+Both change under the lock of the dense store: one push, one version. The dense store decides what is a duplicate and
+what staleness is; the tables follow it. A gradient whose rows are not finite, or would make them so, is dropped as a
+whole. A worker that names the answer it holds gets the dense weights and the rows that have changed since. Any other
+worker gets all weights as one flat vector, and may push a flat gradient.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,33 +20,33 @@ from nfdt.codecs.rows import ROWS
 from nfdt.core.arrays.table_rows import Rows, RowVector, TableLayout
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.shard.engine import Engine
-from nfdt.shard.messages import Difference, Gradient, Reply, Vector, Wish
+from nfdt.shard.messages import DeltaRequest, Gradient, Reply, Vector, WeightDelta
 from nfdt.shard.row_round import RowRound
 from nfdt.shard.store import PULL_TIMEOUT_S, ShardStore
-from nfdt.shard.table import Arrival, Moved, Table
+from nfdt.shard.table import MovedRows, PushContext, ShardTable
 
 
 class SparseStore:
     """Thread-safe store of one shard with tables; see :class:`~nfdt.shard.store.ShardStore` for its methods.
 
     Args:
-        dense: What is outside the tables, of one element if there is nothing. It applies pushes as they come, or
-            in rounds; it merges no others.
-        engine: The dense store's; says the learning rate.
-        tables: In the layout's order.
-        layout: Of this shard.
+        dense: Store of the weights outside the tables, of one element if there are none. Its mode is asynchronous or
+            rounds; tables cannot be merged.
+        engine: Engine of the dense store, read for the learning rate.
+        tables: Tables in the layout's order.
+        layout: Layout of this shard.
     """
 
-    def __init__(self, dense: ShardStore, engine: Engine, tables: Sequence[Table], layout: TableLayout) -> None:
+    def __init__(self, dense: ShardStore, engine: Engine, tables: Sequence[ShardTable], layout: TableLayout) -> None:
         self.overlap = dense.overlap
         self._dense = dense
         self._engine = engine
         self._tables = list(tables)
         self._layout = layout
-        self._changed = threading.Condition()
+        self._changed = dense.lock
         self._round = RowRound()
         self._waited_s = self._busy_s = 0.0
-        self._sent: dict[str, dict[int, int]] = {}  # worker -> sequence of a request -> version of its answer
+        self._backup_versions: dict[str, dict[int, int]] = {}  # worker -> sequence of a request -> version of its reply
 
     @property
     def size(self) -> int:
@@ -70,18 +70,20 @@ class SparseStore:
         sequence: int = 0,
         min_version: int = 0,
         timeout_s: float = PULL_TIMEOUT_S,
-        wish: Wish | None = None,
+        delta: DeltaRequest | None = None,
     ) -> Reply:
-        """The weights as they are, or what is new in them; see :meth:`ShardStore.pull`."""
+        """Return the weights as they are, or the changes in them; see :meth:`ShardStore.pull`."""
         with self._changed:
             if not self._changed.wait_for(lambda: self.version >= min_version, timeout_s):
                 raise ProtocolError(
                     f"Pull by {worker}: expected version {min_version} within {timeout_s:g} s. "
                     f"Received: version {self.version}; a push is missing."
                 )
-            return self._answer(worker, sequence, self._dense.pull(worker, sequence=sequence), wish)
+            return self._answer(worker, sequence, self._dense.pull(worker, sequence=sequence), delta)
 
-    def push(self, worker: str, gradient: Gradient, *, want_weights: bool = True, wish: Wish | None = None) -> Reply:
+    def push(
+        self, worker: str, gradient: Gradient, *, want_weights: bool = True, delta: DeltaRequest | None = None
+    ) -> Reply:
         """Apply a gradient at most once; its values are a flat vector, or the bytes of rows.
 
         Raises:
@@ -95,15 +97,15 @@ class SparseStore:
             before, updates, rate = self.version, self._engine.updates, self._engine.learning_rate
             moved = self._moved(worker, gradient, vector.rows, rate, updates) if alone and vector.finite else []
             finite = vector.finite and all(table.finite for table in moved)
-            dense = replace(gradient, values=self._dense_part(vector, finite))
-            reply = self._dense.push(worker, dense, want_weights=want_weights)
+            dense = replace(gradient, values=self._at_least_one(vector.dense))
+            reply = self._dense.push(worker, dense, want_weights=want_weights, drop=not finite)
             if alone and reply.applied:
                 self._keep(worker, moved)
             elif not alone and reply.applied:
                 self._round.take(gradient, vector)
             if not alone and self.version > before:
                 self._close_round(rate, updates)
-            reply = self._answer(worker, gradient.sequence, reply, wish) if want_weights else reply
+            reply = self._answer(worker, gradient.sequence, reply, delta) if want_weights else reply
             self._waited_s += began_at - asked_at
             self._busy_s += time.perf_counter() - began_at
             return reply
@@ -120,7 +122,7 @@ class SparseStore:
         """Free what is kept for a worker that is gone; its next sequence may start again."""
         with self._changed:
             self._dense.forget(worker)
-            self._sent.pop(worker, None)
+            self._backup_versions.pop(worker, None)
             for table in self._tables:
                 table.forget(worker)
 
@@ -152,7 +154,6 @@ class SparseStore:
             version = self._dense.write(self._at_least_one(self._layout.dense(weights)), optimizer)
             for table, values in zip(self._tables, self._layout.views(weights), strict=True):
                 table.replace(values, version)
-            self._changed.notify_all()
             return version
 
     def _received(self, worker: str, values: npt.NDArray[Any]) -> RowVector:
@@ -165,58 +166,66 @@ class SparseStore:
             )
         return self._layout.touched(values)
 
-    def _dense_part(self, vector: RowVector, finite: bool) -> Vector:
-        """What the dense store is pushed: it drops what is not finite, and so shall it drop these rows."""
-        dense = self._at_least_one(vector.dense)
-        return dense if finite else np.full_like(dense, np.nan)
-
     # -- under the lock
 
-    def _moved(self, worker: str, gradient: Gradient, rows: Sequence[Rows], rate: float, updates: int) -> list[Moved]:
-        """What a push would make of the tables; the dense store refuses one of a worker that is not known."""
-        if worker not in self._sent:
+    def _moved(
+        self, worker: str, gradient: Gradient, rows: Sequence[Rows], rate: float, updates: int
+    ) -> list[MovedRows]:
+        """Compute the rows after a push; none for an unknown worker, whose push the dense store refuses."""
+        if worker not in self._backup_versions:
             return []
         computed_on = self._computed_on(worker, gradient.computed_on)
-        arrival = Arrival(computed_on, self.version - computed_on, rate * gradient.rate, updates)
-        return [table.moved(worker, own, arrival) for table, own in zip(self._tables, rows, strict=True)]
+        context = PushContext(computed_on, self.version - computed_on, rate * gradient.rate, updates)
+        return [table.moved(worker, own, context) for table, own in zip(self._tables, rows, strict=True)]
 
-    def _keep(self, worker: str, moved: Sequence[Moved]) -> None:
+    def _keep(self, worker: str, moved: Sequence[MovedRows]) -> None:
         for table, own in zip(self._tables, moved, strict=True):
             table.keep_moved(worker, own, self.version)
-        self._changed.notify_all()
 
     def _close_round(self, rate: float, updates: int) -> None:
-        """Apply the mean of the parts that the dense store has just applied; a table it would spoil stays as it is."""
-        arrival = Arrival(self.version, 0, rate, updates)
+        """Apply the mean of the parts that the dense store has just applied, unless a table would not stay finite."""
+        context = PushContext(self.version, 0, rate, updates)
         for table, rows in zip(self._tables, self._round.mean(), strict=True):
-            moved = table.moved("", rows, arrival)
+            moved = table.moved("", rows, context)
             if moved.finite:
                 table.keep_moved("", moved, self.version)
-        self._changed.notify_all()
 
     def _computed_on(self, worker: str, sequence: int) -> int:
-        """The version of the answer that the gradient was computed on."""
-        sent = self._sent[worker]
-        return sent[sequence] if sequence in sent else next(reversed(sent.values()))
+        """Return the version of the weights that the gradient was computed on."""
+        versions = self._backup_versions[worker]
+        return versions[sequence] if sequence in versions else next(reversed(versions.values()))
 
-    def _answer(self, worker: str, sequence: int, reply: Reply, wish: Wish | None) -> Reply:
-        sent = self._sent.setdefault(worker, {})
-        base = sent.get(wish.base) if wish and wish.codec is ROWS and sequence not in sent else None
-        rows = [] if base is None else [table.changed_since(base) for table in self._tables]
-        if not sequence:
-            sent.clear()
-        sent[sequence] = self.version
-        while len(sent) > self.overlap + 1:
-            del sent[next(iter(sent))]
-        oldest = min(min(versions.values()) for versions in self._sent.values())
-        for table in self._tables:
-            table.keep(oldest, sum(map(len, self._sent.values())))
+    def _answer(self, worker: str, sequence: int, reply: Reply, request: DeltaRequest | None) -> Reply:
+        """Complete the reply of the dense store with the tables: all of them, or the rows that changed."""
         assert reply.weights is not None
-        known = [changed for changed in rows if changed is not None]
-        if wish is None or base is None or len(known) < len(rows):
+        rows = self._changed_rows(worker, sequence, request)
+        self._note_version(worker, sequence)
+        if request is None or rows is None:
             return replace(reply, weights=self._joined(reply.weights))
-        payload = self._layout.encode(RowVector(self._own(reply.weights), tuple(known)))
-        return replace(reply, weights=None, difference=Difference(ROWS, payload, wish.base))
+        payload = self._layout.encode(RowVector(self._own(reply.weights), rows))
+        return replace(reply, weights=None, delta=WeightDelta(ROWS, payload, request.base))
+
+    def _changed_rows(self, worker: str, sequence: int, request: DeltaRequest | None) -> tuple[Rows, ...] | None:
+        """Return the rows of each table that changed since the base of a delta; None if all weights are to be sent."""
+        versions = self._backup_versions.get(worker, {})
+        base = versions.get(request.base) if request and request.codec is ROWS and sequence not in versions else None
+        if base is None:
+            return None
+        rows = [table.changed_since(base) for table in self._tables]
+        known = tuple(changed for changed in rows if changed is not None)
+        return known if len(known) == len(rows) else None
+
+    def _note_version(self, worker: str, sequence: int) -> None:
+        """Keep the version of a reply, and free the parts of the logs that no worker needs any more."""
+        versions = self._backup_versions.setdefault(worker, {})
+        if not sequence:
+            versions.clear()
+        versions[sequence] = self.version
+        while len(versions) > self.overlap + 1:
+            del versions[next(iter(versions))]
+        oldest = min(min(versions.values()) for versions in self._backup_versions.values())
+        for table in self._tables:
+            table.keep(oldest, sum(map(len, self._backup_versions.values())))
 
     def _joined(self, dense: Vector) -> Vector:
         return self._layout.join(self._own(dense), [table.weights for table in self._tables])

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from nfdt.shard.optimizer import BuiltOptimizer, replaced
-from nfdt.shard.tensors import Compiled, TensorOps, Vector, halved, whole
+from nfdt.shard.tensors import Compiled, TensorOps, Vector, compress, decompress
 from nfdt.update_rules.base import Push, State, UpdateRule
 
 
@@ -34,11 +34,11 @@ class FusedStep:
         self._optimizer = built.optimizer
         self._variables = built.variables
         self.step = Compiled(self._step)
-        self.step_round = Compiled(self._step)
-        self.step_held = Compiled(self._step_held)
-        self.correct = Compiled(self._correct)
+        self.apply_round = Compiled(self._step)
+        self.apply = Compiled(self._apply)
+        self.accumulate = Compiled(self._accumulate)
         self.reply = Compiled(self._reply)
-        self.add = Compiled(self._add)
+        self.accumulate_part = Compiled(self._accumulate_part)
 
     def owned_slots(self) -> dict[str, list[Any]]:
         """The optimizer's variables that the rule keeps in its own state, by the rule's names."""
@@ -85,7 +85,7 @@ class FusedStep:
         return self.joined(self._optimizer._clip_gradients(self._split(gradient)))
 
     def _push(self, gradient: Vector, backup: Any, staleness: Any) -> Push:
-        held = whole(backup[0]) if backup else gradient
+        held = decompress(backup[0]) if backup else gradient
         return Push(self._clip(gradient), self.flat(), held, staleness, self.updates())
 
     def _step(
@@ -96,10 +96,10 @@ class FusedStep:
         moved = self._move(made.gradient, made.learning_rate_scale * factor, made.shard)
         return self._answer(rate, staleness, moved, anchor), moved, made.worker
 
-    def _step_held(self, total: Vector, weight: Any, samples: Any, shard: State) -> State:
+    def _apply(self, total: Vector, weight: Any, samples: Any, shard: State) -> State:
         return self._move(total / weight, weight / samples, shard)
 
-    def _correct(
+    def _accumulate(
         self,
         total: Vector,
         weight: Any,
@@ -116,7 +116,7 @@ class FusedStep:
         return total + own * made.gradient, weight + own, made.shard, made.worker
 
     @staticmethod
-    def _add(total: Vector, samples: Any, gradient: Vector) -> Vector:
+    def _accumulate_part(total: Vector, samples: Any, gradient: Vector) -> Vector:
         return total + samples * gradient
 
     def _reply(self, staleness: Any, shard: State, anchor: Any) -> Any:
@@ -127,7 +127,7 @@ class FusedStep:
         if not anchor and not self._rule.looks_ahead:
             return ()
         reply = self._rule.reply(self._ops, self.flat(), rate, staleness, shard, self._decay())
-        return halved(reply, anchor[0]) if anchor else (tf.identity(reply),)
+        return compress(reply, anchor[0]) if anchor else (tf.identity(reply),)
 
     def _move(self, gradient: Vector, scale: Any, shard: State) -> State:
         """Move the variables by one Keras ``apply``; returns the rule's new state."""

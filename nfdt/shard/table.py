@@ -31,14 +31,14 @@ class _RowOps:
 
 
 @dataclass(frozen=True)
-class Arrival:
-    """What comes with the rows of a push.
+class PushContext:
+    """Circumstances of a push, for its rows.
 
     Attributes:
-        computed_on: That the gradient was computed on.
-        staleness: Updates the gradient missed.
-        rate: The learning rate of this push.
-        updates: Updates applied before it, as the optimizer counts them.
+        computed_on: Version of the weights that the gradient was computed on.
+        staleness: Number of updates that the gradient missed.
+        rate: Learning rate of this push.
+        updates: Number of updates applied before it, as the optimizer counts them.
     """
 
     computed_on: int
@@ -48,7 +48,7 @@ class Arrival:
 
 
 @dataclass(frozen=True)
-class Moved:
+class MovedRows:
     """Rows before and after a gradient, and the rule's states of them after it."""
 
     index: Index
@@ -59,11 +59,11 @@ class Moved:
 
     @property
     def finite(self) -> bool:
-        """Whether every number after it is one."""
+        """Whether all values after the gradient are finite."""
         return all(bool(np.isfinite(v).all()) for v in (self.weights, *self.state.values(), *self.worker.values()))
 
 
-class Table:
+class ShardTable:
     """A table that plain gradient descent moves, with any update rule.
 
     Rows without a gradient stay as they are, and so does the rule's state of them: exactly what SGD without momentum
@@ -82,26 +82,26 @@ class Table:
         self._state: State = rule.init_shard(self._ops, weights)
         self._workers: dict[str, State] = {}
 
-    def moved(self, worker: str, gradient: Rows, arrival: Arrival) -> Moved:
-        """What a gradient, which must be finite, would make of its rows."""
+    def moved(self, worker: str, gradient: Rows, context: PushContext) -> MovedRows:
+        """Compute the rows after a gradient, which must be finite; the table stays as it is."""
         index = gradient.index.copy()  # the log keeps it
         before = self.weights[index]
         if worker not in self._workers:
             self._workers[worker] = self._rule.init_worker(self._ops, self.weights)
         own, state = _rows(self._workers[worker], index), _rows(self._state, index)
-        late = arrival.staleness and self._rule.uses_backup
-        held = self.log.undone(arrival.computed_on, index, before) if late else before
-        push = Push(gradient.values, before, held, np.float32(arrival.staleness), np.float32(arrival.updates))
+        late = context.staleness and self._rule.uses_backup
+        backup = self.log.undone(context.computed_on, index, before) if late else before
+        push = Push(gradient.values, before, backup, np.float32(context.staleness), np.float32(context.updates))
         with np.errstate(over="ignore", invalid="ignore"):
             made = self._rule.correct(self._ops, push, state, own)
-            rate = np.float32(arrival.rate) * made.learning_rate_scale
+            rate = np.float32(context.rate) * made.learning_rate_scale
             moved = self._rule.advance(self._ops, made.gradient, before, rate, push.updates, made.shard)
             state = moved.shard
             if not self._rule.owns_optimizer:
                 state = self._rule.observe(self._ops, before, moved.weights, state)
-        return Moved(index, before, moved.weights, state, made.worker)
+        return MovedRows(index, before, moved.weights, state, made.worker)
 
-    def keep_moved(self, worker: str, moved: Moved, version: int) -> None:
+    def keep_moved(self, worker: str, moved: MovedRows, version: int) -> None:
         """Move the rows; that makes this version."""
         index = moved.index
         self.weights[index] = moved.weights

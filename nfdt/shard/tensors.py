@@ -77,15 +77,15 @@ def read(variable: Any) -> Vector:
     return tf.raw_ops.ReadVariableOp(resource=variable.value.handle, dtype=tf.float32)
 
 
-class Half(NamedTuple):
+class AnchoredBf16(NamedTuple):
     """A vector as the sum of ``anchor``, float32, which many share, and ``difference``, bfloat16."""
 
     anchor: Vector
     difference: Any
 
 
-def halved(vector: Vector, anchor: Vector) -> tuple[Vector, Any]:
-    """The vector nearest to ``vector`` that is a :class:`Half` with ``anchor``, and its difference.
+def compress(vector: Vector, anchor: Vector) -> tuple[Vector, Any]:
+    """Return the nearest vector that an :class:`AnchoredBf16` with ``anchor`` can hold, and its difference.
 
     It is off by at most ``2**-8`` of the difference. Rounded bit by bit: a compiler may drop a cast there and back.
     """
@@ -95,9 +95,9 @@ def halved(vector: Vector, anchor: Vector) -> tuple[Vector, Any]:
     return anchor + rounded, tf.cast(rounded, tf.bfloat16)
 
 
-def whole(vector: Any) -> Vector:
-    """A vector or a :class:`Half` as a vector."""
-    return vector.anchor + tf.cast(vector.difference, tf.float32) if isinstance(vector, Half) else vector
+def decompress(vector: Any) -> Vector:
+    """Return a vector or an :class:`AnchoredBf16` as a vector."""
+    return vector.anchor + tf.cast(vector.difference, tf.float32) if isinstance(vector, AnchoredBf16) else vector
 
 
 class Compiled:

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from nfdt.coordinator.topology_view import policy_of
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.program.state import State
 from nfdt.core.sharding import count_shards
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.state_cut import StateCut, owners_of
 from nfdt.shard.building import Store, build_store
-from nfdt.shard.messages import Gradient, Reply, Wish
+from nfdt.shard.messages import DeltaRequest, Gradient, Reply
 
 
 class TimedStore:
@@ -38,11 +39,13 @@ class TimedStore:
         self.seconds += time.perf_counter() - began
         return reply
 
-    def push(self, worker: str, gradient: Gradient, *, want_weights: bool = True, wish: Wish | None = None) -> Reply:
+    def push(
+        self, worker: str, gradient: Gradient, *, want_weights: bool = True, delta: DeltaRequest | None = None
+    ) -> Reply:
         """See ``ShardStore``."""
         self.order.append(("push", worker))
         began = time.perf_counter()
-        reply = self.store.push(worker, gradient, want_weights=want_weights, wish=wish)
+        reply = self.store.push(worker, gradient, want_weights=want_weights, delta=delta)
         self.seconds += time.perf_counter() - began
         return reply
 
@@ -58,11 +61,12 @@ class LocalShards:
     """
 
     def __init__(self, spec: JobSpec, manifest: Mapping[str, Any], state: State, pushers: int) -> None:
-        count = count_shards(manifest, spec.cluster.shards)
+        shards = spec.cluster.shards
+        count = count_shards(manifest, shards)
         self.layout = ParameterLayout.of_program(manifest)
         self._cut = StateCut(self.layout, count, owners_of(manifest))
         self.stores = [
-            TimedStore(build_store(manifest, state, spec.algorithm, i, spec.cluster.shards, workers=pushers))
+            TimedStore(build_store(manifest, state, spec.algorithm, i, shards, workers=pushers, policy=policy_of(spec)))
             for i in range(count)
         ]
 

@@ -42,7 +42,7 @@ def connect(request):
 
 def backup(stores, worker, sequence):
     """What the shards believe that the worker holds."""
-    return np.concatenate([np.asarray(s._workers[worker].backups.get(sequence).weights) for s in stores])
+    return np.concatenate([np.asarray(s._backups.get(worker, sequence).weights) for s in stores])
 
 
 @every_codec

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import keras
 import pytest
 
 from nfdt.codecs import make_codec
-from nfdt.shard.messages import Gradient, Wish
+from nfdt.shard.messages import DeltaRequest, Gradient
+from nfdt.shard.modes import AsynchronousMode, MergedMode, RoundMode
+from nfdt.shard.store import ShardStore
 from tests.support.shard_cluster import Cluster, Reference, gradients, start_weights
 
 UNGUARDED = {"array", "tensor", "size"}  # of an engine: they touch no state of it
@@ -43,41 +46,32 @@ class Guarded:
             self._lock.check(name)
         return getattr(self._held, name)
 
-    def __contains__(self, key):
-        self._lock.check(key)
-        return key in self._held
 
-    def __getitem__(self, key):
-        self._lock.check(key)
-        return self._held[key]
-
-    def __setitem__(self, key, value):
-        self._lock.check(key)
-        self._held[key] = value
-
-    def __len__(self):
-        self._lock.check("workers")
-        return len(self._held)
+def guarded_store(mode=AsynchronousMode):
+    """A store whose engine, backups, mode and statistics notice a touch without the lock."""
+    lock = Lock()
+    engine = Cluster(Reference(keras.optimizers.SGD(0.1, momentum=0.9)), rule="ddc").stores[0]._engine
+    with lock:
+        store = ShardStore(Guarded(engine, lock, UNGUARDED), mode=mode)
+        store._changed = lock
+        store._backups = Guarded(store._backups, lock)
+        store._mode = Guarded(store._mode, lock, {"in_rounds"})
+        store._statistics = Guarded(store._statistics, lock)
+    store.pull("w", sequence=1)
+    return store
 
 
 @pytest.fixture
 def store():
-    store = Cluster(Reference(keras.optimizers.SGD(0.1, momentum=0.9)), rule="ddc").stores[0]
-    store.pull("w", sequence=1)
-    store._changed = lock = Lock()
-    store._engine = Guarded(store._engine, lock, UNGUARDED)
-    store._workers = Guarded(store._workers, lock)
-    store._statistics = Guarded(store._statistics, lock)
-    return store
+    return guarded_store()
 
 
-WISH = Wish(make_codec("int8", top_k=0.1), 1)
+REQUEST = DeltaRequest(make_codec("int8", top_k=0.1), 1)
 OPERATIONS = {
     "pull": lambda store: store.pull("w", sequence=2),
-    "pull a difference": lambda store: store.pull("w", sequence=2, wish=WISH),
+    "pull a delta": lambda store: store.pull("w", sequence=2, delta=REQUEST),
     "push": lambda store: store.push("w", Gradient(2, gradients(1)[0])),
-    "push for a difference": lambda store: store.push("w", Gradient(2, gradients(1)[0]), wish=WISH),
-    "push a part": lambda store: store.push("w", Gradient(2, gradients(1)[0], round=1)),
+    "push for a delta": lambda store: store.push("w", Gradient(2, gradients(1)[0]), delta=REQUEST),
     "flush": lambda store: store.flush(),
     "forget": lambda store: store.forget("w"),
     "set_learning_rate": lambda store: store.set_learning_rate(0.5),
@@ -93,12 +87,21 @@ def test_a_store_touches_what_threads_share_under_its_lock(store, operation):
     assert store._changed.depth == 0
 
 
-def test_differences_are_what_these_operations_make(store):
+def test_a_part_of_a_round_is_applied_under_the_lock():
+    assert guarded_store(RoundMode).push("w", Gradient(2, gradients(1)[0], round=1)).version == 1
+
+
+def test_a_merge_is_applied_under_the_lock():
+    store = guarded_store(partial(MergedMode, count=2))
+    assert [store.push("w", Gradient(2 + i, gradients(1)[0])).version for i in range(2)] == [0, 1]
+
+
+def test_deltas_are_what_these_operations_make(store):
     """Otherwise the test above would not see how they are noted."""
-    assert OPERATIONS["push for a difference"](store).difference is not None
+    assert OPERATIONS["push for a delta"](store).delta is not None
 
 
 def test_the_guard_sees_what_is_done_without_the_lock(store):
-    for touch in (lambda: store._engine.read(), lambda: store._workers["w"], lambda: store._workers.pop("w", None)):
+    for touch in (lambda: store._engine.read(), lambda: store._backups.known("w"), lambda: store._mode.flush()):
         with pytest.raises(AssertionError, match="without the lock"):
             touch()

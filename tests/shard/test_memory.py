@@ -30,9 +30,9 @@ def resident_bytes():
     return psutil.Process(os.getpid()).memory_info().rss
 
 
-def store_of(layout, rule="ddc", overlap=0, records="exact"):
+def store_of(layout, rule="ddc", overlap=0, backup_format="exact"):
     reference = Reference(keras.optimizers.SGD(0.01, momentum=0.9), layout=layout, weights=np.zeros(layout.size, "f4"))
-    return Cluster(reference, rule=rule, overlap=overlap, records=records).stores[0]
+    return Cluster(reference, rule=rule, overlap=overlap, backup_format=backup_format).stores[0]
 
 
 def run(store, steps, start=0, workers=3):
@@ -57,9 +57,9 @@ def test_ten_thousand_steps_leave_nothing_behind():
     assert store.version == 11_000
 
 
-def vectors_of_ten_workers(rule, overlap, records):
+def vectors_of_ten_workers(rule, overlap, backup_format):
     """Run in a process of its own: XLA keeps a pool of memory that other tests have filled."""
-    store = store_of(LARGE, rule, overlap, records)
+    store = store_of(LARGE, rule, overlap, backup_format)
     run(store, 6, workers=2)
     two = resident_bytes()
     run(store, 36, start=12, workers=12)  # ten more workers, three times around
@@ -67,11 +67,11 @@ def vectors_of_ten_workers(rule, overlap, records):
 
 
 @pytest.mark.parametrize(
-    ("rule", "overlap", "records", "vectors"),
-    [("ddc", 1, "exact", 2), ("dc-a", 0, "exact", 2), ("ddc", 0, "half", 0.5), ("plain", 0, "none", 0)],
+    ("rule", "overlap", "backup_format", "vectors"),
+    [("ddc", 1, "exact", 2), ("dc-a", 0, "exact", 2), ("ddc", 0, "anchored", 0.5), ("plain", 0, "none", 0)],
 )
-def test_a_worker_costs_its_records_and_the_rules_state(rule, overlap, records, vectors):
-    program = f"import test_memory; print(test_memory.vectors_of_ten_workers({rule!r}, {overlap}, {records!r}))"
+def test_a_worker_costs_its_backups_and_the_rules_state(rule, overlap, backup_format, vectors):
+    program = f"import test_memory; print(test_memory.vectors_of_ten_workers({rule!r}, {overlap}, {backup_format!r}))"
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import keras
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from nfdt.core.program.state import State
 from nfdt.shard.building import build_store
 from nfdt.shard.engine import LARGE
 from nfdt.shard.messages import Gradient
+from nfdt.shard.modes import MergedMode, RoundMode
 from nfdt.shard.sparse_store import SparseStore
 from nfdt.shard.tensors import length_of
 from tests.support.shard_cluster import LAYOUT, Cluster, Reference, gradients, rule_spec, start_weights
@@ -75,7 +78,7 @@ def test_a_long_gradient_that_does_no_harm_is_applied():
 
 @pytest.mark.parametrize("bad", [np.float32(np.nan), np.float32(3e38)])
 def test_one_part_of_a_round_does_not_spoil_the_others(bad):
-    c = cluster(optimizer=keras.optimizers.SGD(RATE))
+    c = cluster(optimizer=keras.optimizers.SGD(RATE), mode=RoundMode)
     g = gradients(1)[0]
     assert not c.push(np.full_like(g, bad), "a", round=1, part=0, parts=2, want_weights=False)[0].applied
     assert c.push(g, "b", round=1, part=1, parts=2, want_weights=False)[0].version == 1
@@ -83,7 +86,7 @@ def test_one_part_of_a_round_does_not_spoil_the_others(bad):
 
 
 def test_an_overflowing_round_is_refused_and_the_next_one_applied():
-    c = cluster(optimizer=keras.optimizers.SGD(1e25))
+    c = cluster(optimizer=keras.optimizers.SGD(1e25), mode=RoundMode)
     long, g = np.full(LAYOUT.size, 1e15, np.float32), 1e-26 * gradients(1)[0]
     c.push(long, "a", round=1, part=0, parts=2, want_weights=False)
     last = c.push(long, "b", round=1, part=1, parts=2, want_weights=False)[0]
@@ -96,7 +99,7 @@ def test_an_overflowing_round_is_refused_and_the_next_one_applied():
 
 @pytest.mark.parametrize("flushed", [False, True])
 def test_an_overflowing_merge_is_refused_and_the_next_one_applied(flushed):
-    c = cluster(optimizer=keras.optimizers.SGD(1e25), merge_count=3 if flushed else 2)
+    c = cluster(optimizer=keras.optimizers.SGD(1e25), mode=partial(MergedMode, count=3 if flushed else 2))
     c.pull("a"), c.pull("b")
     long, g = np.full(LAYOUT.size, 1e15, np.float32), 1e-26 * gradients(1)[0]
     assert [c.push(long, name)[0].applied for name in "ab"] == [True, flushed]
@@ -110,10 +113,12 @@ def test_an_overflowing_merge_is_refused_and_the_next_one_applied(flushed):
 TABLE = ParameterLayout.of([("table", (1030, 64)), ("bias", (4,))])
 
 
-def store_with_a_table(rate, rule="plain"):
+def store_with_a_table(rate, rule="plain", **options):
     reference = Reference(keras.optimizers.SGD(rate), layout=TABLE)
     manifest = {**reference.manifest(), "tables": [0]}
-    store = build_store(manifest, State(reference.weights, reference.state), rule_spec(rule), 0, 1, workers=1)
+    store = build_store(
+        manifest, State(reference.weights, reference.state), rule_spec(rule, **options), 0, 1, workers=1
+    )
     assert isinstance(store, SparseStore)
     store.pull("a", sequence=1)
     return store
@@ -135,7 +140,7 @@ def test_rows_that_would_overflow_refuse_the_whole_push(rule):
 
 
 def test_rows_of_a_round_that_would_overflow_leave_their_table_as_it_was():
-    store = store_with_a_table(1e10)
+    store = store_with_a_table(1e10, consistency="bsp")
     before = store.read()[0]
     spoiled = np.zeros(TABLE.size, np.float32)
     spoiled[64] = 3e38

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from functools import partial
 
 import keras
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 
 from nfdt.codecs import make_codec
 from nfdt.core.errors import ProtocolError, ShapeMismatch
-from nfdt.shard.backups import Backup, Backups
-from nfdt.shard.delta_reply import RESYNC_AFTER, Chain
-from nfdt.shard.messages import Difference, Gradient, Reply, Wish
+from nfdt.shard.backups import Backup, WorkerBackups
+from nfdt.shard.delta_reply import RESYNC_AFTER, ReplyHistory
+from nfdt.shard.messages import DeltaRequest, Gradient, Reply, WeightDelta
+from nfdt.shard.modes import AsynchronousMode, MergedMode, RoundMode
 from nfdt.shard.statistics import staleness_bin
 from nfdt.shard.tensors import aligned_buffer
 from tests.support.shard_cluster import LAYOUT, Cluster, Reference, gradients, start_weights
@@ -110,7 +112,7 @@ def test_another_size_or_type_is_refused(values):
 
 
 def test_softsync_applies_the_weighted_mean_of_merge_count_gradients():
-    c = cluster(merge_count=3)
+    c = cluster(mode=partial(MergedMode, count=3))
     c.pull("a"), c.pull("b")
     g = gradients(3)
     first = c.push(g[0], "a", samples=10)[0]
@@ -126,7 +128,7 @@ def test_softsync_applies_the_weighted_mean_of_merge_count_gradients():
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_softsync_divides_each_gradient_by_its_own_staleness(order, momentum):
     """Zhang et al. 2016, by hand: of a merge of staleness 0 and 4, the second gradient counts a quarter."""
-    c = cluster("staleness-scaled", keras.optimizers.SGD(RATE, momentum=momentum), merge_count=2)
+    c = cluster("staleness-scaled", keras.optimizers.SGD(RATE, momentum=momentum), mode=partial(MergedMode, count=2))
     [c.pull(name) for name in "abz"]
     still = np.zeros(LAYOUT.size, np.float32)
     for name in "zzzzzzzz":  # four updates that move nothing
@@ -143,7 +145,7 @@ def test_softsync_divides_each_gradient_by_its_own_staleness(order, momentum):
 
 
 def test_softsync_gives_adam_the_mean_of_the_factors_as_its_rate():
-    c = cluster("staleness-scaled", keras.optimizers.Adam(RATE), merge_count=2)
+    c = cluster("staleness-scaled", keras.optimizers.Adam(RATE), mode=partial(MergedMode, count=2))
     reference = Reference(keras.optimizers.Adam(RATE))
     [c.pull(name) for name in "ab"]
     still = np.zeros(LAYOUT.size, np.float32)
@@ -158,7 +160,7 @@ def test_softsync_gives_adam_the_mean_of_the_factors_as_its_rate():
 
 
 def test_softsync_corrects_each_gradient_with_its_own_backup():
-    c = cluster("dc", merge_count=2, dc_lambda=0.5)
+    c = cluster("dc", mode=partial(MergedMode, count=2), dc_lambda=0.5)
     c.pull("a"), c.pull("b")
     start, g = start_weights(), gradients(4)
     c.push(g[0], "a", want_weights=False)
@@ -172,7 +174,7 @@ def test_softsync_corrects_each_gradient_with_its_own_backup():
 
 
 def test_flush_applies_what_softsync_holds():
-    c = cluster(merge_count=4)
+    c = cluster(mode=partial(MergedMode, count=4))
     c.pull()
     g = gradients(1)[0]
     c.push(g)
@@ -186,7 +188,7 @@ def test_flush_applies_what_softsync_holds():
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_a_round_does_not_depend_on_the_order_of_arrival(order):
-    c = cluster("ddc", keras.optimizers.SGD(RATE, momentum=0.9))
+    c = cluster("ddc", keras.optimizers.SGD(RATE, momentum=0.9), mode=RoundMode)
     reference = Reference(keras.optimizers.SGD(RATE, momentum=0.9))
     wanted = None
     samples = (32, 32, 7)
@@ -197,7 +199,7 @@ def test_a_round_does_not_depend_on_the_order_of_arrival(order):
         reference.apply((g[0] * 32 + g[1] * 32 + g[2] * 7) / np.float32(71))
         close(c.pull("w0"), reference.weights)
         wanted = c.weights
-    ordered = cluster("ddc", keras.optimizers.SGD(RATE, momentum=0.9))
+    ordered = cluster("ddc", keras.optimizers.SGD(RATE, momentum=0.9), mode=RoundMode)
     for number in range(2):
         for part in range(3):
             fields = {"samples": samples[part], "round": number + 1, "part": part, "parts": 3}
@@ -206,7 +208,7 @@ def test_a_round_does_not_depend_on_the_order_of_arrival(order):
 
 
 def test_a_part_counts_once_whoever_pushes_it():
-    c = cluster()
+    c = cluster(mode=RoundMode)
     g = gradients(2)
     c.push(g[0], "a", round=1, part=0, parts=2, want_weights=False)
     assert not c.push(g[0], "b", round=1, part=0, parts=2, want_weights=False)[0].applied
@@ -219,7 +221,7 @@ def test_a_part_counts_once_whoever_pushes_it():
 @pytest.mark.parametrize("parts", [1, 2])
 def test_a_part_counts_once_whoever_redoes_it_when_the_round_is_closed(parts):
     """Also the only part of a round: one worker, or the end of an epoch."""
-    c = cluster()
+    c = cluster(mode=RoundMode)
     c.pull("a"), c.pull("b")
     g = gradients(1)[0]
     for part in range(parts):
@@ -231,7 +233,7 @@ def test_a_part_counts_once_whoever_redoes_it_when_the_round_is_closed(parts):
 
 
 def test_a_part_that_is_not_finite_counts_for_nothing():
-    c = cluster()
+    c = cluster(mode=RoundMode)
     g = gradients(2)
     spoiled = np.full_like(g[0], np.nan)
     assert not c.push(spoiled, "a", round=1, part=0, parts=2, want_weights=False)[0].applied
@@ -244,7 +246,7 @@ def test_a_part_that_is_not_finite_counts_for_nothing():
 
 def test_a_part_that_came_early_is_kept_as_it_came():
     """The memory of a push is used again once it is answered."""
-    c = cluster()
+    c = cluster(mode=RoundMode)
     g = gradients(2)
     borrowed = aligned_buffer(LAYOUT.size)  # as a shard's: a tensor shares its memory
     borrowed[:] = g[1]
@@ -255,7 +257,7 @@ def test_a_part_that_came_early_is_kept_as_it_came():
 
 
 def test_flush_closes_a_round_that_is_not_complete():
-    c = cluster()
+    c = cluster(mode=RoundMode)
     g = gradients(2)
     c.push(g[1], "b", round=4, part=1, parts=3, want_weights=False)
     assert c.stores[0].flush() == 1
@@ -267,11 +269,22 @@ def test_flush_closes_a_round_that_is_not_complete():
     [{"round": 2, "part": 0, "parts": 2}, {"round": 1, "part": 1, "parts": 3}, {"round": 1, "part": 2, "parts": 2}],
 )
 def test_parts_that_contradict_each_other_are_refused(fields):
-    c = cluster()
+    c = cluster(mode=RoundMode)
     g = gradients(1)[0]
     c.push(g, "a", round=1, part=0, parts=2, want_weights=False)
     with pytest.raises(ProtocolError, match="expected a part of round 1 with 2 parts"):
         c.push(g, "b", **fields)
+
+
+@pytest.mark.parametrize(
+    ("mode", "round_", "expected"), [(AsynchronousMode, 1, "asynchronous"), (RoundMode, 0, "a part of a round")]
+)
+def test_pushes_that_the_mode_does_not_have_are_refused(mode, round_, expected):
+    c = cluster(mode=mode)
+    c.pull()
+    with pytest.raises(ProtocolError, match=expected):
+        c.push(gradients(1)[0], round=round_)
+    assert c.stores[0].statistics()["pushes"] == 0
 
 
 # -- waiting, statistics, threads
@@ -340,49 +353,49 @@ def test_a_push_that_comes_again_is_answered_with_the_bits_it_was_answered_with_
     coarse = make_codec("int4", top_k=0.01)
     base = store.pull("w", sequence=1)
     g = gradients(3)
-    first = store.push("w", Gradient(2, g[0], computed_on=1), wish=Wish(coarse, 1))
-    assert first.difference is not None
+    first = store.push("w", Gradient(2, g[0], computed_on=1), delta=DeltaRequest(coarse, 1))
+    assert first.delta is not None
     took = np.empty(LAYOUT.size, np.float32)
-    coarse.decode(first.difference.payload, took)
+    coarse.decode(first.delta.payload, took)
     took += base.weights
     if later:
-        store.push("w", Gradient(3, g[1], computed_on=1), wish=Wish(coarse, 2))
+        store.push("w", Gradient(3, g[1], computed_on=1), delta=DeltaRequest(coarse, 2))
     for _ in range(2):  # on whatever stream
-        again = store.push("w", Gradient(2, g[0], computed_on=1), wish=Wish(coarse, 1))
-        assert (again.applied, again.difference) == (False, None)
+        again = store.push("w", Gradient(2, g[0], computed_on=1), delta=DeltaRequest(coarse, 1))
+        assert (again.applied, again.delta) == (False, None)
         assert np.array_equal(again.weights, took)
-        assert np.array_equal(np.asarray(store._workers["w"].backups.get(2).weights), took)
+        assert np.array_equal(np.asarray(store._backups.get("w", 2).weights), took)
 
 
 @pytest.mark.parametrize("ask", ["pull", "push"])
 def test_after_weights_were_replaced_all_of_them_are_sent_once(ask):
     store = cluster().stores[0]
-    wish = Wish(make_codec("int8", top_k=0.01), 1)
+    request = DeltaRequest(make_codec("int8", top_k=0.01), 1)
     store.pull("w", sequence=1)
     store.write(start_weights() + 1000, {})
     g = gradients(2)
-    answers = {"pull": lambda: store.pull("w", sequence=2, wish=wish)}
-    answers["push"] = lambda: store.push("w", Gradient(2, g[0]), wish=wish)
+    answers = {"pull": lambda: store.pull("w", sequence=2, delta=request)}
+    answers["push"] = lambda: store.push("w", Gradient(2, g[0]), delta=request)
     whole = answers[ask]()
-    assert whole.difference is None
+    assert whole.delta is None
     assert np.array_equal(whole.weights, store.read()[0])
-    assert store.push("w", Gradient(3, g[1]), wish=Wish(wish.codec, 2)).difference is not None
+    assert store.push("w", Gradient(3, g[1]), delta=DeltaRequest(request.codec, 2)).delta is not None
 
 
-def test_all_weights_are_sent_after_so_many_differences():
-    chain, codec = Chain(), make_codec("int8", top_k=0.01)
-    assert chain.wish(codec) is None
-    weights, difference = np.zeros(1, np.float32), Difference(codec, np.zeros(1, np.uint8), 1)
+def test_all_weights_are_sent_after_so_many_deltas():
+    history, codec = ReplyHistory(), make_codec("int8", top_k=0.01)
+    assert history.delta_request(codec) is None
+    weights, delta = np.zeros(1, np.float32), WeightDelta(codec, np.zeros(1, np.uint8), 1)
     for first in (1, RESYNC_AFTER + 2):
-        chain.answered(first, Reply(0, weights))
+        history.add(first, Reply(0, weights))
         for sequence in range(first + 1, first + RESYNC_AFTER + 1):
-            assert chain.wish(codec) == Wish(codec, sequence - 1)
-            chain.answered(sequence, Reply(0, difference=difference))
-        assert chain.wish(codec) is None
+            assert history.delta_request(codec) == DeltaRequest(codec, sequence - 1)
+            history.add(sequence, Reply(0, delta=delta))
+        assert history.delta_request(codec) is None
 
 
 def test_an_answer_is_replaced_while_a_later_one_is_there():
-    held = Backups(3)
+    held = WorkerBackups(3)
     for sequence in (1, 2, 3):
         held.add(sequence, Backup(f"whole {sequence}", sequence))
     held.add(2, Backup("reduced", 2))

@@ -17,7 +17,7 @@ from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.program.state import State
 from nfdt.core.sharding import sparse_tables
 from nfdt.shard.building import build_store
-from nfdt.shard.messages import Gradient, Wish
+from nfdt.shard.messages import DeltaRequest, Gradient
 from nfdt.shard.row_log import RowLog
 from nfdt.shard.sparse_store import SparseStore
 from nfdt.update_rules import RULES
@@ -96,10 +96,10 @@ def test_an_answer_holds_the_rows_that_changed_since_the_one_the_worker_holds():
     held = store.pull("a", sequence=1).weights.copy()
     store.pull("b", sequence=1)
     push(store, "b", 2, gradient(1))
-    reply = store.push("a", Gradient(2, TABLES.encode(TABLES.touched(gradient(2)))), wish=Wish(ROWS, 1))
+    reply = store.push("a", Gradient(2, TABLES.encode(TABLES.touched(gradient(2)))), delta=DeltaRequest(ROWS, 1))
     assert reply.weights is None
-    assert reply.difference.base == 1
-    news = TABLES.decode(reply.difference.payload)
+    assert reply.delta.base == 1
+    news = TABLES.decode(reply.delta.payload)
     assert 40 < news.rows[0].index.size <= 80
     table = TABLES.views(held)[0]
     table[news.rows[0].index] = news.rows[0].values
@@ -109,14 +109,14 @@ def test_an_answer_holds_the_rows_that_changed_since_the_one_the_worker_holds():
 def test_what_is_not_known_any_more_is_answered_with_all_weights():
     _, store = stores("plain")
     store.pull("a", sequence=1)
-    assert store.pull("a", sequence=2, wish=Wish(ROWS, 7)).difference is None
-    assert store.pull("a", sequence=3, wish=Wish(ROWS, 2)).difference is not None
-    assert store.pull("a", sequence=3, wish=Wish(ROWS, 2)).difference is None  # comes again
+    assert store.pull("a", sequence=2, delta=DeltaRequest(ROWS, 7)).delta is None
+    assert store.pull("a", sequence=3, delta=DeltaRequest(ROWS, 2)).delta is not None
+    assert store.pull("a", sequence=3, delta=DeltaRequest(ROWS, 2)).delta is None  # comes again
     store.write(np.ones(LAYOUT.size, np.float32), {})
-    reply = store.pull("a", sequence=4, wish=Wish(ROWS, 3))
+    reply = store.pull("a", sequence=4, delta=DeltaRequest(ROWS, 3))
     assert np.array_equal(reply.weights, np.ones(LAYOUT.size))
     store.forget("a")
-    assert store.pull("a", sequence=5, wish=Wish(ROWS, 4)).difference is None
+    assert store.pull("a", sequence=5, delta=DeltaRequest(ROWS, 4)).delta is None
 
 
 def test_a_push_is_applied_once_and_dropped_as_a_whole():
@@ -149,7 +149,7 @@ def test_what_does_not_fit_is_refused():
 def test_the_parts_of_a_round_are_one_update(rule):
     """In any order of arrival; a part that is not finite, comes twice or comes late counts for nothing."""
     found = []
-    for store in stores(rule):
+    for store in stores(rule, consistency="bsp"):
         for worker in "abc":
             store.pull(worker, sequence=1)
         arrivals = [("b", 2, 1, 7), ("a", 2, 0, 20), ("b", 2, 1, 7), ("c", 2, 2, 1)]

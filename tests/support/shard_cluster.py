@@ -16,6 +16,7 @@ from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.shard.building import blocks_of
 from nfdt.shard.engine import Engine
 from nfdt.shard.messages import Gradient
+from nfdt.shard.modes import AsynchronousMode
 from nfdt.shard.optimizer import build_optimizer
 from nfdt.shard.store import ShardStore
 from nfdt.update_rules import make_rule
@@ -108,7 +109,16 @@ class Cluster:
     """All shards of a program, fed in the same order."""
 
     def __init__(
-        self, reference, *, rule="plain", shards=1, merge_count=1, overlap=0, records="exact", warm=False, **options
+        self,
+        reference,
+        *,
+        rule="plain",
+        shards=1,
+        mode=AsynchronousMode,
+        overlap=0,
+        backup_format="exact",
+        warm=False,
+        **options,
     ):
         manifest = reference.manifest()
         self.reference = reference
@@ -120,7 +130,8 @@ class Cluster:
             make_engine(manifest, reference.weights, rule=rule, index=i, shards=shards, state=state, **options)
             for i in range(shards)
         ]
-        self.stores = [ShardStore(engine, merge_count=merge_count, overlap=overlap, records=records) for engine in made]
+        fields = {"mode": mode, "overlap": overlap, "backup_format": backup_format}
+        self.stores = [ShardStore(engine, **fields) for engine in made]
         self.sequence = {}
 
     def pull(self, worker="w"):

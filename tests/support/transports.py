@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from nfdt.consistency import make_policy
 from nfdt.core.program.state import State
 from nfdt.core.wire.job_token import worker_token
 from nfdt.shard.in_process import InProcessClient
+from nfdt.shard.modes import mode_for
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
 from tests.support.shard_cluster import LAYOUT, Cluster, rule_spec
@@ -15,7 +17,8 @@ TOKEN = "token"
 class InProcessShards:
     def __init__(self, reference, shards, rule, overlap, codec="identity", **row):
         self.overlap = overlap
-        self.stores = Cluster(reference, shards=shards, rule=rule, overlap=overlap).stores
+        mode = mode_for(make_policy(rule_spec(rule, **row)), 3)
+        self.stores = Cluster(reference, shards=shards, rule=rule, mode=mode, overlap=overlap).stores
 
     def client(self, worker, **options):
         return InProcessClient(self.stores, LAYOUT, worker, overlap=self.overlap, **options)

@@ -44,7 +44,7 @@ def test_lost_answers_leave_both_ends_with_the_same_weights(shard, relay, share_
         pending = [client.begin_push(x, samples=1, computed_on=held.sequence) for x in g[:3]]
         for x in g[3:]:
             held = pending.pop(0).result()
-            shard_has = np.asarray(shard.store._workers["w"].backups.get(held.sequence).weights)
+            shard_has = np.asarray(shard.store._backups.get("w", held.sequence).weights)
             assert np.array_equal(held.weights, shard_has)
             pending.append(client.begin_push(x, samples=1, computed_on=held.sequence))
         [p.result() for p in pending]

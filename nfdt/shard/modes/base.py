@@ -1,0 +1,113 @@
+"""The interface of a mode: a push in, an outcome out. Modes are used under the store's lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from nfdt.shard.backups import Backup, BackupStore, WorkerRecord
+from nfdt.shard.engine import ReplyWeights
+from nfdt.shard.messages import Gradient
+from nfdt.shard.versioned_weights import VersionedWeights
+
+
+@dataclass(frozen=True)
+class ArrivedPush:
+    """A push as its mode sees it.
+
+    Attributes:
+        worker: Name of the worker.
+        gradient: Gradient, of the shard's size.
+        length: Euclidean norm of the gradient.
+        usable: Whether the gradient may be applied; False counts the push and drops its gradient.
+    """
+
+    worker: str
+    gradient: Gradient
+    length: float
+    usable: bool
+
+
+@dataclass(frozen=True)
+class PushOutcome:
+    """The effect of a push.
+
+    Attributes:
+        applied: False for a gradient that was dropped.
+        staleness: Updates that the gradient missed.
+        reply: Makes the weights for the worker; called only if it wants them.
+    """
+
+    applied: bool
+    staleness: int
+    reply: Callable[[], ReplyWeights]
+
+
+class PushMode(Protocol):
+    """Turns the pushes of one shard into updates."""
+
+    @property
+    def in_rounds(self) -> bool:
+        """Whether every push is a part of a synchronous round; else none is."""
+        ...
+
+    @property
+    def closed_round(self) -> int:
+        """The newest synchronous round that is over; 0 before the first is."""
+        ...
+
+    def apply(self, arrived: ArrivedPush) -> PushOutcome | None:
+        """Apply a push, or keep it for an update with others; None for one that was counted before.
+
+        Raises:
+            ProtocolError: the worker never pulled, or parts of a round contradict each other.
+        """
+        ...
+
+    def flush(self) -> None:
+        """Apply the gradients that wait for others."""
+        ...
+
+    def discard(self) -> None:
+        """Drop the gradients that wait for others."""
+        ...
+
+
+class ModeFactory(Protocol):
+    """Makes the mode of a store."""
+
+    def __call__(self, weights: VersionedWeights, backups: BackupStore) -> PushMode:
+        """Return a mode that updates ``weights`` and reads the workers' backups."""
+        ...
+
+
+@dataclass(frozen=True)
+class DelayedPush:
+    """An asynchronous push and its delay.
+
+    Attributes:
+        record: Record of the worker.
+        backup: Weights that the gradient was computed on.
+        staleness: Updates applied since then.
+        anchor: Anchor of the reply; None if replies have none.
+    """
+
+    record: WorkerRecord
+    backup: Backup
+    staleness: int
+    anchor: Any
+
+
+def admit(arrived: ArrivedPush, weights: VersionedWeights, backups: BackupStore) -> DelayedPush | None:
+    """Look up the backup of an asynchronous push and count its sequence number; None for a duplicate.
+
+    Raises:
+        ProtocolError: the worker never pulled, or the backup is not kept any more.
+    """
+    gradient, record = arrived.gradient, backups.known(arrived.worker)
+    if gradient.sequence <= record.sequence:
+        return None
+    backup = record.backups.used(arrived.worker, gradient.computed_on)
+    record.sequence = gradient.sequence
+    return DelayedPush(record, backup, weights.version - backup.version, backups.anchor(weights.snapshot))

@@ -1,0 +1,63 @@
+"""The merged mode (softsync): gradients are corrected on arrival, and several of them make one update."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from nfdt.shard.accumulator import GradientAccumulator
+from nfdt.shard.backups import BackupStore
+from nfdt.shard.modes.base import ArrivedPush, DelayedPush, PushOutcome, admit
+from nfdt.shard.versioned_weights import VersionedWeights
+
+
+class MergedMode:
+    """Makes one update of ``count`` pushes; see :class:`~nfdt.shard.modes.base.PushMode` for the methods.
+
+    Args:
+        weights: Weights of the shard.
+        backups: Backups of its workers.
+        count: Number of gradients in an update.
+    """
+
+    in_rounds = False
+    closed_round = 0
+
+    def __init__(self, weights: VersionedWeights, backups: BackupStore, *, count: int) -> None:
+        self._weights, self._backups = weights, backups
+        self._count = count
+        self._accumulator: GradientAccumulator | None = None
+
+    def apply(self, arrived: ArrivedPush) -> PushOutcome | None:
+        """See ``PushMode``."""
+        push = admit(arrived, self._weights, self._backups)
+        if push is None:
+            return None
+        applied = arrived.usable and self._merge(arrived, push)
+        reply = partial(self._weights.engine.reply, push.staleness, anchor=push.anchor)
+        return PushOutcome(applied, push.staleness, reply)
+
+    def flush(self) -> None:
+        """Apply an incomplete update."""
+        self._finish()
+
+    def discard(self) -> None:
+        """Drop an incomplete update."""
+        self._accumulator = None
+
+    def _merge(self, arrived: ArrivedPush, push: DelayedPush) -> bool:
+        """Add a gradient, and apply the update that it completes; False if that one was refused."""
+        engine, gradient = self._weights.engine, arrived.gradient
+        accumulator = self._accumulator = self._accumulator or engine.new_accumulator()
+        args = (engine.tensor(gradient.values), push.backup.weights, push.staleness, push.record.rule, gradient.samples)
+        push.record.rule = engine.accumulate(accumulator, *args, length=arrived.length)
+        return accumulator.count < self._count or self._finish()
+
+    def _finish(self) -> bool:
+        """Apply the accumulated gradients, if there are any; False if they were refused."""
+        accumulator, self._accumulator = self._accumulator, None
+        if accumulator is None:
+            return True
+        applied = self._weights.engine.apply(accumulator)
+        if applied:
+            self._weights.advance()
+        return applied

@@ -1,0 +1,129 @@
+"""The mode of synchronous rounds: parts are summed in their own order, and all parts make one update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nfdt.core.errors import ProtocolError
+from nfdt.shard.accumulator import GradientAccumulator
+from nfdt.shard.backups import BackupStore
+from nfdt.shard.engine import Engine, ReplyWeights
+from nfdt.shard.messages import Gradient
+from nfdt.shard.modes.base import ArrivedPush, PushOutcome
+from nfdt.shard.versioned_weights import VersionedWeights
+from nfdt.update_rules.base import State
+
+
+class RoundMode:
+    """Makes one update of all parts of a round; see :class:`~nfdt.shard.modes.base.PushMode` for the methods."""
+
+    in_rounds = True
+
+    def __init__(self, weights: VersionedWeights, backups: BackupStore) -> None:
+        self._weights = weights
+        self._open: Round | None = None
+        self._rule: State | None = None
+        self.closed_round = 0
+
+    def apply(self, arrived: ArrivedPush) -> PushOutcome | None:
+        """See ``PushMode``; the sequence number of a part does not count, as another worker may push it again."""
+        gradient = arrived.gradient
+        if gradient.round <= self.closed_round:
+            return None
+        current = self._open or Round(self._weights.engine, gradient)
+        current.check(arrived.worker, gradient)
+        self._open = current
+        if current.has(gradient.part):
+            return None
+        current.take(arrived)
+        closed = not current.complete or self._close()
+        return PushOutcome(arrived.usable and closed, 0, self._reply)
+
+    def flush(self) -> None:
+        """Close a round that is not complete."""
+        self._close()
+
+    def discard(self) -> None:
+        """Drop the parts of the open round."""
+        self._open = None
+
+    def _close(self) -> bool:
+        """Apply the parts that have come as one gradient; False if the update was refused."""
+        current, self._open = self._open, None
+        if current is None:
+            return True
+        self.closed_round = current.number
+        current.finish()
+        return not current.accumulator.count or self._update(current.accumulator)
+
+    def _update(self, accumulator: GradientAccumulator) -> bool:
+        engine = self._weights.engine
+        if self._rule is None:
+            self._rule = engine.new_worker()
+        rule = engine.apply_round(accumulator, self._rule)
+        if rule is None:
+            return False
+        self._rule = rule
+        self._weights.advance()
+        return True
+
+    def _reply(self) -> ReplyWeights:
+        return ReplyWeights(self._weights.snapshot())
+
+
+class Round:
+    """The parts of one round so far.
+
+    Args:
+        engine: Adds gradients; used under the store's lock.
+        first: The part that arrived first.
+    """
+
+    def __init__(self, engine: Engine, first: Gradient) -> None:
+        self.number = first.round
+        self.accumulator: GradientAccumulator = engine.new_accumulator()
+        self._engine = engine
+        self._parts = first.parts
+        self._next = 0
+        self._early: dict[int, tuple[Any, int, float] | None] = {}  # None: a dropped part
+
+    @property
+    def complete(self) -> bool:
+        """Whether every part has come."""
+        return self._next == self._parts
+
+    def has(self, part: int) -> bool:
+        """Whether this part has come."""
+        return part < self._next or part in self._early
+
+    def check(self, worker: str, gradient: Gradient) -> None:
+        """Raise ProtocolError unless the gradient is a part of this round."""
+        if (gradient.round, gradient.parts) != (self.number, self._parts) or gradient.part >= self._parts:
+            raise ProtocolError(
+                f"Push from worker {worker}: expected a part of round {self.number} with {self._parts} parts. "
+                f"Received: part {gradient.part} of {gradient.parts}, round {gradient.round}."
+            )
+
+    def take(self, arrived: ArrivedPush) -> None:
+        """Add a part; one that is not usable counts as come and adds nothing."""
+        self._early[arrived.gradient.part] = self._content(arrived) if arrived.usable else None
+        while self._next in self._early:
+            self._add(self._next)
+            self._next += 1
+
+    def finish(self) -> None:
+        """Add the parts that came early although parts before them are missing."""
+        for part in sorted(self._early):
+            self._add(part)
+
+    def _content(self, arrived: ArrivedPush) -> tuple[Any, int, float]:
+        """Return vector, samples and length; the vector is borrowed, so a part that must wait is copied."""
+        gradient = arrived.gradient
+        in_order = gradient.part == self._next
+        vector = self._engine.tensor(gradient.values if in_order else gradient.values.copy())
+        return vector, gradient.samples, arrived.length
+
+    def _add(self, part: int) -> None:
+        content = self._early.pop(part)
+        if content is not None:
+            self._engine.accumulate_part(self.accumulator, *content)
