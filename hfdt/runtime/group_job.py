@@ -20,7 +20,7 @@ from hfdt.runtime.outer import Connect, DeltaOuter, Exchange, GradientOuter, con
 from hfdt.runtime.roles import Leader, build, obey
 from hfdt.runtime.state_service import StateService
 from hfdt.runtime.step_timer import Pace
-from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State
 from nfdt.core.specs.job import JobSpec, parse_job
 from nfdt.core.training import data
@@ -60,8 +60,8 @@ class GroupJob(RingJob):
         self.speeds: dict[str, Any] = {}
         super().__init__(spec, world, artifacts, number=self._members[world.rank])
 
-    def _make_step(self, manifest: Mapping[str, Any], state: State) -> GradientOuter | DeltaOuter:
-        layout = ParameterLayout.of_program(manifest)
+    def _make_step(self, manifest: Manifest, state: State) -> GradientOuter | DeltaOuter:
+        layout = manifest.layout
         client = self._connect(layout) if self._connect else None
         self._show = WeightSetter(self._model, layout)
         start, shards = first_update(self._model), self.spec.cluster.shards

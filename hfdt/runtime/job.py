@@ -22,6 +22,7 @@ from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import ProtocolError
 from nfdt.core.order import order_crc, sample_order
 from nfdt.core.program import unpack
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State, load_state
 from nfdt.core.specs.job import DataSpec, JobSpec
 from nfdt.core.training import data, merge, untrained_state
@@ -52,11 +53,11 @@ class RingJob:
     def __init__(self, spec: JobSpec, world: World, artifacts: RankArtifacts, *, number: int | None = None) -> None:
         self.spec, self._world = spec, world
         self._number = world.rank if number is None else number
-        manifest = json.loads(artifacts.read(spec.program))
-        self._rules = manifest["untrained"]
+        manifest = Manifest.from_bytes(artifacts.read(spec.program))
+        self._rules = manifest.untrained_rules
         self._model = unpack.unpack(manifest, artifacts.read, allow_code=spec.code)
-        self._untrained = untrained_state.UntrainedState(self._model, manifest, worker=self._number)
-        self.step = self._make_step(manifest, load_state(artifacts.path(manifest["state"])))
+        self._untrained = untrained_state.UntrainedState(self._model, self._rules, worker=self._number)
+        self.step = self._make_step(manifest, load_state(artifacts.path(manifest.state)))
         self._test: Any = in_graph(lambda batch: step_logs(self._model.test_step(batch), "test_step"), self._model)
         self._metrics = ModelMetrics(self._model)
         self._train = _source(spec.train, artifacts)
@@ -69,7 +70,7 @@ class RingJob:
         self.samples = 0
         self.advanced: Callable[[], None] = lambda: None
 
-    def _make_step(self, manifest: Mapping[str, Any], state: State) -> Any:
+    def _make_step(self, manifest: Manifest, state: State) -> Any:
         scaled = self.spec.algorithm.scale_lr is not None
         return AllreduceStep(
             self._model, manifest, state, self._world.reducer(self.spec.algorithm.codec), scales=scaled

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from nfdt.core.arrays.layout import Array, ParameterLayout
+from nfdt.core.arrays.layout import Array
 from nfdt.core.order import sample_order
 from nfdt.core.program import unpack
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.optimizer import inner_optimizer
 from nfdt.core.specs.job import DataSpec, JobSpec
 from nfdt.core.training import data, evaluate, gradient_step, merge, untrained_state
@@ -40,13 +41,13 @@ class Trainer:
         gradients: How many there were.
     """
 
-    def __init__(self, spec: JobSpec, manifest: Mapping[str, Any], read: Read) -> None:
+    def __init__(self, spec: JobSpec, manifest: Manifest, read: Read) -> None:
         self.gradient_s, self.evaluate_s, self.gradients = 0.0, 0.0, 0
-        self._manifest = manifest
+        self._rules = manifest.untrained_rules
         self._model = unpack.unpack(manifest, read, allow_code=spec.code)
         self._first_update = int(inner_optimizer(self._model).iterations)
-        self.layout = ParameterLayout.from_json(manifest["layout"])
-        self._step = gradient_step.GradientStep(self._model, self.layout, loss_scale=manifest["loss_scale"])
+        self.layout = manifest.layout
+        self._step = gradient_step.GradientStep(self._model, self.layout, loss_scale=manifest.loss_scale)
         self._evaluate = evaluate.EvaluateStep(self._model, self.layout)
         self._metrics = ModelMetrics(self._model)
         self._train = _source(spec.train, read)
@@ -133,7 +134,7 @@ class Trainer:
         self._loaded = worker
         self._write_state(self._states.get(worker, self._initial))
         if worker not in self._untrained:  # folds the worker's number into the seeds
-            self._untrained[worker] = untrained_state.UntrainedState(self._model, self._manifest, worker=worker)
+            self._untrained[worker] = untrained_state.UntrainedState(self._model, self._rules, worker=worker)
 
     def _read_state(self) -> list[Array]:
         return [np.array(variable.numpy()) for variable in self._model.non_trainable_variables]

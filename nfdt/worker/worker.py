@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from nfdt.core.arrays.layout import Array, ParameterLayout
+from nfdt.core.arrays.layout import Array
 from nfdt.core.arrays.table_rows import RowVector
 from nfdt.core.errors import ProtocolError
 from nfdt.core.order import order_crc, sample_order
 from nfdt.core.program import unpack
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.optimizer import inner_optimizer
 from nfdt.core.specs.emulation import Emulation
 from nfdt.core.specs.job import JobSpec
@@ -59,7 +60,7 @@ class Worker:
         spec: JobSpec,
         name: str,
         index: int,
-        manifest: Mapping[str, Any],
+        manifest: Manifest,
         *,
         read: Callable[[str], bytes],
         open_array: Callable[[str], Array],
@@ -74,9 +75,9 @@ class Worker:
         self._open_array = open_array
         self._model = unpack.unpack(manifest, read, allow_code=spec.code)
         self._first_update = int(inner_optimizer(self._model).iterations)
-        self._untrained = untrained_state.UntrainedState(self._model, manifest, worker=index)
-        layout = ParameterLayout.from_json(manifest["layout"])
-        self._step = gradient_step.GradientStep(self._model, layout, loss_scale=manifest["loss_scale"], tables=tables)
+        self._untrained = untrained_state.UntrainedState(self._model, manifest.untrained_rules, worker=index)
+        layout = manifest.layout
+        self._step = gradient_step.GradientStep(self._model, layout, loss_scale=manifest.loss_scale, tables=tables)
         self._evaluate = evaluate.EvaluateStep(self._model, layout)
         self._metrics = ModelMetrics(self._model)
         self._train = self._source(spec.train)
