@@ -15,6 +15,7 @@ from benchmarks.reports.report import Report, Row
 from benchmarks.workloads.shards import TOKEN, served
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.table_rows import Rows, RowVector, RowWeights, TableLayout
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.wire.job_token import worker_token
 from nfdt.transport.stream import StreamClient
@@ -40,7 +41,7 @@ def serve(pipe: Connection, layout: ParameterLayout, by_rows: bool) -> None:
     from nfdt.shard.servicer import start_shard
 
     scalar = {"shape": [], "variable": -1}
-    manifest = {
+    entries = {
         "layout": layout.to_json(),
         "optimizer": keras.saving.serialize_keras_object(keras.optimizers.SGD(1e-4)),
         "optimizer_variables": [{**scalar, "dtype": "int64"}, {**scalar, "dtype": "float32"}],
@@ -49,7 +50,8 @@ def serve(pipe: Connection, layout: ParameterLayout, by_rows: bool) -> None:
         "tables": [0],
     }
     row = resolve_algorithm("asgd", sparse=by_rows)
-    running = start_shard(manifest, State(np.zeros(layout.size, np.float32)), row, 0, 1, workers=1, token=TOKEN)
+    state = State(np.zeros(layout.size, np.float32))
+    running = start_shard(Manifest(entries), state, row, 0, 1, workers=1, token=TOKEN)
     pipe.send(running.address)
     pipe.recv()
 

@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 
 from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import resolve_algorithm
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def start(
     optimizer = keras.optimizers.SGD(RATE, momentum=MOMENTUM)
     scalar = {"shape": [], "variable": -1}
     velocities = [{"shape": slot.shape, "dtype": "float32", "variable": i} for i, slot in enumerate(layout.slots)]
-    manifest = {
+    entries = {
         "layout": layout.to_json(),
         "optimizer": keras.saving.serialize_keras_object(optimizer),
         "optimizer_variables": [{**scalar, "dtype": "int64"}, {**scalar, "dtype": "float32"}, *velocities],
@@ -55,7 +56,7 @@ def start(
     }
     state = State(np.zeros(layout.size, np.float32))
     row = resolve_algorithm(algorithm, codec=codec)
-    return start_shard(manifest, state, row, index, shards, workers=workers, token=TOKEN)
+    return start_shard(Manifest(entries), state, row, index, shards, workers=workers, token=TOKEN)
 
 
 def serve_shard(pipe: Connection, *shard: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -91,7 +90,7 @@ class VirtualTraining:
         packed = pack(model, tuple(a[: self.batch] for a in self.train))
         self._artifacts.update(packed.artifacts)
         spec = JobSpec(
-            program=self._put(json.dumps(packed.manifest).encode()),
+            program=self._put(packed.manifest.to_bytes()),
             algorithm=resolve_algorithm(preset, **(overrides or {})),
             cluster=ClusterSpec(workers=cluster.count),
             fit=FitSpec(epochs=self.epochs, batch_size=self.batch, seed=seed, validation_batch_size=1000),

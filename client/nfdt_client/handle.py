@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nfdt.core.arrays.layout import Array, ParameterLayout
+from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import JobFailed, UsageError
 from nfdt.core.events import Event
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State, load_state
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt_client.connection import TERMINAL, Connection, is_end
@@ -71,7 +72,7 @@ class JobResult:
         """Write weights, optimizer state and untrained state into a built Keras model of the same architecture."""
         from nfdt_client.model_state import ModelState
 
-        ModelState.of(model, self.manifest or None).write(self.state)
+        ModelState.of(model, Manifest(self.manifest) if self.manifest else None).write(self.state)
 
 
 class JobHandle:
@@ -155,7 +156,7 @@ class JobHandle:
         manifest = json.loads(download(self._connection, description.program)) if description.program else {}
         weights: list[Array] = [np.array(state.weights)]
         if manifest:
-            weights = [np.array(w) for w in ParameterLayout.from_json(manifest["layout"]).unflatten(state.weights)]
+            weights = [np.array(w) for w in Manifest(manifest).layout.unflatten(state.weights)]
         workers = dict(produced.get("workers") or json.loads(description.workers_json or "{}"))
         return JobResult(weights, history, workers, manifest, state)
 

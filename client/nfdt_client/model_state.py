@@ -9,6 +9,7 @@ import numpy as np
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import ShapeMismatch, UsageError
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State, dump_state
 
 
@@ -32,11 +33,11 @@ class ModelState:
         self._layout = ParameterLayout.of([(v.path, tuple(v.shape)) for v in self._trainable])
 
     @classmethod
-    def of(cls, model: Any, manifest: Mapping[str, Any] | None) -> ModelState:
+    def of(cls, model: Any, manifest: Manifest | None) -> ModelState:
         """The state of a model whose program is known."""
         if manifest is None:
             return cls(model)
-        layout = ParameterLayout.from_json(manifest["layout"])
+        layout = manifest.layout
         shapes = [tuple(v.shape) for v in model.trainable_variables]
         if [slot.shape for slot in layout.slots] != shapes:
             raise UsageError(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import uuid
-from collections.abc import Mapping
 from contextvars import Token
 from types import TracebackType
 from typing import Any, Self
 
 from nfdt.core.errors import PolicyRefused, ServerUnreachable, UsageError
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import ClusterSpec
 from nfdt_client import batch_hooks, callbacks, patch, ring
 from nfdt_client.capture import Capture, bind, capture, check_batch
@@ -160,7 +160,7 @@ class Session:
 
     def prepare(
         self, captured: Capture, batch: Any, initial_epoch: int, *, attended: bool
-    ) -> tuple[Submission, dict[str, Any]]:
+    ) -> tuple[Submission, Manifest]:
         """Pack the model and check that the server would take the job, before anything is uploaded.
 
         Returns:
@@ -191,7 +191,7 @@ class Session:
             cluster = cluster.model_copy(update={"workers": server.slots})
         return cluster
 
-    def _start(self, submission: Submission, manifest: Mapping[str, Any]) -> AttendedJob:
+    def _start(self, submission: Submission, manifest: Manifest) -> AttendedJob:
         """Hand the job in; ``manifest`` is its program's."""
         return AttendedJob(self.connection(), self.send(submission))
 
@@ -269,14 +269,14 @@ def look_at_metrics(captured: Capture, batch: Any, *, attended: bool) -> None:
     captured.validation = None
 
 
-def check_shards(model: Any, manifest: dict[str, Any], cluster: ClusterSpec) -> None:
+def check_shards(model: Any, manifest: Manifest, cluster: ClusterSpec) -> None:
     """Raise UsageError where the optimizer needs all variables in one place and there would be several shards."""
     if cluster.shards == 1:
         return
     name = type(model.optimizer).__name__
     if getattr(model.optimizer, "global_clipnorm", None):
         reason = f"global_clipnorm of {name} is a norm over all variables"
-    elif manifest.get("optimizer_variables") is None:
+    elif manifest.optimizer_variables is None:
         reason = f"the variables of {name} cannot be attributed to the model's variables"
     else:
         return

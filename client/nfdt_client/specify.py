@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import sys
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from pydantic import ValidationError
 
 from nfdt.core.arrays.pytree import flatten_structure
 from nfdt.core.errors import UsageError
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec
 from nfdt_client.capture import Capture
 from nfdt_client.options import Options
@@ -24,7 +24,7 @@ class Packed(Protocol):
     """What :func:`nfdt.core.program.pack.pack` returns."""
 
     @property
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> Manifest:
         """The program's JSON."""
         ...
 
@@ -61,7 +61,7 @@ def specify(
     Raises:
         UsageError: an argument of ``fit`` that no job can have.
     """
-    program = Blob(json.dumps(packed.manifest).encode())
+    program = Blob(packed.manifest.to_bytes())
     made = [program, *(Blob(content) for content in packed.artifacts.values())]
     blobs = {blob.sha256: blob for blob in made}
     train = _data_spec(captured.train, blobs)

@@ -20,6 +20,7 @@ from hfdt.runtime.outer import Connect, DeltaOuter, Exchange, GradientOuter, con
 from hfdt.runtime.roles import Leader, build, obey
 from hfdt.runtime.state_service import StateService
 from hfdt.runtime.step_timer import Pace
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State
 from nfdt.core.specs.job import JobSpec, parse_job
 from nfdt.core.training import data
@@ -61,7 +62,7 @@ class GroupJob(RingJob):
         self.speeds: dict[str, Any] = {}
         super().__init__(spec, world, artifacts, number=self._members[world.rank])
 
-    def _make_step(self, manifest: Mapping[str, Any], state: State) -> GradientOuter | DeltaOuter:
+    def _make_step(self, manifest: Manifest, state: State) -> GradientOuter | DeltaOuter:
         part = self._part
         client = self._connect(part.layout) if self._connect else None
         self._show = WeightSetter(part.model, part.layout)

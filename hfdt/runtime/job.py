@@ -20,6 +20,7 @@ from hfdt.runtime.communicator import World
 from hfdt.runtime.step import AllreduceStep
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import ProtocolError
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State, load_state
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.training import data, merge
@@ -49,8 +50,8 @@ class RingJob:
     def __init__(self, spec: JobSpec, world: World, artifacts: RankArtifacts, *, number: int | None = None) -> None:
         self.spec, self._world = spec, world
         self._number = world.rank if number is None else number
-        manifest = json.loads(artifacts.read(spec.program))
-        self._rules = manifest["untrained"]
+        manifest = Manifest.from_bytes(artifacts.read(spec.program))
+        self._rules = manifest.untrained_rules
         self._part = JobModel(
             spec,
             manifest,
@@ -60,7 +61,7 @@ class RingJob:
             owner=lambda: f"rank {world.rank}",
         )
         model = self._part.model
-        self.step = self._make_step(manifest, load_state(artifacts.path(manifest["state"])))
+        self.step = self._make_step(manifest, load_state(artifacts.path(manifest.state)))
         self._test: Any = in_graph(lambda batch: step_logs(model.test_step(batch), "test_step"), model)
         self._metrics, self._untrained = self._part.metrics, self._part.untrained
         self._base: list[Array] = []
@@ -70,7 +71,7 @@ class RingJob:
         self.samples = 0
         self.advanced: Callable[[], None] = lambda: None
 
-    def _make_step(self, manifest: Mapping[str, Any], state: State) -> Any:
+    def _make_step(self, manifest: Manifest, state: State) -> Any:
         scaled = self.spec.algorithm.scale_lr is not None
         reducer = self._world.reducer(self.spec.algorithm.codec)
         return AllreduceStep(self._part.model, manifest, state, reducer, scales=scaled)

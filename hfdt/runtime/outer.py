@@ -17,6 +17,7 @@ import tensorflow as tf
 from hfdt.runtime.communicator import World
 from hfdt.runtime.step import GRADIENT, AllreduceStep
 from nfdt.core.arrays.layout import Array, ParameterLayout
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.training.gradient_step import GradientStep
@@ -180,10 +181,10 @@ class GradientOuter:
         exchange: With the shards.
     """
 
-    def __init__(self, model: Any, manifest: Mapping[str, Any], state: State, world: World, exchange: Exchange) -> None:
-        self.layout = ParameterLayout.of_program(manifest)
+    def __init__(self, model: Any, manifest: Manifest, state: State, world: World, exchange: Exchange) -> None:
+        self.layout = manifest.layout
         self._start = np.asarray(state.weights, np.float32)
-        self._compute = GradientStep(model, self.layout, loss_scale=manifest["loss_scale"])
+        self._compute = GradientStep(model, self.layout, loss_scale=manifest.loss_scale)
         self._exchange = exchange
         flat = tf.TensorSpec([self.layout.size], tf.float32)
         self._reduce: Any = tf.function(lambda gradient: world.sum(gradient, GRADIENT), input_signature=[flat])
@@ -227,7 +228,7 @@ class DeltaOuter:
         local_steps: Steps between two pushes.
     """
 
-    def __init__(self, model: Any, manifest: Mapping[str, Any], state: State, world: World, exchange: Exchange) -> None:
+    def __init__(self, model: Any, manifest: Manifest, state: State, world: World, exchange: Exchange) -> None:
         self.step = AllreduceStep(model, manifest, state, world.sum)
         self.layout = self.step.layout
         self._exchange = exchange

@@ -10,8 +10,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from nfdt.core.arrays.layout import Array, ParameterLayout
+from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import ShapeMismatch, UsageError
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.optimizer import inner_optimizer
 from nfdt.core.program.state import State
 from nfdt.core.training.direct_call import as_tensors
@@ -37,20 +38,20 @@ class AllreduceStep:
     def __init__(
         self,
         model: Any,
-        manifest: Mapping[str, Any],
+        manifest: Manifest,
         state: State,
         reduce: Callable[[Any, str], Any],
         *,
         scales: bool = False,
     ) -> None:
         self._model = model
-        self.layout = ParameterLayout.from_json(manifest["layout"])
+        self.layout = manifest.layout
         # A graph of its own: there alone the operation has the same name on ranks with rows and without.
         flat = tf.TensorSpec([self.layout.size], tf.float32)
         self._reduce: Any = tf.function(lambda gradient: reduce(gradient, GRADIENT), input_signature=[flat])
         self._variables = list(model.trainable_variables)
         self.optimizer = inner_optimizer(model)
-        scale = manifest["loss_scale"] or own_loss_scale(model.optimizer)
+        scale = manifest.loss_scale or own_loss_scale(model.optimizer)
         self._recording = replace_optimizer(model, self.layout, scale)
         self.optimizer.loss_scale_factor = None  # the recording optimizer takes it out
         self.optimizer.build(self._variables)
@@ -118,12 +119,12 @@ class AllreduceStep:
 
         tf.cond(finite, move, lambda: None)
 
-    def _respect_decay(self, manifest: Mapping[str, Any]) -> None:
+    def _respect_decay(self, manifest: Manifest) -> None:
         """``exclude_from_weight_decay()`` leaves no trace in an optimizer's configuration; the program says it."""
-        if not self.optimizer.weight_decay or all(manifest["decay"]):
+        if not self.optimizer.weight_decay or all(manifest.decay or ()):
             return
         key = self.optimizer._var_key
-        decays = {key(v): bool(use) for v, use in zip(self._variables, manifest["decay"], strict=True)}
+        decays = {key(v): bool(use) for v, use in zip(self._variables, manifest.decay or (), strict=True)}
         object.__setattr__(self.optimizer, "_use_weight_decay", lambda variable: decays[key(variable)])
 
     # ---- state

@@ -10,7 +10,6 @@ import numpy as np
 from nfdt_client.training_data import map_arrays, rows_of
 
 from nfdt.cli.work import Profile
-from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.clock import Clock, SystemClock
 from nfdt.core.program import unpack
 from nfdt.core.program.pack import PackedProgram
@@ -38,9 +37,9 @@ def profile(program: PackedProgram, batch: Any, *, clock: Clock | None = None, b
     """
     clock = clock or SystemClock()
     manifest, read = program.manifest, program.artifacts.__getitem__
-    layout, state = ParameterLayout.from_json(manifest["layout"]), load_state(read(manifest["state"]))
+    layout, state = manifest.layout, load_state(read(manifest.state))
     model = unpack.unpack(manifest, read, allow_code=True)
-    step = GradientStep(model, layout, loss_scale=manifest["loss_scale"])
+    step = GradientStep(model, layout, loss_scale=manifest.loss_scale)
     gradient = np.zeros(layout.size, np.float32)
 
     def compute(samples: int) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 from nfdt_client.handle import JobResult
 
 from nfdt.cli.quiet import quiet_start
-from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import UsageError
+from nfdt.core.program.manifest import Manifest
 
 SUFFIXES = (".keras", ".npz")
 
@@ -38,7 +38,7 @@ def save(result: JobResult, path: Path, read: Callable[[str], bytes]) -> None:
     if path.suffix == ".keras":
         rebuild(result, read).save(path)
         return
-    layout = ParameterLayout.from_json(result.manifest["layout"])
+    layout = Manifest(result.manifest).layout
     named: dict[str, Any] = {slot.name: array for slot, array in zip(layout.slots, result.weights, strict=True)}
     with path.open("wb") as file:
         np.savez(file, **named)
@@ -49,7 +49,7 @@ def rebuild(result: JobResult, read: Callable[[str], bytes]) -> Any:
     with quiet_start():
         from nfdt.core.program.unpack import unpack
 
-    model = unpack(result.manifest, read, allow_code=False)
+    model = unpack(Manifest(result.manifest), read, allow_code=False)
     if model.optimizer is not None:
         model.optimizer.build(model.trainable_variables)
     result.apply_to(model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from nfdt.cli.profiling import profile
 from nfdt.cli.script import Script, run_script
 from nfdt.cli.work import Work
 from nfdt.core.errors import UsageError
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.pack import pack
 from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.training.data import encode_batch
@@ -81,7 +82,7 @@ class SimulatedSession(Session):
         size = {"workers": self._described.count, "shards": self._described.shards.count}
         return self.options.cluster.model_copy(update=size)
 
-    def _start(self, submission: Submission, manifest: Mapping[str, Any]) -> AttendedJob:
+    def _start(self, submission: Submission, manifest: Manifest) -> AttendedJob:
         def read(name: str) -> bytes:
             return b"".join(content for _, content in submission.blobs[name].chunks())
 

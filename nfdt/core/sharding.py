@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from nfdt.core.arrays.layout import ParameterLayout, Run
 from nfdt.core.errors import ShapeMismatch, UsageError
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.algorithm import AlgorithmSpec
 
 GLOBAL = -1
@@ -104,42 +105,38 @@ def _merge_slots(slots: Sequence[Slot]) -> list[tuple[Slot, ...]]:
     return [(slot,) if slot.variable == GLOBAL else next(ranks) for slot in slots if slot.variable in (GLOBAL, 0)]
 
 
-def _optimizer_options(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    return (manifest.get("optimizer") or {}).get("config") or {}
-
-
-def count_shards(manifest: Mapping[str, Any], shards: int) -> int:
+def count_shards(manifest: Manifest, shards: int) -> int:
     """How many shards a program is really cut into when ``shards`` are asked for.
 
     Raises:
         UsageError: the optimizer cannot be cut (``global_clipnorm``, variables that cannot be attributed).
     """
-    count = len(ParameterLayout.of_program(manifest).cut(shards))
+    count = len(manifest.layout.cut(shards))
     reason = None
-    if _optimizer_options(manifest).get("global_clipnorm"):
+    if manifest.optimizer_options.get("global_clipnorm"):
         reason = "global_clipnorm needs the norm over all variables"
-    elif manifest.get("optimizer_variables") is None:
+    elif manifest.optimizer_variables is None:
         reason = "its state cannot be attributed to single variables"
     if count > 1 and reason:
         raise UsageError(f"shards={shards}: this optimizer needs one shard, because {reason}. Use shards=1.")
     return count
 
 
-def _is_flat(manifest: Mapping[str, Any], constraints: Sequence[Any], decay: Sequence[bool]) -> bool:
-    options = _optimizer_options(manifest)
+def _is_flat(manifest: Manifest, constraints: Sequence[Any], decay: Sequence[bool]) -> bool:
+    options = manifest.optimizer_options
     per_variable = options.get("clipnorm") or options.get("global_clipnorm") or any(constraints)
     some_decay = options.get("weight_decay") and not all(decay)
-    attributed = manifest.get("optimizer_variables") is not None
-    return bool(manifest.get("elementwise") and attributed and not per_variable and not some_decay)
+    attributed = manifest.optimizer_variables is not None
+    return bool(manifest.is_elementwise and attributed and not per_variable and not some_decay)
 
 
-def make_plan(manifest: Mapping[str, Any], index: int, shards: int) -> ShardPlan:
+def make_plan(manifest: Manifest, index: int, shards: int) -> ShardPlan:
     """Shard ``index`` of ``shards`` of a program.
 
     Raises:
         UsageError: the optimizer cannot be cut, or there is no such shard (see :func:`count_shards`).
     """
-    layout = ParameterLayout.of_program(manifest)
+    layout = manifest.layout
     count = count_shards(manifest, shards)
     if not 0 <= index < count:
         raise UsageError(
@@ -147,8 +144,8 @@ def make_plan(manifest: Mapping[str, Any], index: int, shards: int) -> ShardPlan
             f"variables and shards={shards}."
         )
     run = layout.cut(shards)[index]
-    constraints = tuple(_of_pieces(run, manifest.get("constraints"), None))
-    decay = tuple(_of_pieces(run, manifest.get("decay"), True))
+    constraints = tuple(_of_pieces(run, manifest.constraints, None))
+    decay = tuple(_of_pieces(run, manifest.decay, True))
     flat = bool(run.pieces) and _is_flat(manifest, constraints, decay)
     if not flat and not all(piece.whole for piece in run.pieces):
         raise UsageError(
@@ -161,8 +158,8 @@ def _of_pieces(run: Run, values: Sequence[Any] | None, default: Any) -> list[Any
     return [values[piece.variable] if values else default for piece in run.pieces]
 
 
-def _own_slots(manifest: Mapping[str, Any], run: Run) -> tuple[Slot, ...] | None:
-    described = manifest.get("optimizer_variables")
+def _own_slots(manifest: Manifest, run: Run) -> tuple[Slot, ...] | None:
+    described = manifest.optimizer_variables
     if described is None:
         return None
     places = {piece.variable: place for place, piece in enumerate(run.pieces)}
@@ -178,21 +175,19 @@ def _own_slots(manifest: Mapping[str, Any], run: Run) -> tuple[Slot, ...] | None
     return tuple(found)
 
 
-def sparse_tables(manifest: Mapping[str, Any], algorithm: AlgorithmSpec, shards: int) -> tuple[int, ...]:
+def sparse_tables(manifest: Manifest, algorithm: AlgorithmSpec, shards: int) -> tuple[int, ...]:
     """The variables, by index, whose gradients travel by rows and whose untouched rows stay as they are.
 
     Only where that is exactly what Keras does: SGD without momentum, and nothing that moves or measures whole
     variables. And only where pushes are applied as they are, as they come or in rounds: not merged, or encoded.
     """
-    options = _optimizer_options(manifest)
-    plain = (manifest.get("optimizer") or {}).get("class_name") == "SGD" and manifest.get("divisible")
+    options, layout = manifest.optimizer_options, manifest.layout
+    plain = manifest.optimizer_class == "SGD" and layout.divisible
     moved = ("momentum", "weight_decay", "use_ema", "clipvalue", "gradient_accumulation_steps")
     plain_bytes = not algorithm.codec_facts.encodes and not algorithm.encodes_replies
     as_they_are = algorithm.consistency_facts.rows_allowed and algorithm.topology_facts.flat and plain_bytes
     if not (algorithm.sparse and plain and as_they_are) or any(options.get(name) for name in moved):
         return ()
-    layout = ParameterLayout.of_program(manifest)
     pieces = [piece for run in layout.cut(shards) for piece in run.pieces]
     cut_rows = {piece.variable for piece in pieces if len(piece.shape) != len(piece.slot.shape)}
-    wanted = [int(index) for index in manifest.get("tables") or ()]
-    return tuple(i for i in wanted if layout.slots[i].size >= MIN_TABLE_SIZE and i not in cut_rows)
+    return tuple(i for i in manifest.tables if layout.slots[i].size >= MIN_TABLE_SIZE and i not in cut_rows)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,19 +14,13 @@ Part = tuple[Array, dict[int, Array]]
 """One shard's weights, and of the optimizer's variables what it holds, by index."""
 
 
-def owners_of(manifest: Mapping[str, Any]) -> list[int] | None:
-    """For each optimizer variable the trainable variable it belongs to, -1 for none; None: not known."""
-    described = manifest.get("optimizer_variables")
-    return None if described is None else [int(entry["variable"]) for entry in described]
-
-
 class StateCut:
     """Which part of a state lies where.
 
     Args:
         layout: All trainable variables.
         shards: How many there are.
-        owners: See :func:`owners_of`.
+        owners: See :attr:`nfdt.core.program.manifest.Manifest.optimizer_owners`.
     """
 
     def __init__(self, layout: ParameterLayout, shards: int, owners: Sequence[int] | None) -> None:

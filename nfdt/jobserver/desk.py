@@ -69,7 +69,7 @@ class JobDesk:
         self.job_id, self.spec = job_id, spec
         self.manifest = read_manifest(spec, server.artifacts)
         self.artifacts = references(spec)
-        keep = frozenset({*self.artifacts, str(self.manifest.get("state"))})
+        keep = frozenset({*self.artifacts, self.manifest.state})
         self.job_log = JobLog(server.store, server.artifacts, job_id, keep)
         self._token = secrets.token_hex(32)
         self.slots = JobSlots(server, job_id, spec, session, self._token, self._on_slot)

@@ -6,19 +6,17 @@ import importlib.util
 import logging
 import threading
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from nfdt.coordinator.effect_queue import STALL_AFTER_S
 from nfdt.coordinator.progress import StallWatch
 from nfdt.coordinator.topology_view import is_grouped, is_ring, refuse_reach, slots_of
-from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import JobFailed, NfdtError, UsageError
 from nfdt.core.jobs.admission import check_versions
 from nfdt.core.jobs.feed import FeedQueue
 from nfdt.core.jobs.lifecycle import is_terminal
 from nfdt.core.jobs.runner import SlotCounts
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.sharding import count_shards
 from nfdt.core.specs.groups import check_groups
 from nfdt.core.specs.job import JobSpec, parse_job
@@ -81,16 +79,16 @@ class Scheduler:
 
     # ---- the Jobs service
 
-    def admit(self, spec: JobSpec, manifest: Mapping[str, Any]) -> None:
+    def admit(self, spec: JobSpec, manifest: Manifest) -> None:
         """Refuse a program that no shards could hold, and a job that this server can never run."""
         try:
-            layout = ParameterLayout.of_program(manifest)
+            layout = manifest.layout
             if is_ring(spec) or is_grouped(spec):
                 self._admit_ring(spec)
             if not is_ring(spec):
                 count_shards(manifest, spec.cluster.shards)
             check_groups(spec.algorithm, spec.cluster)
-            state_bytes = self._server.artifacts.path(manifest["state"]).stat().st_size
+            state_bytes = self._server.artifacts.path(manifest.state).stat().st_size
             check_capacity(spec, weights_bytes=4 * layout.size, state_bytes=state_bytes, here=self._server.capacity())
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, NfdtError):

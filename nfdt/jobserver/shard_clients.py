@@ -15,8 +15,9 @@ import grpc
 from nfdt.core.arrays.layout import Array, ParameterLayout
 from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
 from nfdt.core.errors import NfdtError, ProtocolError, ServerUnreachable, ShapeMismatch
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State
-from nfdt.core.state_cut import StateCut, owners_of
+from nfdt.core.state_cut import StateCut
 from nfdt.core.wire import shards_pb2 as pb
 from nfdt.core.wire import shards_pb2_grpc
 from nfdt.core.wire.channel import CHUNK_BYTES, DATA_BYTES, open_channel
@@ -142,11 +143,11 @@ def _optimizer_of(part: Mapping[str, Array]) -> dict[int, Array]:
 
 
 def connect_shards(
-    addresses: Sequence[str], manifest: Mapping[str, Any], token: str, *, ca_file: str | None = None
+    addresses: Sequence[str], manifest: Manifest, token: str, *, ca_file: str | None = None
 ) -> ShardControl:
     """The control of the shards that hold a program."""
-    layout = ParameterLayout.of_program(manifest)
-    return ShardControl(addresses, layout, token, owners=owners_of(manifest), ca_file=ca_file)
+    layout = manifest.layout
+    return ShardControl(addresses, layout, token, owners=manifest.optimizer_owners, ca_file=ca_file)
 
 
 def _gather(chunks: Iterable[pb.StateChunk], limit: int) -> bytes:

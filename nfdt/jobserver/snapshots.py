@@ -9,25 +9,25 @@ from typing import Any
 from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.jobs.artifacts import ArtifactStore
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import dump_state_parts, load_state
 from nfdt.jobserver.shard_clients import ShardControl
 
 
-def merger_of(manifest: Mapping[str, Any], artifacts: ArtifactStore) -> StateMerger:
+def merger_of(manifest: Manifest, artifacts: ArtifactStore) -> StateMerger:
     """The untrained state that a program starts with.
 
     Raises:
         ProtocolError: the program's state lacks an untrained variable that the program names.
     """
-    entries = manifest.get("untrained") or []
+    entries = manifest.untrained
     if not entries:
         return StateMerger()
-    found = load_state(artifacts.path(manifest["state"])).untrained
+    found = load_state(artifacts.path(manifest.state)).untrained
     missing = [entry.get("path", i) for i, entry in enumerate(entries) if i not in found]
     if missing:
         raise ProtocolError(f"The program's state lacks {len(missing)} untrained variables, first {missing[0]!r}.")
-    rules = [{"rule": entry["rule"], "decay": entry.get("decay")} for entry in entries]
-    return StateMerger(rules, [found[i] for i in range(len(entries))])
+    return StateMerger(manifest.untrained_rules, [found[i] for i in range(len(entries))])
 
 
 class StateComposer:

@@ -11,6 +11,7 @@ import numpy as np
 from nfdt.consistency import ConsistencyPolicy, make_policy
 from nfdt.core.arrays.layout import ParameterLayout, Run
 from nfdt.core.arrays.table_rows import TableLayout
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State
 from nfdt.core.sharding import GLOBAL, ShardPlan, make_plan, sparse_tables
 from nfdt.core.specs.algorithm import AlgorithmSpec
@@ -30,7 +31,7 @@ _NOTHING = ParameterLayout.of({"nothing": (1,)})
 
 
 def build_store(
-    manifest: Mapping[str, Any],
+    manifest: Manifest,
     state: State,
     algorithm: AlgorithmSpec,
     index: int,
@@ -57,7 +58,7 @@ def build_store(
     """
     plan = make_plan(manifest, index, shards)
     weights = plan.own(state.weights)
-    run = ParameterLayout.of_program(manifest).cut(shards)[index]
+    run = manifest.layout.cut(shards)[index]
     sparse = sparse_tables(manifest, algorithm, shards)
     layout = TableLayout.of_run(run, sparse)
     if layout.tables:
@@ -78,10 +79,10 @@ def build_store(
     return SparseStore(store, engine, tables, layout)
 
 
-def blocks_of(manifest: Mapping[str, Any], run: Run, elsewhere: Sequence[int] = ()) -> KernelBlocks:
+def blocks_of(manifest: Manifest, run: Run, elsewhere: Sequence[int] = ()) -> KernelBlocks:
     """What an update rule judges together, of a run of a program's variables without those that go by rows."""
     pieces = [piece for piece in run.pieces if piece.variable not in elsewhere]
-    tables = set(manifest.get("tables") or ())
+    tables = set(manifest.tables)
     by_rows = [piece.variable in tables and len(piece.shape) == 2 for piece in pieces]
     return KernelBlocks([piece.shape for piece in pieces], by_rows)
 

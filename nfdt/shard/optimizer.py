@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nfdt.core.errors import ShapeMismatch, UsageError
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.sharding import ShardPlan, Slot
 from nfdt.update_rules.base import OptimizerTraits
 
@@ -113,7 +114,7 @@ def _variables(plan: ShardPlan, weights: Array, custom_objects: Mapping[str, Any
 
 
 def build_optimizer(
-    manifest: Mapping[str, Any],
+    manifest: Manifest,
     plan: ShardPlan,
     weights: Array,
     custom_objects: Mapping[str, Any] | None = None,
@@ -132,7 +133,7 @@ def build_optimizer(
         UsageError: Keras cannot build the optimizer.
     """
     custom = dict(custom_objects or {})
-    config = copy.deepcopy(manifest["optimizer"])  # Keras empties some of what it is given
+    config = copy.deepcopy(dict(manifest.optimizer))  # Keras empties some of what it is given
     try:
         optimizer = keras.saving.deserialize_keras_object(config, custom_objects=custom)
     except (TypeError, ValueError) as error:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.algorithm import AlgorithmSpec
 
 
@@ -14,7 +13,7 @@ def pushes_differences(algorithm: AlgorithmSpec) -> bool:
     return algorithm.topology_facts.grouped and algorithm.outer == "delta"
 
 
-def outer_program(manifest: Mapping[str, Any], algorithm: AlgorithmSpec) -> dict[str, Any]:
+def outer_program(manifest: Manifest, algorithm: AlgorithmSpec) -> Manifest:
     """The program with Nesterov SGD in the place of the user's optimizer; a difference is its gradient.
 
     Its variables are the shard's own affair: they are no part of the job's state. Weight decay is the user's
@@ -23,20 +22,15 @@ def outer_program(manifest: Mapping[str, Any], algorithm: AlgorithmSpec) -> dict
     References:
         Douillard et al., "DiLoCo", arXiv:2311.08105: the outer optimizer and its numbers.
     """
-    slots = ParameterLayout.from_json(manifest["layout"]).slots
+    slots = manifest.layout.slots
     rate, momentum = algorithm.outer_lr, algorithm.outer_momentum
     options = {"learning_rate": rate, "momentum": momentum, "nesterov": momentum > 0, "name": "outer"}
     described: list[dict[str, Any]] = [{"shape": [], "dtype": "int64", "variable": -1}]  # iterations
     described.append({"shape": [], "dtype": "float32", "variable": -1})  # learning rate
     if momentum:
         described += [{"shape": list(s.shape), "dtype": "float32", "variable": i} for i, s in enumerate(slots)]
-    return {
-        **manifest,
-        "optimizer": {"module": "keras.optimizers", "class_name": "SGD", "config": options, "registered_name": None},
-        "optimizer_variables": described,
-        "elementwise": True,
-        "loss_scale": None,
-    }
+    config = {"module": "keras.optimizers", "class_name": "SGD", "config": options, "registered_name": None}
+    return manifest.with_optimizer(config, described)
 
 
 def outer_algorithm(algorithm: AlgorithmSpec) -> AlgorithmSpec:

@@ -12,6 +12,7 @@ import grpc
 
 from nfdt.codecs import Codec, make_encoders
 from nfdt.core.errors import ProtocolError
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State, dump_state_parts, load_state
 from nfdt.core.sharding import ShardPlan, make_plan
 from nfdt.core.specs.algorithm import AlgorithmSpec
@@ -141,7 +142,7 @@ class RunningShard:
 
 
 def start_shard(
-    manifest: Mapping[str, Any],
+    manifest: Manifest,
     state: State,
     algorithm: AlgorithmSpec,
     index: int,

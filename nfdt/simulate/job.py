@@ -15,6 +15,7 @@ from nfdt.coordinator.topology_view import is_ring
 from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.errors import JobFailed
 from nfdt.core.events import Event
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State, load_state
 from nfdt.core.sharding import count_shards
 from nfdt.core.specs.job import JobSpec
@@ -63,7 +64,7 @@ class SimulatedJob:
     def __init__(
         self,
         spec: JobSpec,
-        manifest: Mapping[str, Any],
+        manifest: Manifest,
         read: Read,
         cluster: ClusterDescription,
         trainer: Trainer | None = None,
@@ -73,8 +74,8 @@ class SimulatedJob:
         self._events: list[Event] = []
         self.trainer = trainer or Trainer(spec, manifest, read)
         self.trainer.begin(spec)
-        state = load_state(read(manifest["state"]))
-        rules = [{"rule": entry["rule"], "decay": entry.get("decay")} for entry in manifest["untrained"]]
+        state = load_state(read(manifest.state))
+        rules = manifest.untrained_rules
         self._merger = StateMerger(rules, [state.untrained[i] for i in range(len(rules))])
         machines = [Machine(i, w, spec.fit.batch_size, cluster.seed) for i, w in enumerate(cluster.each())]
         self._network = Network(cluster, count_shards(manifest, spec.cluster.shards), ring=is_ring(spec))

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from nfdt.coordinator.topology_view import policy_of
-from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State
 from nfdt.core.sharding import count_shards
 from nfdt.core.specs.job import JobSpec
-from nfdt.core.state_cut import StateCut, owners_of
+from nfdt.core.state_cut import StateCut
 from nfdt.shard.building import Store, build_store
 from nfdt.shard.messages import DeltaRequest, Gradient, Reply
 
@@ -60,11 +59,11 @@ class LocalShards:
         pushers: How many workers push: groups and rings count as one.
     """
 
-    def __init__(self, spec: JobSpec, manifest: Mapping[str, Any], state: State, pushers: int) -> None:
+    def __init__(self, spec: JobSpec, manifest: Manifest, state: State, pushers: int) -> None:
         shards = spec.cluster.shards
         count = count_shards(manifest, shards)
-        self.layout = ParameterLayout.of_program(manifest)
-        self._cut = StateCut(self.layout, count, owners_of(manifest))
+        self.layout = manifest.layout
+        self._cut = StateCut(self.layout, count, manifest.optimizer_owners)
         self.stores = [
             TimedStore(build_store(manifest, state, spec.algorithm, i, shards, workers=pushers, policy=policy_of(spec)))
             for i in range(count)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from nfdt.core.arrays.layout import Array
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.training import data, evaluate, gradient_step, merge
 from nfdt.core.training.job_model import JobModel, samples_of
@@ -38,11 +39,11 @@ class Trainer:
         gradients: How many there were.
     """
 
-    def __init__(self, spec: JobSpec, manifest: Mapping[str, Any], read: Read) -> None:
+    def __init__(self, spec: JobSpec, manifest: Manifest, read: Read) -> None:
         self.gradient_s, self.evaluate_s, self.gradients = 0.0, 0.0, 0
         self._job = JobModel(spec, manifest, read, lambda name: data.decode_npy(read(name)))
         self.layout = self._job.layout
-        self._step = gradient_step.GradientStep(self._job.model, self.layout, loss_scale=manifest["loss_scale"])
+        self._step = gradient_step.GradientStep(self._job.model, self.layout, loss_scale=manifest.loss_scale)
         self._evaluate = evaluate.EvaluateStep(self._job.model, self.layout)
         self._metrics = self._job.metrics
         self._has_state = bool(self._job.model.non_trainable_variables)

@@ -7,7 +7,6 @@ when the process dies the stream ends and the server knows.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import queue
@@ -22,11 +21,11 @@ from typing import Any
 
 import grpc
 
-from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import NfdtError, ServerUnreachable
 from nfdt.core.host.fast_imports import quick_imports
 from nfdt.core.host.machine import boot_id, give_back_memory, versions
 from nfdt.core.host.parent import die_with_parent
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import parse_job
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire import workers_pb2_grpc
@@ -160,8 +159,8 @@ class Slot:
 
         spec = parse_job(assignment.spec_json)
         reader = self._reader(assignment.job_id, assignment.artifact_dir)
-        manifest = json.loads(reader.read(spec.program))
-        layout = ParameterLayout.of_program(manifest)
+        manifest = Manifest.from_bytes(reader.read(spec.program))
+        layout = manifest.layout
         addresses = list(assignment.shards)
         tables = sparse_tables(manifest, spec.algorithm, len(addresses))
         local = all(is_loopback(split_address(address)[0]) for address in addresses)
@@ -205,10 +204,10 @@ class Slot:
 
         spec = parse_job(assignment.spec_json)
         reader = self._reader(assignment.job_id, assignment.artifact_dir)
-        manifest = json.loads(reader.read(spec.program))
+        manifest = Manifest.from_bytes(reader.read(spec.program))
         shard = start_shard(
             manifest,
-            load_state(reader.path(manifest["state"])),
+            load_state(reader.path(manifest.state)),
             spec.algorithm,
             assignment.index,
             assignment.shards,

@@ -15,6 +15,7 @@ import numpy as np
 
 from nfdt.core.arrays.layout import Array
 from nfdt.core.arrays.table_rows import RowVector
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.emulation import Emulation
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.training import evaluate, gradient_step, merge
@@ -57,7 +58,7 @@ class Worker:
         spec: JobSpec,
         name: str,
         index: int,
-        manifest: Mapping[str, Any],
+        manifest: Manifest,
         *,
         read: Callable[[str], bytes],
         open_array: Callable[[str], Array],
@@ -71,7 +72,7 @@ class Worker:
         self._pipeline: Pipeline[FinishedTask] = Pipeline(client, spec.algorithm.overlap)
         self._job = JobModel(spec, manifest, read, open_array, number=index, owner=lambda: name)
         model, layout = self._job.model, self._job.layout
-        self._step = gradient_step.GradientStep(model, layout, loss_scale=manifest["loss_scale"], tables=tables)
+        self._step = gradient_step.GradientStep(model, layout, loss_scale=manifest.loss_scale, tables=tables)
         self._evaluate = evaluate.EvaluateStep(model, layout)
         self._statistics = Statistics()
         self._times = TaskTimes()

@@ -10,6 +10,7 @@ from nfdt_client.specify import specify
 from nfdt_client.training_data import Arrays, Stream
 
 from nfdt.core.errors import CaptureError, UsageError
+from nfdt.core.program.manifest import Manifest
 
 keras = pytest.importorskip("keras")
 pandas = pytest.importorskip("pandas")
@@ -258,7 +259,7 @@ def test_wrong_shapes_are_told_before_anything_is_sent(model):
 
 
 class Packed:
-    manifest = {"state": "0" * 64}
+    manifest = Manifest({"state": "0" * 64})
     artifacts = {}
     code = False
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 
 import keras
 import numpy as np
@@ -70,7 +69,7 @@ class Group:
             train=DataSpec(kind="arrays", structure=[0, 1, None], arrays=tuple(names), samples=len(x)),
             validation=DataSpec(kind="arrays", structure=[0, 1, None], arrays=tuple(names), samples=len(x)),
         )
-        self.manifest = json.loads(packed.manifest_bytes())
+        self.manifest = packed.manifest
         world = World()
         members = range(hvd.size())
         self.job = GroupJob(self.spec, world, RankArtifacts(folder), members, self.connect if not world.rank else None)
@@ -82,7 +81,7 @@ class Group:
 
     def connect(self, layout) -> InProcessClient:
         algorithm, manifest = self.spec.algorithm, self.manifest
-        state = load_state(self.folder / self.manifest["state"])
+        state = load_state(self.folder / self.manifest.state)
         if pushes_differences(algorithm):
             manifest, algorithm = outer_program(manifest, algorithm), outer_algorithm(algorithm)
         built = build_optimizer(manifest, make_plan(manifest, 0, 1), state.weights)

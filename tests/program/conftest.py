@@ -1,4 +1,3 @@
-import json
 import os
 from types import SimpleNamespace
 
@@ -6,6 +5,9 @@ import numpy as np
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+from nfdt.core.program.manifest import Manifest
 
 
 @pytest.fixture
@@ -22,7 +24,7 @@ def ship():
 
     def shipped(model, sample):
         packed = pack(model, sample)
-        manifest = json.loads(packed.manifest_bytes())
+        manifest = Manifest.from_bytes(packed.manifest_bytes())
         arrived = unpack(manifest, packed.artifacts.__getitem__, allow_code=packed.code)
         return SimpleNamespace(packed=packed, manifest=manifest, model=arrived)
 

@@ -9,6 +9,7 @@ import pytest
 
 from nfdt.core.errors import PolicyRefused, ProtocolError, VersionMismatch
 from nfdt.core.program.code import dump_custom_objects, load_code
+from nfdt.core.program.manifest import Manifest
 
 HELPER = """
 FACTOR = 3.0
@@ -52,9 +53,11 @@ print(model.predict(x, verbose=0).tolist())
 
 WORKER = """
 import json, pathlib, numpy as np
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.unpack import unpack
 folder = pathlib.Path({out!r})
-model = unpack(json.loads((folder / "manifest").read_text()), lambda n: (folder / n).read_bytes(), allow_code=True)
+manifest = Manifest.from_bytes((folder / "manifest").read_bytes())
+model = unpack(manifest, lambda n: (folder / n).read_bytes(), allow_code=True)
 print(model.predict(np.arange(12, dtype="f4").reshape(3, 4), verbose=0).tolist())
 """
 
@@ -78,7 +81,7 @@ def test_classes_of_a_script_and_its_modules_run_where_neither_exists(tmp_path):
 
 def manifest(**changes):
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return {"kind": "code", "code": "it", "versions": {"python": version}, **changes}
+    return Manifest({"kind": "code", "code": "it", "versions": {"python": version}, **changes})
 
 
 def test_code_is_not_even_read_without_permission():

@@ -30,27 +30,27 @@ def described(optimizer, batch):
 )
 def test_every_slot_is_attributed_to_its_variable(optimizer, slots, batch):
     manifest = described(optimizer, batch)
-    owners = manifest["optimizer_variables"]
+    owners = manifest.optimizer_variables
     assert [tuple(o["shape"]) for o in owners] == [tuple(v.shape) for v in optimizer.variables]
     for index, shape in enumerate(SHAPES):
         mine = [tuple(o["shape"]) for o in owners if o["variable"] == index]
         assert mine == [shape] * slots
-    assert manifest["elementwise"]
-    assert manifest["constraints"][:3] == [None] * 3
-    assert manifest["constraints"][3]["class_name"] == "NonNeg"
+    assert manifest.is_elementwise
+    assert manifest.constraints[:3] == [None] * 3
+    assert manifest.constraints[3]["class_name"] == "NonNeg"
 
 
 @pytest.mark.parametrize("optimizer", [keras.optimizers.Adafactor(), keras.optimizers.Muon(), keras.optimizers.Lamb()])
 def test_others_are_not_called_elementwise(optimizer, batch):
-    assert not described(optimizer, batch)["elementwise"]
+    assert not described(optimizer, batch).is_elementwise
 
 
 def test_variables_excluded_from_weight_decay_are_named(batch):
     optimizer = keras.optimizers.AdamW(0.1, weight_decay=0.01, loss_scale_factor=8.0)
     optimizer.exclude_from_weight_decay(var_names=["bias"])
     manifest = described(optimizer, batch)
-    assert manifest["decay"] == [True, False, True, False]
-    assert manifest["optimizer"]["config"]["loss_scale_factor"] is None
+    assert manifest.decay == [True, False, True, False]
+    assert manifest.optimizer_options["loss_scale_factor"] is None
 
 
 def test_a_custom_optimizer_travels_as_code(batch, ship):

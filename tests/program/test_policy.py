@@ -1,7 +1,5 @@
 """What a job without code may not smuggle in."""
 
-import copy
-
 import keras
 import pytest
 from keras import layers
@@ -44,8 +42,8 @@ EVIL = [
 @pytest.mark.parametrize("section", ["model", "compile", "optimizer", "constraints"])
 def test_what_is_not_on_the_list_is_refused_wherever_it_stands(evil, section, program):
     check_policy(program.manifest)
-    manifest = copy.deepcopy(program.manifest)
-    manifest[section] = [manifest[section], {"config": {"deep": [evil]}}]
+    held = program.manifest.entries[section]
+    manifest = program.manifest.replaced(**{section: [held, {"config": {"deep": [evil]}}]})
     with pytest.raises(PolicyRefused):
         check_policy(manifest)
     with pytest.raises(PolicyRefused):
@@ -57,7 +55,7 @@ def test_depth_is_limited(program):
     for _ in range(300):
         deep = [deep]
     with pytest.raises(PolicyRefused, match="levels"):
-        check_policy({**program.manifest, "model": deep})
+        check_policy(program.manifest.replaced(model=deep))
 
 
 @pytest.mark.parametrize("layer", [layers.Lambda(lambda x: x), layers.Dense(1, activation=lambda x: x)])
@@ -76,4 +74,4 @@ def test_code_that_claims_to_be_configuration_is_refused(change, batch):
     model.compile("sgd", "mse")
     packed = pack(model, batch)
     with pytest.raises(PolicyRefused):
-        unpack({**packed.manifest, **change}, packed.artifacts.__getitem__, allow_code=False)
+        unpack(packed.manifest.replaced(**change), packed.artifacts.__getitem__, allow_code=False)

@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.program.state import load_state
 from tests.support.custom_models import (
     Auto,
@@ -53,7 +52,7 @@ def test_only_keras_means_no_code(batch, ship):
     model.compile(keras.optimizers.AdamW(keras.optimizers.schedules.CosineDecay(0.1, 10)), keras.losses.Huber())
     arrived = ship(model, batch)
     assert not arrived.packed.code
-    assert arrived.manifest["code"] is None
+    assert arrived.manifest.code is None
 
 
 def test_a_custom_train_step_travels(batch, ship):
@@ -100,8 +99,8 @@ def test_mixed_precision_set_globally_reaches_layers_made_in_a_constructor(polic
     assert arrived.model.hidden.dtype_policy.name == policy
     assert type(arrived.model.optimizer) is type(model.optimizer)
     expected = {"initial_scale": 2.0**15, "dynamic_growth_steps": 2000} if policy == "mixed_float16" else None
-    assert arrived.manifest["loss_scale"] == expected
-    assert arrived.manifest["optimizer"]["class_name"] == "SGD"
+    assert arrived.manifest.loss_scale == expected
+    assert arrived.manifest.optimizer_class == "SGD"
 
 
 def test_the_state_of_a_trained_model_travels(batch, ship):
@@ -112,16 +111,16 @@ def test_the_state_of_a_trained_model_travels(batch, ship):
         model.train_on_batch(*batch)
     optimizer.learning_rate = 0.125
     arrived = ship(model, batch)
-    state = load_state(arrived.packed.artifacts[arrived.manifest["state"]])
+    state = load_state(arrived.packed.artifacts[arrived.manifest.state])
     for index, variable in enumerate(optimizer.variables):
         np.testing.assert_array_equal(state.optimizer[index], variable.numpy())
     assert (int(state.optimizer[0]), float(state.optimizer[1])) == (3, 0.125)
     assert int(arrived.model.optimizer.iterations) == 3
-    layout = ParameterLayout.from_json(arrived.manifest["layout"])
+    layout = arrived.manifest.layout
     np.testing.assert_array_equal(state.weights, layout.flatten([v.numpy() for v in model.trainable_variables]))
     for a, b in zip(arrived.model.non_trainable_variables, model.non_trainable_variables, strict=True):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
-    assert sorted(entry["rule"] for entry in arrived.manifest["untrained"]) == ["ema", "ema", "seed"]
+    assert sorted(entry["rule"] for entry in arrived.manifest.untrained) == ["ema", "ema", "seed"]
 
 
 def test_code_that_refers_to_the_model_refers_to_the_workers_model(batch, ship):

@@ -118,7 +118,7 @@ def test_no_variable_is_cut_whose_optimizer_looks_at_all_of_it():
         manifest = Reference(made(), layout=LARGE).manifest()
         assert [make_plan(manifest, index, 2).layout.size for index in range(2)] == [19200, 650]
         with pytest.raises(UsageError, match="does not treat elements alike"):
-            make_plan({**manifest, "divisible": True}, 0, 2)
+            make_plan(manifest.replaced(divisible=True), 0, 2)
 
 
 @pytest.mark.parametrize(("name", "rule"), list(zip(OPTIONS, itertools.cycle(["dc-a", "ddc"]))))
@@ -194,7 +194,7 @@ def test_what_needs_one_shard_says_so():
     manifest = Reference(OPTIONS["global_clipnorm"]()).manifest()
     with pytest.raises(UsageError, match=r"global_clipnorm.*shards=1"):
         make_plan(manifest, 0, 2)
-    opaque = {**Reference(OPTIMIZERS["adam"]()).manifest(), "optimizer_variables": None}
+    opaque = Reference(OPTIMIZERS["adam"]()).manifest().replaced(optimizer_variables=None)
     with pytest.raises(UsageError, match=r"cannot be attributed.*shards=1"):
         make_plan(opaque, 0, 2)
     with pytest.raises(UsageError, match="expected an index below 4"):
@@ -203,7 +203,7 @@ def test_what_needs_one_shard_says_so():
 
 def test_an_opaque_optimizer_runs_on_one_shard():
     reference = Reference(OPTIMIZERS["adam"]())
-    manifest = {**reference.manifest(), "optimizer_variables": None}
+    manifest = reference.manifest().replaced(optimizer_variables=None)
     reference.manifest = lambda: manifest
     check_steps(reference, Cluster(reference, rule="ddc", warm=True))
     assert LAYOUT.size == 26

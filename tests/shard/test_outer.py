@@ -65,7 +65,7 @@ def test_the_outer_optimizer_s_state_is_no_part_of_the_job_s(serve):
     try:
         state = shards.read()
         assert state.optimizer == {}
-        adam = {i: np.ones(e["shape"], e["dtype"]) for i, e in enumerate(manifest["optimizer_variables"])}
+        adam = {i: np.ones(e["shape"], e["dtype"]) for i, e in enumerate(manifest.optimizer_variables)}
         shards.write(State(2 * state.weights, adam))
         assert np.array_equal(shards.read().weights, 2 * state.weights)
     finally:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import keras
 import numpy as np
 import pytest
 
-from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.program.pack import pack
 from nfdt.core.program.state import load_state
 from nfdt.core.program.unpack import unpack
@@ -45,10 +42,10 @@ def test_a_packed_model_trains_as_it_does_in_keras(optimizer):
     batches = [(rng.normal(size=(16, 5)).astype("f4"), rng.integers(0, 3, 16)) for _ in range(4)]
     local = made(optimizer())
     packed = pack(local, batches[0])
-    manifest = json.loads(json.dumps(packed.manifest))
-    state = load_state(packed.artifacts[manifest["state"]])
-    layout = ParameterLayout.of_program(manifest)
-    shards = count_shards(manifest, 2 if manifest["optimizer_variables"] else 1)
+    manifest = packed.manifest
+    state = load_state(packed.artifacts[manifest.state])
+    layout = manifest.layout
+    shards = count_shards(manifest, 2 if manifest.optimizer_variables else 1)
     running = [start_shard(manifest, state, rule_spec("ddc"), i, shards, workers=1, token="t") for i in range(shards)]
     client = StreamClient([r.address for r in running], layout, "w", worker_token("t", "w"), timeout_s=60)
     try:

@@ -115,7 +115,7 @@ TABLE = ParameterLayout.of([("table", (1030, 64)), ("bias", (4,))])
 
 def store_with_a_table(rate, rule="plain", **options):
     reference = Reference(keras.optimizers.SGD(rate), layout=TABLE)
-    manifest = {**reference.manifest(), "tables": [0]}
+    manifest = reference.manifest().replaced(tables=[0])
     store = build_store(
         manifest, State(reference.weights, reference.state), rule_spec(rule, **options), 0, 1, workers=1
     )

@@ -29,7 +29,7 @@ TABLES = TableLayout.of(LAYOUT, (1,))
 
 def manifest(optimizer=None):
     made = Reference(optimizer or keras.optimizers.SGD(0.1), layout=LAYOUT)
-    return {**made.manifest(), "tables": [1]}, State(made.weights)
+    return made.manifest().replaced(tables=[1]), State(made.weights)
 
 
 def stores(rule, overlap=0, **options):
@@ -184,7 +184,7 @@ def test_a_shard_of_rows_alone_counts_updates_and_drops_what_is_not_finite():
 
 
 def middle_start(program):
-    return ParameterLayout.of_program(program).cut(3)[1].start
+    return program.layout.cut(3)[1].start
 
 
 OPTIONS = [
@@ -207,7 +207,7 @@ def test_only_what_plain_gradient_descent_moves_goes_by_rows():
     assert not sparse_tables(manifest(keras.optimizers.Adam())[0], algorithm, 1)
     for changed in ({"sparse": False}, {"codec": "int8"}, {"consistency": "softsync"}, {"topology": "groups"}):
         assert not sparse_tables(manifest()[0], algorithm.model_copy(update=changed), 1), changed
-    assert not sparse_tables({**manifest()[0], "tables": []}, algorithm, 1)
+    assert not sparse_tables(manifest()[0].replaced(tables=[]), algorithm, 1)
 
 
 def test_the_log_of_rows_stands_in_for_copies():

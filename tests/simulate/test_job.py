@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 
-from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import JobFailed, UsageError
 from nfdt.core.order import sample_order
 from nfdt.core.program import unpack
@@ -31,7 +30,7 @@ def test_the_same_seed_gives_the_same_run_in_an_order_that_no_update_rule_change
 def test_the_weights_are_those_of_the_servers_shards_given_the_same_order():
     job, session, _ = simulate(cluster(*UNEQUAL, shards={"count": 2}), "ddc-asgd")
     spec, manifest = job.spec, session.manifest
-    state, layout = load_state(session.read(manifest["state"])), ParameterLayout.of_program(manifest)
+    state, layout = load_state(session.read(manifest.state)), manifest.layout
     stores = [build_store(manifest, state, spec.algorithm, i, 2, workers=3) for i in range(2)]
     names = {worker for _, worker in job.shards.stores[0].order}
     clients = {name: InProcessClient(stores, layout, name) for name in names}

@@ -16,6 +16,7 @@ import grpc
 import numpy as np
 
 from nfdt.core.errors import UsageError
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import dump_state, load_state
 from nfdt.core.specs.job import JobSpec, parse_job
 from nfdt.core.training.data import decode_batch
@@ -112,9 +113,9 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):
     def Submit(self, request: Any, context: Any) -> pb.SubmitReply:
         spec = parse_job(request.spec_json)
         assert set(spec.artifacts) <= set(self.artifacts)
-        program = json.loads(self.artifacts[spec.program])
+        program = Manifest.from_bytes(self.artifacts[spec.program])
         job_id = f"job-{len(self.jobs)}"
-        job = self.jobs[job_id] = Job(spec, self.artifacts[program["state"]])
+        job = self.jobs[job_id] = Job(spec, self.artifacts[program.state])
         self.emit(job, "state", {"state": "queued"})
         self.emit(job, "state", {"state": "running"})
         job.epoch = spec.fit.initial_epoch

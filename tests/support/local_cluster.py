@@ -7,7 +7,6 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import hashlib
-import json
 import threading
 import time
 from collections import Counter
@@ -19,7 +18,6 @@ import numpy as np
 from nfdt.consistency import make_policy
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.untrained import StateMerger
-from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.pytree import flatten_structure
 from nfdt.core.clock import SystemClock
 from nfdt.core.program.pack import pack
@@ -115,7 +113,7 @@ class _Job:
         size = fit.get("batch_size", 32)
         packed = pack(model, (x[:size], y[:size]))
         self.artifacts.update(packed.artifacts)
-        self.manifest = json.loads(packed.manifest_bytes())
+        self.manifest = packed.manifest
         self.spec = JobSpec(
             program=self._put(packed.manifest_bytes()),
             code=packed.code,
@@ -126,14 +124,14 @@ class _Job:
             validation=self._data(validation) if validation else None,
             attended=False,
         )
-        self.layout = ParameterLayout.of_program(self.manifest)
+        self.layout = self.manifest.layout
         self.tables = (
             () if transport == "in_process" else sparse_tables(self.manifest, self.spec.algorithm, cluster.shards)
         )
-        state = load_state(self.artifacts[self.manifest["state"]])
+        state = load_state(self.artifacts[self.manifest.state])
         self.state, self.running, self.clients = state, [], []
         policy = make_policy(self.spec.algorithm)
-        rules = [{"rule": e["rule"], "decay": e.get("decay")} for e in self.manifest["untrained"]]
+        rules = self.manifest.untrained_rules
         merger = StateMerger(rules, [state.untrained[i] for i in range(len(rules))])
         self.coordinator = Coordinator(self.spec, policy, SystemClock(), merger)
         self.changed = threading.Condition()
@@ -280,7 +278,7 @@ class _Job:
     def _optimizer(self, parts) -> dict[int, np.ndarray]:
         """Whole variables; a variable of none (iterations) lies on all shards."""
         found = {}
-        for index, described in enumerate(self.manifest["optimizer_variables"] or []):
+        for index, described in enumerate(self.manifest.optimizer_variables or []):
             held = [part[index] for part in parts if index in part]
             whole = held[:1] if described["variable"] < 0 else held
             found[index] = np.concatenate([array.reshape(-1) for array in whole]).reshape(described["shape"])

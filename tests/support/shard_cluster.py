@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.sharding import make_plan
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.shard.building import blocks_of
@@ -73,7 +74,7 @@ class Reference:
             )
         elementwise = type(self.optimizer).__name__ in ELEMENTWISE
         limited = self.optimizer.clipnorm or self.optimizer.global_clipnorm or any(v.constraint for v in self.variables)
-        return {
+        entries = {
             "layout": self.layout.to_json(),
             "optimizer": keras.saving.serialize_keras_object(self.optimizer),
             "optimizer_variables": described,
@@ -84,6 +85,7 @@ class Reference:
             ],
             "decay": [i not in self.exclude for i in range(len(self.variables))],
         }
+        return Manifest(entries)
 
 
 def rule_spec(rule, **options):
@@ -96,7 +98,7 @@ def make_engine(manifest, weights, *, rule="plain", index=0, shards=1, state=Non
     built = build_optimizer(manifest, plan, part, custom_objects)
     if state:
         built.load(state)
-    blocks = blocks_of(manifest, ParameterLayout.of_program(manifest).cut(shards)[index])
+    blocks = blocks_of(manifest, manifest.layout.cut(shards)[index])
     return Engine(built, make_rule(rule_spec(rule, **options), built.traits, blocks))
 
 

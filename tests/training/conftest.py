@@ -20,7 +20,6 @@ def worker():
     """What a worker makes of a user's model, and an optimizer as a shard has it: one flat variable."""
     import keras
 
-    from nfdt.core.arrays.layout import ParameterLayout
     from nfdt.core.program.pack import pack
     from nfdt.core.program.state import load_state
     from nfdt.core.program.unpack import unpack
@@ -29,10 +28,10 @@ def worker():
     def make(model, sample):
         packed = pack(model, sample)
         arrived = unpack(packed.manifest, packed.artifacts.__getitem__, allow_code=True)
-        layout = ParameterLayout.from_json(packed.manifest["layout"])
-        weights = load_state(packed.artifacts[packed.manifest["state"]]).weights
+        layout = packed.manifest.layout
+        weights = load_state(packed.artifacts[packed.manifest.state]).weights
         variable = keras.Variable(weights, name="flat")
-        optimizer = keras.saving.deserialize_keras_object(packed.manifest["optimizer"])
+        optimizer = keras.saving.deserialize_keras_object(packed.manifest.optimizer)
         optimizer.build([variable])
         return SimpleNamespace(
             model=arrived,
@@ -40,7 +39,7 @@ def worker():
             layout=layout,
             weights=variable,
             optimizer=optimizer,
-            step=GradientStep(arrived, layout, loss_scale=packed.manifest["loss_scale"]),
+            step=GradientStep(arrived, layout, loss_scale=packed.manifest.loss_scale),
         )
 
     return make

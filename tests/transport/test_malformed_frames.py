@@ -64,7 +64,7 @@ class Shard:
 @contextlib.contextmanager
 def served(reference, rule, tables=(), **options):
     layout, state = reference.layout, State(reference.weights, reference.state)
-    manifest = {**reference.manifest(), "tables": list(tables)}
+    manifest = reference.manifest().replaced(tables=list(tables))
     running = start_shard(manifest, state, rule_spec(rule, **options), 0, 1, workers=WORKERS, token=TOKEN)
     good = StreamClient([running.address], layout, "good", worker_token(TOKEN, "good"), timeout_s=30)
     good.pull()

@@ -50,13 +50,13 @@ class Holder:
 @pytest.fixture
 def program():
     made = Reference(keras.optimizers.SGD(0.1), layout=ParameterLayout.of(SHAPES))
-    return {**made.manifest(), "tables": [0, 2]}, State(made.weights)
+    return made.manifest().replaced(tables=[0, 2]), State(made.weights)
 
 
 @contextlib.contextmanager
 def cluster(program, algorithm, **options):
     manifest, _ = program
-    layout = ParameterLayout.of_program(manifest)
+    layout = manifest.layout
     running = [start_shard(*program, algorithm, index, 2, workers=2, token=TOKEN) for index in range(2)]
     tables = sparse_tables(manifest, algorithm, 2)
     assert tables == (0, 2)
@@ -133,7 +133,7 @@ def test_rows_for_a_shard_without_tables_are_refused(program):
     manifest, state = program
     algorithm = rule_spec("ddc", sparse=False)
     running = start_shard(manifest, state, algorithm, 0, 1, workers=1, token=TOKEN)
-    layout = ParameterLayout.of_program(manifest)
+    layout = manifest.layout
     client = StreamClient([running.address], layout, "w", worker_token(TOKEN, "w"), timeout_s=60, tables=(0, 2))
     try:
         client.pull()

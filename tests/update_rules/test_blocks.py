@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nfdt.core.arrays.layout import BLOCK_ROWS, ParameterLayout
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.shard.building import blocks_of
 from nfdt.shard.tensors import TensorOps
@@ -67,8 +68,8 @@ def test_elements_and_rows():
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
 def test_shards_cut_between_blocks_move_as_one(kind):
     layout = ParameterLayout.of([("kernel", (64 * BLOCK_ROWS, 10)), ("bias", (10,))])
-    manifest = {"layout": layout.to_json(), "divisible": True}
-    layout = ParameterLayout.of_program(manifest)
+    manifest = Manifest({"layout": layout.to_json(), "divisible": True})
+    layout = manifest.layout
 
     def shards(count):
         rule = lambda run: make_rule(  # noqa: E731

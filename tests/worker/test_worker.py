@@ -10,7 +10,6 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import hashlib
-import json
 import threading
 from collections.abc import Callable
 
@@ -18,7 +17,6 @@ import keras
 import numpy as np
 import pytest
 
-from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.pytree import flatten_structure
 from nfdt.core.arrays.safetensors_io import load_arrays
 from nfdt.core.errors import ProtocolError
@@ -94,8 +92,8 @@ class Job:
             validation=data,
             step_timeout_s=timeout_s,
         )
-        self.manifest = json.loads(packed.manifest_bytes())
-        self.shards = Shards(ParameterLayout.of_program(self.manifest).size)
+        self.manifest = packed.manifest
+        self.shards = Shards(self.manifest.layout.size)
 
     def _put(self, content):
         name = hashlib.sha256(content).hexdigest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -218,11 +218,6 @@ class ParameterLayout:
     def to_json(self) -> list[list[Any]]:
         """``[[name, [dim, ...]], ...]``."""
         return [[s.name, list(s.shape)] for s in self.slots]
-
-    @classmethod
-    def of_program(cls, manifest: Mapping[str, Any]) -> ParameterLayout:
-        """The layout of a program's trainable variables, from its manifest."""
-        return replace(cls.from_json(manifest["layout"]), divisible=bool(manifest.get("divisible")))
 
     @classmethod
     def from_json(cls, value: Sequence[Sequence[Any]]) -> ParameterLayout:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from nfdt.core.errors import PolicyRefused, UsageError, VersionMismatch
 from nfdt.core.jobs.artifacts import ArtifactStore
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import JobSpec
 
 MAX_MANIFEST_BYTES = 64 * 2**20
@@ -61,7 +61,7 @@ def check_artifacts(spec: JobSpec, artifacts: ArtifactStore) -> None:
         )
 
 
-def read_manifest(spec: JobSpec, artifacts: ArtifactStore) -> dict[str, Any]:
+def read_manifest(spec: JobSpec, artifacts: ArtifactStore) -> Manifest:
     """The program's manifest, checked as far as a server without Keras can.
 
     Raises:
@@ -76,16 +76,16 @@ def read_manifest(spec: JobSpec, artifacts: ArtifactStore) -> dict[str, Any]:
         raise UsageError(f"Program {spec.program}: expected JSON. Received something else: {error}.") from None
     if not isinstance(manifest, dict):
         raise UsageError(f"Program {spec.program}: expected a JSON object. Received: {type(manifest).__name__}.")
-    return manifest
+    return Manifest(manifest)
 
 
-def check_code(spec: JobSpec, manifest: Mapping[str, Any], *, allow_code: bool) -> None:
+def check_code(spec: JobSpec, manifest: Manifest, *, allow_code: bool) -> None:
     """Refuse code where it is not allowed, also code that does not say so.
 
     Raises:
         PolicyRefused: the job carries pickled code.
     """
-    carries = spec.code or manifest.get("kind") == "code" or manifest.get("code") is not None
+    carries = spec.code or manifest.carries_code
     if carries and not allow_code:
         raise PolicyRefused(
             "The job carries code of the script (custom layers, losses, functions), and this server takes none. "

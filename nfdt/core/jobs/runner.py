@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from nfdt.core.jobs.feed import FeedQueue
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import jobs_pb2 as pb
 
@@ -23,7 +24,7 @@ class SlotCounts:
 class JobRunner(Protocol):
     """Runs submitted jobs; every method returns soon and may be called from any thread."""
 
-    def admit(self, spec: JobSpec, manifest: Mapping[str, Any]) -> None:
+    def admit(self, spec: JobSpec, manifest: Manifest) -> None:
         """Look at a job before it is taken.
 
         Raises:

@@ -19,6 +19,7 @@ from nfdt.core.jobs.feed import Batch, FeedQueue
 from nfdt.core.jobs.lifecycle import is_terminal
 from nfdt.core.jobs.runner import JobRunner
 from nfdt.core.jobs.store import JobRecord, JobStore
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import parse_job
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire import jobs_pb2_grpc
@@ -121,7 +122,7 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
             raise UsageError(f"Job specification: expected at most {MAX_SPEC_BYTES} bytes.")
         spec = parse_job(request.spec_json)
         if spec.code and not self._allow_code:
-            admission.check_code(spec, {}, allow_code=False)
+            admission.check_code(spec, Manifest({}), allow_code=False)
         admission.check_artifacts(spec, self._artifacts)
         manifest = admission.read_manifest(spec, self._artifacts)
         admission.check_code(spec, manifest, allow_code=self._allow_code)

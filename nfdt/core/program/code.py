@@ -29,6 +29,7 @@ from keras.src.utils import tracking  # private: the containers Keras tracks var
 
 from nfdt.core.errors import CaptureError, PolicyRefused, ProtocolError, VersionMismatch
 from nfdt.core.program.collect import CustomObjects, collecting
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.untrained import values_of
 
 # Containers that Keras puts in place of a model's own.
@@ -200,7 +201,7 @@ def _installed_roots() -> set[Path]:
     return {Path(root).resolve() for root in (*roots, *site.getsitepackages(), site.getusersitepackages())}
 
 
-def load_code(manifest: Mapping[str, Any], read: Callable[[str], bytes], *, allow_code: bool) -> LoadedCode:
+def load_code(manifest: Manifest, read: Callable[[str], bytes], *, allow_code: bool) -> LoadedCode:
     """The program's own classes and functions; none for a config job.
 
     Raises:
@@ -208,19 +209,19 @@ def load_code(manifest: Mapping[str, Any], read: Callable[[str], bytes], *, allo
         VersionMismatch: the code was pickled by another minor version of Python.
         ProtocolError: the code cannot be unpickled here.
     """
-    if manifest["kind"] == "config" and not manifest["code"]:
+    if manifest.is_plain:
         return LoadedCode({})
     if not allow_code:
         raise PolicyRefused(
             "This program carries Python code (custom classes or functions), which this server does not run. "
             "Start the server with --allow-code if you trust its users, or use only what Keras has."
         )
-    if not manifest["code"]:
+    if not manifest.code:
         return LoadedCode({})
-    theirs, ours = manifest["versions"]["python"], ".".join(platform.python_version_tuple()[:2])
+    theirs, ours = manifest.python_version, ".".join(platform.python_version_tuple()[:2])
     if theirs != ours:
         raise VersionMismatch(f"Code pickled by Python {theirs} needs Python {theirs} here. Received: Python {ours}.")
-    unpickler = _Unpickler(io.BytesIO(read(manifest["code"])))
+    unpickler = _Unpickler(io.BytesIO(read(manifest.code)))
     try:
         return LoadedCode(dict(unpickler.load()), tuple(unpickler.references))
     except Exception as error:

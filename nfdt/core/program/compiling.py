@@ -13,12 +13,13 @@ import keras
 from keras.src.saving import serialization_lib  # the module attribute, so that collecting() sees these calls too
 
 from nfdt.core.errors import CaptureError
+from nfdt.core.program.manifest import CompileEntries, Manifest
 from nfdt.core.program.parts import assigned
 
 _OPTIMIZER = {"class_name": "__model_optimizer__"}
 
 
-def describe_compilation(model: Any, compile_config: Any) -> dict[str, Any]:
+def describe_compilation(model: Any, compile_config: Any) -> CompileEntries:
     """The manifest's ``compile`` and ``compile_attributes``.
 
     Args:
@@ -29,16 +30,13 @@ def describe_compilation(model: Any, compile_config: Any) -> dict[str, Any]:
         CaptureError: a value that cannot be shipped.
     """
     if not overrides(model, "compile"):
-        return {"compile": _with_optimizer(model, compile_config), "compile_attributes": None}
+        return CompileEntries(_with_optimizer(model, compile_config), None)
     if overrides(model, "compile_from_config"):
-        return {"compile": compile_config, "compile_attributes": {}}
+        return CompileEntries(compile_config, {})
     # Private: the arguments that super().compile() got.
     config = serialization_lib.serialize_dict(model._compile_config.config)
     names = sorted(assigned(type(model), "compile") & set(vars(model)))
-    return {
-        "compile": _with_optimizer(model, config),
-        "compile_attributes": {name: _describe(model, name) for name in names},
-    }
+    return CompileEntries(_with_optimizer(model, config), {name: _describe(model, name) for name in names})
 
 
 def overrides(model: Any, method: str) -> bool:
@@ -60,15 +58,15 @@ def _describe(model: Any, name: str) -> Any:
         raise CaptureError(f"{type(model).__name__}.compile() sets self.{name}: {error}") from error
 
 
-def compile_model(model: Any, manifest: Mapping[str, Any], *, safe_mode: bool) -> None:
+def compile_model(model: Any, manifest: Manifest, *, safe_mode: bool) -> None:
     """Compile a model that came out of its configuration, as the user's was."""
-    config = serialization_lib.deserialize_keras_object(manifest["compile"], safe_mode=safe_mode)
+    config = serialization_lib.deserialize_keras_object(manifest.compile_config, safe_mode=safe_mode)
     if overrides(model, "compile") and overrides(model, "compile_from_config"):
-        model.compile_from_config(manifest["compile"])
+        model.compile_from_config(manifest.compile_config)
         return
     # The optimizer in the configuration is wrapped already where it has to be.
     keras.Model.compile(model, **config, auto_scale_loss=False)
-    for name, value in (manifest["compile_attributes"] or {}).items():
+    for name, value in manifest.compile_attributes.items():
         restored = (
             model.optimizer
             if value == _OPTIMIZER

@@ -10,6 +10,7 @@ import keras
 from keras.src.saving import serialization_lib  # the module attribute, so that collecting() sees these calls too
 
 from nfdt.core.errors import CaptureError
+from nfdt.core.program.manifest import OptimizerEntries
 
 GLOBAL = -1
 
@@ -85,8 +86,8 @@ def build_optimizer_variables(model: Any) -> None:
         )
 
 
-def describe_optimizer(model: Any) -> dict[str, Any]:
-    """The manifest's entries on the optimizer; see :func:`nfdt.core.program.pack.pack`."""
+def describe_optimizer(model: Any) -> OptimizerEntries:
+    """Return the manifest's entries on the optimizer."""
     optimizer = inner_optimizer(model)
     trainable = model.trainable_variables
     serialize = serialization_lib.serialize_keras_object
@@ -94,17 +95,17 @@ def describe_optimizer(model: Any) -> dict[str, Any]:
     owners = _attribute(config, optimizer, trainable)
     elementwise = _is_elementwise(optimizer, owners, trainable)
     config["config"]["loss_scale_factor"] = None  # workers send gradients unscaled
-    return {
-        "optimizer": config,
-        "optimizer_variables": owners,
-        "elementwise": elementwise,
-        "divisible": elementwise and _is_alike(optimizer, trainable),
-        "constraints": [serialize(v.constraint) for v in trainable],
+    return OptimizerEntries(
+        optimizer=config,
+        optimizer_variables=owners,
+        elementwise=elementwise,
+        divisible=elementwise and _is_alike(optimizer, trainable),
+        constraints=[serialize(v.constraint) for v in trainable],
         # Private: exclude_from_weight_decay() leaves no trace in the configuration.
-        "decay": [bool(optimizer._use_weight_decay(v)) for v in trainable],
-        "loss_scale": loss_scale(model),
-        "auto_scale_loss": optimizer is not model.optimizer,
-    }
+        decay=[bool(optimizer._use_weight_decay(v)) for v in trainable],
+        loss_scale=loss_scale(model),
+        auto_scale_loss=optimizer is not model.optimizer,
+    )
 
 
 def _attribute(config: Mapping[str, Any], optimizer: Any, trainable: list[Any]) -> list[dict[str, Any]] | None:

@@ -1,35 +1,8 @@
-"""From a compiled Keras model to a program: a JSON manifest and the artifacts it names.
-
-The manifest's keys:
-
-=======================  =====================================================================================
-kind                     "config" (Keras only), or "code" (needs a worker that allows code)
-model                    Keras' configuration of the model, without what compile() was given
-compile                  what compile() was given, with the optimizer the model really has
-compile_attributes       what an overridden compile() put on the model, or null; see ``compiling.py``
-auto_scale_loss          whether the optimizer is wrapped for float16
-loss_scale               null or {"initial_scale", "dynamic_growth_steps"}
-globals                  Keras' own settings (floatx, default dtype policy, ...)
-trainable                which layers, and which variables, are trainable
-assets                   per layer index: file name -> artifact (vocabularies)
-layout                   the trainable variables, see ``ParameterLayout``
-untrained                path, shape, dtype, rule and decay of each variable that is not trained
-optimizer                configuration of the (inner) optimizer
-optimizer_variables      shape, dtype and owner of each optimizer variable; null where unknown
-elementwise              whether the optimizer treats every element alike
-tables                   trainable variables, by index, that are looked up row by row: plain embeddings
-divisible                whether its options do so as well: shards may then cut a variable
-constraints, decay       per trainable variable
-input                    the nest, shapes and dtypes of a batch
-state, code              artifacts: safetensors, and the pickled custom objects or null
-versions                 of Python, Keras, TensorFlow
-=======================  =====================================================================================
-"""
+"""From a compiled Keras model to a program: a manifest and the artifacts it names."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import platform
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +18,7 @@ from nfdt.core.program.building import build_model, describe_batch
 from nfdt.core.program.code import dump_custom_objects
 from nfdt.core.program.collect import CustomObjects, collecting
 from nfdt.core.program.compiling import describe_compilation
+from nfdt.core.program.manifest import Manifest, ModelEntries
 from nfdt.core.program.optimizer import (
     build_optimizer_variables,
     describe_optimizer,
@@ -61,18 +35,18 @@ class PackedProgram:
     """A program ready to be uploaded.
 
     Attributes:
-        manifest: The program's JSON, see the module.
+        manifest: The program's manifest.
         artifacts: What it names, by sha256: the state, the code, vocabularies.
         code: Whether it needs a server that allows code.
     """
 
-    manifest: dict[str, Any]
+    manifest: Manifest
     artifacts: dict[str, bytes]
     code: bool
 
     def manifest_bytes(self) -> bytes:
-        """The manifest as it is stored."""
-        return json.dumps(self.manifest, separators=(",", ":")).encode()
+        """Return the manifest as it is stored."""
+        return self.manifest.to_bytes()
 
 
 def pack(model: Any, sample_batch: Any) -> PackedProgram:
@@ -91,11 +65,14 @@ def pack(model: Any, sample_batch: Any) -> PackedProgram:
     artifacts: dict[str, bytes] = {}
     with collecting(found):
         manifest = _describe(model, sample_batch)
-    manifest["assets"] = save_assets(model, lambda data: _store(artifacts, data))
-    manifest["state"] = _store(artifacts, _dump_state(model))
-    manifest["code"] = _store(artifacts, dump_custom_objects(found.by_name, model)) if found.by_name else None
-    manifest["kind"] = "code" if found.by_name or not _is_allowed(manifest) else "config"
-    return PackedProgram(_as_json(manifest), artifacts, manifest["kind"] == "code")
+    manifest = manifest.with_artifacts(
+        assets=save_assets(model, lambda data: _store(artifacts, data)),
+        state=_store(artifacts, _dump_state(model)),
+        code=_store(artifacts, dump_custom_objects(found.by_name, model)) if found.by_name else None,
+    )
+    if found.by_name or not _is_allowed(manifest):
+        manifest = manifest.with_code()
+    return PackedProgram(_normalized(manifest), artifacts, manifest.is_code)
 
 
 def prepare(model: Any, sample_batch: Any) -> None:
@@ -119,30 +96,31 @@ def prepare(model: Any, sample_batch: Any) -> None:
     build_optimizer_variables(model)
 
 
-def _describe(model: Any, sample_batch: Any) -> dict[str, Any]:
+def _describe(model: Any, sample_batch: Any) -> Manifest:
     config = serialization_lib.serialize_keras_object(model)
     compilation = describe_compilation(model, config.pop("compile_config", None))
+    optimizer = describe_optimizer(model)
+    return Manifest.of(config, compilation, optimizer, _describe_model(model, sample_batch))
+
+
+def _describe_model(model: Any, sample_batch: Any) -> ModelEntries:
     layers = model._flatten_layers()  # private: there is no public walk over nested layers
-    return {
-        "kind": "config",
-        "model": config,
-        **compilation,
-        **describe_optimizer(model),
-        "tables": _tables(model, layers),
-        "globals": _globals(),
-        "trainable": {
+    return ModelEntries(
+        tables=_tables(model, layers),
+        globals=_globals(),
+        trainable={
             "layers": [bool(layer.trainable) for layer in layers],
             "variables": [bool(v.trainable) for v in model.variables],
         },
-        "layout": layout_of(model).to_json(),
-        "untrained": describe_untrained(model),
-        "input": describe_batch(sample_batch),
-        "versions": {
+        layout=layout_of(model).to_json(),
+        untrained=describe_untrained(model),
+        input=describe_batch(sample_batch),
+        versions={
             "python": ".".join(platform.python_version_tuple()[:2]),
             "keras": keras.__version__,
             "tensorflow": tf.__version__,
         },
-    }
+    )
 
 
 def _tables(model: Any, layers: list[Any]) -> list[int]:
@@ -193,7 +171,7 @@ def _store(artifacts: dict[str, bytes], data: bytes) -> str:
     return name
 
 
-def _is_allowed(manifest: dict[str, Any]) -> bool:
+def _is_allowed(manifest: Manifest) -> bool:
     try:
         check_policy(manifest)
     except PolicyRefused:
@@ -201,9 +179,9 @@ def _is_allowed(manifest: dict[str, Any]) -> bool:
     return True
 
 
-def _as_json(manifest: dict[str, Any]) -> dict[str, Any]:
+def _normalized(manifest: Manifest) -> Manifest:
     try:
-        return dict(json.loads(json.dumps(manifest)))
+        return manifest.normalized()
     except (TypeError, ValueError) as error:
         raise CaptureError(
             f"The model's configuration cannot be written as JSON: {error}. A get_config() of the script returns "

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 
 from nfdt.core.errors import PolicyRefused
+from nfdt.core.program.manifest import Manifest
 
 MAX_DEPTH = 200
 MAX_NODES = 2_000_000
@@ -27,21 +28,20 @@ FUNCTION_MODULES = ("activations", "losses", "metrics", "initializers", "regular
 # They run Python, load files or other frameworks' modules.
 DENIED = frozenset({"Lambda", "TFSMLayer", "TorchModuleWrapper", "JaxLayer", "FlaxLayer"})
 SPECIAL = frozenset({"__keras_tensor__", "__tensor__", "__numpy__", "__bytes__", "__slice__", "__ellipsis__"})
-SECTIONS = ("model", "compile", "optimizer", "constraints", "globals")
 
 
-def check_policy(manifest: Mapping[str, Any]) -> None:
+def check_policy(manifest: Manifest) -> None:
     """Refuse a config job that names anything outside of the allow-list.
 
     Raises:
         PolicyRefused: names what was found and where.
     """
-    for key in ("code", "compile_attributes"):
-        if manifest.get(key):
+    for key, entry in manifest.code_entries().items():
+        if entry:
             raise PolicyRefused(f"A program without code may not have {key!r}.")
     budget = [MAX_NODES]
-    for section in SECTIONS:
-        _walk(manifest.get(section), section, 0, budget)
+    for section, entry in manifest.configurations().items():
+        _walk(entry, section, 0, budget)
 
 
 def _walk(node: Any, where: str, depth: int, budget: list[int]) -> None:

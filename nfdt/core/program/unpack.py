@@ -10,18 +10,18 @@ import keras
 import numpy as np
 from keras.src.saving import serialization_lib  # private: sharing of objects, as in Keras' own loading
 
-from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.program.assets import load_assets
 from nfdt.core.program.building import blank_batch, build_model
 from nfdt.core.program.code import load_code
 from nfdt.core.program.compiling import compile_model
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.optimizer import inner_optimizer
 from nfdt.core.program.policy import check_policy
 from nfdt.core.program.state import State, load_state
 
 
-def unpack(manifest: Mapping[str, Any], read: Callable[[str], bytes], *, allow_code: bool) -> Any:
+def unpack(manifest: Manifest, read: Callable[[str], bytes], *, allow_code: bool) -> Any:
     """Build the program's model: compiled, with weights and untrained state; the optimizer's slots are left out.
 
     Args:
@@ -39,22 +39,22 @@ def unpack(manifest: Mapping[str, Any], read: Callable[[str], bytes], *, allow_c
         ProtocolError: the program is malformed.
     """
     code = load_code(manifest, read, allow_code=allow_code)
-    safe_mode = manifest["kind"] != "code"
+    safe_mode = not manifest.is_code
     if safe_mode:
         check_policy(manifest)
-    program = copy.deepcopy(dict(manifest))  # Keras empties some of what it is given
-    _set_globals(program["globals"])
+    program = manifest.copied()  # Keras empties some of what it is given
+    _set_globals(program.settings)
     with keras.saving.custom_object_scope(code.objects), serialization_lib.ObjectSharingScope():
-        model = serialization_lib.deserialize_keras_object(program["model"], safe_mode=safe_mode)
+        model = serialization_lib.deserialize_keras_object(program.model, safe_mode=safe_mode)
         if not isinstance(model, keras.Model):
             raise ProtocolError(f"Program: expected a model. Received: {type(model).__name__}.")
         compile_model(model, program, safe_mode=safe_mode)
         for reference in code.references:
             reference.bind(model._flatten_layers())  # private: there is no public walk over nested layers
-        load_assets(model, program["assets"], read)
-        build_model(model, blank_batch(program["input"]))
-    _set_trainable(model, program["trainable"])
-    _load(model, program, load_state(read(program["state"])))
+        load_assets(model, program.assets, read)
+        build_model(model, blank_batch(program.input))
+    _set_trainable(model, program)
+    _load(model, program, load_state(read(program.state)))
     return model
 
 
@@ -65,23 +65,23 @@ def _set_globals(settings: Mapping[str, Any]) -> None:
     keras.config.set_dtype_policy(keras.dtype_policies.deserialize(copy.deepcopy(settings["dtype_policy"])))
 
 
-def _set_trainable(model: Any, trainable: Mapping[str, Sequence[bool]]) -> None:
+def _set_trainable(model: Any, program: Manifest) -> None:
     """Freeze what is frozen in the user's model: outer layers first, since freezing reaches inwards."""
     layers = model._flatten_layers()  # private: there is no public walk over nested layers
-    _require_equal("layers", len(trainable["layers"]), len(layers))
-    for layer, flag in zip(layers, trainable["layers"], strict=True):
+    _require_equal("layers", len(program.trainable_layers), len(layers))
+    for layer, flag in zip(layers, program.trainable_layers, strict=True):
         if layer.trainable != flag:
             layer.trainable = flag
-    _require_equal("variables", len(trainable["variables"]), len(model.variables))
-    for variable, flag in zip(model.variables, trainable["variables"], strict=True):
+    _require_equal("variables", len(program.trainable_variables), len(model.variables))
+    for variable, flag in zip(model.variables, program.trainable_variables, strict=True):
         if variable.trainable != flag:
             variable.trainable = flag
 
 
-def _load(model: Any, program: Mapping[str, Any], state: State) -> None:
-    layout = ParameterLayout.from_json(program["layout"])
+def _load(model: Any, program: Manifest, state: State) -> None:
+    layout = program.layout
     _check_shapes("trainable", [slot.shape for slot in layout.slots], model.trainable_variables)
-    _check_shapes("untrained", [tuple(u["shape"]) for u in program["untrained"]], model.non_trainable_variables)
+    _check_shapes("untrained", [tuple(u["shape"]) for u in program.untrained], model.non_trainable_variables)
     for variable, value in zip(model.trainable_variables, layout.unflatten(state.weights), strict=True):
         variable.assign(value)
     for index, variable in enumerate(model.non_trainable_variables):

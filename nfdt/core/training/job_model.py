@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from nfdt.core.arrays.layout import Array, ParameterLayout
+from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import ProtocolError
 from nfdt.core.order import order_crc, sample_order
 from nfdt.core.program import unpack
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.optimizer import inner_optimizer
 from nfdt.core.specs.job import DataSpec, JobSpec
 from nfdt.core.training import data, merge
@@ -47,7 +48,7 @@ class JobModel:
     def __init__(
         self,
         spec: JobSpec,
-        manifest: Mapping[str, Any],
+        manifest: Manifest,
         read: Callable[[str], bytes],
         open_array: Callable[[str], Array],
         *,
@@ -56,7 +57,7 @@ class JobModel:
     ) -> None:
         self.manifest, self._owner = manifest, owner
         self.model = unpack.unpack(manifest, read, allow_code=spec.code)
-        self.layout = ParameterLayout.from_json(manifest["layout"])
+        self.layout = manifest.layout
         self.first_update = int(inner_optimizer(self.model).iterations)
         self.untrained = self.untrained_of(number)
         self.metrics = ModelMetrics(self.model)
@@ -73,7 +74,7 @@ class JobModel:
 
     def untrained_of(self, number: int) -> UntrainedState:
         """The untrained state of a worker of this number; folds the number into the model's seeds."""
-        return UntrainedState(self.model, self.manifest, worker=number)
+        return UntrainedState(self.model, self.manifest.untrained_rules, worker=number)
 
     def take_untrained(self, encoded: bytes) -> None:
         """Replace the untrained state; no bytes leave it as it is."""

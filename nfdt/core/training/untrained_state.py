@@ -24,16 +24,16 @@ class UntrainedState:
 
     Args:
         model: A built model with the program's state.
-        manifest: The program.
+        rules: Merge rule of each variable; see :attr:`nfdt.core.program.manifest.Manifest.untrained_rules`.
         worker: Index of this worker.
 
     Raises:
         ShapeMismatch: the model has another number of untrained variables than the program.
     """
 
-    def __init__(self, model: Any, manifest: Mapping[str, Any], *, worker: int) -> None:
+    def __init__(self, model: Any, rules: Sequence[Mapping[str, Any]], *, worker: int) -> None:
         self._variables = list(model.non_trainable_variables)
-        self._rules = [entry["rule"] for entry in manifest["untrained"]]
+        self._rules = [entry["rule"] for entry in rules]
         self._worker = worker
         if len(self._variables) != len(self._rules):
             raise ShapeMismatch(

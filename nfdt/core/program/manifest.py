@@ -1,0 +1,309 @@
+"""The program's manifest: a JSON object, and the only module that reads or writes its keys. No Keras here.
+
+=======================  =====================================================================================
+kind                     "config" (Keras only), or "code" (needs a worker that allows code)
+model                    Keras' configuration of the model, without the arguments of compile()
+compile                  the arguments of compile(), with the optimizer that the model has
+compile_attributes       attributes that an overridden compile() sets on the model, or null; see ``compiling.py``
+optimizer                configuration of the (inner) optimizer
+optimizer_variables      shape, dtype and owner of each optimizer variable; null where unknown
+elementwise              whether the optimizer treats every element alike
+divisible                whether its options do so as well: shards may then cut a variable
+constraints, decay       per trainable variable
+loss_scale               null or {"initial_scale", "dynamic_growth_steps"}
+auto_scale_loss          whether the optimizer is wrapped for float16
+tables                   trainable variables, by index, that are looked up row by row: plain embeddings
+globals                  Keras' own settings (floatx, default dtype policy, ...)
+trainable                which layers, and which variables, are trainable
+layout                   the trainable variables, see ``ParameterLayout``
+untrained                path, shape, dtype, rule and decay of each variable that is not trained
+input                    the pytree, shapes and dtypes of a batch
+versions                 of Python, Keras, TensorFlow
+assets                   per layer index: file name -> artifact (vocabularies)
+state, code              artifacts: safetensors, and the pickled custom objects or null
+=======================  =====================================================================================
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.errors import ProtocolError
+
+
+def _shallow(group: Any) -> dict[str, Any]:
+    return {field.name: getattr(group, field.name) for field in fields(group)}
+
+
+@dataclass(frozen=True)
+class CompileEntries:
+    """The entries on ``compile``; see the module."""
+
+    compile: Mapping[str, Any] | None
+    compile_attributes: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class OptimizerEntries:
+    """The entries on the optimizer; see the module."""
+
+    optimizer: Mapping[str, Any]
+    optimizer_variables: Sequence[Mapping[str, Any]] | None
+    elementwise: bool
+    divisible: bool
+    constraints: Sequence[Any]
+    decay: Sequence[bool]
+    loss_scale: Mapping[str, Any] | None
+    auto_scale_loss: bool
+
+
+@dataclass(frozen=True)
+class ModelEntries:
+    """The entries on the model, its variables and its environment; see the module."""
+
+    tables: Sequence[int]
+    globals: Mapping[str, Any]
+    trainable: Mapping[str, Sequence[bool]]
+    layout: list[list[Any]]
+    untrained: Sequence[Mapping[str, Any]]
+    input: Mapping[str, Any]
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A program's manifest.
+
+    Entries are read when they are asked for: a manifest of remote origin may lack any of them.
+
+    Attributes:
+        entries: JSON object as it is stored; read it through the properties.
+
+    Raises:
+        KeyError: (properties) a required entry is missing.
+    """
+
+    entries: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls, model: Mapping[str, Any], compilation: CompileEntries, optimizer: OptimizerEntries, rest: ModelEntries
+    ) -> Manifest:
+        """Make the manifest of a program without code; its artifacts are added by :meth:`with_artifacts`."""
+        parts = {**_shallow(compilation), **_shallow(optimizer), **_shallow(rest)}
+        return cls({"kind": "config", "model": model, **parts})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Manifest:
+        """Inverse of :meth:`to_bytes`.
+
+        Raises:
+            ProtocolError: the bytes are no JSON object.
+        """
+        try:
+            entries = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise ProtocolError(f"Program: expected JSON. Received something else: {error}.") from None
+        if not isinstance(entries, dict):
+            raise ProtocolError(f"Program: expected a JSON object. Received: {type(entries).__name__}.")
+        return cls(entries)
+
+    def to_bytes(self) -> bytes:
+        """Return the manifest as it is stored."""
+        return json.dumps(self.entries).encode()
+
+    def normalized(self) -> Manifest:
+        """Return the manifest as it will be read: tuples are lists, keys are strings.
+
+        Raises:
+            TypeError: an entry cannot be written as JSON.
+            ValueError: an entry contains itself.
+        """
+        return Manifest(dict(json.loads(json.dumps(self.entries))))
+
+    def copied(self) -> Manifest:
+        """Return a deep copy, for Keras: it empties some of the configurations that it reads."""
+        return Manifest(copy.deepcopy(dict(self.entries)))
+
+    def replaced(self, **entries: Any) -> Manifest:
+        """Return the manifest with some entries replaced."""
+        return Manifest({**self.entries, **entries})
+
+    def with_artifacts(self, *, assets: Mapping[str, Any], state: str, code: str | None) -> Manifest:
+        """Return the manifest with the names of its artifacts."""
+        return self.replaced(assets=assets, state=state, code=code)
+
+    def with_code(self) -> Manifest:
+        """Return the manifest of a program that needs a worker that allows code."""
+        return self.replaced(kind="code")
+
+    def with_optimizer(self, optimizer: Mapping[str, Any], variables: Sequence[Mapping[str, Any]]) -> Manifest:
+        """Return the manifest with an elementwise optimizer, without loss scaling, in place of the model's own."""
+        return self.replaced(optimizer=optimizer, optimizer_variables=variables, elementwise=True, loss_scale=None)
+
+    # ---- code and artifacts
+
+    @property
+    def is_code(self) -> bool:
+        """Whether the program needs a worker that allows code."""
+        return bool(self.entries["kind"] == "code")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the program declares itself as configuration and brings no code."""
+        return self.entries["kind"] == "config" and not self.code
+
+    @property
+    def carries_code(self) -> bool:
+        """Whether a manifest of remote origin, which may lack entries, declares or brings code."""
+        return self.entries.get("kind") == "code" or self.entries.get("code") is not None
+
+    @property
+    def code(self) -> str | None:
+        """Artifact of the pickled custom objects, if any."""
+        found: str | None = self.entries["code"]
+        return found
+
+    @property
+    def state(self) -> str:
+        """Artifact of the state that the program starts with."""
+        return self.entries["state"]
+
+    @property
+    def assets(self) -> Mapping[str, Mapping[str, str]]:
+        """Per layer index: file name -> artifact."""
+        found: Mapping[str, Mapping[str, str]] = self.entries["assets"]
+        return found
+
+    @property
+    def python_version(self) -> str:
+        """Minor version of the Python that pickled the code."""
+        return self.entries["versions"]["python"]
+
+    # ---- configurations of Keras
+
+    @property
+    def model(self) -> Any:
+        """Keras' configuration of the model."""
+        return self.entries["model"]
+
+    @property
+    def compile_config(self) -> Any:
+        """The arguments of ``compile``."""
+        return self.entries["compile"]
+
+    @property
+    def compile_attributes(self) -> Mapping[str, Any]:
+        """Attributes that an overridden ``compile`` sets on the model."""
+        return self.entries["compile_attributes"] or {}
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Keras' own settings: floatx, default dtype policy, ..."""
+        found: Mapping[str, Any] = self.entries["globals"]
+        return found
+
+    @property
+    def input(self) -> Mapping[str, Any]:
+        """Description of a batch; see ``building.describe_batch``."""
+        found: Mapping[str, Any] = self.entries["input"]
+        return found
+
+    def configurations(self) -> dict[str, Any]:
+        """Return every entry that Keras deserialises, by key; None where it is missing."""
+        return {key: self.entries.get(key) for key in ("model", "compile", "optimizer", "constraints", "globals")}
+
+    def code_entries(self) -> dict[str, Any]:
+        """Return every entry that only a program with code may have, by key; None where it is missing."""
+        return {key: self.entries.get(key) for key in ("code", "compile_attributes")}
+
+    # ---- variables
+
+    @property
+    def layout(self) -> ParameterLayout:
+        """Layout of the trainable variables."""
+        layout = ParameterLayout.from_json(self.entries["layout"])
+        return replace(layout, divisible=bool(self.entries.get("divisible")))
+
+    @property
+    def trainable_layers(self) -> Sequence[bool]:
+        """Per layer, whether it is trainable."""
+        found: Sequence[bool] = self.entries["trainable"]["layers"]
+        return found
+
+    @property
+    def trainable_variables(self) -> Sequence[bool]:
+        """Per variable of the model, whether it is trainable."""
+        found: Sequence[bool] = self.entries["trainable"]["variables"]
+        return found
+
+    @property
+    def tables(self) -> list[int]:
+        """Trainable variables, by index, that are looked up row by row."""
+        return [int(index) for index in self.entries.get("tables") or ()]
+
+    @property
+    def untrained(self) -> Sequence[Mapping[str, Any]]:
+        """Path, shape, dtype, rule and decay of each untrained variable."""
+        return self.entries.get("untrained") or []
+
+    @property
+    def untrained_rules(self) -> list[dict[str, Any]]:
+        """Merge rule and decay of each untrained variable; see :func:`nfdt.core.training.merge.merge_untrained`."""
+        return [{"rule": entry["rule"], "decay": entry.get("decay")} for entry in self.untrained]
+
+    @property
+    def constraints(self) -> Sequence[Any] | None:
+        """Per trainable variable the configuration of its constraint, or None; None where unknown."""
+        return self.entries.get("constraints")
+
+    @property
+    def decay(self) -> Sequence[bool] | None:
+        """Per trainable variable, whether weight decay applies; None where unknown."""
+        return self.entries.get("decay")
+
+    # ---- optimizer
+
+    @property
+    def optimizer(self) -> Mapping[str, Any]:
+        """Keras' configuration of the (inner) optimizer."""
+        found: Mapping[str, Any] = self.entries["optimizer"]
+        return found
+
+    @property
+    def optimizer_class(self) -> str | None:
+        """Class name of the optimizer, if known."""
+        found: str | None = (self.entries.get("optimizer") or {}).get("class_name")
+        return found
+
+    @property
+    def optimizer_options(self) -> Mapping[str, Any]:
+        """Constructor arguments of the optimizer; empty where unknown."""
+        return (self.entries.get("optimizer") or {}).get("config") or {}
+
+    @property
+    def optimizer_variables(self) -> Sequence[Mapping[str, Any]] | None:
+        """Shape, dtype and owner of each optimizer variable; None where they cannot be attributed."""
+        return self.entries.get("optimizer_variables")
+
+    @property
+    def optimizer_owners(self) -> list[int] | None:
+        """Per optimizer variable the trainable variable it belongs to, -1 for none; None where unknown."""
+        described = self.optimizer_variables
+        return None if described is None else [int(entry["variable"]) for entry in described]
+
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether the optimizer treats every element alike."""
+        return bool(self.entries.get("elementwise"))
+
+    @property
+    def loss_scale(self) -> Mapping[str, Any] | None:
+        """Dynamic loss scale to start from, if any."""
+        found: Mapping[str, Any] | None = self.entries["loss_scale"]
+        return found

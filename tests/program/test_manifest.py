@@ -1,0 +1,102 @@
+"""The manifest: the same JSON in and out, and no other module that knows its keys."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nfdt.core.errors import ProtocolError
+from nfdt.core.program.manifest import CompileEntries, Manifest, ModelEntries, OptimizerEntries
+
+ROOT = Path(__file__).parents[2]
+HOME = ROOT / "nfdt" / "core" / "program" / "manifest.py"
+GROUPS = (CompileEntries, OptimizerEntries, ModelEntries)
+KEYS = {"kind", "model", "assets", "state", "code", *(f.name for group in GROUPS for f in dataclasses.fields(group))}
+HOLDERS = ("manifest", "program", "entries")
+SOURCES = sorted(
+    path for room in ("nfdt", "client/nfdt_client", "hfdt") for path in (ROOT / room).rglob("*.py") if path != HOME
+)
+
+
+def test_bytes_are_those_of_the_object():
+    data = b'{"kind": "config", "layout": [["w", [2, 3]]], "divisible": true, "more": [1.5, null]}'
+    assert Manifest.from_bytes(data).to_bytes() == data
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"{", b"[1]", b"3", b"[" * 100_000])
+def test_bytes_that_are_no_object_are_refused(data):
+    with pytest.raises(ProtocolError, match="Program: expected"):
+        Manifest.from_bytes(data)
+
+
+def test_a_missing_entry_is_named_when_it_is_read():
+    with pytest.raises(KeyError, match="layout"):
+        _ = Manifest({}).layout
+
+
+def test_a_manifest_of_remote_origin_may_lack_what_is_optional():
+    empty = Manifest({})
+    assert (empty.tables, empty.untrained_rules, empty.optimizer_owners, empty.optimizer_class) == ([], [], None, None)
+    assert not empty.carries_code
+    assert Manifest({"code": "x"}).carries_code
+    assert Manifest({"kind": "code"}).carries_code
+
+
+def test_another_optimizer_leaves_the_rest_as_it_is():
+    before = Manifest({"layout": [["w", [2]]], "optimizer": {"class_name": "Adam"}, "loss_scale": {"a": 1}})
+    after = before.with_optimizer({"class_name": "SGD"}, [])
+    assert (after.optimizer_class, after.loss_scale, after.layout) == ("SGD", None, before.layout)
+    assert before.optimizer_class == "Adam"
+    assert json.loads(after.to_bytes())["elementwise"] is True
+
+
+def look_ups(tree: ast.AST) -> Iterator[str]:
+    """Keys of a manifest that a module reads from an object of a manifest's usual names."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript):
+            holder, key = node.value, node.slice
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+            holder, key = node.func.value, node.args[0]
+            if node.func.attr not in ("get", "pop", "setdefault"):
+                continue
+        else:
+            continue
+        name = holder.attr if isinstance(holder, ast.Attribute) else getattr(holder, "id", "")
+        if name.lstrip("_").endswith(HOLDERS) and isinstance(key, ast.Constant) and key.value in KEYS:
+            yield str(key.value)
+
+
+def literals(tree: ast.AST) -> Iterator[str]:
+    """Dictionaries that look like a manifest's."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Dict):
+            named = {key.value for key in node.keys if isinstance(key, ast.Constant)} & KEYS
+            if len(named) > 3:
+                yield ", ".join(sorted(named))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_other_module_knows_the_keys(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert [*look_ups(tree), *literals(tree)] == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'manifest["layout"]',
+        'self._manifest["state"]',
+        'result.manifest.get("untrained")',
+        'program["optimizer"]["config"]',
+        '(manifest.get("optimizer") or {}).get("config")',
+        '{"layout": 1, "optimizer": 2, "tables": 3, "state": 4}',
+    ],
+)
+def test_a_look_up_elsewhere_is_found(source):
+    tree = ast.parse(source)
+    assert [*look_ups(tree), *literals(tree)] != []
