@@ -106,7 +106,7 @@ def expected_loss(row: str, delay: float) -> Loss:
 def measured_as(algorithm: AlgorithmSpec) -> str:
     """Under which name a row's accuracies are in the table."""
     if algorithm.topology_facts.grouped:
-        return GROUPS if algorithm.update_rule == "ddc" else ""
+        return GROUPS if algorithm.rule_facts.modelled else ""
     consistency = algorithm.consistency_facts
     merging = BARRIER if consistency.synchronous else SOFTSYNC if consistency.merges else ""
     return merging or algorithm.update_rule
