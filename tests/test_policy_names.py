@@ -37,7 +37,7 @@ ALLOWED = {
     ("hfdt/keras/compression.py", "named[wanted]"): "the compression of an allreduce, which is no codec",
     ("nfdt/planning/views.py", "ERRORS[name]"): "figures of the codecs among which the adaptive one chooses",
     ("nfdt/planning/views.py", "ERRORS[codec.name]"): "figures of the codecs among which the adaptive one chooses",
-    ("nfdt/simulate/job.py", 'kind == "groups"'): "the kind of an event",
+    ("nfdt/simulate/effects.py", 'kind == "groups"'): "the kind of an event",
     ("nfdt/coordinator/topology_view.py", 'topology == "ring"'): "until topologies are objects",
     ("nfdt/coordinator/topology_view.py", 'topology == "groups"'): "until topologies are objects",
     ("nfdt/coordinator/topology_view.py", 'topology == "flat"'): "until topologies are objects",

@@ -51,7 +51,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Crew:
+class MachineGroup:
     """The machines behind one worker.
 
     Attributes:
@@ -68,19 +68,19 @@ class Post:
     """What one worker of the coordinator stands for.
 
     Attributes:
-        crew: Its machines.
+        group: Its machines.
         share: How they split a task; changes between epochs.
         worker: Name of the worker that holds it now, or did last.
     """
 
-    crew: Crew
+    group: MachineGroup
     share: Share
     worker: str = ""
 
     @property
     def members(self) -> tuple[int, ...]:
         """Numbers of its machines."""
-        return tuple(machine.number for machine in self.crew.machines)
+        return tuple(machine.number for machine in self.group.machines)
 
 
 class Listener(Protocol):
@@ -252,7 +252,7 @@ class SimulatedWorker:
 
     def _parts(self, task: Task) -> list[tuple[Machine, Task]]:
         """Whose rows are whose, of machines that get any."""
-        machines = self.post.crew.machines
+        machines = self.post.group.machines
         if len(machines) == 1 or task.data:
             return [(machines[0], task)]
         counts = proportional_split(task.stop - task.start, [float(rows) for rows in self.post.share.rows])
@@ -270,4 +270,4 @@ class SimulatedWorker:
             seconds = machine.seconds(samples_of(part), now)
             self.listener.member_stepped(machine.number, samples_of(part), seconds)
             slowest = max(slowest, seconds)
-        return slowest + self.post.crew.inside_s
+        return slowest + self.post.group.inside_s

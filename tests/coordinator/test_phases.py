@@ -41,7 +41,7 @@ class Phase:
         members = Membership(1, 0.0)
         self.member = members.join(W, 0, 0.0)
         self.book = LeaseBook(PlannedTasks(TaskPlan(tasks, 1)))
-        self.training = Training(BeginEpoch(0, b"", 0), self.book, decisions, members, {}, Gate(None))
+        self.training = Training(BeginEpoch(0, b"", 0), self.book, decisions, members, {}, Gate(0))
         self.training.instruct(self.member, 0.0)
 
     def ask(self, now=0.0):
