@@ -26,7 +26,7 @@ from nfdt.coordinator.gate import Gate
 from nfdt.coordinator.leasing import stream_warning
 from nfdt.coordinator.membership import Membership
 from nfdt.coordinator.online_planner import ShardLoad
-from nfdt.coordinator.training import Training
+from nfdt.coordinator.training import TrainingPhase
 from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.clock import Clock
 from nfdt.core.errors import ProtocolError
@@ -44,7 +44,7 @@ from nfdt.core.work.instructions import (
     TrainingDone,
     Wait,
 )
-from nfdt.planning import Choice
+from nfdt.planning import PlanChoice
 from nfdt.schedulers.local_sizes import LocalSizes
 
 
@@ -152,7 +152,7 @@ class Coordinator:
         """The next epoch begins when so many workers are ready."""
         self._members.expect(count)
 
-    def plan_groups(self, load: ShardLoad, remaining_s: float) -> Choice | None:
+    def plan_groups(self, load: ShardLoad, remaining_s: float) -> PlanChoice | None:
         """Between two epochs: groups that a job that chooses its row shall form of its workers; None: none."""
         return self._decisions.plan.look_at_groups(self._ready(), load, remaining_s)
 
@@ -197,7 +197,7 @@ class Coordinator:
         if report:
             member.in_flight = report.in_flight
         if self._run and report and self._run.current.absorb(member, report, now):
-            training = self._run.current if isinstance(self._run.current, Training) else None
+            training = self._run.current if isinstance(self._run.current, TrainingPhase) else None
             self._effects.useful(now, self.epoch, training)
             if training is not None:
                 self._report_speeds(now)
@@ -305,7 +305,7 @@ class Coordinator:
     def handed_out(self) -> bool:
         """Whether somebody holds each task of the epoch: who waits for one goes on waiting until one comes back."""
         run = self._run
-        return run is not None and isinstance(run.current, Training) and not run.training.book.remaining
+        return run is not None and isinstance(run.current, TrainingPhase) and not run.training.book.remaining
 
     def waiting_for(self) -> tuple[str, ...]:
         """Who is waited for now: names of workers, or "client", "shards", "workers"."""
@@ -347,7 +347,7 @@ class Coordinator:
         epoch = self._planner.begin(self.epoch, parts, workers, self._feed, self._decisions.speeds.sizes)
         begin = BeginEpoch(self.epoch, self.merger.encoded, epoch.order_crc)
         self._gate.begin_epoch()
-        training = Training(begin, epoch.book, self._decisions, self._members, epoch.ranks, self._gate)
+        training = TrainingPhase(begin, epoch.book, self._decisions, self._members, epoch.ranks, self._gate)
         self.merger.metrics = b""
         validation = self._planner.validation
         number = self.epoch

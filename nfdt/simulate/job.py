@@ -25,7 +25,7 @@ from nfdt.simulate.client import VirtualClient, Way
 from nfdt.simulate.cluster import ClusterDescription
 from nfdt.simulate.effects import SimulatedEffects
 from nfdt.simulate.events import Agenda, Signal
-from nfdt.simulate.machines import Machine, Network
+from nfdt.simulate.machines import Machine, VirtualNetwork
 from nfdt.simulate.post_plan import PostPlan, simulated
 from nfdt.simulate.record import Record
 from nfdt.simulate.regrouping import Regrouping
@@ -39,7 +39,7 @@ from nfdt.transport.choice import make_choice
 
 RESULT = "result"
 
-Batch = tuple[bytes, int]
+EncodedBatch = tuple[bytes, int]
 """Of a stream: the encoded batch and its samples."""
 
 
@@ -79,7 +79,7 @@ class SimulatedJob:
         rules = [{"rule": entry["rule"], "decay": entry.get("decay")} for entry in manifest["untrained"]]
         self._merger = StateMerger(rules, [state.untrained[i] for i in range(len(rules))])
         machines = [Machine(i, w, spec.fit.batch_size, cluster.seed) for i, w in enumerate(cluster.each())]
-        self._network = Network(cluster, count_shards(manifest, spec.cluster.shards), ring=is_ring(spec))
+        self._network = VirtualNetwork(cluster, count_shards(manifest, spec.cluster.shards), ring=is_ring(spec))
         self._post_plan = PostPlan(spec, machines, self._network, self.trainer.layout.size)
         self.shards = LocalShards(spec, manifest, state, len(self._post_plan.posts))
         clock = self.agenda.clock
@@ -93,7 +93,7 @@ class SimulatedJob:
             self.coordinator, self._roster, self._waiting, self.shards, self.record, clock.now, self._result
         )
         self._settling = False
-        self._fed: tuple[int, Iterator[Batch]] | None = None
+        self._fed: tuple[int, Iterator[EncodedBatch]] | None = None
         regrouping = Regrouping(
             self.agenda, self.coordinator, self._post_plan, self._roster, self._network, self._effects.emit
         )
@@ -141,7 +141,7 @@ class SimulatedJob:
         self.coordinator.proceed(epoch)
         self._stir()
 
-    def feed(self, epoch: int, batches: Iterator[Batch]) -> None:
+    def feed(self, epoch: int, batches: Iterator[EncodedBatch]) -> None:
         """Where the batches of this epoch come from, for a job whose data are a stream."""
         self._fed = (epoch, batches)
         self._stir()
@@ -191,11 +191,11 @@ class SimulatedJob:
         return SimulatedWorker(self.spec, name, index, post, self.trainer, client, self._ask, self, clock)
 
     def applied(self, worker: str, task: int, pushed: Pushed) -> None:
-        """See :class:`nfdt.simulate.worker.Listener`."""
+        """See :class:`nfdt.simulate.worker.WorkerObserver`."""
         self.record.applied(worker, task, pushed)
 
     def member_stepped(self, machine: int, samples: int, seconds: float) -> None:
-        """See :class:`nfdt.simulate.worker.Listener`."""
+        """See :class:`nfdt.simulate.worker.WorkerObserver`."""
         self.record.member_stepped(machine, samples, seconds)
         self._post_plan.member_stepped(machine, samples, seconds)
 

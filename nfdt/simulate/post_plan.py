@@ -13,7 +13,7 @@ from nfdt.core.specs.groups import check_groups
 from nfdt.core.specs.job import JobSpec
 from nfdt.schedulers.group_shares import FixedSizes, GroupShare
 from nfdt.schedulers.grouping import Groups
-from nfdt.simulate.machines import Machine, Network
+from nfdt.simulate.machines import Machine, VirtualNetwork
 from nfdt.simulate.worker import MachineGroup, Post, Share, SimulatedWorker
 
 MEASURED_STEPS = 20  # of each machine before groups are formed, half of them with a quarter of the rows
@@ -38,7 +38,7 @@ class PostPlan:
         UsageError: what only real clusters can do.
     """
 
-    def __init__(self, spec: JobSpec, machines: Sequence[Machine], network: Network, weights: int) -> None:
+    def __init__(self, spec: JobSpec, machines: Sequence[Machine], network: VirtualNetwork, weights: int) -> None:
         _check(spec)
         self.spec, self._machines, self._network, self._bytes = spec, list(machines), network, 4 * weights
         self.sizes: FixedSizes | None = None

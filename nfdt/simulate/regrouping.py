@@ -9,7 +9,7 @@ from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.group_plan import groups_event
 from nfdt.coordinator.online_planner import WORLDS_S, plan_event
 from nfdt.simulate.events import Agenda
-from nfdt.simulate.machines import Network
+from nfdt.simulate.machines import VirtualNetwork
 from nfdt.simulate.post_plan import PostPlan
 from nfdt.simulate.roster import WorkerRoster
 
@@ -32,7 +32,7 @@ class Regrouping:
         coordinator: Coordinator,
         plan: PostPlan,
         roster: WorkerRoster,
-        network: Network,
+        network: VirtualNetwork,
         emit: Callable[[str, Mapping[str, Any]], None],
     ) -> None:
         self._agenda, self._coordinator, self._plan = agenda, coordinator, plan

@@ -17,7 +17,7 @@ from nfdt.core.work import instructions as ins
 from nfdt.schedulers import Task
 from nfdt.schedulers.proportions import proportional_split
 from nfdt.simulate.client import VirtualClient
-from nfdt.simulate.events import Signal, Steps
+from nfdt.simulate.events import ActivitySteps, Signal
 from nfdt.simulate.machines import Machine
 from nfdt.simulate.trainer import Trainer, samples_of
 from nfdt.transport.base import Pushed
@@ -25,7 +25,7 @@ from nfdt.worker.pipeline import Pipeline
 from nfdt.worker.statistics import Statistics
 from nfdt.worker.task_times import LeaseTimes
 
-Ask = Callable[[str, ins.Report], ins.Instruction | Signal]
+AskInstruction = Callable[[str, ins.Report], ins.Instruction | Signal]
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Post:
         return tuple(machine.number for machine in self.group.machines)
 
 
-class Listener(Protocol):
+class WorkerObserver(Protocol):
     """Told what a worker does, for the record."""
 
     def applied(self, worker: str, task: int, pushed: Pushed) -> None:
@@ -117,8 +117,8 @@ class SimulatedWorker:
     post: Post
     trainer: Trainer
     client: VirtualClient
-    ask: Ask
-    listener: Listener
+    ask: AskInstruction
+    listener: WorkerObserver
     clock: Callable[[], float]
     statistics: Statistics = field(default_factory=Statistics)
 
@@ -128,7 +128,7 @@ class SimulatedWorker:
         self._epoch = self._epoch_steps = 0
         self._logs: dict[str, float] = {}
 
-    def run(self) -> Steps:
+    def run(self) -> ActivitySteps:
         """The activity."""
         finished: tuple[Finished, ...] = ()
         answer: Mapping[str, Any] = {}
