@@ -215,7 +215,7 @@ def _with_counts(options: Options) -> Options:
 
 def _in_world(options: Options, environ: Mapping[str, str]) -> Options:
     """An allreduce job of a script that mpirun, srun or horovodrun started runs on the ranks of that world."""
-    if options.algorithm.topology != "ring":
+    if not options.algorithm.topology_facts.allreduce:
         return options
     if options.cluster.shards != 1:
         raise UsageError(f"shards: expected 1, because allreduce has none. Received: {options.cluster.shards}.")

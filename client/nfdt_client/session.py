@@ -80,7 +80,7 @@ class Session:
 
     def _open(self, undo: contextlib.ExitStack) -> None:
         """Have a server to speak to, until ``undo``."""
-        if self.options.algorithm.topology in ("ring", "groups") and self.options.server is None:
+        if not self.options.algorithm.topology_facts.flat and self.options.server is None:
             ring.require_horovod(self.options.algorithm.name)
         if self.options.world is not None and self.options.world.rank:
             ring.follow(self.options.cluster)
@@ -186,7 +186,7 @@ class Session:
                 f"with --allow-code, or Keras' own parts only. Received: {self.connection().address}, which takes none."
             )
         cluster = self.options.cluster
-        flat = self.options.algorithm.topology == "flat"
+        flat = self.options.algorithm.topology_facts.flat
         if flat and not self.options.workers_given and self.options.server is not None and server.slots:
             cluster = cluster.model_copy(update={"workers": server.slots})
         return cluster
@@ -215,10 +215,10 @@ class Session:
 
 @contextlib.contextmanager
 def _embedded(options: Options) -> Any:
-    cluster, topology = options.cluster, options.algorithm.topology
-    if topology == "ring":
+    cluster, topology = options.cluster, options.algorithm.topology_facts
+    if topology.allreduce:
         server = EmbeddedServer(0, 0, rings=[ring.describe_ring(cluster)])
-    elif topology == "groups":
+    elif topology.grouped:
         server = EmbeddedServer(0, cluster.shards, rings=ring.describe_groups(options.algorithm, cluster))
     else:
         server = EmbeddedServer(cluster.workers, cluster.shards)

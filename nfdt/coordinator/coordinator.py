@@ -26,7 +26,7 @@ from nfdt.coordinator.gate import Gate
 from nfdt.coordinator.leasing import stream_warning
 from nfdt.coordinator.membership import Membership
 from nfdt.coordinator.online_planner import ShardLoad
-from nfdt.coordinator.training import Training
+from nfdt.coordinator.training import TrainingPhase
 from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.clock import Clock
 from nfdt.core.errors import ProtocolError
@@ -44,7 +44,7 @@ from nfdt.core.work.instructions import (
     TrainingDone,
     Wait,
 )
-from nfdt.planning import Choice
+from nfdt.planning import PlanChoice
 from nfdt.schedulers.local_sizes import LocalSizes
 
 
@@ -60,6 +60,14 @@ class FeedCredit:
 class Coordinator:
     """Decides what every worker of one job does next. See the module's docstring.
 
+    Args:
+        spec: The job.
+        policy: Consistency policy.
+        clock: Clock of the job.
+        merger: Untrained state that all workers share.
+        sizes: Batch sizes that another part of the job decides; None: those of the job's batch policy.
+        held: Whether every epoch waits for :meth:`release` too.
+
     Attributes:
         epoch: The epoch that is trained, or that will be next.
         epoch_s: Seconds that the last epoch took.
@@ -73,6 +81,8 @@ class Coordinator:
         clock: Clock,
         merger: StateMerger | None = None,
         sizes: LocalSizes | None = None,
+        *,
+        held: bool = False,
     ) -> None:
         self.epoch = spec.fit.initial_epoch
         self.merger = merger or StateMerger()
@@ -86,8 +96,7 @@ class Coordinator:
         self._run: EpochRun | None = None
         self._began_at = clock.now()
         self.epoch_s = 0.0
-        self._permitted = -1 if spec.attended else spec.fit.epochs
-        self._until: int | None = None
+        self._gate = Gate(-1 if spec.attended else spec.fit.epochs, held=held)
         self._stopping = False
         self._ended: Leave | None = None
         if text := stream_warning(spec):
@@ -105,7 +114,7 @@ class Coordinator:
     @property
     def standing(self) -> bool:
         """Whether the epoch stands still for the client: :meth:`proceed` lets it go on."""
-        return self._run is not None and self._run.training.gate.standing
+        return self._run is not None and self._gate.standing
 
     @property
     def fresh(self) -> bool:
@@ -143,7 +152,7 @@ class Coordinator:
         """The next epoch begins when so many workers are ready."""
         self._members.expect(count)
 
-    def plan_groups(self, load: ShardLoad, remaining_s: float) -> Choice | None:
+    def plan_groups(self, load: ShardLoad, remaining_s: float) -> PlanChoice | None:
         """Between two epochs: groups that a job that chooses its row shall form of its workers; None: none."""
         return self._decisions.plan.look_at_groups(self._ready(), load, remaining_s)
 
@@ -188,7 +197,7 @@ class Coordinator:
         if report:
             member.in_flight = report.in_flight
         if self._run and report and self._run.current.absorb(member, report, now):
-            training = self._run.current if isinstance(self._run.current, Training) else None
+            training = self._run.current if isinstance(self._run.current, TrainingPhase) else None
             self._effects.useful(now, self.epoch, training)
             if training is not None:
                 self._report_speeds(now)
@@ -205,10 +214,9 @@ class Coordinator:
 
         It stands still after ``until`` of its steps and at its end (None: it does not), until more are let through.
         """
-        self._permitted = max(self._permitted, epoch)
-        self._until = until
+        self._gate.permit(epoch, until)
         if self._run and epoch == self.epoch:
-            self._run.training.gate.go_on(until)
+            self._gate.go_on(until)
         self._advance()
 
     def replaced(self) -> None:
@@ -221,7 +229,7 @@ class Coordinator:
         self._stopping = True
         if self._run and self.phase == "train":
             self._run.training.book.stop()
-            self._run.training.gate.go_on(None)
+            self._gate.go_on(None)
         self._advance()
 
     def fed(self, epoch: int, data: bytes, samples: int) -> None:
@@ -256,6 +264,11 @@ class Coordinator:
         return FeedCredit(self.epoch, self._feed.accepted + free, free)
 
     # ---- server
+
+    def release(self) -> None:
+        """Let the next epoch begin once the client permits it; only for a coordinator that is ``held``."""
+        self._gate.release()
+        self._advance()
 
     def flushed(self, epoch: int) -> None:
         """The shards have applied everything of this epoch: the answer to FlushShards."""
@@ -292,14 +305,14 @@ class Coordinator:
     def handed_out(self) -> bool:
         """Whether somebody holds each task of the epoch: who waits for one goes on waiting until one comes back."""
         run = self._run
-        return run is not None and isinstance(run.current, Training) and not run.training.book.remaining
+        return run is not None and isinstance(run.current, TrainingPhase) and not run.training.book.remaining
 
     def waiting_for(self) -> tuple[str, ...]:
         """Who is waited for now: names of workers, or "client", "shards", "workers"."""
         if self._ended:
             return ()
         if self._run is None:
-            return ("workers",) if self._permitted >= self.epoch else ("client",)
+            return ("workers",) if self._gate.is_permitted(self.epoch) else ("client",)
         names = self._run.waiting_for()
         if not names and len(self._members) and self._feed and self.phase == "train":
             return ("client",)
@@ -322,7 +335,9 @@ class Coordinator:
     def _leave_hold(self) -> None:
         if self._stopping:
             self._finish()
-        elif self._permitted >= self.epoch and self._members.may_begin(self._clock.now(), self._spec.start_timeout_s):
+        elif self._gate.may_begin(self.epoch) and self._members.may_begin(
+            self._clock.now(), self._spec.start_timeout_s
+        ):
             self._begin_epoch()
 
     def _begin_epoch(self) -> None:
@@ -331,8 +346,8 @@ class Coordinator:
         parts = self._decisions.policy.round_parts(len(workers))
         epoch = self._planner.begin(self.epoch, parts, workers, self._feed, self._decisions.speeds.sizes)
         begin = BeginEpoch(self.epoch, self.merger.encoded, epoch.order_crc)
-        gate = Gate(self._until)
-        training = Training(begin, epoch.book, self._decisions, self._members, epoch.ranks, gate)
+        self._gate.begin_epoch()
+        training = TrainingPhase(begin, epoch.book, self._decisions, self._members, epoch.ranks, self._gate)
         self.merger.metrics = b""
         validation = self._planner.validation
         number = self.epoch

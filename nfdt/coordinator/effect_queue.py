@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nfdt.coordinator.progress import StallWatch, Throttle
-from nfdt.coordinator.training import Training
+from nfdt.coordinator.training import TrainingPhase
 from nfdt.core.work.instructions import Effect, Emit
 
 STALL_AFTER_S = 15.0
@@ -27,7 +27,7 @@ class EffectQueue:
         """One more event."""
         self.add(Emit(kind, data))
 
-    def progress(self, epoch: int, training: Training, **more: Any) -> None:
+    def progress(self, epoch: int, training: TrainingPhase, **more: Any) -> None:
         """A progress event, whatever was told last."""
         book = training.book
         self.emit(
@@ -39,7 +39,7 @@ class EffectQueue:
             **more,
         )
 
-    def useful(self, now: float, epoch: int, training: Training | None) -> None:
+    def useful(self, now: float, epoch: int, training: TrainingPhase | None) -> None:
         """Something useful happened: no stall, and progress if it is due (the last one of a phase comes anyway)."""
         self._stall.useful(now)
         if training is not None and not training.done and self._throttle.is_due(now):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from nfdt.coordinator.effect_queue import EffectQueue
 from nfdt.coordinator.membership import Membership
 from nfdt.coordinator.phases import Collecting, Phase, Summarising, Validating
-from nfdt.coordinator.training import Training
+from nfdt.coordinator.training import TrainingPhase
 from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.training.metric_states import merge_metric_states
 from nfdt.core.work.instructions import FlushShards, Summarise
@@ -30,7 +30,7 @@ class EpochRun:
     def __init__(
         self,
         epoch: int,
-        training: Training,
+        training: TrainingPhase,
         members: Membership,
         merger: StateMerger,
         effects: EffectQueue,
@@ -86,7 +86,7 @@ class EpochRun:
 
     def _step(self) -> bool:
         phase = self.current
-        if isinstance(phase, Training):
+        if isinstance(phase, TrainingPhase):
             self._collect(phase)
         elif isinstance(phase, Collecting):
             if phase.name == "train":
@@ -107,7 +107,7 @@ class EpochRun:
         self.current = training
         self._effects.progress(self.epoch, training, pause=not training.book.done)
 
-    def _collect(self, training: Training) -> None:
+    def _collect(self, training: TrainingPhase) -> None:
         self._effects.progress(self.epoch, training)
         self._effects.add(FlushShards(self.epoch))
         self.current = Collecting(self.epoch, self._taking_part())

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nfdt.core.specs.job import JobSpec
-from nfdt.planning import Choice, Cluster, PlannedPreset, WorkerCost, choose, flat_presets, predict
+from nfdt.planning import Cluster, PlanChoice, PlannedPreset, WorkerCost, choose, flat_presets, predict
 from nfdt.schedulers import StepTime
 from nfdt.schedulers.grouping import divide, evenly
 
 LEAST_STEPS = 10  # of every worker before the first decision
 WORLDS_S = 10.0  # until the worlds of groups are up
 
-Steps = Mapping[str, tuple[StepTime, float]]
+MeasuredSteps = Mapping[str, tuple[StepTime, float]]
 """Of each worker the seconds of a step with what was not hidden of its exchange, and that part."""
 
 
@@ -59,12 +59,12 @@ class OnlinePlanner:
 
     def __init__(self, local_batch: int, overlap: int, batch: str = "dbs") -> None:
         self.preset = PlannedPreset("free", batch, 0)
-        self.choice: Choice | None = None
+        self.choice: PlanChoice | None = None
         self._local_batch = local_batch
         self._flat = flat_presets(batch, overlap)
         self._exchange: dict[str, float] = {}
 
-    def look(self, steps: Steps) -> Choice | None:
+    def look(self, steps: MeasuredSteps) -> PlanChoice | None:
         """A decision that is new: the first one, or another preset of flat workers; None where all stays as it is."""
         current = self.preset if self.choice else None
         choice = choose(self._cluster(steps), self._flat, current=current)
@@ -73,7 +73,7 @@ class OnlinePlanner:
         self.choice, self.preset = choice, choice.preset
         return choice
 
-    def look_at_groups(self, steps: Steps, load: ShardLoad, remaining_s: float) -> Choice | None:
+    def look_at_groups(self, steps: MeasuredSteps, load: ShardLoad, remaining_s: float) -> PlanChoice | None:
         """Groups that save more of the remaining seconds than their worlds take to start; None: the workers stay flat.
 
         An allreduce moves as many bytes as a push with its reply: it is taken to last as long, less the shard's step.
@@ -88,7 +88,7 @@ class OnlinePlanner:
         saved = 1 - predict(self.preset, cluster).progress_per_s / choice.prediction.progress_per_s
         return choice if saved * remaining_s > WORLDS_S else None
 
-    def _cluster(self, steps: Steps, load: ShardLoad | None = None) -> Cluster:
+    def _cluster(self, steps: MeasuredSteps, load: ShardLoad | None = None) -> Cluster:
         workers = [self._cost(name, *times) for name, times in steps.items()]
         if load is None:
             return Cluster(tuple(workers), self._local_batch)
@@ -105,7 +105,7 @@ class OnlinePlanner:
         return WorkerCost(name, step.scaled(computing), self._exchange[name])
 
 
-def plan_event(choice: Choice) -> dict[str, Any]:
+def plan_event(choice: PlanChoice) -> dict[str, Any]:
     """A decision as the data of an event."""
     preset = choice.preset
     return {

@@ -8,7 +8,7 @@ from typing import Any
 from nfdt.coordinator.online_planner import LEAST_STEPS, OnlinePlanner, ShardLoad, follows_a_plan, plan_event
 from nfdt.coordinator.speeds import SpeedTracker, batch_sizes
 from nfdt.core.specs.job import JobSpec
-from nfdt.planning import Choice
+from nfdt.planning import PlanChoice
 from nfdt.schedulers.batch_policies import FixedBatch
 
 
@@ -49,7 +49,7 @@ class PlanFollower:
         self.overlap = choice.preset.overlap
         return plan_event(choice)
 
-    def look_at_groups(self, workers: Sequence[str], load: ShardLoad, remaining_s: float) -> Choice | None:
+    def look_at_groups(self, workers: Sequence[str], load: ShardLoad, remaining_s: float) -> PlanChoice | None:
         """Return the groups that the job forms now; see :meth:`OnlinePlanner.look_at_groups`."""
         if self._planner is None or self._planner.choice is None:
             return None

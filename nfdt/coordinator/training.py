@@ -14,7 +14,7 @@ from nfdt.schedulers import LeaseBook, Task
 LEASE_BUDGET_S = 0.25  # a little more than a lease shall last
 
 
-class Training:
+class TrainingPhase:
     """Tasks are leased as the consistency policy allows and the task policy decides.
 
     Args:

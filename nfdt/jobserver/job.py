@@ -22,7 +22,7 @@ from nfdt.jobserver.outcome import JobOutcome, explained, outcome_of
 from nfdt.jobserver.termination import ServerStopping
 from nfdt.jobserver.topologies.switch import TopologySwitch, may_form_groups
 from nfdt.jobserver.worker_statistics import merge_statistics
-from nfdt.planning import Choice
+from nfdt.planning import PlanChoice
 
 _log = logging.getLogger(__name__)
 
@@ -262,7 +262,7 @@ class JobRun(JobAssembly):
                 if choice is not None:
                     self._form_groups(parts, choice)
 
-    def _form_groups(self, parts: Parts, choice: Choice) -> None:
+    def _form_groups(self, parts: Parts, choice: PlanChoice) -> None:
         self._may_form_groups = False
         if self.slots.count_here() < self.spec.cluster.workers:  # some are lost, and their numbers with them
             return

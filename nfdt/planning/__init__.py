@@ -1,6 +1,6 @@
 """What a choice on the axes will cost on measured workers, and which choice is best: pure, no clock, no thread."""
 
-from nfdt.planning.choice import Choice, choose
+from nfdt.planning.choice import PlanChoice, choose
 from nfdt.planning.cost_model import (
     Cluster,
     Groups,
@@ -13,7 +13,7 @@ from nfdt.planning.cost_model import (
 )
 
 __all__ = [
-    "Choice",
+    "PlanChoice",
     "Cluster",
     "Groups",
     "Prediction",

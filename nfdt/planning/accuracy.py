@@ -100,7 +100,7 @@ def expected_loss(row: str, delay: float) -> AccuracyLoss:
 def measured_as(algorithm: AlgorithmSpec) -> str:
     """Return the name of a row's accuracies in the data file."""
     if algorithm.topology_facts.grouped:
-        return GROUPS if algorithm.update_rule == "ddc" else ""
+        return GROUPS if algorithm.rule_facts.modelled else ""
     consistency = algorithm.consistency_facts
     merging = BARRIER if consistency.synchronous else SOFTSYNC if consistency.merges else ""
     return merging or algorithm.update_rule

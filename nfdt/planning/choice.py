@@ -12,7 +12,7 @@ BETTER = 1.1  # another preset must promise so much more before a running job ch
 
 
 @dataclass(frozen=True)
-class Choice:
+class PlanChoice:
     """A preset, what it promises, and why it was chosen."""
 
     preset: PlannedPreset
@@ -20,7 +20,7 @@ class Choice:
     reason: str
 
 
-def choose(cluster: Cluster, presets: Sequence[PlannedPreset], *, current: PlannedPreset | None = None) -> Choice:
+def choose(cluster: Cluster, presets: Sequence[PlannedPreset], *, current: PlannedPreset | None = None) -> PlanChoice:
     """The best of some presets for measured workers; of equally good ones the first.
 
     Args:
@@ -33,7 +33,7 @@ def choose(cluster: Cluster, presets: Sequence[PlannedPreset], *, current: Plann
     best = max(presets, key=lambda preset: predictions[preset].progress_per_s)
     if current is not None and predictions[best].progress_per_s < BETTER * predictions[current].progress_per_s:
         best = current
-    return Choice(best, predictions[best], _sentence(cluster, best, predictions[best]))
+    return PlanChoice(best, predictions[best], _sentence(cluster, best, predictions[best]))
 
 
 def _sentence(cluster: Cluster, preset: PlannedPreset, chosen: Prediction) -> str:

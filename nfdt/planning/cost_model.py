@@ -15,8 +15,7 @@ from nfdt.core.specs.axis_facts import CONSISTENCY_FACTS
 from nfdt.schedulers import StepTime, lease_size
 from nfdt.schedulers.batch_policies import find_batch_policy
 from nfdt.schedulers.group_shares import share_out
-
-Groups = tuple[tuple[int, ...], ...]
+from nfdt.schedulers.grouping import Groups
 
 ENDLESS = 10**9  # tasks of an epoch whose end is far
 STALENESS_SCALE = 16.0  # so much delay doubles the samples that an update rule with compensation needs

@@ -17,8 +17,6 @@ from nfdt.schedulers.grouping import choose as choose_groups
 from nfdt.schedulers.grouping import divide
 from nfdt.schedulers.task_policies import make_task_policy
 
-COMPENSATING = "ddc"  # the rule that the cost model's samples are about; the others need more the later gradients are
-
 
 @dataclass(frozen=True)
 class Forecast:
@@ -80,7 +78,7 @@ def forecast(algorithm: AlgorithmSpec, cluster: Cluster, samples: int) -> Foreca
     if preset.synchronous:  # rounds come whole
         size = cluster.local_batch * len(cluster.workers)
         epoch_s = -(-samples // size) * size / prediction.samples_per_s
-    known = prediction.most_staleness == 0 or algorithm.update_rule == COMPENSATING
+    known = prediction.most_staleness == 0 or algorithm.rule_facts.modelled
     factor = prediction.samples_factor if known else None
     loss = expected_loss(measured_as(algorithm), (1 + preset.overlap) * len(cluster.workers) - 1)
     staleness = prediction.staleness, prediction.most_staleness

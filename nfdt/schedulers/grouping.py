@@ -17,14 +17,14 @@ BAND = 0.1  # how far a worker may leave its group's band before that counts
 MOST_GROUPS = 32  # that are considered
 LOOKS = 2  # in a row that a worker must be outside of its band
 
-Seconds = Sequence[float] | Mapping[int, float]
+StepSeconds = Sequence[float] | Mapping[int, float]
 """Of one step, > 0: of workers 0, 1, ..., or of those that are named."""
 
 Groups = tuple[tuple[int, ...], ...]
 """Members of each group, ascending; the fastest group first."""
 
 
-def cluster(seconds: Seconds, spread: float = SPREAD) -> Groups:
+def cluster(seconds: StepSeconds, spread: float = SPREAD) -> Groups:
     """The smallest number of groups in which nobody is more than ``1 + spread`` times slower than another.
 
     Greedy from the fastest worker on, which is optimal on a line: every group starts where the one before had to end.
@@ -41,7 +41,7 @@ def cluster(seconds: Seconds, spread: float = SPREAD) -> Groups:
     return _cut(order, [*borders, len(order)])
 
 
-def divide(seconds: Seconds, groups: int) -> Groups:
+def divide(seconds: StepSeconds, groups: int) -> Groups:
     """The intervals that minimise ``sum_g |g| * log(max_g / min_g)``, by dynamic programming over the sorted workers.
 
     Args:
@@ -51,13 +51,13 @@ def divide(seconds: Seconds, groups: int) -> Groups:
     return _cut(_by_speed(seconds), _borders(seconds, groups)[groups - 1])
 
 
-def evenly(seconds: Seconds, groups: int) -> Groups:
+def evenly(seconds: StepSeconds, groups: int) -> Groups:
     """Intervals of the sorted workers with the same number of them, give or take one; see :func:`divide`."""
     order = _by_speed(seconds)
     return _cut(order, [len(order) * group // groups for group in range(groups + 1)])
 
 
-def choose(seconds: Seconds, spread: float = SPREAD) -> Groups:
+def choose(seconds: StepSeconds, spread: float = SPREAD) -> Groups:
     """The grouping with the least :func:`predicted_cost` among the tightest ones of each number of groups.
 
     No more groups are considered than :func:`cluster` needs. Of equally good ones the one with fewer groups.
@@ -67,7 +67,7 @@ def choose(seconds: Seconds, spread: float = SPREAD) -> Groups:
     return min(candidates, key=lambda groups: (predicted_cost(groups, seconds, spread), len(groups)))
 
 
-def predicted_cost(groups: Groups, seconds: Seconds, spread: float = SPREAD) -> float:
+def predicted_cost(groups: Groups, seconds: StepSeconds, spread: float = SPREAD) -> float:
     """Predicted seconds per local batch, stretched by staleness; smaller is better.
 
     With equal local batches a group does ``|g|`` of them in the time of its slowest member; always busy groups that do
@@ -96,7 +96,7 @@ class Hysteresis:
     """
 
     groups: Groups
-    seconds: Seconds
+    seconds: StepSeconds
     _outside: int = field(default=0, init=False)
 
     def look(self, seconds: dict[int, float]) -> bool:
@@ -121,7 +121,7 @@ class Hysteresis:
         return any(not low <= now[w] <= high for w in members)
 
 
-def pays(now: Groups, then: Groups, seconds: Seconds, remaining_s: float, cost_s: float) -> bool:
+def pays(now: Groups, then: Groups, seconds: StepSeconds, remaining_s: float, cost_s: float) -> bool:
     """Whether other groups save more of the ``remaining_s`` seconds of training than the ``cost_s`` of the change."""
     if now == then:
         return False
@@ -129,7 +129,7 @@ def pays(now: Groups, then: Groups, seconds: Seconds, remaining_s: float, cost_s
     return saved * remaining_s > cost_s
 
 
-def _by_speed(seconds: Seconds) -> list[int]:
+def _by_speed(seconds: StepSeconds) -> list[int]:
     workers = seconds if isinstance(seconds, Mapping) else range(len(seconds))
     return sorted(workers, key=lambda worker: (seconds[worker], worker))
 
@@ -138,7 +138,7 @@ def _cut(order: Sequence[int], borders: Sequence[int]) -> Groups:
     return tuple(tuple(sorted(order[a:b])) for a, b in zip(borders, borders[1:], strict=False))
 
 
-def _borders(seconds: Seconds, most: int) -> list[list[int]]:
+def _borders(seconds: StepSeconds, most: int) -> list[list[int]]:
     """For each number of groups up to ``most`` where the tightest intervals of the sorted workers begin and end."""
     logs = np.log([seconds[worker] for worker in _by_speed(seconds)])
     count = len(logs)

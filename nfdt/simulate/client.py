@@ -9,8 +9,8 @@ from typing import Unpack
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.shard.in_process import InProcessClient, Leaving, reply_bytes
 from nfdt.shard.store import ShardStore
-from nfdt.simulate.events import Agenda, Signal, Steps
-from nfdt.simulate.machines import Network, Road
+from nfdt.simulate.events import ActivitySteps, Agenda, Signal
+from nfdt.simulate.machines import Road, VirtualNetwork
 from nfdt.transport.base import Pushed, PushOptions, Vector
 from nfdt.transport.choice import Choice
 from nfdt.transport.in_flight import InFlight, Pending
@@ -28,7 +28,7 @@ class Way:
     """
 
     agenda: Agenda
-    network: Network
+    network: VirtualNetwork
     up: Road
     down: Road
 
@@ -74,11 +74,11 @@ class VirtualClient(InProcessClient):
         self._news = Signal(self._way.agenda)
         return self._news
 
-    def travel(self) -> Steps:
+    def travel(self) -> ActivitySteps:
         """The way of a request without content to the shards."""
         yield self._way.up.send(self._now, [0] * len(self._stores)) - self._now
 
-    def come_back(self, size: int) -> Steps:
+    def come_back(self, size: int) -> ActivitySteps:
         """The way of an answer of so many bytes back."""
         yield self._way.down.send(self._now, self._split(size)) - self._now
 

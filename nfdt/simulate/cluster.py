@@ -12,7 +12,7 @@ from nfdt.core.errors import UsageError
 from nfdt.core.specs.job import MAX_SHARDS, MAX_WORKERS
 from nfdt.schedulers import StepTime
 
-Seconds = Annotated[float, Field(ge=0)]
+NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 
 
@@ -20,21 +20,21 @@ class _Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Pause(_Table):
+class PauseDescription(_Table):
     """The machine computes nothing for a while."""
 
-    at_s: Seconds
+    at_s: NonNegative
     seconds: Positive
 
 
 class Drift(_Table):
     """From a moment on every step takes so many times longer than it is written down."""
 
-    at_s: Seconds
+    at_s: NonNegative
     slowdown: Positive
 
 
-class Link(_Table):
+class LinkDescription(_Table):
     """A network link; in each direction one message after the other.
 
     Attributes:
@@ -43,10 +43,10 @@ class Link(_Table):
     """
 
     bandwidth_mbit: Positive | None = None
-    latency_ms: Seconds = 0.0
+    latency_ms: NonNegative = 0.0
 
 
-class Workers(Link):
+class Workers(LinkDescription):
     """Some equal workers, and the link that each of them has for itself.
 
     Attributes:
@@ -64,13 +64,13 @@ class Workers(Link):
 
     count: int = Field(1, ge=1, le=MAX_WORKERS)
     step_ms: Positive | None = None
-    overhead_ms: Seconds = 0.0
+    overhead_ms: NonNegative = 0.0
     speed: Positive | None = None
     jitter: float = Field(0.0, ge=0, le=2)
     drift: tuple[Drift, ...] = ()
-    pauses: tuple[Pause, ...] = ()
-    fails_at_s: Seconds | None = None
-    returns_after_s: Seconds | None = None
+    pauses: tuple[PauseDescription, ...] = ()
+    fails_at_s: NonNegative | None = None
+    returns_after_s: NonNegative | None = None
     link: str | None = None
 
     @model_validator(mode="after")
@@ -89,7 +89,7 @@ class Workers(Link):
         return self
 
 
-class Shards(Link):
+class Shards(LinkDescription):
     """The parameter server; ``bandwidth_mbit`` is of each shard's link, which all workers share.
 
     Attributes:
@@ -99,7 +99,7 @@ class Shards(Link):
     """
 
     count: int = Field(1, ge=1, le=MAX_SHARDS)
-    apply_ms: Seconds | None = None
+    apply_ms: NonNegative | None = None
 
     @property
     def apply_s(self) -> float:
@@ -119,7 +119,7 @@ class ClusterDescription(_Table):
 
     seed: int = Field(0, ge=0, lt=2**63)
     workers: tuple[Workers, ...] = Field(min_length=1)
-    links: dict[str, Link] = Field(default_factory=dict)
+    links: dict[str, LinkDescription] = Field(default_factory=dict)
     shards: Shards = Shards()
 
     @model_validator(mode="after")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nfdt.planning import Cluster, SharedLink, WorkerCost
-from nfdt.simulate.cluster import ClusterDescription, Link
-from nfdt.simulate.machines import Machine, Network
+from nfdt.simulate.cluster import ClusterDescription, LinkDescription
+from nfdt.simulate.machines import Machine, VirtualNetwork
 
 
 def costs_of(cluster: ClusterDescription, batch_size: int, weights: int) -> Cluster:
@@ -19,7 +19,7 @@ def costs_of(cluster: ClusterDescription, batch_size: int, weights: int) -> Clus
     apply_s = cluster.shards.apply_s
     workers = []
     for number, worker in enumerate(described):
-        links: list[Link] = [worker, cluster.shards]
+        links: list[LinkDescription] = [worker, cluster.shards]
         if worker.link is not None:
             links.append(cluster.links[worker.link])
         there_and_back_s = 2 * sum(link.latency_ms for link in links) / 1000
@@ -32,9 +32,9 @@ def costs_of(cluster: ClusterDescription, batch_size: int, weights: int) -> Clus
     for name, link in cluster.links.items():
         members = frozenset(number for number, worker in enumerate(described) if worker.link == name)
         shared.append(SharedLink(size * _s_per_byte(link), members))
-    allreduce_s = Network(cluster, 1).allreduce_s(described, size)
+    allreduce_s = VirtualNetwork(cluster, 1).allreduce_s(described, size)
     return Cluster(tuple(workers), batch_size, apply_s, allreduce_s, tuple(s for s in shared if s.busy_s and s.workers))
 
 
-def _s_per_byte(link: Link) -> float:
+def _s_per_byte(link: LinkDescription) -> float:
     return 8e-6 / link.bandwidth_mbit if link.bandwidth_mbit else 0.0

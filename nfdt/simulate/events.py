@@ -89,7 +89,7 @@ class Signal:
             self._agenda.after(0.0, lambda: resume(value))
 
 
-Steps = Generator["float | Signal", Any, Any]
+ActivitySteps = Generator["float | Signal", Any, Any]
 """What an activity is written as: it yields virtual seconds to let pass, or a signal to wait for."""
 
 
@@ -101,7 +101,7 @@ class Activity:
         steps: What it does.
     """
 
-    def __init__(self, agenda: Agenda, steps: Steps) -> None:
+    def __init__(self, agenda: Agenda, steps: ActivitySteps) -> None:
         self._agenda = agenda
         self._steps = steps
         self._ended = False

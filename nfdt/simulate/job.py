@@ -20,24 +20,27 @@ from nfdt.core.program.state import State, load_state
 from nfdt.core.sharding import count_shards
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work import instructions as ins
+from nfdt.core.work.effects import carry_out
 from nfdt.schedulers.task_policies import make_task_policy
-from nfdt.simulate.attendance import Attendance
 from nfdt.simulate.client import VirtualClient, Way
 from nfdt.simulate.cluster import ClusterDescription
-from nfdt.simulate.crews import Crews, simulated
+from nfdt.simulate.effects import SimulatedEffects
 from nfdt.simulate.events import Agenda, Signal
-from nfdt.simulate.machines import Machine, Network
+from nfdt.simulate.machines import Machine, VirtualNetwork
+from nfdt.simulate.post_plan import PostPlan, simulated
 from nfdt.simulate.record import Record
 from nfdt.simulate.regrouping import Regrouping
+from nfdt.simulate.roster import WorkerRoster
 from nfdt.simulate.shards import LocalShards
 from nfdt.simulate.trainer import Read, Trainer
+from nfdt.simulate.waiting import WaitingWorkers
 from nfdt.simulate.worker import Post, SimulatedWorker
 from nfdt.transport.base import Pushed
 from nfdt.transport.choice import make_choice
 
 RESULT = "result"
 
-Batch = tuple[bytes, int]
+EncodedBatch = tuple[bytes, int]
 """Of a stream: the encoded batch and its samples."""
 
 
@@ -71,35 +74,38 @@ class SimulatedJob:
     ) -> None:
         self.agenda, self.record = Agenda(), Record()
         spec = simulated(spec, cluster.count, cluster.shards.count)
-        self._events: list[Event] = []
         self.trainer = trainer or Trainer(spec, manifest, read)
         self.trainer.begin(spec)
         state = load_state(read(manifest.state))
         rules = manifest.untrained_rules
         self._merger = StateMerger(rules, [state.untrained[i] for i in range(len(rules))])
         machines = [Machine(i, w, spec.fit.batch_size, cluster.seed) for i, w in enumerate(cluster.each())]
-        self._network = Network(cluster, count_shards(manifest, spec.cluster.shards), ring=is_ring(spec))
-        self._crews = Crews(spec, machines, self._network, self.trainer.layout.size)
-        self.shards = LocalShards(spec, manifest, state, len(self._crews.posts))
+        self._network = VirtualNetwork(cluster, count_shards(manifest, spec.cluster.shards), ring=is_ring(spec))
+        self._post_plan = PostPlan(spec, machines, self._network, self.trainer.layout.size)
+        self.shards = LocalShards(spec, manifest, state, len(self._post_plan.posts))
         clock = self.agenda.clock
-        self.coordinator = Coordinator(self._crews.seen, self._crews.policy, clock, self._merger, self._crews.sizes)
-        self._attendance = Attendance(self.agenda, self.coordinator, self._worker, self._stir)
-        # Whether all who wait for tasks wait for the same: for any task to come back, the round's end, or the slowest.
-        self._alike = make_task_policy(spec.algorithm.tasks).waiters_alike(self._crews.policy.facts.waiters_alike)
-        self._waiting: dict[str, Signal] = {}
-        self._settling = self._over = False
-        self._fed: tuple[int, Iterator[Batch]] | None = None
-        self._permitted = spec.fit.initial_epoch - 1
-        self._regrouping = Regrouping(
-            self.agenda, self.coordinator, self._crews, self._attendance, self._network, self._emit
+        self.coordinator = Coordinator(
+            self._post_plan.seen, self._post_plan.policy, clock, self._merger, self._post_plan.sizes, held=True
         )
-        self._regrouping.seat("as described")
+        self._roster = WorkerRoster(self.agenda, self.coordinator, self._worker, self._stir)
+        alike = make_task_policy(spec.algorithm.tasks).waiters_alike(self._post_plan.policy.facts.waiters_alike)
+        self._waiting = WaitingWorkers(self.agenda, self.coordinator, alike=alike)
+        self._effects = SimulatedEffects(
+            self.coordinator, self._roster, self._waiting, self.shards, self.record, clock.now, self._result
+        )
+        self._settling = False
+        self._fed: tuple[int, Iterator[EncodedBatch]] | None = None
+        regrouping = Regrouping(
+            self.agenda, self.coordinator, self._post_plan, self._roster, self._network, self._effects.emit
+        )
+        self._effects.between_epochs = regrouping
+        regrouping.seat("as described")
         self._stir()
 
     @property
     def spec(self) -> JobSpec:
         """The job as it is now; flat workers may have become groups."""
-        return self._crews.spec
+        return self._post_plan.spec
 
     # ---- a client's side
 
@@ -111,10 +117,10 @@ class SimulatedJob:
         """
         seen = 0
         while True:
-            while seen < len(self._events):
-                yield self._events[seen]
+            while seen < len(self._effects.events):
+                yield self._effects.events[seen]
                 seen += 1
-            if self._over:
+            if self._effects.ended:
                 return
             if not self.agenda.step():
                 self._tell_stuck()
@@ -133,10 +139,10 @@ class SimulatedJob:
 
     def proceed(self, epoch: int, until: None = None) -> None:
         """Let this epoch begin; it does not stand still before its end."""
-        self._permitted = max(self._permitted, epoch)
+        self.coordinator.proceed(epoch)
         self._stir()
 
-    def feed(self, epoch: int, batches: Iterator[Batch]) -> None:
+    def feed(self, epoch: int, batches: Iterator[EncodedBatch]) -> None:
         """Where the batches of this epoch come from, for a job whose data are a stream."""
         self._fed = (epoch, batches)
         self._stir()
@@ -172,13 +178,13 @@ class SimulatedJob:
 
     def cancel(self, reason: str) -> None:
         """Nothing happens any more."""
-        self._over = True
+        self._effects.ended = True
 
     # ---- workers
 
     def _worker(self, name: str, index: int, post: Post) -> SimulatedWorker:
         algorithm, clock = self.spec.algorithm, self.agenda.clock.now
-        up, down = self._network.roads(post.crew.machines[0].described)
+        up, down = self._network.roads(post.group.machines[0].described)
         way = Way(self.agenda, self._network, up, down)
         choice = make_choice(algorithm, self.trainer.layout.size, clock=clock)
         stores: Any = self.shards.stores
@@ -186,21 +192,20 @@ class SimulatedJob:
         return SimulatedWorker(self.spec, name, index, post, self.trainer, client, self._ask, self, clock)
 
     def applied(self, worker: str, task: int, pushed: Pushed) -> None:
-        """See :class:`nfdt.simulate.worker.Listener`."""
+        """See :class:`nfdt.simulate.worker.WorkerObserver`."""
         self.record.applied(worker, task, pushed)
 
     def member_stepped(self, machine: int, samples: int, seconds: float) -> None:
-        """See :class:`nfdt.simulate.worker.Listener`."""
+        """See :class:`nfdt.simulate.worker.WorkerObserver`."""
         self.record.member_stepped(machine, samples, seconds)
-        self._crews.member_stepped(machine, samples, seconds)
+        self._post_plan.member_stepped(machine, samples, seconds)
 
     def _ask(self, name: str, report: ins.Report) -> ins.Instruction | Signal:
         told = self.coordinator.next(name, report)
         self._stir()
         if not isinstance(told, ins.Wait) or report.in_flight:  # who can report more does so first
             return told
-        signal = self._waiting[name] = Signal(self.agenda)
-        return signal
+        return self._waiting.add(name)
 
     # ---- the coordinator's wishes
 
@@ -212,15 +217,14 @@ class SimulatedJob:
 
     def _settle(self) -> None:
         self._settling = False
-        while not self._over:
+        while not self._effects.ended:
             effects = self.coordinator.drain()
             for effect in effects:
-                self._carry_out(effect)
+                carry_out(effect, self._effects)
             self._pump()
-            ready = self.coordinator.phase == "hold" and self._permitted >= self.coordinator.epoch
-            if ready and not effects:
-                self.coordinator.proceed(self.coordinator.epoch)
-            if not effects and not self._told_waiting():
+            if not effects and self.coordinator.phase == "hold":
+                self.coordinator.release()
+            if not effects and not self._waiting.wake():
                 return
 
     def _pump(self) -> None:
@@ -236,58 +240,14 @@ class SimulatedJob:
             else:
                 self.coordinator.fed(epoch, *batch)
 
-    def _told_waiting(self) -> bool:
-        """Whether somebody who waits was told something else."""
-        news, alike = False, self.coordinator.handed_out or (self._alike and self.coordinator.phase == "train")
-        for name, signal in list(self._waiting.items()):
-            told = self.coordinator.next(name)
-            if not isinstance(told, ins.Wait):
-                del self._waiting[name]
-                signal.fire(told)
-                news = True
-            elif alike:
-                break
-        return news
-
-    def _carry_out(self, effect: ins.Effect) -> None:
-        match effect:
-            case ins.Emit(kind, data):
-                self._emit(kind, data)
-            case ins.FlushShards(epoch):
-                self.shards.flush()
-                self.coordinator.flushed(epoch)
-            case ins.ForgetWorker(worker):
-                self._waiting.pop(worker, None)
-                self.shards.forget(worker)
-            case ins.GiveUp(worker, reason):
-                self._attendance.lose(worker, reason)
-            case ins.EpochDone():
-                self._regrouping.review()
-            case ins.Failed(reason):
-                self._end("failed", reason)
-            case ins.TrainingDone():
-                self._emit("result", {"artifact": RESULT, "workers": self._statistics()})
-                self._end("succeeded", None)
-
-    def _emit(self, kind: str, data: Mapping[str, Any]) -> None:
-        now = self.agenda.clock.now()
-        if kind == "progress":
-            self.record.progressed(now, data)
-        elif kind == "epoch_end":
-            self.record.epoch_ended(now, data)
-        elif kind == "groups":
-            self.record.grouped(now, data)
-        self._events.append(Event(len(self._events) + 1, now, kind, dict(data)))  # type: ignore[arg-type]
-
-    def _end(self, state: str, reason: str | None) -> None:
-        self._emit("state", {"state": state, "reason": reason, "error": None})
-        self._over = True
+    def _result(self) -> dict[str, Any]:
+        return {"artifact": RESULT, "workers": self._statistics()}
 
     def _statistics(self) -> dict[str, dict[str, Any]]:
         speeds, codec = self.coordinator.speeds(), self.spec.algorithm.codec
         return {
             name: {**json.loads(worker.statistics.to_json(worker.client, codec)), **speeds.get(name, {})}
-            for name, worker in self._attendance.everybody.items()
+            for name, worker in self._roster.everybody.items()
         }
 
     def _tell_stuck(self) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from nfdt.coordinator.online_planner import ShardLoad
 from nfdt.schedulers import StepTime
-from nfdt.simulate.cluster import ClusterDescription, Link, Workers
+from nfdt.simulate.cluster import ClusterDescription, LinkDescription, Workers
 
 
 class Machine:
@@ -92,7 +92,7 @@ class Road:
         return arrived + self.latency_s
 
 
-class Network:
+class VirtualNetwork:
     """All links of a cluster, and the shards at their end.
 
     Args:
@@ -115,7 +115,7 @@ class Network:
             nothing = Road([Lane(None)], [Lane(None) for _ in self._shards], 0.0)
             return nothing, nothing
         own = _both(described)
-        links: list[Link] = [described, self._cluster.shards]
+        links: list[LinkDescription] = [described, self._cluster.shards]
         shared = None
         if described.link is not None:
             shared = self._shared[described.link]
@@ -150,5 +150,5 @@ class Network:
         return 2 * (count - 1) * latency_s + 2 * (count - 1) / count * size * s_per_byte
 
 
-def _both(link: Link) -> tuple[Lane, Lane]:
+def _both(link: LinkDescription) -> tuple[Lane, Lane]:
     return Lane(link.bandwidth_mbit), Lane(link.bandwidth_mbit)

@@ -8,10 +8,10 @@ from typing import Any
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.group_plan import groups_event
 from nfdt.coordinator.online_planner import WORLDS_S, plan_event
-from nfdt.simulate.attendance import Attendance
-from nfdt.simulate.crews import Crews
 from nfdt.simulate.events import Agenda
-from nfdt.simulate.machines import Network
+from nfdt.simulate.machines import VirtualNetwork
+from nfdt.simulate.post_plan import PostPlan
+from nfdt.simulate.roster import WorkerRoster
 
 
 class Regrouping:
@@ -20,8 +20,8 @@ class Regrouping:
     Args:
         agenda: The virtual clock.
         coordinator: Says when flat workers shall become groups.
-        crews: Say when groups shall become others.
-        attendance: The workers.
+        plan: Decides which machines work together.
+        roster: The workers.
         network: Knows how busy the shards are.
         emit: Tells an event.
     """
@@ -30,46 +30,46 @@ class Regrouping:
         self,
         agenda: Agenda,
         coordinator: Coordinator,
-        crews: Crews,
-        attendance: Attendance,
-        network: Network,
+        plan: PostPlan,
+        roster: WorkerRoster,
+        network: VirtualNetwork,
         emit: Callable[[str, Mapping[str, Any]], None],
     ) -> None:
-        self._agenda, self._coordinator, self._crews = agenda, coordinator, crews
-        self._attendance, self._network, self._emit = attendance, network, emit
+        self._agenda, self._coordinator, self._plan = agenda, coordinator, plan
+        self._roster, self._network, self._emit = roster, network, emit
 
     def seat(self, reason: str, since: float | None = None) -> None:
         """All posts are held from now on; machines may have failed from virtual second ``since`` on."""
-        for post in self._crews.posts:
-            self._attendance.seat(post, since)
-        self._crews.seated()
-        if shares := self._crews.shares:
+        for post in self._plan.posts:
+            self._roster.seat(post, since)
+        self._plan.seated()
+        if shares := self._plan.shares:
             self._emit("groups", groups_event(shares, reason))
 
     def review(self) -> None:
         """An epoch is over."""
-        coordinator, crews, living = self._coordinator, self._crews, self._attendance.living
-        remaining_s = coordinator.epoch_s * (crews.spec.fit.epochs - coordinator.epoch)
+        coordinator, plan, living = self._coordinator, self._plan, self._roster.living
+        remaining_s = coordinator.epoch_s * (plan.spec.fit.epochs - coordinator.epoch)
         if coordinator.phase != "hold" or remaining_s <= 0:
             return
-        if crews.review(living, remaining_s):
+        if plan.review(living, remaining_s):
             self._replace_all("speeds have changed")
-            coordinator.expect(len(crews.posts))
-        elif crews.may_turn and len(living) == len(self._attendance.everybody):
+            coordinator.expect(len(plan.posts))
+        elif plan.may_turn and len(living) == len(self._roster.everybody):
             choice = coordinator.plan_groups(self._network.load, remaining_s)
             if choice is not None:
-                crews.turn(choice.preset.groups)
+                plan.turn(choice.preset.groups)
                 self._emit("plan", plan_event(choice))
                 self._replace_all("planned")
-                coordinator.renew(crews.seen, crews.sizes)
+                coordinator.renew(plan.seen, plan.sizes)
 
     def _replace_all(self, reason: str) -> None:
         """Everybody leaves; the worlds of groups come up while nobody trains."""
         since = self._agenda.clock.now()
         self._coordinator.retire_all()
-        self._attendance.retire_all()
+        self._roster.retire_all()
         self._agenda.after(WORLDS_S, lambda: self._come_up(reason, since))
 
     def _come_up(self, reason: str, since: float) -> None:
         self.seat(reason, since)
-        self._attendance.changed()
+        self._roster.changed()

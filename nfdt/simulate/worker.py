@@ -18,7 +18,7 @@ from nfdt.core.work import instructions as ins
 from nfdt.schedulers import Task
 from nfdt.schedulers.proportions import proportional_split
 from nfdt.simulate.client import VirtualClient
-from nfdt.simulate.events import Signal, Steps
+from nfdt.simulate.events import ActivitySteps, Signal
 from nfdt.simulate.machines import Machine
 from nfdt.simulate.trainer import Trainer
 from nfdt.transport.base import Pushed
@@ -26,7 +26,7 @@ from nfdt.worker.pipeline import Pipeline
 from nfdt.worker.statistics import Statistics
 from nfdt.worker.task_times import FinishedTask, TaskTimes, report_finished
 
-Ask = Callable[[str, ins.Report], ins.Instruction | Signal]
+AskInstruction = Callable[[str, ins.Report], ins.Instruction | Signal]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Crew:
+class MachineGroup:
     """The machines behind one worker.
 
     Attributes:
@@ -60,22 +60,22 @@ class Post:
     """What one worker of the coordinator stands for.
 
     Attributes:
-        crew: Its machines.
+        group: Its machines.
         share: How they split a task; changes between epochs.
         worker: Name of the worker that holds it now, or did last.
     """
 
-    crew: Crew
+    group: MachineGroup
     share: Share
     worker: str = ""
 
     @property
     def members(self) -> tuple[int, ...]:
         """Numbers of its machines."""
-        return tuple(machine.number for machine in self.crew.machines)
+        return tuple(machine.number for machine in self.group.machines)
 
 
-class Listener(Protocol):
+class WorkerObserver(Protocol):
     """Told what a worker does, for the record."""
 
     def applied(self, worker: str, task: int, pushed: Pushed) -> None:
@@ -109,8 +109,8 @@ class SimulatedWorker:
     post: Post
     trainer: Trainer
     client: VirtualClient
-    ask: Ask
-    listener: Listener
+    ask: AskInstruction
+    listener: WorkerObserver
     clock: Callable[[], float]
     statistics: Statistics = field(default_factory=Statistics)
 
@@ -120,7 +120,7 @@ class SimulatedWorker:
         self._epoch = self._epoch_steps = 0
         self._logs: dict[str, float] = {}
 
-    def run(self) -> Steps:
+    def run(self) -> ActivitySteps:
         """The activity."""
         finished: tuple[FinishedTask, ...] = ()
         answer: Mapping[str, Any] = {}
@@ -242,7 +242,7 @@ class SimulatedWorker:
 
     def _parts(self, task: Task) -> list[tuple[Machine, Task]]:
         """Whose rows are whose, of machines that get any."""
-        machines = self.post.crew.machines
+        machines = self.post.group.machines
         if len(machines) == 1 or task.data:
             return [(machines[0], task)]
         counts = proportional_split(task.stop - task.start, [float(rows) for rows in self.post.share.rows])
@@ -260,4 +260,4 @@ class SimulatedWorker:
             seconds = machine.seconds(samples_of(part), now)
             self.listener.member_stepped(machine.number, samples_of(part), seconds)
             slowest = max(slowest, seconds)
-        return slowest + self.post.crew.inside_s
+        return slowest + self.post.group.inside_s

@@ -7,7 +7,7 @@ import pytest
 from nfdt.consistency.free import Free
 from nfdt.coordinator.gate import Gate
 from nfdt.coordinator.membership import Membership
-from nfdt.coordinator.training import Training
+from nfdt.coordinator.training import TrainingPhase
 from nfdt.core.work.instructions import BeginEpoch, Report, TaskTime, Wait, Work
 from nfdt.schedulers import LeaseBook, PlannedTasks, TaskPlan
 
@@ -41,7 +41,7 @@ class Phase:
         members = Membership(1, 0.0)
         self.member = members.join(W, 0, 0.0)
         self.book = LeaseBook(PlannedTasks(TaskPlan(tasks, 1)))
-        self.training = Training(BeginEpoch(0, b"", 0), self.book, decisions, members, {}, Gate(None))
+        self.training = TrainingPhase(BeginEpoch(0, b"", 0), self.book, decisions, members, {}, Gate(0))
         self.training.instruct(self.member, 0.0)
 
     def ask(self, now=0.0):

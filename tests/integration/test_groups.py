@@ -9,7 +9,7 @@ import pytest
 from nfdt.coordinator.online_planner import OnlinePlanner
 from nfdt.jobserver.main import ServerOptions, serve
 from nfdt.launch.horovod import RingLauncher
-from nfdt.planning import Choice, Prediction, Row
+from nfdt.planning import PlanChoice, PlannedPreset, Prediction
 from tests.support.horovod_scripts import needs_horovod
 from tests.support.scripts import answer
 
@@ -135,8 +135,8 @@ def server_that_plans(tmp_path, monkeypatch):
 
     def plan(self, steps, load, remaining_s):
         assert load.busy_s > 0
-        row = Row("free", "dbs", 0, ((0, 2), (1,)))
-        return Choice(row, Prediction(1000.0, 1.0, 1.0, 1.5), "groups, because a test says so")
+        row = PlannedPreset("free", "dbs", 0, ((0, 2), (1,)))
+        return PlanChoice(row, Prediction(1000.0, 1.0, 1.0, 1.5), "groups, because a test says so")
 
     monkeypatch.setattr(OnlinePlanner, "look_at_groups", plan)
     options = ServerOptions(tmp_path / "state", (secrets.token_hex(16),), workers=3)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from nfdt.simulate.cluster import Workers, parse_cluster
-from nfdt.simulate.machines import Lane, Machine, Network, Road
+from nfdt.simulate.machines import Lane, Machine, Road, VirtualNetwork
 
 MBIT_BYTE = 8e-6  # seconds of a byte at 1 Mbit/s
 
@@ -47,7 +47,7 @@ def test_workers_share_the_link_of_a_shard_and_a_shard_applies_one_push_after_th
     described = parse_cluster(
         {"workers": [{"step_ms": 1, "count": 2}], "shards": {"bandwidth_mbit": 8, "apply_ms": 100}}
     )
-    network = Network(described, 1)
+    network = VirtualNetwork(described, 1)
     ups = [network.roads(worker)[0] for worker in described.each()]
     assert [up.send(0.0, [1_000_000]) for up in ups] == pytest.approx([1.0, 2.0])
     assert [network.applied(at) for at in (1.0, 1.05, 2.0)] == pytest.approx([1.1, 1.2, 2.1])
@@ -55,6 +55,6 @@ def test_workers_share_the_link_of_a_shard_and_a_shard_applies_one_push_after_th
 
 def test_an_allreduce_is_a_ring_s():
     described = parse_cluster({"workers": [{"step_ms": 1, "count": 4, "bandwidth_mbit": 100, "latency_ms": 1}]})
-    network = Network(described, 1)
+    network = VirtualNetwork(described, 1)
     assert network.allreduce_s(described.each(), 1000) == pytest.approx(6 * 1e-3 + 1.5 * 1000 * MBIT_BYTE / 100)
     assert network.allreduce_s(described.each()[:1], 1000) == 0.0

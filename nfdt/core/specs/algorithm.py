@@ -10,10 +10,12 @@ from nfdt.core.specs.axis_facts import (
     BATCH_FACTS,
     CODEC_FACTS,
     CONSISTENCY_FACTS,
+    RULE_FACTS,
     TOPOLOGY_FACTS,
     BatchFacts,
     CodecFacts,
     ConsistencyFacts,
+    RuleFacts,
     TopologyFacts,
 )
 from nfdt.core.specs.groups import PATTERN as GROUPS
@@ -150,6 +152,11 @@ class AlgorithmSpec(BaseModel):
     def batch_facts(self) -> BatchFacts:
         """Properties of the batch policy."""
         return BATCH_FACTS[self.batch]
+
+    @property
+    def rule_facts(self) -> RuleFacts:
+        """Properties of the update rule."""
+        return RULE_FACTS[self.update_rule]
 
     @property
     def codec_facts(self) -> CodecFacts:

@@ -80,6 +80,17 @@ class CodecFacts:
     reply: str | None = None
 
 
+@dataclass(frozen=True)
+class RuleFacts:
+    """Properties of an update rule.
+
+    Attributes:
+        modelled: The planner's cost model describes how many more samples the rule needs for a delay.
+    """
+
+    modelled: bool = False
+
+
 CONSISTENCY_FACTS: dict[str, ConsistencyFacts] = {
     "bsp": ConsistencyFacts(synchronous=True),
     "free": ConsistencyFacts(),
@@ -103,4 +114,13 @@ CODEC_FACTS: dict[str, CodecFacts] = {
     "int4": CodecFacts(),
     "top-k": CodecFacts(reply="int8"),
     "adaptive": CodecFacts(adaptive=True),
+}
+
+RULE_FACTS: dict[str, RuleFacts] = {
+    "plain": RuleFacts(),
+    "staleness-scaled": RuleFacts(),
+    "dc": RuleFacts(),
+    "dc-a": RuleFacts(),
+    "dc-k": RuleFacts(),
+    "ddc": RuleFacts(modelled=True),
 }

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from nfdt.core.specs.axis_facts import BATCH_FACTS, CODEC_FACTS, CONSISTENCY_FACTS, TOPOLOGY_FACTS
+from nfdt.core.specs.axis_facts import BATCH_FACTS, CODEC_FACTS, CONSISTENCY_FACTS, RULE_FACTS, TOPOLOGY_FACTS
 
 AXES: dict[str, tuple[str, ...]] = {
     "topology": tuple(TOPOLOGY_FACTS),
     "consistency": tuple(CONSISTENCY_FACTS),
-    "update_rule": ("plain", "staleness-scaled", "dc", "dc-a", "dc-k", "ddc"),
+    "update_rule": tuple(RULE_FACTS),
     "batch": tuple(BATCH_FACTS),
     "tasks": ("static", "proportional", "dynamic", "finish-together"),
     "codec": tuple(CODEC_FACTS),

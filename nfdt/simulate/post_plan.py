@@ -13,13 +13,13 @@ from nfdt.core.specs.groups import check_groups
 from nfdt.core.specs.job import JobSpec
 from nfdt.schedulers.group_shares import FixedSizes, GroupShare
 from nfdt.schedulers.grouping import Groups
-from nfdt.simulate.machines import Machine, Network
-from nfdt.simulate.worker import Crew, Post, Share, SimulatedWorker
+from nfdt.simulate.machines import Machine, VirtualNetwork
+from nfdt.simulate.worker import MachineGroup, Post, Share, SimulatedWorker
 
 MEASURED_STEPS = 20  # of each machine before groups are formed, half of them with a quarter of the rows
 
 
-class Crews:
+class PostPlan:
     """Forms the workers of a job from machines, and forms groups anew when the servers' :class:`GroupPlan` says so.
 
     Args:
@@ -38,7 +38,7 @@ class Crews:
         UsageError: what only real clusters can do.
     """
 
-    def __init__(self, spec: JobSpec, machines: Sequence[Machine], network: Network, weights: int) -> None:
+    def __init__(self, spec: JobSpec, machines: Sequence[Machine], network: VirtualNetwork, weights: int) -> None:
         _check(spec)
         self.spec, self._machines, self._network, self._bytes = spec, list(machines), network, 4 * weights
         self.sizes: FixedSizes | None = None
@@ -132,12 +132,12 @@ class Crews:
 
     def _posts(self, groups: Groups) -> list[Post]:
         batch = self.spec.fit.batch_size
-        return [Post(self._crew(members), Share((batch,) * len(members))) for members in groups]
+        return [Post(self._group(members), Share((batch,) * len(members))) for members in groups]
 
-    def _crew(self, members: tuple[int, ...]) -> Crew:
+    def _group(self, members: tuple[int, ...]) -> MachineGroup:
         machines = tuple(self._machines[number] for number in members)
         inside_s = self._network.allreduce_s([machine.described for machine in machines], self._bytes)
-        return Crew(machines, inside_s)
+        return MachineGroup(machines, inside_s)
 
 
 def _check(spec: JobSpec) -> None:

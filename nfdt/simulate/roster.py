@@ -13,7 +13,7 @@ Make = Callable[[str, int, Post], SimulatedWorker]
 """A worker of this name and number for a post."""
 
 
-class Attendance:
+class WorkerRoster:
     """The workers of one job, dead or alive.
 
     A lost machine of a ring ends the job, one of a group ends the group for good.
@@ -47,7 +47,7 @@ class Attendance:
         worker = self.everybody[name] = self._make(name, index, post)
         self._coordinator.joined(name, index)
         self._alive[name] = Activity(self._agenda, worker.run())
-        for machine in post.crew.machines:
+        for machine in post.group.machines:
             fails_at_s = machine.described.fails_at_s
             if fails_at_s is not None and fails_at_s >= (self._agenda.clock.now() if since is None else since):
                 self._agenda.at(fails_at_s, lambda machine=machine: self._fail(machine, name, post))  # type: ignore[misc]

@@ -1,0 +1,59 @@
+"""The effects that a coordinator asks for, and one dispatch for all that carry them out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from nfdt.core.work import instructions as ins
+
+
+class EffectHandler(Protocol):
+    """Carries out the effects of one job, one method per kind."""
+
+    def emit(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Append an event to the job's events."""
+        ...
+
+    def flush_shards(self, epoch: int) -> None:
+        """Make every shard apply what it holds, then call ``Coordinator.flushed(epoch)``."""
+        ...
+
+    def forget_worker(self, worker: str) -> None:
+        """Free what the shards keep for a lost worker."""
+        ...
+
+    def give_up(self, worker: str, reason: str) -> None:
+        """End the process of a worker that was silent too long."""
+        ...
+
+    def end_epoch(self, epoch: int) -> None:
+        """Do what happens between two epochs."""
+        ...
+
+    def fail(self, reason: str) -> None:
+        """End the job as failed."""
+        ...
+
+    def finish(self) -> None:
+        """Compose the result: all epochs are trained, or training was stopped."""
+        ...
+
+
+def carry_out(effect: ins.Effect, handler: EffectHandler) -> None:
+    """Call the method of the handler that carries out this effect."""
+    match effect:
+        case ins.Emit(kind, data):
+            handler.emit(kind, data)
+        case ins.FlushShards(epoch):
+            handler.flush_shards(epoch)
+        case ins.ForgetWorker(worker):
+            handler.forget_worker(worker)
+        case ins.GiveUp(worker, reason):
+            handler.give_up(worker, reason)
+        case ins.EpochDone(epoch):
+            handler.end_epoch(epoch)
+        case ins.Failed(reason):
+            handler.fail(reason)
+        case ins.TrainingDone():
+            handler.finish()

@@ -1,0 +1,156 @@
+"""Only the registry of an axis may know its members by name; all other code asks for properties."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nfdt.core.specs.presets import AXES
+
+ROOT = Path(__file__).parents[1]
+SOURCES = [
+    path
+    for folder in ("nfdt", "hfdt", "client/nfdt_client")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if "_pb2" not in path.name
+]
+MEMBERS = {name: axis for axis, names in AXES.items() for name in names}
+
+# Files in which members are declared or built by name.
+REGISTRIES = (
+    "nfdt/consistency/registry.py",
+    "nfdt/codecs/registry.py",
+    "nfdt/core/specs/axis_facts.py",
+    "nfdt/core/specs/presets.py",
+    "nfdt/schedulers/batch_policies/registry.py",
+    "nfdt/schedulers/task_policies/registry.py",
+    "nfdt/update_rules/registry.py",
+)
+
+# Comparisons that are no choice between members, or whose topology is not an object yet: (file, words of the line).
+ALLOWED = {
+    ("hfdt/runtime/communicator.py", 'codec == "identity"'): "the compression of an allreduce, which is no codec",
+    ("hfdt/keras/compression.py", "wanted in named"): "the compression of an allreduce, which is no codec",
+    ("hfdt/keras/compression.py", "named[wanted]"): "the compression of an allreduce, which is no codec",
+    ("nfdt/planning/views.py", "ERRORS[name]"): "figures of the codecs among which the adaptive one chooses",
+    ("nfdt/planning/views.py", "ERRORS[codec.name]"): "figures of the codecs among which the adaptive one chooses",
+    ("nfdt/simulate/effects.py", 'kind == "groups"'): "the kind of an event",
+    ("nfdt/coordinator/topology_view.py", 'topology == "ring"'): "until topologies are objects",
+    ("nfdt/coordinator/topology_view.py", 'topology == "groups"'): "until topologies are objects",
+    ("nfdt/coordinator/topology_view.py", 'topology == "flat"'): "until topologies are objects",
+    ("nfdt/coordinator/topology_view.py", '{"ring": 1, "groups": 0}.get('): "until topologies are objects",
+}
+
+
+def constants(node: ast.AST, named: dict[str, ast.AST]) -> Iterator[str]:
+    """The strings of an operand, alone or in a collection or the keys of a mapping; written there or ``named``."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(node, ast.Name) and node.id in named:
+        yield from constants(named[node.id], {})
+    elif isinstance(node, ast.Tuple | ast.List | ast.Set):
+        for element in node.elts:
+            yield from constants(element, named)
+    elif isinstance(node, ast.Dict):
+        for key in node.keys:
+            if key is not None:
+                yield from constants(key, named)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("set", "frozenset"):
+        for argument in node.args:
+            yield from constants(argument, named)
+
+
+def operands(node: ast.AST) -> list[ast.AST]:
+    """What a node compares: the sides of a comparison, the pattern of a match, the mapping that is asked for a key."""
+    if isinstance(node, ast.Compare):
+        return [node.left, *node.comparators]
+    if isinstance(node, ast.MatchValue):
+        return [node.value]
+    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Dict | ast.Name):
+        return [node.value]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+        return [node.func.value]
+    return []
+
+
+def comparisons(source: str) -> list[tuple[int, str]]:
+    """(line, name) of each comparison with a member of an axis."""
+    tree = ast.parse(source)
+    named = {
+        target.id: node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    found = [
+        (node.lineno, name)
+        for node in ast.walk(tree)
+        for operand in operands(node)
+        for name in constants(operand, named)
+        if name in MEMBERS
+    ]
+    return sorted(found)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_comparison_with_the_name_of_a_member(path):
+    file, source = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+    lines = source.splitlines()
+    found = [
+        f"{file}:{number}: {lines[number - 1].strip()} ({MEMBERS[name]} {name!r})"
+        for number, name in comparisons(source)
+        if file not in REGISTRIES and not any(file == where and words in lines[number - 1] for where, words in ALLOWED)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(("file", "words"), ALLOWED)
+def test_what_is_allowed_is_still_there(file, words):
+    assert words in (ROOT / file).read_text(encoding="utf-8"), "delete the line from ALLOWED"
+
+
+@pytest.mark.parametrize("file", REGISTRIES)
+def test_registries_exist(file):
+    assert (ROOT / file).exists()
+
+
+OFFENCES = {
+    'if policy.name == "bsp": pass': ["bsp"],
+    'if "free" != algorithm.consistency: pass': ["free"],
+    'if algorithm.consistency in ("ssp", "softsync"): pass': ["softsync", "ssp"],
+    'if topology not in ["ring"]: pass': ["ring"],
+    'if batch in {"dbs"}: pass': ["dbs"],
+    'if rule in frozenset({"ddc"}): pass': ["ddc"],
+    'if (topology, consistency) == ("flat", "free"): pass': ["flat", "free"],
+    'match tasks:\n    case "static" | "proportional": pass': ["proportional", "static"],
+    'match axes:\n    case ("flat", "dbs"): pass': ["dbs", "flat"],
+    'match axes:\n    case {"codec": "top-k"}: pass': ["top-k"],
+    '{"static": 1, "dynamic": 2}[tasks]': ["dynamic", "static"],
+    '{"ring": 1}.get(topology)': ["ring"],
+    'RULE = "ddc"\nif algorithm.update_rule == RULE: pass': ["ddc"],
+    'ALIKE = {"bsp": True}\nALIKE.get(policy.name)': ["bsp"],
+    'ALIKE = ("ssp",)\nif policy.name in ALIKE: pass': ["ssp"],
+    'f(codec == "adaptive" for codec in codecs)': ["adaptive"],
+}
+
+
+@pytest.mark.parametrize("source", OFFENCES)
+def test_every_kind_of_comparison_is_found(source):
+    assert sorted(name for _, name in comparisons(source)) == OFFENCES[source]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'if policy.facts.synchronous: pass\nmake("bsp")\n',
+        'PRESETS = {"asgd": {"consistency": "free"}}',
+        'if spec.train.kind == "stream": pass',
+        'option: str = Option(consistency=("ssp",))',
+    ],
+)
+def test_properties_values_and_declarations_are_no_comparisons(source):
+    assert comparisons(source) == []
