@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nfdt.coordinator.topology_view import is_grouped, is_ring
+from nfdt.coordinator.topology_view import TopologyView
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.job import JobSpec
 
@@ -32,11 +32,12 @@ class Capacity:
     local: bool
 
 
-def check_capacity(spec: JobSpec, *, weights_bytes: int, state_bytes: int, here: Capacity) -> None:
+def check_capacity(spec: JobSpec, view: TopologyView, *, weights_bytes: int, state_bytes: int, here: Capacity) -> None:
     """Refuse a job that no waiting would ever give its slots, or whose model does not fit.
 
     Args:
         spec: The job.
+        view: Pure properties of its topology.
         weights_bytes: Of all trainable variables as float32.
         state_bytes: Of weights, optimizer variables and untrained variables.
         here: The server.
@@ -44,14 +45,13 @@ def check_capacity(spec: JobSpec, *, weights_bytes: int, state_bytes: int, here:
     Raises:
         UsageError: it asks for more than there can be; says what there is, and what to do.
     """
-    launched = is_ring(spec) or is_grouped(spec)
-    if not launched:
+    if not view.launched:
         _check_workers(spec.cluster.workers, here)
-    if not is_ring(spec):
+    if view.pushes:
         _check_shards(spec.cluster.shards, here)
-    workers = spec.cluster.workers if here.local or launched else 0
+    workers = spec.cluster.workers if here.local or view.launched else 0
     needed = state_bytes * (1 + SERVER_COPIES) + workers * WORKER_COPIES * weights_bytes
-    if is_ring(spec):  # every rank has the optimizer
+    if not view.pushes:  # every rank has the optimizer
         needed += workers * (state_bytes - weights_bytes)
     if needed > here.memory_bytes:
         raise UsageError(

@@ -66,7 +66,7 @@ class JobLog:
             validation = {f"val_{name}": value for name, value in (data.get("val_logs") or {}).items()}
             self._store.update(self._job_id, last_logs_json=json.dumps({**data["logs"], **validation}))
 
-    def tell(self, level: str, text: str) -> None:
+    def write(self, level: str, text: str) -> None:
         """A line of the job's log."""
         self.record("log", {"worker": None, "level": level, "text": text})
 
@@ -79,7 +79,7 @@ class JobLog:
         for stall in stalls:
             self.record("stalled", describe(stall))
         for text in texts:
-            self.tell("warning", text)
+            self.write("warning", text)
 
     def workers(self, statistics: Mapping[str, Any]) -> None:
         """What the workers did so far."""

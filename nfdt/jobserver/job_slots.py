@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from nfdt.coordinator.topology_view import slots_of
+from nfdt.coordinator.coordinator import Coordinator
 from nfdt.core.jobs.admission import version_conflict
 from nfdt.core.jobs.launcher import Role
 from nfdt.core.specs.job import JobSpec
@@ -69,9 +70,16 @@ class JobSlots:
     """
 
     def __init__(
-        self, server: ServerContext, job_id: str, spec: JobSpec, session: str, token: str, listener: SlotListener
+        self,
+        server: ServerContext,
+        job_id: str,
+        spec: JobSpec,
+        session: str,
+        token: str,
+        listener: SlotListener,
+        wanted: int,
     ) -> None:
-        self._server, self._job_id, self.spec = server, job_id, spec
+        self._server, self._job_id, self.spec, self.wanted = server, job_id, spec, wanted
         self._session = session or job_id
         self._token, self._listener = token, listener
         self._joined = 0
@@ -123,7 +131,7 @@ class JobSlots:
     @property
     def may_join(self) -> int:
         """How many more workers may take over from lost ones."""
-        return max(0, 3 * slots_of(self.spec) + SPARE_JOINS - self._joined)
+        return max(0, 3 * self.wanted + SPARE_JOINS - self._joined)
 
     def died(self, job_slot: JobSlot, how: str) -> bool:
         """Note how a worker's process has ended; whether they die as fast as they come and nobody else is left."""
@@ -149,8 +157,8 @@ class JobSlots:
         self.workers[job_slot.name] = job_slot
         return job_slot
 
-    def succeed(self, shard: JobSlot, worker: JobSlot) -> bool:
-        """JobSlot the next speaker of the job's ring; whether it is there."""
+    def take_over(self, shard: JobSlot, worker: JobSlot) -> bool:
+        """Give both places to the ring's next leader; returns whether it attends."""
         pool, ring = self._server.pool, self.ring
         if not pool.attending("shard", ring=ring)[1] or not pool.attending("worker", ring=ring)[1]:
             return False
@@ -208,25 +216,34 @@ class JobSlots:
     def _artifact_dir(self, slot: PoolSlot) -> str:
         return str(self._server.artifacts.root) if self._server.is_here(slot.hello) else ""
 
-    def release(self) -> None:
-        """The job is over: every slot becomes free as soon as it has dropped it."""
+    def admit(self, job_slots: Iterable[JobSlot], coordinator: Coordinator) -> None:
+        """Let workers take part in the training."""
+        here = self.count_here()
+        for job_slot in job_slots:
+            coordinator.joined(job_slot.name, job_slot.index, job_slot.details)
+            job_slot.admitted = True
+            if job_slot.started_at is None:
+                self.start_worker(job_slot, here)
+
+    def release_all(self) -> None:
+        """Release every slot at the end of the job."""
         for job_slot in (*self.workers.values(), *self.shards):
             self._server.pool.release(job_slot.slot, self._job_id)
 
-    def let_go(self, job_slot: JobSlot) -> None:
-        """A slot works for the job no more, and is free once it has dropped it."""
+    def release(self, job_slot: JobSlot) -> None:
+        """Take a slot out of the job; it is free as soon as its process has dropped the job."""
         job_slot.gone = True
         self._server.pool.release(job_slot.slot, self._job_id)
 
     def shut_down(self, job_slot: JobSlot) -> None:
-        """A slot that answers leaves the job in order, and its process ends."""
+        """Take a slot whose process still answers out of the job, and let the process exit."""
         job_slot.gone = True
         if not job_slot.admitted:
-            del self.workers[job_slot.name]  # it has done nothing that there is to tell of
+            del self.workers[job_slot.name]  # it has no statistics
         self._server.pool.dismiss(job_slot.slot)
 
-    def dismiss(self, job_slot: JobSlot) -> None:
-        """End a slot's process: it does not answer any more."""
+    def kill(self, job_slot: JobSlot) -> None:
+        """Take a slot whose process does not answer out of the job, and kill the process where that is possible."""
         job_slot.gone = True
         self._server.pool.dismiss(job_slot.slot)
         self._server.kill(job_slot.slot.hello)

@@ -68,16 +68,16 @@ class WorkersService(workers_pb2_grpc.WorkersServicer):
     @answering
     def Next(self, request: pb.NextRequest, context: Any) -> pb.NextReply:
         """A worker's report, and what it shall do."""
-        run = self._scheduler.run_of(request.job_id)
-        if run is None:
+        job = self._scheduler.job_of(request.job_id)
+        if job is None:
             return pb.NextReply(leave=pb.Leave(reason=f"Job {request.job_id} has ended."))
-        return run.next(request, context.is_active)
+        return job.next(request, context.is_active)
 
     @answering
     def Fetch(self, request: pb.FetchRequest, context: Any) -> Iterator[pb.FetchChunk]:
         """An artifact of the job."""
-        run = self._scheduler.run_of(request.job_id)
-        if run is None or request.sha256 not in run.artifacts:
+        job = self._scheduler.job_of(request.job_id)
+        if job is None or request.sha256 not in job.artifacts:
             raise PolicyRefused(f"Artifact {request.sha256[:80]!r} is no part of job {request.job_id[:80]!r}.")
         for offset, total, data in self._artifacts.chunks(request.sha256, request.offset):
             yield pb.FetchChunk(offset=offset, total_bytes=total, data=data)

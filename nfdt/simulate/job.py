@@ -1,6 +1,6 @@
 """One simulated job: the real coordinator and shards, simulated workers, and what a client may ask of it.
 
-It does what :class:`nfdt.jobserver.job.JobRun` does with threads and processes. Nothing happens by itself: virtual
+It does what :class:`nfdt.jobserver.job.Job` does with threads and processes. Nothing happens by itself: virtual
 time passes while :meth:`SimulatedJob.events` is iterated.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nfdt.coordinator.coordinator import Coordinator
-from nfdt.coordinator.topology_view import is_ring
+from nfdt.coordinator.topology_view import view_of
 from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.errors import JobFailed
 from nfdt.core.events import Event
@@ -76,7 +76,7 @@ class SimulatedJob:
         rules = [{"rule": entry["rule"], "decay": entry.get("decay")} for entry in manifest["untrained"]]
         self._merger = StateMerger(rules, [state.untrained[i] for i in range(len(rules))])
         machines = [Machine(i, w, spec.fit.batch_size, cluster.seed) for i, w in enumerate(cluster.each())]
-        self._network = Network(cluster, count_shards(manifest, spec.cluster.shards), ring=is_ring(spec))
+        self._network = Network(cluster, count_shards(manifest, spec.cluster.shards), ring=not view_of(spec).pushes)
         self._crews = Crews(spec, machines, self._network, self.trainer.layout.size)
         self.shards = LocalShards(spec, manifest, state, len(self._crews.posts))
         clock = self.agenda.clock

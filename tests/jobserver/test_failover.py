@@ -116,7 +116,7 @@ class JobSlots:
     def living(self):
         return [self.worker]
 
-    def succeed(self, shard, worker):
+    def take_over(self, shard, worker):
         if not self.next_one.is_set():
             return False
         shard.failing_over = worker.failing_over = False

@@ -22,7 +22,7 @@ from nfdt.launch.horovod import Ring
 
 Answer = TypeVar("Answer")
 
-SUCCEED_S = 60.0  # what a new speaker may take in addition to the ring's own time limit
+FAILOVER_S = 60.0  # what a new speaker may take in addition to the ring's own time limit
 FAILOVER_POLL_S = 0.5
 
 
@@ -174,7 +174,7 @@ class LeaderFailover:
     def _take(self) -> tuple[JobSlot, JobSlot]:
         """Both job_slots of the next speaker, once it attends and the last one is gone for good."""
         shard, worker = self._leaders(failing_over=False)
-        self._await(lambda: shard.failing_over and worker.failing_over and self._slots.succeed(shard, worker))
+        self._await(lambda: shard.failing_over and worker.failing_over and self._slots.take_over(shard, worker))
         return shard, worker
 
     def _start(self, shard: JobSlot, worker: JobSlot, coordinator: Coordinator) -> None:

@@ -66,7 +66,7 @@ class GroupSlots:
         self._first: Groups = self._planned or (tuple(range(workers)),)
         self._noted: dict[tuple[str, str], int] = {}
         self._shares: dict[str, GroupShare] = {}
-        self._told: set[Members] = set()
+        self._reported: set[Members] = set()
         self._cost_s = 0.0
         self.sizes = StatedSizes(spec.fit.batch_size) if spec.train.kind == "arrays" else None
         self.learning_rate: float | None = None  # of the members' own optimizer
@@ -97,7 +97,7 @@ class GroupSlots:
             self._slots.shut_down(job_slot)
         self._rings.end(list(self._worlds.values()))
 
-    def job_slots(self) -> list[JobSlot]:
+    def leaders(self) -> list[JobSlot]:
         """Of the leaders of living groups."""
         return [self._leaders[members] for members in self._living()]
 
@@ -120,7 +120,7 @@ class GroupSlots:
             retire()
             self._change(groups, wait_for)
             self._settle("speeds have changed")
-            return self.job_slots()
+            return self.leaders()
         self._share_out(living)
         return []
 
@@ -132,7 +132,7 @@ class GroupSlots:
                 shape = replace(RingShape.of(cluster), size=size, members=members, neighbours=neighbours)
                 shape = replace(shape, elastic=RingElastic())
                 ring = self._worlds[members] = self._rings.claim(self._job_id, shape)
-                self._job_log.tell("info", f"group {name_of(members)}: {shown(ring.command)}")
+                self._job_log.write("info", f"group {name_of(members)}: {shown(ring.command)}")
 
     def _check(self, members: Members) -> None:
         ring = self._worlds[members]
@@ -197,7 +197,7 @@ class GroupSlots:
         shares = [self._shares[self._leaders[members].name] for members in groups]
         self._job_log.record("groups", told_groups(shares, reason))
         text = " | ".join(f"{name_of(s.members)} ({s.step_s * 1000:.0f} ms, rate x{s.rate:.2f})" for s in shares)
-        self._job_log.tell("info", f"groups ({reason}, up in {self._cost_s:.1f} s): {text}")
+        self._job_log.write("info", f"groups ({reason}, up in {self._cost_s:.1f} s): {text}")
 
     def _share_out(self, groups: Groups) -> None:
         self._shares = {self._leaders[share.members].name: share for share in self._plan.shares(groups)}
@@ -215,19 +215,19 @@ class GroupSlots:
 
     # ---- losses
 
-    def tell_losses(self) -> None:
+    def report_losses(self) -> None:
         """Tell, once, why each world that has ended did so.
 
         Raises:
             SlotError: because code of the job raised.
         """
         for members, ring in self._worlds.items():
-            if members not in self._told and (failure := ring.failure):
-                self._told.add(members)
+            if members not in self._reported and (failure := ring.failure):
+                self._reported.add(members)
                 reason = explained(ring, JobFailed(failure))
                 if isinstance(reason, SlotError):
                     raise reason
-                self._job_log.tell("warning", f"Group {name_of(members)} is gone. {failure}")
+                self._job_log.write("warning", f"Group {name_of(members)} is gone. {failure}")
 
     def all_gone(self) -> str | None:
         """Why no group lives any more; None while one does, or while that is still being found out."""
