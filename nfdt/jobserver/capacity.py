@@ -1,4 +1,4 @@
-"""Whether a server can ever run a job: its slots and its machine's memory against what the job takes at least. Pure."""
+"""Check that a server's slots and memory suffice for a job's lower bounds. Pure."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from nfdt.core.specs.job import JobSpec
 
 LEAST_SHARDS = 8
 SHARDS_PER_CORE = 2
-WORKER_COPIES = 3  # weights, gradient, and the answer of the shards
-SERVER_COPIES = 2  # the state as it is read from the shards, and as it is written down
+WORKER_COPIES = 3  # weights, gradient, and the reply of the shards
+SERVER_COPIES = 2  # the state as read from the shards, and as written to disk
 GIGABYTE = 2**30
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a server has.
+    """Resources of a server.
 
     Attributes:
-        cores: Of its machine.
-        memory_bytes: Of its machine.
-        workers: Worker slots that there can be; None: any number, because they come from elsewhere, or as jobs want.
+        cores: Number of cores of its machine.
+        memory_bytes: Memory of its machine.
+        workers: Maximum number of worker slots; None: any number, because they come from elsewhere or as jobs want.
         local: Whether workers run on this machine.
     """
 
@@ -33,17 +33,17 @@ class Capacity:
 
 
 def check_capacity(spec: JobSpec, view: TopologyView, *, weights_bytes: int, state_bytes: int, here: Capacity) -> None:
-    """Refuse a job that no waiting would ever give its slots, or whose model does not fit.
+    """Refuse a job that could never get its slots, or whose model does not fit.
 
     Args:
         spec: The job.
         view: Pure properties of its topology.
-        weights_bytes: Of all trainable variables as float32.
-        state_bytes: Of weights, optimizer variables and untrained variables.
-        here: The server.
+        weights_bytes: Size of all trainable variables as float32.
+        state_bytes: Size of weights, optimizer variables and untrained variables.
+        here: Resources of the server.
 
     Raises:
-        UsageError: it asks for more than there can be; says what there is, and what to do.
+        UsageError: the job asks for more than there can be; the text names what there is, and the remedy.
     """
     if not view.launched:
         _check_workers(spec.cluster.workers, here)

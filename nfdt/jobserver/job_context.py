@@ -18,7 +18,7 @@ from nfdt.jobserver.client_control import ClientControl
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job_log import JobLog
 from nfdt.jobserver.job_slots import JobSlots
-from nfdt.jobserver.shard_clients import ShardControl
+from nfdt.jobserver.shard_clients import ShardClients
 from nfdt.jobserver.slot_pool import SlotListener
 from nfdt.jobserver.snapshots import StateComposer
 from nfdt.jobserver.termination import Termination
@@ -33,7 +33,7 @@ START_TIMEOUT_S = 180.0  # limit for shards, and for the rings of groups
 class ActiveTraining:
     """Parts of a job that exist once its shards serve."""
 
-    shards: ShardControl
+    shards: ShardClients
     composer: StateComposer
     coordinator: Coordinator
 

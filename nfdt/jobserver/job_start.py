@@ -6,7 +6,7 @@ from nfdt.coordinator.coordinator import Coordinator
 from nfdt.core.specs.job import JobSpec
 from nfdt.jobserver.job_context import ActiveTraining, JobContext
 from nfdt.jobserver.outcome import JobOutcome
-from nfdt.jobserver.shard_clients import ShardControl, connect_shards
+from nfdt.jobserver.shard_clients import ShardClients, connect_shards
 from nfdt.jobserver.snapshots import StateComposer, merger_of
 
 
@@ -43,7 +43,7 @@ def _assemble(context: JobContext) -> ActiveTraining:
     return ActiveTraining(shards, StateComposer(shards, merger, server.artifacts), coordinator)
 
 
-def _connect(context: JobContext) -> ShardControl:
+def _connect(context: JobContext) -> ShardClients:
     addresses = [job_slot.address for job_slot in context.slots.shards]
     return connect_shards(addresses, context.manifest, context.token, ca_file=context.server.shard_ca_file)
 

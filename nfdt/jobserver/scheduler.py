@@ -1,4 +1,4 @@
-"""Which job gets which slots, and when: first come, first served."""
+"""Assignment of slots to jobs: first come, first served."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from nfdt.jobserver.topologies.registry import topology_class
 
 _log = logging.getLogger(__name__)
 
-DISPATCH_POLL_S = 0.5
-STOP_TIMEOUT_S = 10.0
+DISPATCH_POLL_S = 0.5  # pause of the dispatcher while nothing changes
+STOP_TIMEOUT_S = 10.0  # limit for each thread when the server stops
 
 
 @dataclass
-class _Waiting:
-    """The first job of the queue: since when it has been there, and since when there are too few slots."""
+class _WaitingJob:
+    """First job of the queue, its stall watch, and the time since when too few slots attend."""
 
     job: Job
     shards: int
@@ -53,19 +53,19 @@ class Scheduler:
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
         self._queue: deque[Job] = deque()
-        self._head: _Waiting | None = None
+        self._head: _WaitingJob | None = None
         self._stopping = False
         self._warnings = Seldom(_log)
         self._thread = threading.Thread(target=self._dispatch, name="scheduler", daemon=True)
 
     def start(self) -> None:
-        """Settle what an earlier server left behind, and begin."""
+        """Queue the jobs that an earlier server left behind, and begin."""
         for job_id in self._server.store.recover():
             self.submitted(job_id)
         self._thread.start()
 
     def stop(self) -> None:
-        """Let go of all jobs: their end is not told, the next server settles them."""
+        """Stop all jobs without storing their end; the next server settles them."""
         with self._lock:
             self._stopping = True
             jobs = list(self._jobs.values())
@@ -120,7 +120,7 @@ class Scheduler:
             return self._jobs.get(job_id)
 
     def control(self, request: pb.ControlRequest) -> None:
-        """Pass an action on."""
+        """Pass a client's action to the job."""
         job = self.job_of(request.job_id)
         if job is not None:
             job.control(request)
@@ -129,14 +129,14 @@ class Scheduler:
             raise UsageError(f"Job {request.job_id} does not run on this server.")
 
     def snapshot(self, job_id: str) -> str:
-        """The artifact of the job's state."""
+        """Artifact of the job's state."""
         state = self._server.store.get(job_id).state
         job = self.job_of(job_id)
         if job is not None and not is_terminal(state):
             try:
                 return job.snapshot()
             except UsageError:
-                record = self._server.store.get(job_id)  # it may have ended meanwhile
+                record = self._server.store.get(job_id)  # the job may have ended meanwhile
                 if not record.result_artifact and not is_terminal(record.state):
                     raise
         record = self._server.store.get(job_id)
@@ -145,24 +145,24 @@ class Scheduler:
         raise UsageError(f"Job {job_id} is {record.state} and left no state.")
 
     def feed(self, job_id: str) -> FeedQueue:
-        """Where the client's batches go."""
+        """Queue of the client's batches."""
         job = self.job_of(job_id)
         if job is None or job.spec.train.kind != "stream":
             raise UsageError(f"Job {job_id} takes no batches: it has ended, or its data are arrays.")
         return job.feed
 
     def watching(self, job_id: str, change: int) -> None:
-        """One client more or less."""
+        """Count one client more or less."""
         job = self.job_of(job_id)
         if job is not None:
             job.watching(change)
 
     def slot_counts(self) -> SlotCounts:
-        """The worker slots that attend."""
+        """Numbers of attending worker slots."""
         return self._server.pool.slot_counts()
 
     def artifacts_in_use(self) -> set[str]:
-        """Names that must stay on disk: of jobs that have not ended, and what ended jobs produced."""
+        """Names of artifacts that must stay on disk: those of jobs that have not ended, and results of ended jobs."""
         used: set[str] = set()
         with self._lock:
             for job in self._jobs.values():
@@ -176,14 +176,14 @@ class Scheduler:
     def _dispatch(self) -> None:
         while not self._stopping:
             try:
-                if self._turn():
+                if self._serve_first():
                     continue
-            except Exception:  # whatever it is, there are other jobs
+            except Exception:  # other jobs go on
                 _log.exception("the scheduler goes on")
             self._server.pool.wait(DISPATCH_POLL_S)
 
-    def _turn(self) -> bool:
-        """Whether the first job of the queue could be started or ended."""
+    def _serve_first(self) -> bool:
+        """Start or end the first job of the queue; returns whether that was possible."""
         self._forget_ended()
         with self._lock:
             first = self._queue[0] if self._queue else None
@@ -194,7 +194,7 @@ class Scheduler:
         return True
 
     def _forget_ended(self) -> None:
-        """Drop the runs that have ended; one whose end could not be stored stays until it is."""
+        """Drop the jobs that have ended; one whose end could not be stored stays until it is."""
         with self._lock:
             queued = set(map(id, self._queue))
             ended = [r for r in self._jobs.values() if id(r) not in queued and not r.thread.is_alive()]
@@ -214,8 +214,8 @@ class Scheduler:
             if self._head is None or self._head.job is not job:
                 stall = StallWatch(self._server.clock.now(), STALL_AFTER_S)
                 shards = _count_shards(type(job.topology), job.spec, job.manifest)
-                self._head = _Waiting(job, shards, stall)
-            if not self._ready(self._head):
+                self._head = _WaitingJob(job, shards, stall)
+            if not self._try_acquire(self._head):
                 return False
             job.thread.start()
         except Exception as error:
@@ -223,15 +223,15 @@ class Scheduler:
                 _log.exception("job %s", job.job_id)
             try:
                 job.close(outcome_of(error))
-            except Exception:  # it has told how it ended all the same
+            except Exception:  # its end is stored nevertheless
                 _log.exception("job %s", job.job_id)
         return True
 
-    def _ready(self, waiting: _Waiting) -> bool:
-        """Take the slots the job begins with, when enough are there or time is up.
+    def _try_acquire(self, waiting: _WaitingJob) -> bool:
+        """Take the slots that the job begins with, when enough are there or its time is up; returns whether it did.
 
         Raises:
-            JobFailed: time is up and there is nobody.
+            JobFailed: the time is up and no slot is there.
         """
         job, now = waiting.job, self._server.clock.now()
         job.slots.evict_other_sessions()

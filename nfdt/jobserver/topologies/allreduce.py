@@ -13,7 +13,7 @@ from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job_slots import JobSlot
 from nfdt.jobserver.need import SlotNeed
 from nfdt.jobserver.outcome import explained
-from nfdt.jobserver.shard_clients import ShardControl
+from nfdt.jobserver.shard_clients import ShardClients
 from nfdt.jobserver.topologies.base import Topology, TopologyContext
 from nfdt.jobserver.topologies.failover import FAILOVER_S, LeaderFailover
 from nfdt.jobserver.topologies.replacement import WorkerReplacement
@@ -66,7 +66,7 @@ class AllreduceTopology(Topology):
                 f"They were started with: {shown(self.ring.command)}"
             )
 
-    def connect(self, connect: Callable[[], ShardControl]) -> ShardControl:
+    def connect(self, connect: Callable[[], ShardClients]) -> ShardClients:
         """Plain client; that of an elastic ring survives the loss of its leader."""
         shards = connect()
         if self.ring is None or not self.spec.cluster.elastic:

@@ -15,7 +15,7 @@ from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job_log import JobLog
 from nfdt.jobserver.job_slots import JobSlot, JobSlots
 from nfdt.jobserver.need import SlotNeed
-from nfdt.jobserver.shard_clients import ShardControl
+from nfdt.jobserver.shard_clients import ShardClients
 from nfdt.schedulers.group_shares import StatedSizes
 
 WaitFor = Callable[[Callable[[], list[str]]], None]
@@ -103,7 +103,7 @@ class Topology(Protocol):
         """Bring up what has to work before the job trains; locked."""
         return None
 
-    def connect(self, connect: Callable[[], ShardControl]) -> ShardControl:
+    def connect(self, connect: Callable[[], ShardClients]) -> ShardClients:
         """Make the client of the shards; ``connect`` makes a plain one for the addresses of the shards' slots."""
         return connect()
 
@@ -141,7 +141,7 @@ class Topology(Protocol):
         """Whether the next epoch may begin; sets its batch sizes where they depend on the workers; locked."""
         return True
 
-    def review(self, coordinator: Coordinator, shards: ShardControl, remaining_s: float) -> Topology:
+    def review(self, coordinator: Coordinator, shards: ShardClients, remaining_s: float) -> Topology:
         """Between two epochs: adapt to measured speeds.
 
         Returns:

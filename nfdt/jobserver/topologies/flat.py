@@ -10,7 +10,7 @@ from nfdt.coordinator.online_planner import ShardLoad
 from nfdt.coordinator.topology_view import FLAT, TopologyView
 from nfdt.core.specs.job import JobSpec
 from nfdt.jobserver.need import SlotNeed
-from nfdt.jobserver.shard_clients import ShardControl
+from nfdt.jobserver.shard_clients import ShardClients
 from nfdt.jobserver.topologies.base import Topology, TopologyContext
 from nfdt.jobserver.topologies.replacement import WorkerReplacement
 from nfdt.jobserver.topologies.slot_supply import check_supply, launch_shards, launch_workers
@@ -40,7 +40,7 @@ class FlatTopology(Topology):
         """Give the places of lost workers to free slots."""
         self._replacement.replace_lost(coordinator, now)
 
-    def review(self, coordinator: Coordinator, shards: ShardControl, remaining_s: float) -> Topology:
+    def review(self, coordinator: Coordinator, shards: ShardClients, remaining_s: float) -> Topology:
         """Change to groups where the planner expects a gain; tried once."""
         if not self._may_form_groups:
             return self

@@ -11,7 +11,7 @@ from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.need import SlotNeed
-from nfdt.jobserver.shard_clients import ShardControl
+from nfdt.jobserver.shard_clients import ShardClients
 from nfdt.jobserver.topologies.base import Topology, TopologyContext
 from nfdt.jobserver.topologies.group_slots import GroupSlots
 from nfdt.jobserver.topologies.ring_admission import admit_rings
@@ -63,7 +63,7 @@ class GroupsTopology(Topology):
         if reason := self._groups.all_gone():
             coordinator.fail(reason)
 
-    def review(self, coordinator: Coordinator, shards: ShardControl, remaining_s: float) -> Topology:
+    def review(self, coordinator: Coordinator, shards: ShardClients, remaining_s: float) -> Topology:
         """Adapt shares to the measured speeds; form other groups where speeds have changed for good."""
         with self.context.changed:
             leaders = self._groups.review(self.context.wait_for, remaining_s, coordinator.retire_all)
