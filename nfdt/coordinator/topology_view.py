@@ -1,11 +1,15 @@
-"""Jobs on Horovod as their coordinator sees them: a ring, and each group, is one worker with the batch of its ranks."""
+"""Topologies as the coordinator and the simulator need them: pure values, without threads, slots or Horovod.
+
+To the coordinator an allreduce ring, and each group of ranks, is one worker with the batch of its ranks.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Protocol
+
 from nfdt.consistency import Barrier, ConsistencyPolicy, Free, make_policy
-from nfdt.core.errors import PolicyRefused
 from nfdt.core.specs.job import JobSpec
-from nfdt.launch.horovod_command import RingShape
 
 
 class Rounds(Free):
@@ -15,20 +19,129 @@ class Rounds(Free):
         self.lease_limit: int | None = steps
 
 
-def is_ring(spec: JobSpec) -> bool:
-    """Whether the job's workers are the ranks of one allreduce ring."""
-    return spec.algorithm.topology == "ring"
+class TopologyView(Protocol):
+    """Pure properties of one topology.
+
+    Attributes:
+        launched: Whether the server launches the workers as ranks of Horovod, instead of taking attending slots.
+        pushes: Whether workers push to shards. Otherwise each worker holds the optimizer, and rank 0 serves the state.
+        forms_groups: Whether the ranks are divided into groups that are found by measurement.
+    """
+
+    launched: bool
+    pushes: bool
+    forms_groups: bool
+
+    def slots_wanted(self, spec: JobSpec) -> int:
+        """Number of worker slots that the job takes from the pool before it begins."""
+        ...
+
+    def effective_spec(self, spec: JobSpec, *, groups: int = 1, ranks: int | None = None) -> JobSpec:
+        """Specification for the coordinator.
+
+        Args:
+            spec: The job.
+            groups: Number of groups, where the topology forms some.
+            ranks: Number of ranks of an allreduce ring; None: as many as the job wants.
+        """
+        ...
+
+    def policy(self, spec: JobSpec) -> ConsistencyPolicy:
+        """Consistency policy between the workers that the coordinator sees."""
+        ...
+
+    def may_form_groups(self, spec: JobSpec) -> bool:
+        """Whether the workers of the job may change to groups between two epochs, whose batches stay the same."""
+        ...
 
 
-def is_grouped(spec: JobSpec) -> bool:
-    """Whether the job's workers are the ranks of several worlds, synchronous inside and free between."""
-    return spec.algorithm.topology == "groups"
+class FlatView:
+    """Independent workers that push to shards."""
+
+    launched = False
+    pushes = True
+    forms_groups = False
+
+    def slots_wanted(self, spec: JobSpec) -> int:
+        """One slot per worker."""
+        return spec.cluster.workers
+
+    def effective_spec(self, spec: JobSpec, *, groups: int = 1, ranks: int | None = None) -> JobSpec:
+        """The job as it is."""
+        return spec
+
+    def policy(self, spec: JobSpec) -> ConsistencyPolicy:
+        """Policy that the algorithm names."""
+        return make_policy(spec.algorithm)
+
+    def may_form_groups(self, spec: JobSpec) -> bool:
+        """Only jobs that plan their topology, and train whole epochs of arrays."""
+        whole = spec.train.kind == "arrays" and spec.fit.steps_per_epoch is None
+        return whole and spec.algorithm.plan == "topology"
 
 
-def epochs_allow_groups(spec: JobSpec) -> bool:
-    """Whether the flat workers of a job may turn to groups, whose epochs are then what they were."""
-    whole = spec.train.kind == "arrays" and spec.fit.steps_per_epoch is None
-    return whole and spec.algorithm.plan == "topology" and spec.algorithm.topology == "flat"
+class AllreduceView:
+    """One allreduce ring of ranks, which is one worker with the global batch."""
+
+    launched = True
+    pushes = False
+    forms_groups = False
+
+    def slots_wanted(self, spec: JobSpec) -> int:
+        """Slot of rank 0."""
+        return 1
+
+    def effective_spec(self, spec: JobSpec, *, groups: int = 1, ranks: int | None = None) -> JobSpec:
+        """One worker with the batch of all ranks."""
+        return _with_workers(spec, 1, ranks or spec.cluster.workers)
+
+    def policy(self, spec: JobSpec) -> ConsistencyPolicy:
+        """Free, because the ranks synchronise themselves.
+
+        Batches that a client feeds come one by one: a round is one batch per rank, all of them leased at once.
+        """
+        if spec.train.kind == "stream":
+            return Barrier(parts=spec.cluster.workers)
+        return Rounds(spec.cluster.commit_steps) if spec.cluster.elastic else Free()
+
+    def may_form_groups(self, spec: JobSpec) -> bool:
+        """Never."""
+        return False
+
+
+class GroupsView:
+    """Several allreduce rings, synchronous inside and asynchronous between each other; each is one worker."""
+
+    launched = True
+    pushes = True
+    forms_groups = True
+
+    def slots_wanted(self, spec: JobSpec) -> int:
+        """None before the rings are up: the slots of their leaders come with them."""
+        return 0
+
+    def effective_spec(self, spec: JobSpec, *, groups: int = 1, ranks: int | None = None) -> JobSpec:
+        """One worker per group, with the batch of the largest one."""
+        return _with_workers(spec, groups, -(-spec.cluster.workers // groups))
+
+    def policy(self, spec: JobSpec) -> ConsistencyPolicy:
+        """Policy that the algorithm names; a group that pushes weight differences leases a round of steps."""
+        if spec.algorithm.outer == "delta":
+            return Rounds(spec.algorithm.local_steps)
+        return make_policy(spec.algorithm)
+
+    def may_form_groups(self, spec: JobSpec) -> bool:
+        """Never: they are formed already."""
+        return False
+
+
+FLAT, ALLREDUCE, GROUPS = FlatView(), AllreduceView(), GroupsView()
+VIEWS: Mapping[str, TopologyView] = {"flat": FLAT, "ring": ALLREDUCE, "groups": GROUPS}
+
+
+def view_of(spec: JobSpec) -> TopologyView:
+    """View of the job's topology."""
+    return VIEWS[spec.algorithm.topology]
 
 
 def grouped(spec: JobSpec) -> JobSpec:
@@ -37,70 +150,11 @@ def grouped(spec: JobSpec) -> JobSpec:
     return spec.model_copy(update={"algorithm": algorithm})
 
 
-def slots_of(spec: JobSpec) -> int:
-    """How many worker slots the job wants of the pool; those of groups come with their worlds."""
-    return {"ring": 1, "groups": 0}.get(spec.algorithm.topology, spec.cluster.workers)
-
-
-def seen_by_coordinator(spec: JobSpec, groups: int = 0, ranks: int | None = None) -> JobSpec:
-    """The specification with the ranks' batch for local ones where a ring, or each of ``groups``, plays one worker.
-
-    Args:
-        spec: The job.
-        groups: How many there are.
-        ranks: Of the ring; None: as many as the job wants.
-    """
-    if is_grouped(spec):
-        return _seen_with_groups(spec, groups)
-    if not is_ring(spec):
-        return spec
-    size, fit = ranks or spec.cluster.workers, spec.fit
-    cluster = spec.cluster.model_copy(update={"workers": 1})
-    changes: dict[str, int] = {}
-    if spec.train.kind == "arrays":
-        changes["batch_size"] = size * fit.batch_size
+def _with_workers(spec: JobSpec, workers: int, ranks: int) -> JobSpec:
+    """The job with so many workers, each with the batch of ``ranks`` ranks."""
+    fit = spec.fit
+    changes = {"batch_size": ranks * fit.batch_size} if spec.train.kind == "arrays" else {}
     if fit.validation_steps is None:
-        changes["validation_batch_size"] = size * (fit.validation_batch_size or fit.batch_size)
+        changes["validation_batch_size"] = ranks * (fit.validation_batch_size or fit.batch_size)
+    cluster = spec.cluster.model_copy(update={"workers": workers})
     return spec.model_copy(update={"cluster": cluster, "fit": fit.model_copy(update=changes)})
-
-
-def _seen_with_groups(spec: JobSpec, groups: int) -> JobSpec:
-    fit, size = spec.fit, -(-spec.cluster.workers // groups)
-    changes = {"batch_size": size * fit.batch_size} if spec.train.kind == "arrays" else {}
-    if fit.validation_steps is None:
-        changes["validation_batch_size"] = size * (fit.validation_batch_size or fit.batch_size)
-    cluster = spec.cluster.model_copy(update={"workers": groups})
-    return spec.model_copy(update={"cluster": cluster, "fit": fit.model_copy(update=changes)})
-
-
-def policy_of(spec: JobSpec) -> ConsistencyPolicy:
-    """Who may proceed. The ranks of a ring hold each other in step, so nobody else has to.
-
-    Batches that a client feeds come one by one: a round is one per rank, all of them leased at once.
-    """
-    if is_grouped(spec) and spec.algorithm.outer == "delta":
-        return Rounds(spec.algorithm.local_steps)
-    if not is_ring(spec):
-        return make_policy(spec.algorithm)
-    if spec.train.kind == "stream":
-        return Barrier(parts=spec.cluster.workers)
-    return Rounds(spec.cluster.commit_steps) if spec.cluster.elastic else Free()
-
-
-def refuse_reach(shape: RingShape) -> None:
-    """A shared server logs in nowhere, and reads, runs and writes no file that a job names.
-
-    Raises:
-        PolicyRefused: the job asks for that.
-    """
-    if shape.hosts or shape.hostfile or shape.elastic.network_interfaces or shape.launcher == "world":
-        raise PolicyRefused(
-            "A shared server logs in nowhere on a job's behalf. Expected: a job without hosts, hostfile, "
-            "network_interfaces or launcher='world'. Run the script without server=, or start it with mpirun."
-        )
-    if shape.files:
-        raise PolicyRefused(
-            "A shared server reads, runs and writes no file that a job names. Expected: a job without "
-            "host_discovery_script, timeline or autotune_log. Received: "
-            f"{', '.join(shape.files)}. Run the script without server=."
-        )

@@ -1,28 +1,28 @@
-"""Whether a server can ever run a job: its slots and its machine's memory against what the job takes at least. Pure."""
+"""Check that a server's slots and memory suffice for a job's lower bounds. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nfdt.coordinator.topology_view import is_grouped, is_ring
+from nfdt.coordinator.topology_view import TopologyView
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.job import JobSpec
 
 LEAST_SHARDS = 8
 SHARDS_PER_CORE = 2
-WORKER_COPIES = 3  # weights, gradient, and the answer of the shards
-SERVER_COPIES = 2  # the state as it is read from the shards, and as it is written down
+WORKER_COPIES = 3  # weights, gradient, and the reply of the shards
+SERVER_COPIES = 2  # the state as read from the shards, and as written to disk
 GIGABYTE = 2**30
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a server has.
+    """Resources of a server.
 
     Attributes:
-        cores: Of its machine.
-        memory_bytes: Of its machine.
-        workers: Worker slots that there can be; None: any number, because they come from elsewhere, or as jobs want.
+        cores: Number of cores of its machine.
+        memory_bytes: Memory of its machine.
+        workers: Maximum number of worker slots; None: any number, because they come from elsewhere or as jobs want.
         local: Whether workers run on this machine.
     """
 
@@ -32,26 +32,26 @@ class Capacity:
     local: bool
 
 
-def check_capacity(spec: JobSpec, *, weights_bytes: int, state_bytes: int, here: Capacity) -> None:
-    """Refuse a job that no waiting would ever give its slots, or whose model does not fit.
+def check_capacity(spec: JobSpec, view: TopologyView, *, weights_bytes: int, state_bytes: int, here: Capacity) -> None:
+    """Refuse a job that could never get its slots, or whose model does not fit.
 
     Args:
         spec: The job.
-        weights_bytes: Of all trainable variables as float32.
-        state_bytes: Of weights, optimizer variables and untrained variables.
-        here: The server.
+        view: Pure properties of its topology.
+        weights_bytes: Size of all trainable variables as float32.
+        state_bytes: Size of weights, optimizer variables and untrained variables.
+        here: Resources of the server.
 
     Raises:
-        UsageError: it asks for more than there can be; says what there is, and what to do.
+        UsageError: the job asks for more than there can be; the text names what there is, and the remedy.
     """
-    launched = is_ring(spec) or is_grouped(spec)
-    if not launched:
+    if not view.launched:
         _check_workers(spec.cluster.workers, here)
-    if not is_ring(spec):
+    if view.pushes:
         _check_shards(spec.cluster.shards, here)
-    workers = spec.cluster.workers if here.local or launched else 0
+    workers = spec.cluster.workers if here.local or view.launched else 0
     needed = state_bytes * (1 + SERVER_COPIES) + workers * WORKER_COPIES * weights_bytes
-    if is_ring(spec):  # every rank has the optimizer
+    if not view.pushes:  # every rank has the optimizer
         needed += workers * (state_bytes - weights_bytes)
     if needed > here.memory_bytes:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""What the clients of a job have said so far, and whether any of them is still there."""
+"""Requests of a job's clients so far, and whether a client is still connected."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from nfdt.core.errors import UsageError
 
 @dataclass
 class ClientControl:
-    """The job's run reads these under its lock.
+    """Requests of the clients of one job, guarded by the job's lock.
 
     Attributes:
-        attended: A client decides at each epoch's end; it may have gone, then nobody does any more.
-        permitted: The last epoch that the client lets begin.
-        until: So many of its steps; there, and at its end, it stands still. None: it does not.
-        stop_training: The client wants the job to end cleanly; taken once.
-        learning_rate: The last one set.
-        watchers: Clients that watch.
-        unwatched_since: When the number of watchers changed last.
+        attended: Whether a client decides at each epoch's end (an interactive job); False once that client is gone.
+        unwatched_since: Time of the last change of ``watchers``.
+        permitted: Last epoch that the client permits.
+        until: Number of steps of that epoch after which, as at its end, it stands still; None: it does not.
+        stop_training: Whether the client wants the job to end cleanly; taken once.
+        learning_rate: Last learning rate that was set.
+        watchers: Number of clients that watch the job.
     """
 
     attended: bool
@@ -30,12 +30,12 @@ class ClientControl:
     watchers: int = 0
 
     def watch(self, change: int, now: float) -> None:
-        """One client more or less."""
+        """Count one client more or less."""
         self.watchers += change
         self.unwatched_since = now
 
     def permit(self, epoch: int, until: int | None) -> None:
-        """The client lets an epoch begin, or go on where it stands still."""
+        """Permit an epoch to begin, or to go on where it stands still."""
         if epoch >= self.permitted:
             self.permitted, self.until = epoch, until
 
@@ -44,11 +44,11 @@ class ClientControl:
         return not self.attended or self.permitted >= epoch
 
     def steps_of(self, epoch: int) -> int | None:
-        """After how many steps of this epoch, and at its end, it stands still; None: never, or no longer."""
+        """Number of steps after which this epoch stands still, as at its end; None: it does not."""
         return self.until if self.attended and epoch == self.permitted else None
 
     def set_learning_rate(self, value: float) -> None:
-        """Note another learning rate.
+        """Set another learning rate.
 
         Raises:
             UsageError: negative, infinite or no number.
@@ -58,10 +58,10 @@ class ClientControl:
         self.learning_rate = value
 
     def take_stop(self) -> bool:
-        """Whether the client wants the job to end cleanly and has not been heard yet."""
+        """Whether the client asks for a clean end; True once per request."""
         wanted, self.stop_training = self.stop_training, False
         return wanted
 
     def abandoned(self, now: float, timeout_s: float) -> bool:
-        """Whether an attended job has been without a client for too long."""
+        """Whether an interactive job has been without a client for too long."""
         return self.attended and self.watchers <= 0 and now - self.unwatched_since >= timeout_s

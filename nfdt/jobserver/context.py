@@ -1,4 +1,4 @@
-"""What all jobs of one server share."""
+"""Parts and settings of a server that all of its jobs share."""
 
 from __future__ import annotations
 
@@ -21,23 +21,28 @@ from nfdt.launch.slot_end import SlotEnd
 
 @dataclass(frozen=True)
 class ServerContext:
-    """A server's stores, slots and rules, handed to each of its jobs.
+    """Stores, slots and settings of a server, shared by its jobs.
 
     Attributes:
-        store: Jobs and events.
-        artifacts: Files.
+        store: Store of jobs and events.
+        artifacts: Store of files.
         pool: Attending slots.
-        launcher: Starts slots on this machine; None: all slots come from elsewhere.
-        rings: Starts the rings of allreduce jobs; None: this server runs none.
+        launcher: Launcher of slots on this machine; None: all slots come from elsewhere.
+        rings: Launcher of Horovod rings; None: this server starts none.
         takes_hosts: Whether a job may name the hosts of its ring: the server's machine logs in there.
         launches_workers: Whether the launcher starts worker slots too, not only shards.
-        most_workers: How many of them it starts at most; None: as many as a job wants.
+        most_workers: Maximum number of worker slots that it starts; None: as many as a job wants.
         keeps_checkpoints: Whether each epoch's end is written to disk.
-        cancels_abandoned: Whether an attended job whose client is gone is cancelled; else it goes on alone.
-        attend_timeout_s: How long a client may be gone.
-        shard_ca_file: PEM certificates to trust when shards speak TLS.
-        kill: Ends the process of a slot that does not answer any more, where that is possible.
-        end_of: How the process of a slot ended, for one that this machine's launcher started; waits a moment.
+        cancels_abandoned: Whether an interactive job whose client is gone is cancelled, or else continues detached.
+        attend_timeout_s: Seconds that a client may be gone.
+        shard_ca_file: PEM certificates to trust when shards use TLS.
+        kill: Function that ends the process of a slot that does not answer, where that is possible.
+        end_of: Function that returns the end of a process that this machine's launcher started; waits a moment.
+        clock: Clock of the server.
+        host: Name of this machine.
+        boot: Identifier of this machine's last start.
+        cores: Number of cores that the server may use.
+        memory_bytes: Memory of this machine.
     """
 
     store: JobStore
@@ -61,12 +66,12 @@ class ServerContext:
     memory_bytes: int = field(default_factory=lambda: memory().total)
 
     def capacity(self) -> Capacity:
-        """What this server can offer a job."""
+        """Resources that this server can offer a job."""
         workers: int | None = None
         if self.launches_workers and self.most_workers is not None:
             workers = max(self.most_workers, self.pool.slot_counts().attending)
         return Capacity(self.cores, self.memory_bytes, workers, local=self.launches_workers)
 
     def is_here(self, hello: pb.SlotHello) -> bool:
-        """Whether a slot says that it runs on this machine."""
+        """Whether a slot runs on this machine, by its hello."""
         return hello.boot_id == self.boot and hello.host == self.host

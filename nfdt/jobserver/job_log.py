@@ -1,4 +1,4 @@
-"""What a job leaves behind in the store: its events, its figures, its checkpoint and its result."""
+"""Records of a job in the store: events, statistics, checkpoint, result."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ _log = logging.getLogger(__name__)
 
 
 class JobLog:
-    """Writes for one job.
+    """Writes the records of one job.
 
     Args:
-        store: Jobs and events.
-        artifacts: Where old checkpoints are deleted.
+        store: Store of jobs and events.
+        artifacts: Store of files, where old checkpoints are deleted.
         job_id: The job.
-        keep: Artifacts that are never deleted: what the job was submitted with.
+        keep: Artifacts that the job was submitted with; they are never deleted.
     """
 
     def __init__(self, store: JobStore, artifacts: ArtifactStore, job_id: str, keep: frozenset[str]) -> None:
         self._store, self._artifacts, self._job_id, self._keep = store, artifacts, job_id, keep
-        self._unstored: JobOutcome | None = None  # how the job ended, while the store does not take it
+        self._unstored: JobOutcome | None = None  # last state of the job, while it could not be stored
         self._passing = ""
 
     def begin(self, outcome: JobOutcome) -> None:
-        """The job's next state."""
+        """Store the job's next state."""
         self._store.transition(self._job_id, outcome.state, reason=outcome.reason, error=outcome.error)
 
     def end(self, outcome: JobOutcome) -> None:
-        """The job's last state; one that the store does not take now is left to :meth:`settled`."""
+        """Store the job's last state; if that fails now, :meth:`settled` tries again."""
         self._unstored = outcome
         try:
             self.settled()
@@ -44,7 +44,7 @@ class JobLog:
             _log.exception("job %s: its end could not be stored yet: %s", self._job_id, outcome)
 
     def settled(self) -> bool:
-        """Whether nothing is left to store of the job's end; what is, is tried again.
+        """Whether the job's last state is stored; tries again if not.
 
         Raises:
             NfdtError: it still cannot be stored.
@@ -58,7 +58,7 @@ class JobLog:
         return True
 
     def record(self, kind: str, data: Mapping[str, Any]) -> None:
-        """An event, and what it changes in the job's description."""
+        """Append an event, and update the job's description."""
         self._store.append(self._job_id, kind, dict(data))  # type: ignore[arg-type]
         if kind == "epoch_begin":
             self._store.update(self._job_id, epoch=data["epoch"])
@@ -66,41 +66,41 @@ class JobLog:
             validation = {f"val_{name}": value for name, value in (data.get("val_logs") or {}).items()}
             self._store.update(self._job_id, last_logs_json=json.dumps({**data["logs"], **validation}))
 
-    def tell(self, level: str, text: str) -> None:
-        """A line of the job's log."""
+    def write(self, level: str, text: str) -> None:
+        """Append a line of the job's log."""
         self.record("log", {"worker": None, "level": level, "text": text})
 
     def stalled(self, waiting_for: list[str], since_s: float) -> None:
-        """The job waits for these, that long."""
+        """Append a ``stalled`` event."""
         self.record("stalled", {"waiting_for": waiting_for, "since_s": since_s})
 
     def ring_messages(self, stalls: Iterable[RingStall], texts: Iterable[str]) -> None:
-        """What the log of the job's ring says."""
+        """Append stalls and messages that were found in the log of the job's ring."""
         for stall in stalls:
             self.record("stalled", describe(stall))
         for text in texts:
-            self.tell("warning", text)
+            self.write("warning", text)
 
     def workers(self, statistics: Mapping[str, Any]) -> None:
-        """What the workers did so far."""
+        """Update the statistics of the workers."""
         self._store.update(self._job_id, workers_json=json.dumps(statistics))
 
     def checkpoint(self, artifact: str) -> None:
-        """The state at the end of an epoch; the one before is deleted."""
+        """Store the state at the end of an epoch, and delete the one before."""
         before = self._store.get(self._job_id).checkpoint_artifact
         self._store.update(self._job_id, checkpoint_artifact=artifact)
         if before and before != artifact and before not in self._keep:
             self._artifacts.delete(before)
 
     def passing(self, artifact: str) -> None:
-        """The state in the middle of an epoch, which nobody needs after the next one: that before is deleted."""
+        """Note a state in the middle of an epoch, and delete the one before."""
         before, self._passing = self._passing, artifact
         job = self._store.get(self._job_id)
         if before not in ("", artifact, job.checkpoint_artifact, job.result_artifact, *self._keep):
             self._artifacts.delete(before)
 
     def result(self, artifact: str, statistics: Mapping[str, Any]) -> None:
-        """The state at the end of training."""
+        """Store the state at the end of training."""
         self._store.update(self._job_id, result_artifact=artifact)
         self.workers(statistics)
         self.record("result", {"artifact": artifact, "workers": dict(statistics)})

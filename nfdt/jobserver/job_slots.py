@@ -1,11 +1,12 @@
-"""The slots that work for one job: what they are called, what they are told, what becomes of them."""
+"""Slots of one job: acquired, named, assigned, released."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from nfdt.coordinator.topology_view import slots_of
+from nfdt.coordinator.coordinator import Coordinator
 from nfdt.core.jobs.admission import version_conflict
 from nfdt.core.jobs.launcher import Role
 from nfdt.core.specs.job import JobSpec
@@ -15,24 +16,28 @@ from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.slot_pool import PoolSlot, SlotListener
 from nfdt.launch.horovod import Ring
 
-QUICK_DEATHS = 3  # in a row, and nobody left who was there before them: then the job is given up
+QUICK_DEATHS = 3  # number in a row after which a job without older workers is given up
 QUICK_S = 10.0
-SPARE_JOINS = 8  # workers that may take over from lost ones, besides twice the wanted number
+SPARE_JOINS = 8  # number of replacements that are allowed besides twice the wanted number of workers
 
 
 @dataclass
 class JobSlot:
-    """One slot's place in the job.
+    """Place of one slot in the job.
 
     Attributes:
-        address: Of a shard that serves.
-        gone: It does not work for the job any more.
-        members: Of the group that it leads.
-        started_at: When it was told to be a worker; None before.
-        admitted: It takes part in the training; until then it waits.
-        report: What it last told of itself.
-        call: The number of its last call of Next.
-        reply: The answer to that one, once there is one.
+        slot: The slot.
+        name: Name of the shard or worker.
+        index: Number of the shard or worker.
+        address: Address of a shard that serves.
+        gone: Whether the slot has left the job.
+        members: Numbers of the workers in the group that the slot leads.
+        started_at: Time of the worker's assignment; None before.
+        admitted: Whether the worker takes part in the training; until then it waits.
+        failing_over: Whether the leader of the job's ring is lost and another one will take this place.
+        report: Last statistics of the worker.
+        call: Number of its last call of Next.
+        reply: Answer to that call, once there is one.
     """
 
     slot: PoolSlot
@@ -43,40 +48,56 @@ class JobSlot:
     members: tuple[int, ...] = ()
     started_at: float | None = None
     admitted: bool = False
-    failing_over: bool = False  # of a ring whose speaker is gone: another one will sit here
+    failing_over: bool = False
     report: dict[str, Any] = field(default_factory=dict)
     call: int = 0
     reply: pb.NextReply | None = None
 
     @property
     def details(self) -> dict[str, Any]:
-        """Which process it is."""
+        """Process, host and device of the slot, for events and statistics."""
         hello = self.slot.hello
         process = {"slot": hello.name, "pid": hello.pid, "host": hello.host, "device": hello.device}
         return {**process, "group": list(self.members)} if self.members else process
 
 
 class JobSlots:
-    """Shards and workers of one job. The job's run serialises the calls.
+    """Shards and workers of one job. The caller holds the job's lock.
 
     Args:
         server: The server.
         job_id: The job.
-        spec: What it is.
-        session: The client session; slots that have run its code serve no other.
-        token: The job's key: shards get it, workers tokens made of it.
-        listener: Told what the slots say.
+        spec: Specification of the job.
+        session: Client session; slots that have run its code serve no other.
+        token: Key of the job: shards get it, workers get tokens derived from it.
+        listener: Called for each message of the slots.
+        wanted: Number of workers that the job takes from the pool.
+
+    Attributes:
+        spec: Specification that shards and workers get.
+        wanted: See above.
+        ring: Name of the job's allreduce ring, whose slots the job takes; "" without one.
+        last_death: Text about the last worker whose process ended.
+        shards: Shards by number.
+        workers: Workers by name, those that are gone included.
     """
 
     def __init__(
-        self, server: ServerContext, job_id: str, spec: JobSpec, session: str, token: str, listener: SlotListener
+        self,
+        server: ServerContext,
+        job_id: str,
+        spec: JobSpec,
+        session: str,
+        token: str,
+        listener: SlotListener,
+        wanted: int,
     ) -> None:
-        self._server, self._job_id, self.spec = server, job_id, spec
+        self._server, self._job_id, self.spec, self.wanted = server, job_id, spec, wanted
         self._session = session or job_id
         self._token, self._listener = token, listener
         self._joined = 0
         self._quick_deaths = 0
-        self._newcomers = 0  # the number from which on workers have joined since the first of these deaths
+        self._newcomers = 0  # number of the first worker that joined after the first of these deaths
         self.last_death = ""
         self.ring = ""  # of an allreduce job, once it has one
         self.shards: list[JobSlot] = []
@@ -87,12 +108,12 @@ class JobSlots:
         return not self.spec.code or version_conflict(self.spec.versions, slot.versions) is None
 
     def evict_other_sessions(self) -> None:
-        """End free slots that this job cannot have, so that nobody counts on them."""
+        """End free slots that have run code of other sessions and so cannot serve this job."""
         self._server.pool.evict_other_sessions("shard", self._session, self.ring)
         self._server.pool.evict_other_sessions("worker", self._session, self.ring)
 
     def acquire_shards(self, count: int) -> int:
-        """Take free shard slots; how many there are now."""
+        """Take free shard slots; returns the number of the job's shards."""
         taken = self._server.pool.take(
             "shard",
             count - len(self.shards),
@@ -107,7 +128,7 @@ class JobSlots:
         return len(self.shards)
 
     def acquire_workers(self, count: int) -> list[JobSlot]:
-        """Take free worker slots for up to ``count`` more workers; a newcomer always gets a new number."""
+        """Take free worker slots for up to ``count`` more workers, which get new numbers."""
         taken = self._server.pool.take(
             "worker",
             min(count, self.may_join),
@@ -122,11 +143,11 @@ class JobSlots:
 
     @property
     def may_join(self) -> int:
-        """How many more workers may take over from lost ones."""
-        return max(0, 3 * slots_of(self.spec) + SPARE_JOINS - self._joined)
+        """Number of workers that may still replace lost ones."""
+        return max(0, 3 * self.wanted + SPARE_JOINS - self._joined)
 
     def died(self, job_slot: JobSlot, how: str) -> bool:
-        """Note how a worker's process has ended; whether they die as fast as they come and nobody else is left."""
+        """Note the end of a worker's process; returns whether workers end as they start and no other is left."""
         self.last_death = f"{job_slot.name} is lost: {how}"
         age_s = 0.0 if job_slot.started_at is None else self._server.clock.now() - job_slot.started_at
         if age_s >= QUICK_S and job_slot.report.get("steps"):
@@ -138,7 +159,7 @@ class JobSlots:
         return self._quick_deaths >= QUICK_DEATHS and all(s.index >= self._newcomers for s in self.living())
 
     def acquire_leader(self, ring: Ring) -> JobSlot | None:
-        """Take the slot of a group's rank 0, once it attends."""
+        """Take the slot of a group's rank 0, if it attends."""
         pool, session = self._server.pool, self._session
         taken = pool.take("worker", 1, self._job_id, self._listener, session=session, ring=ring.name)
         return self._add(taken[0], ring.shape.members) if taken else None
@@ -149,8 +170,8 @@ class JobSlots:
         self.workers[job_slot.name] = job_slot
         return job_slot
 
-    def succeed(self, shard: JobSlot, worker: JobSlot) -> bool:
-        """JobSlot the next speaker of the job's ring; whether it is there."""
+    def take_over(self, shard: JobSlot, worker: JobSlot) -> bool:
+        """Give both places to the ring's next leader; returns whether it attends."""
         pool, ring = self._server.pool, self.ring
         if not pool.attending("shard", ring=ring)[1] or not pool.attending("worker", ring=ring)[1]:
             return False
@@ -161,20 +182,20 @@ class JobSlots:
         return True
 
     def living(self) -> list[JobSlot]:
-        """The workers whose slots work for the job."""
+        """Workers that have not left the job."""
         return [job_slot for job_slot in self.workers.values() if not job_slot.gone]
 
     @property
     def ranks(self) -> int:
-        """How many ranks the job's ring has said there are; 0 before it has."""
+        """Number of ranks that the job's ring has reported; 0 before its first report."""
         return max((int(job_slot.report.get("ranks", 0)) for job_slot in self.living()), default=0)
 
     def job_slot_of(self, slot: PoolSlot) -> JobSlot | None:
-        """The place of a slot."""
+        """Place of a slot in the job, if it has one."""
         return next((job_slot for job_slot in (*self.shards, *self.workers.values()) if job_slot.slot is slot), None)
 
     def start_shard(self, job_slot: JobSlot) -> None:
-        """Tell a slot to be a shard."""
+        """Assign a shard to a slot."""
         message = pb.ShardAssignment(
             job_id=self._job_id,
             spec_json=self.spec.model_dump_json(),
@@ -186,7 +207,7 @@ class JobSlots:
         job_slot.slot.send(pb.Assignment(shard=message))
 
     def start_worker(self, job_slot: JobSlot, here: int) -> None:
-        """Tell a slot to be a worker; ``here`` is how many of the job's workers share this machine's cores."""
+        """Assign a worker to a slot; ``here`` is the number of the job's workers that share this machine's cores."""
         local = self._server.is_here(job_slot.slot.hello)
         job_slot.started_at = self._server.clock.now()
         message = pb.WorkerAssignment(
@@ -202,31 +223,40 @@ class JobSlots:
         job_slot.slot.send(pb.Assignment(worker=message))
 
     def count_here(self) -> int:
-        """How many living workers run on this machine."""
+        """Number of living workers on this machine."""
         return sum(self._server.is_here(job_slot.slot.hello) for job_slot in self.living())
 
     def _artifact_dir(self, slot: PoolSlot) -> str:
         return str(self._server.artifacts.root) if self._server.is_here(slot.hello) else ""
 
-    def release(self) -> None:
-        """The job is over: every slot becomes free as soon as it has dropped it."""
+    def admit(self, job_slots: Iterable[JobSlot], coordinator: Coordinator) -> None:
+        """Let workers take part in the training."""
+        here = self.count_here()
+        for job_slot in job_slots:
+            coordinator.joined(job_slot.name, job_slot.index, job_slot.details)
+            job_slot.admitted = True
+            if job_slot.started_at is None:
+                self.start_worker(job_slot, here)
+
+    def release_all(self) -> None:
+        """Release every slot at the end of the job."""
         for job_slot in (*self.workers.values(), *self.shards):
             self._server.pool.release(job_slot.slot, self._job_id)
 
-    def let_go(self, job_slot: JobSlot) -> None:
-        """A slot works for the job no more, and is free once it has dropped it."""
+    def release(self, job_slot: JobSlot) -> None:
+        """Take a slot out of the job; it is free as soon as its process has dropped the job."""
         job_slot.gone = True
         self._server.pool.release(job_slot.slot, self._job_id)
 
     def shut_down(self, job_slot: JobSlot) -> None:
-        """A slot that answers leaves the job in order, and its process ends."""
+        """Take a slot whose process still answers out of the job, and let the process exit."""
         job_slot.gone = True
         if not job_slot.admitted:
-            del self.workers[job_slot.name]  # it has done nothing that there is to tell of
+            del self.workers[job_slot.name]  # it has no statistics
         self._server.pool.dismiss(job_slot.slot)
 
-    def dismiss(self, job_slot: JobSlot) -> None:
-        """End a slot's process: it does not answer any more."""
+    def kill(self, job_slot: JobSlot) -> None:
+        """Take a slot whose process does not answer out of the job, and kill the process where that is possible."""
         job_slot.gone = True
         self._server.pool.dismiss(job_slot.slot)
         self._server.kill(job_slot.slot.hello)

@@ -1,4 +1,4 @@
-"""The job server process: stores, services, scheduler and launcher put together. No Keras, nothing unpickled."""
+"""The job server process: stores, services, scheduler and launcher. No Keras, no pickles."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from nfdt.launch.slot_end import SlotEnd
 _log = logging.getLogger(__name__)
 
 GRACE_S = 2.0
-REAP_S = 2.0  # from the end of a slot's stream to that of its process
-PARENT_POLL_S = 1.0
+REAP_S = 2.0  # limit from the end of a slot's stream to that of its process
+PARENT_POLL_S = 1.0  # pause between two looks at the parent process
 MAX_THREADS = 4096
 
 
 class RunningServer:
-    """A server that answers at ``address``; made by :func:`serve`."""
+    """Server that answers at ``address``; made by :func:`serve`."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class RunningServer:
 
 
 def _occupy(state_dir: Path) -> int:
-    """Make the state directory ours; returns the descriptor that holds its lock."""
+    """Lock the state directory; returns the descriptor that holds the lock."""
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -105,12 +105,14 @@ def _occupy(state_dir: Path) -> int:
 
 
 def _bind(options: ServerOptions, slot_token: str) -> tuple[grpc.Server, str, str]:
-    """The server, its address, and the address for this machine's own slots: plain text on loopback."""
+    """Create the server; returns it, its address, and a plain-text loopback address for this machine's own slots."""
     slots_only = f"/{pb.DESCRIPTOR.services_by_name['Workers'].full_name}/"
 
     def authenticate(method: str, token: str) -> bool:
         accepted = (*options.tokens, slot_token) if method.startswith(slots_only) else options.tokens
-        return any([same_token(one, token) for one in accepted])  # all of them: the time tells nothing
+        return any(
+            [same_token(one, token) for one in accepted]
+        )  # compares all of them, so that the time reveals nothing
 
     server, address = make_server(
         options.listen,
@@ -269,7 +271,7 @@ def _read_token(arguments: argparse.Namespace) -> Sequence[str]:
 
 
 def _run(server: RunningServer, arguments: argparse.Namespace, parent: Parent) -> None:
-    """Serve until told to stop; an embedded server removes what it kept.
+    """Serve until stopped; an embedded server removes its files.
 
     A parent that still lives may want the log, and removes the rest itself.
     """

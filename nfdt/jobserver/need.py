@@ -1,4 +1,4 @@
-"""How many slots a job that waits lacks."""
+"""Slots that a waiting job needs, and those that are there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Need:
+class SlotNeed:
     """Slots of one role: wanted, attending, free."""
 
     role: str
@@ -16,5 +16,5 @@ class Need:
 
     @property
     def met(self) -> bool:
-        """Whether enough are free."""
+        """Whether enough slots are free."""
         return self.free >= self.wanted

@@ -1,4 +1,4 @@
-"""How a job server runs."""
+"""Options of a job server."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from nfdt.launch.machine import reachable_host
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """How a job server runs.
+    """Options of a job server.
 
     Attributes:
         state_dir: Database, artifacts, logs; made with mode 0700. One server at a time.
-        tokens: What clients and slots must send; any of them is accepted.
+        tokens: Secrets of clients and slots; any of them is accepted.
         listen: ``host:port``; port 0 takes a free one.
         tls_cert: PEM certificate chain; TLS is used when it is given.
         tls_key: PEM private key.
         client_ca: PEM certificates; clients must show one signed by them.
         insecure: Allow a non-loopback address without TLS.
         allow_code: Take jobs that carry pickled code.
-        embedded: The server of one script: no checkpoints, jobs end with their client.
+        embedded: Whether it serves one script: no checkpoints, jobs end with their client.
         workers: Worker slots to start on this machine; 0: all come from elsewhere.
         shards: Shard slots to start at once; more are started when a job wants them.
         rings: Horovod rings to start at once, warm for the first job that wants ones like them.
         advertise: Host name under which workers reach this machine's shards; "" finds one.
-        limits: What one client may take.
-        attend_timeout_s: How long an attended job's client may be gone.
-        slot_command: Starts a slot; None: the product's own. An empty one starts none.
+        limits: Limits for one client.
+        attend_timeout_s: Seconds that an interactive job's client may be gone.
+        slot_command: Command that starts a slot; None: the default one. An empty one starts none.
     """
 
     state_dir: Path
@@ -54,5 +54,5 @@ class ServerOptions:
 
 
 def shard_host(options: ServerOptions) -> str:
-    """The address that this machine's shards listen on and tell the workers."""
+    """Address on which this machine's shards listen, and which workers get."""
     return options.advertise or reachable_host(split_address(options.listen)[0])

@@ -1,4 +1,4 @@
-"""How a job ends: the last state event, from whatever ended it."""
+"""Last state of a job, made from the exception that ended it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ MAX_TEXT = 100_000
 
 
 class SlotError(WorkerFailed):
-    """A slot's code raised; ``error`` is what a client needs to raise it again.
+    """Code in a slot raised; ``error`` holds what a client needs to raise it again.
 
     Args:
-        job_slot: Whose slot it is.
-        failed: What was raised.
-        members: Of the group that the slot leads: a rank is named by its number among the job's workers.
+        worker: Name of the shard or worker.
+        failed: Description of the exception.
+        members: Workers of the group that the slot leads: a rank is named by its number among them.
     """
 
-    def __init__(self, job_slot: str, failed: pb.SlotFailed, members: Sequence[int] = ()) -> None:
-        who = failed.failed_in or job_slot
+    def __init__(self, worker: str, failed: pb.SlotFailed, members: Sequence[int] = ()) -> None:
+        who = failed.failed_in or worker
         rank = who.removeprefix("rank-")
         if rank.isdigit() and int(rank) < len(members):
             who = f"member-{members[int(rank)]}"
@@ -40,13 +40,13 @@ class SlotError(WorkerFailed):
 
     @property
     def lost_connection(self) -> bool:
-        """Whether it failed because another process did not answer: that one's end is the better reason."""
+        """Whether the reason is another process that did not answer, whose end explains more."""
         return self.error["exception_type"] in ("ServerUnreachable", "_MultiThreadedRendezvous", "_InactiveRpcError")
 
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """The last state of a job."""
+    """Last state of a job."""
 
     state: State
     reason: str | None = None
@@ -54,7 +54,7 @@ class JobOutcome:
 
 
 def outcome_of(error: BaseException) -> JobOutcome:
-    """What a job that ended with this exception tells its client."""
+    """Outcome of a job that this exception ended."""
     match error:
         case JobCancelled():
             return JobOutcome("cancelled", str(error))
@@ -69,7 +69,7 @@ def outcome_of(error: BaseException) -> JobOutcome:
 
 
 def explained(ring: Ring, error: BaseException) -> BaseException:
-    """A better reason for the end of a job whose ring may have lost a rank."""
+    """Better reason for the end of a job whose ring may have lost a rank."""
     if isinstance(error, (SlotError, JobCancelled)) or not isinstance(error, (JobFailed, ServerUnreachable)):
         return error
     ended = ring.why()

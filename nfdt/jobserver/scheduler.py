@@ -1,8 +1,7 @@
-"""Which job gets which slots, and when: first come, first served."""
+"""Assignment of slots to jobs: first come, first served."""
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import threading
 from collections import deque
@@ -10,9 +9,7 @@ from dataclasses import dataclass
 
 from nfdt.coordinator.effect_queue import STALL_AFTER_S
 from nfdt.coordinator.progress import StallWatch
-from nfdt.coordinator.topology_view import is_grouped, is_ring, refuse_reach, slots_of
-from nfdt.core.errors import JobFailed, NfdtError, UsageError
-from nfdt.core.jobs.admission import check_versions
+from nfdt.core.errors import NfdtError, UsageError
 from nfdt.core.jobs.feed import FeedQueue
 from nfdt.core.jobs.lifecycle import is_terminal
 from nfdt.core.jobs.runner import SlotCounts
@@ -24,22 +21,23 @@ from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire.parsing import Seldom
 from nfdt.jobserver.capacity import check_capacity
 from nfdt.jobserver.context import ServerContext
-from nfdt.jobserver.job import JobRun
-from nfdt.jobserver.need import Need
+from nfdt.jobserver.job import Job
+from nfdt.jobserver.need import SlotNeed
 from nfdt.jobserver.outcome import outcome_of
-from nfdt.launch.horovod_command import RingShape, shown
+from nfdt.jobserver.topologies.base import Topology
+from nfdt.jobserver.topologies.registry import topology_class
 
 _log = logging.getLogger(__name__)
 
-DISPATCH_POLL_S = 0.5
-STOP_TIMEOUT_S = 10.0
+DISPATCH_POLL_S = 0.5  # pause of the dispatcher while nothing changes
+STOP_TIMEOUT_S = 10.0  # limit for each thread when the server stops
 
 
 @dataclass
-class _Waiting:
-    """The first job of the queue: since when it has been there, and since when there are too few slots."""
+class _WaitingJob:
+    """First job of the queue, its stall watch, and the time since when too few slots attend."""
 
-    run: JobRun
+    job: Job
     shards: int
     stall: StallWatch
     short_since: float | None = None
@@ -51,31 +49,31 @@ class Scheduler:
     def __init__(self, server: ServerContext) -> None:
         self._server = server
         self._lock = threading.Lock()
-        self._runs: dict[str, JobRun] = {}
-        self._queue: deque[JobRun] = deque()
-        self._head: _Waiting | None = None
+        self._jobs: dict[str, Job] = {}
+        self._queue: deque[Job] = deque()
+        self._head: _WaitingJob | None = None
         self._stopping = False
         self._warnings = Seldom(_log)
         self._thread = threading.Thread(target=self._dispatch, name="scheduler", daemon=True)
 
     def start(self) -> None:
-        """Settle what an earlier server left behind, and begin."""
+        """Queue the jobs that an earlier server left behind, and begin."""
         for job_id in self._server.store.recover():
             self.submitted(job_id)
         self._thread.start()
 
     def stop(self) -> None:
-        """Let go of all jobs: their end is not told, the next server settles them."""
+        """Stop all jobs without storing their end; the next server settles them."""
         with self._lock:
             self._stopping = True
-            runs = list(self._runs.values())
-        for run in runs:
-            run.abandon()
+            jobs = list(self._jobs.values())
+        for job in jobs:
+            job.stop_with_server()
         self._server.pool.wake()
         self._thread.join(STOP_TIMEOUT_S)
-        for run in runs:
-            if run.thread.is_alive():
-                run.thread.join(STOP_TIMEOUT_S)
+        for job in jobs:
+            if job.thread.is_alive():
+                job.thread.join(STOP_TIMEOUT_S)
 
     # ---- the Jobs service
 
@@ -83,69 +81,60 @@ class Scheduler:
         """Refuse a program that no shards could hold, and a job that this server can never run."""
         try:
             layout = manifest.layout
-            if is_ring(spec) or is_grouped(spec):
-                self._admit_ring(spec)
-            if not is_ring(spec):
-                count_shards(manifest, spec.cluster.shards)
+            topology = topology_class(spec)
+            topology.admit(self._server, spec)
+            _count_shards(topology, spec, manifest)
             check_groups(spec.algorithm, spec.cluster)
             state_bytes = self._server.artifacts.path(manifest.state).stat().st_size
-            check_capacity(spec, weights_bytes=4 * layout.size, state_bytes=state_bytes, here=self._server.capacity())
+            check_capacity(
+                spec,
+                topology.view,
+                weights_bytes=4 * layout.size,
+                state_bytes=state_bytes,
+                here=self._server.capacity(),
+            )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, NfdtError):
                 raise
             raise UsageError(f"Program {spec.program}: its manifest is malformed ({error!r}).") from None
 
-    def _admit_ring(self, spec: JobSpec) -> None:
-        rings, cluster = self._server.rings, spec.cluster
-        if rings is None:
-            raise UsageError("This server starts no Horovod rings: it was started without slots of its own.")
-        if importlib.util.find_spec("horovod") is None:
-            raise UsageError(
-                f"algorithm={spec.algorithm.name!r}: expected Horovod on the server's machine. Received: none. "
-                "Run scripts/install-horovod there."
-            )
-        shape = RingShape.of(cluster)
-        if not self._server.takes_hosts:
-            refuse_reach(shape)
-        rings.check(shape)
-
     def submitted(self, job_id: str) -> None:
         """Queue a job."""
         record = self._server.store.get(job_id)
         try:
-            run = JobRun(self._server, job_id, parse_job(record.spec_json), record.session)
+            job = Job(self._server, job_id, parse_job(record.spec_json), record.session)
         except NfdtError as error:  # an artifact is gone since the last server
             outcome = outcome_of(error)
             self._server.store.transition(job_id, "failed", reason=outcome.reason, error=outcome.error)
             return
         with self._lock:
-            self._runs[job_id] = run
-            self._queue.append(run)
+            self._jobs[job_id] = job
+            self._queue.append(job)
         self._server.pool.wake()
 
-    def run_of(self, job_id: str) -> JobRun | None:
-        """The run of a job that has not ended."""
+    def job_of(self, job_id: str) -> Job | None:
+        """Job of this name, if it has not ended."""
         with self._lock:
-            return self._runs.get(job_id)
+            return self._jobs.get(job_id)
 
     def control(self, request: pb.ControlRequest) -> None:
-        """Pass an action on."""
-        run = self.run_of(request.job_id)
-        if run is not None:
-            run.control(request)
+        """Pass a client's action to the job."""
+        job = self.job_of(request.job_id)
+        if job is not None:
+            job.control(request)
             self._server.pool.wake()
         elif not is_terminal(self._server.store.get(request.job_id).state):
             raise UsageError(f"Job {request.job_id} does not run on this server.")
 
     def snapshot(self, job_id: str) -> str:
-        """The artifact of the job's state."""
+        """Artifact of the job's state."""
         state = self._server.store.get(job_id).state
-        run = self.run_of(job_id)
-        if run is not None and not is_terminal(state):
+        job = self.job_of(job_id)
+        if job is not None and not is_terminal(state):
             try:
-                return run.snapshot()
+                return job.snapshot()
             except UsageError:
-                record = self._server.store.get(job_id)  # it may have ended meanwhile
+                record = self._server.store.get(job_id)  # the job may have ended meanwhile
                 if not record.result_artifact and not is_terminal(record.state):
                     raise
         record = self._server.store.get(job_id)
@@ -154,28 +143,28 @@ class Scheduler:
         raise UsageError(f"Job {job_id} is {record.state} and left no state.")
 
     def feed(self, job_id: str) -> FeedQueue:
-        """Where the client's batches go."""
-        run = self.run_of(job_id)
-        if run is None or run.spec.train.kind != "stream":
+        """Queue of the client's batches."""
+        job = self.job_of(job_id)
+        if job is None or job.spec.train.kind != "stream":
             raise UsageError(f"Job {job_id} takes no batches: it has ended, or its data are arrays.")
-        return run.feed
+        return job.feed
 
     def watching(self, job_id: str, change: int) -> None:
-        """One client more or less."""
-        run = self.run_of(job_id)
-        if run is not None:
-            run.watching(change)
+        """Count one client more or less."""
+        job = self.job_of(job_id)
+        if job is not None:
+            job.watching(change)
 
     def slot_counts(self) -> SlotCounts:
-        """The worker slots that attend."""
+        """Numbers of attending worker slots."""
         return self._server.pool.slot_counts()
 
     def artifacts_in_use(self) -> set[str]:
-        """Names that must stay on disk: of jobs that have not ended, and what ended jobs produced."""
+        """Names of artifacts that must stay on disk: those of jobs that have not ended, and results of ended jobs."""
         used: set[str] = set()
         with self._lock:
-            for run in self._runs.values():
-                used |= run.artifacts
+            for job in self._jobs.values():
+                used |= job.artifacts
         for record in self._server.store.jobs():
             used |= {name for name in (record.result_artifact, record.checkpoint_artifact) if name}
         return used
@@ -185,14 +174,14 @@ class Scheduler:
     def _dispatch(self) -> None:
         while not self._stopping:
             try:
-                if self._turn():
+                if self._serve_first():
                     continue
-            except Exception:  # whatever it is, there are other jobs
+            except Exception:  # other jobs go on
                 _log.exception("the scheduler goes on")
             self._server.pool.wait(DISPATCH_POLL_S)
 
-    def _turn(self) -> bool:
-        """Whether the first job of the queue could be started or ended."""
+    def _serve_first(self) -> bool:
+        """Start or end the first job of the queue; returns whether that was possible."""
         self._forget_ended()
         with self._lock:
             first = self._queue[0] if self._queue else None
@@ -203,101 +192,70 @@ class Scheduler:
         return True
 
     def _forget_ended(self) -> None:
-        """Drop the runs that have ended; one whose end could not be stored stays until it is."""
+        """Drop the jobs that have ended; one whose end could not be stored stays until it is."""
         with self._lock:
             queued = set(map(id, self._queue))
-            ended = [r for r in self._runs.values() if id(r) not in queued and not r.thread.is_alive()]
-        for run in ended:
+            ended = [r for r in self._jobs.values() if id(r) not in queued and not r.thread.is_alive()]
+        for job in ended:
             try:
-                if run.job_log.settled():
+                if job.job_log.settled():
                     with self._lock:
-                        del self._runs[run.job_id]
+                        del self._jobs[job.job_id]
             except NfdtError as error:
-                self._warnings.warn("the end of job %s: %s", run.job_id, error)
+                self._warnings.warn("the end of job %s: %s", job.job_id, error)
 
-    def _settle(self, run: JobRun) -> bool:
+    def _settle(self, job: Job) -> bool:
         """Start the first job of the queue, or end it; False while it has to wait."""
         try:
-            if (stop := run.stopped_by()) is not None:
+            if (stop := job.stopped_by()) is not None:
                 raise stop
-            if self._head is None or self._head.run is not run:
+            if self._head is None or self._head.job is not job:
                 stall = StallWatch(self._server.clock.now(), STALL_AFTER_S)
-                shards = 1 if is_ring(run.spec) else count_shards(run.manifest, run.spec.cluster.shards)
-                self._head = _Waiting(run, shards, stall)
-            if not self._ready(self._head):
+                shards = _count_shards(type(job.topology), job.spec, job.manifest)
+                self._head = _WaitingJob(job, shards, stall)
+            if not self._try_acquire(self._head):
                 return False
-            run.thread.start()
+            job.thread.start()
         except Exception as error:
             if not isinstance(error, NfdtError):
-                _log.exception("job %s", run.job_id)
+                _log.exception("job %s", job.job_id)
             try:
-                run.close(outcome_of(error))
-            except Exception:  # it has told how it ended all the same
-                _log.exception("job %s", run.job_id)
+                job.close(outcome_of(error))
+            except Exception:  # its end is stored nevertheless
+                _log.exception("job %s", job.job_id)
         return True
 
-    def _ready(self, waiting: _Waiting) -> bool:
-        """Take the slots the job begins with, when enough are there or time is up.
+    def _try_acquire(self, waiting: _WaitingJob) -> bool:
+        """Take the slots that the job begins with, when enough are there or its time is up; returns whether it did.
 
         Raises:
-            JobFailed: time is up and there is nobody.
+            JobFailed: the time is up and no slot is there.
         """
-        run, now = waiting.run, self._server.clock.now()
-        run.slots.evict_other_sessions()
-        self._launch(waiting)
-        pool, ring = self._server.pool, run.slots.ring
-        shards = Need("shard", waiting.shards, *pool.attending("shard", ring=ring))
-        workers = Need("worker", slots_of(run.spec), *pool.attending("worker", run.slots.accepts, ring))
+        job, now = waiting.job, self._server.clock.now()
+        job.slots.evict_other_sessions()
+        job.topology.start(waiting.shards)
+        pool, ring = self._server.pool, job.slots.ring
+        shards = SlotNeed("shard", waiting.shards, *pool.attending("shard", ring=ring))
+        workers = SlotNeed("worker", job.slots.wanted, *pool.attending("worker", job.slots.accepts, ring))
         short = [need for need in (shards, workers) if need.attending < need.wanted]
         waiting.short_since = None if not short else waiting.short_since or now
-        late = waiting.short_since is not None and now - waiting.short_since >= run.spec.start_timeout_s
+        late = waiting.short_since is not None and now - waiting.short_since >= job.spec.start_timeout_s
         if shards.met and (workers.met or (late and workers.free > 0)):
-            run.recruit(waiting.shards, workers.wanted)
+            job.acquire(waiting.shards, workers.wanted)
             if not workers.met:
-                run.job_log.tell(
+                job.job_log.write(
                     "warning",
-                    f"{workers.free} of {workers.wanted} workers are there after {run.spec.start_timeout_s:g} s: "
+                    f"{workers.free} of {workers.wanted} workers are there after {job.spec.start_timeout_s:g} s: "
                     "training begins with them; others may join later.",
                 )
             return True
-        self._give_up(run, short, late)
+        job.topology.give_up(short, late=late)
         if (since := waiting.stall.stalled_s(now)) is not None:
             lacking = [f"{need.wanted - need.free} {need.role} slots" for need in (shards, workers) if not need.met]
-            run.job_log.stalled(lacking, since)
+            job.job_log.stalled(lacking, since)
         return False
 
-    def _launch(self, waiting: _Waiting) -> None:
-        if is_ring(waiting.run.spec):
-            waiting.run.claim_ring()
-            return
-        if waiting.run.groups is not None:
-            waiting.run.groups.start()
-        launcher = self._server.launcher
-        if launcher is None:
-            return
-        attending, free = self._server.pool.attending("shard")
-        launcher.ensure("shard", max(0, attending - free) + waiting.shards)
-        if self._server.launches_workers and waiting.run.groups is None:
-            wanted, most = waiting.run.spec.cluster.workers, self._server.most_workers
-            launcher.ensure("worker", wanted if most is None else min(wanted, most))
 
-    def _give_up(self, run: JobRun, short: list[Need], late: bool) -> None:
-        if run.ring is not None:
-            if late:
-                raise JobFailed(
-                    f"The ranks did not come up within {run.spec.start_timeout_s:g} s; see {run.ring.log}. "
-                    f"They were started with: {shown(run.ring.command)}"
-                )
-            return
-        launcher = self._server.launcher
-        for need in short:
-            launched = need.role == "shard" or self._server.launches_workers
-            if launcher is not None and launched and launcher.failure:
-                raise JobFailed(f"No {need.role} slots: {launcher.failure}")
-            if late and need.attending == 0:
-                if need.role == "worker":
-                    check_versions(run.spec, self._server.pool.slot_counts().versions)
-                raise JobFailed(
-                    f"No {need.role} slot attends this server after {run.spec.start_timeout_s:g} s; "
-                    f"the job wants {need.wanted}. Add some with `nfdt worker --server HOST:PORT --slots N`."
-                )
+def _count_shards(topology: type[Topology], spec: JobSpec, manifest: Manifest) -> int:
+    """Number of shard slots that a job wants; raises where its program cannot be cut into so many shards."""
+    return count_shards(manifest, spec.cluster.shards) if topology.view.pushes else 1

@@ -1,4 +1,4 @@
-"""The coordinator's side of a job's shards: flush, learning rate, reading and writing their state."""
+"""Clients of a job's shards: flush, learning rate, reading and writing their state."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 
 from nfdt.core.arrays.layout import Array, ParameterLayout
 from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
 from nfdt.core.errors import NfdtError, ProtocolError, ServerUnreachable, ShapeMismatch
-from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State
 from nfdt.core.state_cut import StateCut
 from nfdt.core.wire import shards_pb2 as pb
@@ -31,14 +30,46 @@ MAX_STATE_FACTOR = 16  # a shard's state may take this many times its weights, a
 MIN_STATE_BYTES = 2**26
 
 
-class ShardControl:
-    """All shards of one job, asked at once; every call has a deadline.
+class ShardClients(Protocol):
+    """All shards of one job, as one."""
+
+    def close(self) -> None:
+        """Close the connections; calls under way fail."""
+        ...
+
+    def flush(self) -> None:
+        """Apply gradients that softsync still holds."""
+        ...
+
+    def set_learning_rate(self, value: float) -> None:
+        """Set the learning rate."""
+        ...
+
+    def forget(self, worker: str) -> None:
+        """Drop the backups of a lost worker."""
+        ...
+
+    def statistics(self) -> list[Mapping[str, Any]]:
+        """Counts of each shard, in order."""
+        ...
+
+    def read(self) -> State:
+        """Weights and optimizer variables of all shards."""
+        ...
+
+    def write(self, state: State) -> None:
+        """Replace the weights, and the optimizer variables that the state has."""
+        ...
+
+
+class GrpcShardClients:
+    """Calls all shards of one job in parallel; every call has a deadline. A :class:`ShardClients`.
 
     Args:
-        addresses: Of the shards, in order.
-        layout: All trainable variables.
-        token: The job's token.
-        owners: For each optimizer variable the trainable variable it belongs to, -1 for none; None: not known.
+        addresses: Addresses of the shards, in order.
+        layout: Layout of all trainable variables.
+        token: Key of the job.
+        owners: Trainable variable to which each optimizer variable belongs, -1 for none; None: unknown.
         ca_file: PEM certificates where shards speak TLS.
     """
 
@@ -74,22 +105,22 @@ class ShardControl:
         return self._on_all(call)
 
     def flush(self) -> None:
-        """Apply what softsync still holds."""
+        """Apply gradients that softsync still holds."""
         self._administer(pb.AdminRequest(flush=pb.Flush()))
 
     def set_learning_rate(self, value: float) -> None:
-        """Another learning rate from now on."""
+        """Set the learning rate."""
         self._administer(pb.AdminRequest(learning_rate=pb.ShardLearningRate(value=value)))
 
     def forget(self, worker: str) -> None:
-        """A worker is gone: its backups can go. A shard that does not answer will end the job by itself."""
+        """Drop the backups of a lost worker. A shard that does not answer ends the job in another way."""
         try:
             self._administer(pb.AdminRequest(forget=pb.ForgetWorker(worker=worker)))
         except NfdtError as error:
             _log.info("%s", error)
 
     def statistics(self) -> list[Mapping[str, Any]]:
-        """What each shard counted, in order."""
+        """Counts of each shard, in order."""
         replies = self._administer(pb.AdminRequest(statistics=pb.ShardStatistics()))
         return [json.loads(reply.statistics_json or "{}") for reply in replies]
 
@@ -144,10 +175,9 @@ def _optimizer_of(part: Mapping[str, Array]) -> dict[int, Array]:
 
 def connect_shards(
     addresses: Sequence[str], manifest: Manifest, token: str, *, ca_file: str | None = None
-) -> ShardControl:
-    """The control of the shards that hold a program."""
-    layout = manifest.layout
-    return ShardControl(addresses, layout, token, owners=manifest.optimizer_owners, ca_file=ca_file)
+) -> ShardClients:
+    """Client of the shards that hold a program."""
+    return GrpcShardClients(addresses, manifest.layout, token, owners=manifest.optimizer_owners, ca_file=ca_file)
 
 
 def _gather(chunks: Iterable[pb.StateChunk], limit: int) -> bytes:

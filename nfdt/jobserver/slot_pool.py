@@ -1,4 +1,4 @@
-"""The slot processes that attend a job server: who is there, who is free, who works for which job."""
+"""Slot processes that attend a job server, and the jobs that they work for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 MAX_SLOTS = 8192
 MAX_NAME = 200
 MOST_PATIENCE_S = 3600.0
-RETURN_POLL_S = 0.1
+RETURN_POLL_S = 0.1  # pause between two looks at a process whose stream broke
 
 SlotMessageKind = Literal["ready", "finished", "failed", "lost"]
 SlotListener = Callable[["PoolSlot", SlotMessageKind, "pb.SlotMessage | None"], None]
@@ -31,18 +31,21 @@ class PoolSlot:
     """One attending process. Only the :class:`SlotPool` changes it.
 
     Attributes:
-        job_id: The job it works for; None: it is free.
-        told: Whether it knows of that job; who does not is not asked to drop it.
-        session: The client session whose code it has run; "" for none: it can serve anybody.
+        hello: First message of the process.
+        job_id: Job that it works for; None: it is free.
+        assigned: Whether it has been sent an assignment of that job; otherwise it need not be asked to drop it.
+        session: Client session whose code it has run; "" for none: it can serve any session.
+        dismissed: Whether it was asked to exit, or has ended.
+        listener: Function that gets its messages while it works for a job.
         outbox: Assignments on their way to the process.
-        stream: Which of its streams is the current one.
-        away: That one broke, and the process may still come back.
-        received: The number of its last message.
+        stream: Number of its current stream.
+        away: Whether that stream broke and the process may still come back.
+        received: Number of its last message.
     """
 
     hello: pb.SlotHello
     job_id: str | None = None
-    told: bool = False
+    assigned: bool = False
     session: str = ""
     dismissed: bool = False
     listener: SlotListener | None = None
@@ -53,24 +56,24 @@ class PoolSlot:
 
     @property
     def name(self) -> str:
-        """The name the process gave."""
+        """Name of the slot."""
         return self.hello.name
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Python, Keras and TensorFlow of the process."""
+        """Versions of Python, Keras and TensorFlow in the process."""
         return dict(self.hello.versions)
 
     def send(self, assignment: pb.Assignment) -> None:
-        """Pass an assignment to the process."""
-        self.told = self.told or assignment.WhichOneof("assignment") in ("shard", "worker")
+        """Send an assignment to the process."""
+        self.assigned = self.assigned or assignment.WhichOneof("assignment") in ("shard", "worker")
         assignment.received = self.received
         self.outbox.put(assignment)
 
 
 @dataclass(frozen=True)
-class Joined:
-    """A slot, the number of the stream that it has now, and whether it had one before."""
+class JoinedSlot:
+    """Slot, number of its current stream, and whether it had one before."""
 
     slot: PoolSlot
     stream: int
@@ -81,7 +84,7 @@ class SlotPool:
     """All attending slots; any thread may call.
 
     Args:
-        lives: Whether the process of a slot may still run, as far as this machine knows.
+        lives: Function that returns whether the process of a slot may still run, as far as this machine knows.
     """
 
     def __init__(self, lives: Callable[[pb.SlotHello], bool] = lambda hello: True) -> None:
@@ -89,8 +92,8 @@ class SlotPool:
         self._changed = threading.Condition()
         self._slots: list[PoolSlot] = []
 
-    def join(self, hello: pb.SlotHello, received: int = 0) -> Joined:
-        """A process says hello, or takes its stream up after this assignment.
+    def join(self, hello: pb.SlotHello, received: int = 0) -> JoinedSlot:
+        """Add a process, or resume its stream after the assignment of number ``received``.
 
         Raises:
             ProtocolError: an unknown role, no name, or too many slots.
@@ -108,10 +111,10 @@ class SlotPool:
             slot.stream, slot.away = slot.outbox.open(), False
             self._changed.notify_all()
             _log.info("%s slot %s attends%s", hello.role, hello.name, " again" if found else "")
-            return Joined(slot, slot.stream, found is not None)
+            return JoinedSlot(slot, slot.stream, found is not None)
 
     def broke(self, slot: PoolSlot, stream: int) -> None:
-        """A stream broke: a process that can take it up gets no more work until it does, any other one is gone."""
+        """Note a broken stream: a process that can resume it gets no work until it does; any other one is gone."""
         if not slot.hello.key:
             self.leave(slot)
             return
@@ -122,7 +125,7 @@ class SlotPool:
                 self._changed.notify_all()
 
     def await_return(self, slot: PoolSlot, stream: int) -> None:
-        """Wait until the process takes its stream up, is known to be gone, or is not patient any more."""
+        """Wait until the process resumes its stream, is known to be gone, or its patience ends."""
         deadline = time.monotonic() + min(slot.hello.patience_s, MOST_PATIENCE_S)
         with self._changed:
             while slot in self._slots and slot.stream == stream:
@@ -132,14 +135,14 @@ class SlotPool:
                 self._changed.wait(min(left, RETURN_POLL_S))
 
     def ended(self, name: str) -> None:
-        """Who started the slots of this name says that they have ended."""
+        """Remove the slots of this name, whose launcher reports their end."""
         with self._changed:
             slots = [slot for slot in self._slots if slot.name == name]
         for slot in slots:
             self.leave(slot)
 
     def leave(self, slot: PoolSlot, stream: int | None = None) -> None:
-        """The process is gone, unless it has another stream than this one by now; its job is told."""
+        """Remove a process, unless it has another stream than this one by now; its job's listener is called."""
         with self._changed:
             if slot not in self._slots or stream not in (None, slot.stream):
                 return
@@ -152,7 +155,7 @@ class SlotPool:
             listener(slot, "lost", None)
 
     def receive(self, slot: PoolSlot, message: pb.SlotMessage) -> None:
-        """A message of the process; one that came before, or about another job than its own, is dropped."""
+        """Pass a message on; drops messages that came before or are about another job."""
         kind = message.WhichOneof("message")
         with self._changed:
             slot.outbox.arrived(message.received)
@@ -187,17 +190,17 @@ class SlotPool:
         accepts: Callable[[PoolSlot], bool] = lambda slot: True,
         ring: str = "",
     ) -> list[PoolSlot]:
-        """Up to ``count`` free slots become the job's.
+        """Assign up to ``count`` free slots to a job.
 
         Args:
-            role: Which kind.
-            count: How many at most.
-            job_id: The job they will work for.
-            listener: Told what they say, and when they are lost; called without any lock held.
-            session: The job's client session: a slot that has run code of one session never serves another.
+            role: Role of the slots.
+            count: Maximum number of slots.
+            job_id: The job.
+            listener: Function that gets their messages, and their loss; called without any lock held.
+            session: Client session of the job: a slot that has run code of one session never serves another.
             code: Whether the job carries code.
-            accepts: Whether the job can use a slot.
-            ring: The allreduce ring whose slots are wanted; "" for slots of none.
+            accepts: Function that returns whether the job can use a slot.
+            ring: Name of the allreduce ring whose slots are wanted; "" for slots of none.
         """
         with self._changed:
             if count > 0:
@@ -205,12 +208,12 @@ class SlotPool:
             free = [s for s in self._of(role, ring) if s.job_id is None and not s.away]
             fit = [s for s in free if accepts(s)][: max(count, 0)]
             for slot in fit:
-                slot.job_id, slot.listener, slot.told = job_id, listener, False
+                slot.job_id, slot.listener, slot.assigned = job_id, listener, False
                 slot.session = session if code else slot.session
             return fit
 
     def evict_other_sessions(self, role: Role, session: str, ring: str = "") -> None:
-        """End the free slots that have run code of another session than this one: they can serve no job of it."""
+        """Dismiss the free slots that have run code of another session, and so cannot serve this one."""
         with self._changed:
             for slot in self._of(role, ring):
                 if slot.job_id is None and slot.session not in ("", session):
@@ -224,12 +227,12 @@ class SlotPool:
         slot.send(pb.Assignment(dismiss=pb.Dismiss()))
 
     def release(self, slot: PoolSlot, job_id: str) -> None:
-        """The job is over for this slot, which answers when it is free; news of it go nowhere."""
+        """Let a slot drop its job; it is free when it answers. Its messages are ignored."""
         with self._changed:
             if slot.job_id != job_id:
                 return
             slot.listener = None
-            if slot.told:
+            if slot.assigned:
                 slot.send(pb.Assignment(release=pb.Release(job_id=job_id)))
             else:
                 slot.job_id = None
@@ -250,7 +253,7 @@ class SlotPool:
             self._changed.notify_all()
 
     def slot_counts(self) -> SlotCounts:
-        """The worker slots that attend."""
+        """Numbers of attending worker slots."""
         with self._changed:
             workers = self._of("worker", "")
             free = sum(s.job_id is None and not s.away for s in workers)
@@ -259,17 +262,17 @@ class SlotPool:
     def attending(
         self, role: Role, accepts: Callable[[PoolSlot], bool] = lambda slot: True, ring: str = ""
     ) -> tuple[int, int]:
-        """(attending, free) slots of this role that the job can use."""
+        """Numbers of (attending, free) slots of this role that the job can use."""
         with self._changed:
             slots = [s for s in self._of(role, ring) if accepts(s)]
             return len(slots), sum(s.job_id is None and not s.away for s in slots)
 
     def wait(self, timeout_s: float) -> None:
-        """Return when a slot came, went or became free, or after ``timeout_s``."""
+        """Wait until a slot comes, goes or becomes free, or for ``timeout_s``."""
         with self._changed:
             self._changed.wait(timeout_s)
 
     def wake(self) -> None:
-        """Let everybody who waits look again."""
+        """Wake all waiting threads."""
         with self._changed:
             self._changed.notify_all()

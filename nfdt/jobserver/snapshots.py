@@ -1,4 +1,4 @@
-"""A job's state as one artifact: trained parts from the shards, the merged untrained state from the coordinator."""
+"""State of a job as one artifact: weights from the shards, merged untrained state from the coordinator."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import dump_state_parts, load_state
-from nfdt.jobserver.shard_clients import ShardControl
+from nfdt.jobserver.shard_clients import ShardClients
 
 
 def merger_of(manifest: Manifest, artifacts: ArtifactStore) -> StateMerger:
-    """The untrained state that a program starts with.
+    """Merger with the untrained state that a program starts with.
 
     Raises:
         ProtocolError: the program's state lacks an untrained variable that the program names.
@@ -31,22 +31,22 @@ def merger_of(manifest: Manifest, artifacts: ArtifactStore) -> StateMerger:
 
 
 class StateComposer:
-    """Writes the job's state while its shards stand still; the same moment is written once.
+    """Writes and replaces the state of a job; the same moment is written once.
 
     Args:
-        shards: The job's shards.
-        merger: Untrained state.
-        artifacts: Where the state goes.
+        shards: Client of the job's shards.
+        merger: Merger of the untrained state.
+        artifacts: Store of files.
     """
 
-    def __init__(self, shards: ShardControl, merger: StateMerger, artifacts: ArtifactStore) -> None:
+    def __init__(self, shards: ShardClients, merger: StateMerger, artifacts: ArtifactStore) -> None:
         self._shards, self._merger, self._artifacts = shards, merger, artifacts
         self._lock = threading.Lock()
         self._moment: object = None
         self._artifact = ""
 
     def compose(self, moment: object) -> str:
-        """The artifact of the state at this moment; equal moments give the same one without asking the shards."""
+        """Artifact of the state at this moment; equal moments give the same one without reading the shards."""
         with self._lock:
             if moment != self._moment or not self._artifacts.has(self._artifact):
                 state = self._shards.read()
@@ -57,10 +57,10 @@ class StateComposer:
             return self._artifact
 
     def replace(self, artifact: str) -> None:
-        """Make a state artifact that a client uploaded the job's state.
+        """Replace the job's state by an artifact that a client uploaded.
 
         Raises:
-            ProtocolError: it is no state, or of another model.
+            ProtocolError: the artifact is no state, or that of another model.
         """
         with self._lock:
             state = load_state(self._artifacts.path(artifact))

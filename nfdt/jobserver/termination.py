@@ -1,4 +1,4 @@
-"""What ends a job: several things may at once, and the one that explains the others wins."""
+"""Reason why a job ends: of several simultaneous ones, that which explains the others."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from nfdt.core.clock import Clock
 from nfdt.core.errors import ServerUnreachable
 from nfdt.jobserver.outcome import SlotError
 
-CAUSE_WAIT_S = 2.0  # how long a broken connection waits for the end of the process that broke it
+CAUSE_WAIT_S = 2.0  # time that a broken connection waits for the end of the process that broke it
 
 
 class ServerStopping(Exception):
-    """The server stops: the job's end is not told, the next server settles it."""
+    """The server stops: the end of the job is not written; the next server settles it."""
 
 
 class Termination:
-    """The first cause wins, except over a broken connection, which gives way to the reason why it broke.
+    """First cause of a job's end; a broken connection gives way to the reason why it broke.
 
     Args:
-        changed: The job's condition; callers hold it for :meth:`end` and :meth:`check`.
-        clock: Of the server.
+        changed: Condition of the job; callers hold it for :meth:`end` and :meth:`check`.
+        clock: Clock of the server.
+
+    Attributes:
+        cause: The cause so far; None: the job goes on.
     """
 
     def __init__(self, changed: threading.Condition, clock: Clock) -> None:
@@ -29,7 +32,7 @@ class Termination:
         self._blame_until: float | None = None
 
     def end(self, cause: BaseException) -> None:
-        """Let the job end with this."""
+        """Add a cause."""
         vague = isinstance(cause, SlotError) and cause.lost_connection
         if self.cause is not None and (vague or self._blame_until is None) and not isinstance(cause, ServerStopping):
             return
@@ -38,12 +41,12 @@ class Termination:
         self._changed.notify_all()
 
     def check(self) -> None:
-        """Raise what ends the job, if anything does and nothing better can be expected."""
+        """Raise the cause, if there is one and no better one can be expected."""
         if self.cause is not None and (self._blame_until is None or self._clock.now() >= self._blame_until):
             raise self.cause
 
     def reason_behind(self, error: BaseException) -> BaseException:
-        """A better explanation of ``error``, waiting for one a moment where there may be one."""
+        """Better explanation of ``error``; waits a moment where there may be one."""
         if not isinstance(error, ServerUnreachable):
             return error
         with self._changed:

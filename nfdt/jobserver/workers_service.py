@@ -1,4 +1,4 @@
-"""The Workers service: slots attend, workers ask for work, artifacts are fetched."""
+"""The Workers service: slots attend, workers request instructions, artifacts are fetched."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class WorkersService(workers_pb2_grpc.WorkersServicer):
     """Answers slot processes.
 
     Args:
-        pool: Where slots are kept.
-        scheduler: Which job a worker works for.
-        artifacts: What workers on other machines fetch.
+        pool: Attending slots.
+        scheduler: Scheduler that finds a worker's job.
+        artifacts: Store of files, from which workers on other machines fetch.
     """
 
     def __init__(self, pool: SlotPool, scheduler: Scheduler, artifacts: ArtifactStore) -> None:
@@ -32,7 +32,7 @@ class WorkersService(workers_pb2_grpc.WorkersServicer):
 
     @answering
     def Attend(self, request_iterator: Iterator[pb.SlotMessage], context: Any) -> Iterator[pb.Assignment]:
-        """Keep a slot: its assignments go out, what it says comes in; a stream that ends is the process's end."""
+        """Serve a slot: its assignments go out, its messages come in; the end of the stream is that of the process."""
         first = next(request_iterator, None)
         if first is None or not first.HasField("hello"):
             raise ProtocolError("Attend: expected a hello first. Received something else.")
@@ -61,23 +61,23 @@ class WorkersService(workers_pb2_grpc.WorkersServicer):
 
     @answering
     def Ended(self, request: pb.SlotEnded, context: Any) -> pb.SlotEndedReply:
-        """A slot's process has ended."""
+        """Note that a slot's process has ended."""
         self._pool.ended(request.name)
         return pb.SlotEndedReply()
 
     @answering
     def Next(self, request: pb.NextRequest, context: Any) -> pb.NextReply:
-        """A worker's report, and what it shall do."""
-        run = self._scheduler.run_of(request.job_id)
-        if run is None:
+        """Take a worker's report and return its next instruction."""
+        job = self._scheduler.job_of(request.job_id)
+        if job is None:
             return pb.NextReply(leave=pb.Leave(reason=f"Job {request.job_id} has ended."))
-        return run.next(request, context.is_active)
+        return job.next(request, context.is_active)
 
     @answering
     def Fetch(self, request: pb.FetchRequest, context: Any) -> Iterator[pb.FetchChunk]:
-        """An artifact of the job."""
-        run = self._scheduler.run_of(request.job_id)
-        if run is None or request.sha256 not in run.artifacts:
+        """Send an artifact of the job."""
+        job = self._scheduler.job_of(request.job_id)
+        if job is None or request.sha256 not in job.artifacts:
             raise PolicyRefused(f"Artifact {request.sha256[:80]!r} is no part of job {request.job_id[:80]!r}.")
         for offset, total, data in self._artifacts.chunks(request.sha256, request.offset):
             yield pb.FetchChunk(offset=offset, total_bytes=total, data=data)

@@ -59,14 +59,14 @@ class Ring:
     directory: Path
     process: subprocess.Popen[bytes]
     job_id: str | None = None
-    _news: RingMessages = field(init=False)
+    _messages: RingMessages = field(init=False)
 
     def __post_init__(self) -> None:
-        self._news = RingMessages(self.log)
+        self._messages = RingMessages(self.log)
 
-    def news(self) -> tuple[list[RingStall], list[str]]:
+    def messages(self) -> tuple[list[RingStall], list[str]]:
         """What Horovod has warned of and what the ring has said since the last call."""
-        return self._news.read()
+        return self._messages.read()
 
     @property
     def failure(self) -> str | None:

@@ -1,17 +1,17 @@
 """One simulated job: the real coordinator and shards, simulated workers, and what a client may ask of it.
 
-It does what :class:`nfdt.jobserver.job.JobRun` does with threads and processes. Nothing happens by itself: virtual
+It does what :class:`nfdt.jobserver.job.Job` does with threads and processes. Nothing happens by itself: virtual
 time passes while :meth:`SimulatedJob.events` is iterated.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from nfdt.coordinator.coordinator import Coordinator
-from nfdt.coordinator.topology_view import is_ring
+from nfdt.coordinator.topology_view import view_of
 from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.errors import JobFailed
 from nfdt.core.events import Event
@@ -80,7 +80,9 @@ class SimulatedJob:
         rules = manifest.untrained_rules
         self._merger = StateMerger(rules, [state.untrained[i] for i in range(len(rules))])
         machines = [Machine(i, w, spec.fit.batch_size, cluster.seed) for i, w in enumerate(cluster.each())]
-        self._network = VirtualNetwork(cluster, count_shards(manifest, spec.cluster.shards), ring=is_ring(spec))
+        self._network = VirtualNetwork(
+            cluster, count_shards(manifest, spec.cluster.shards), ring=not view_of(spec).pushes
+        )
         self._post_plan = PostPlan(spec, machines, self._network, self.trainer.layout.size)
         self.shards = LocalShards(spec, manifest, state, len(self._post_plan.posts))
         clock = self.agenda.clock

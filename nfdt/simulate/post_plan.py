@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from nfdt.consistency import ConsistencyPolicy
 from nfdt.coordinator.group_plan import GroupPlan
 from nfdt.coordinator.online_planner import WORLDS_S
-from nfdt.coordinator.topology_view import epochs_allow_groups, grouped, is_grouped, policy_of, seen_by_coordinator
+from nfdt.coordinator.topology_view import grouped, view_of
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.groups import check_groups
 from nfdt.core.specs.job import JobSpec
@@ -45,9 +45,9 @@ class PostPlan:
         self.shares: tuple[GroupShare, ...] = ()
         everybody = tuple(m.number for m in machines)
         self._plan: GroupPlan | None = None
-        if is_grouped(spec) or epochs_allow_groups(spec):
+        if view_of(spec).forms_groups or view_of(spec).may_form_groups(spec):
             self._plan = GroupPlan(spec)
-        if self._plan is not None and is_grouped(spec):
+        if self._plan is not None and view_of(spec).forms_groups:
             self._measure(self._plan)
             self._form(self._plan.explicit or tuple(sorted(self._plan.choose((everybody,)))))
         else:
@@ -57,19 +57,19 @@ class PostPlan:
     @property
     def seen(self) -> JobSpec:
         """The job as its coordinator sees it."""
-        seen = seen_by_coordinator(self.spec, len(self.posts))
+        seen = view_of(self.spec).effective_spec(self.spec, groups=len(self.posts))
         cluster = seen.cluster.model_copy(update={"workers": len(self.posts)})
         return seen.model_copy(update={"attended": True, "cluster": cluster})
 
     @property
     def policy(self) -> ConsistencyPolicy:
         """Who may proceed."""
-        return policy_of(self.spec)
+        return view_of(self.spec).policy(self.spec)
 
     @property
     def may_turn(self) -> bool:
         """Whether these are flat workers that may become groups."""
-        return epochs_allow_groups(self.spec)
+        return view_of(self.spec).may_form_groups(self.spec)
 
     def member_stepped(self, machine: int, samples: int, seconds: float) -> None:
         """A machine has done its part of a step."""
@@ -92,7 +92,7 @@ class PostPlan:
         Returns:
             Whether the posts are new.
         """
-        if self._plan is None or not is_grouped(self.spec) or not workers:
+        if self._plan is None or not view_of(self.spec).forms_groups or not workers:
             return False
         self.posts = sorted((worker.post for worker in workers), key=lambda post: post.members)
         if steps := sum(worker.statistics.steps for worker in workers):

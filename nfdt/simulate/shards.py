@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nfdt.coordinator.topology_view import policy_of
+from nfdt.coordinator.topology_view import view_of
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State
 from nfdt.core.sharding import count_shards
@@ -64,8 +64,9 @@ class LocalShards:
         count = count_shards(manifest, shards)
         self.layout = manifest.layout
         self._cut = StateCut(self.layout, count, manifest.optimizer_owners)
+        policy = view_of(spec).policy(spec)
         self.stores = [
-            TimedStore(build_store(manifest, state, spec.algorithm, i, shards, workers=pushers, policy=policy_of(spec)))
+            TimedStore(build_store(manifest, state, spec.algorithm, i, shards, workers=pushers, policy=policy))
             for i in range(count)
         ]
 

@@ -4,7 +4,7 @@ import pytest
 
 from nfdt.coordinator import Emit
 from nfdt.coordinator.online_planner import OnlinePlanner, ShardLoad, follows_a_plan, plan_event
-from nfdt.coordinator.topology_view import grouped, seen_by_coordinator
+from nfdt.coordinator.topology_view import grouped, view_of
 from nfdt.planning import PlannedPreset
 from nfdt.schedulers import StepTime
 from nfdt.schedulers.group_shares import FixedSizes
@@ -151,7 +151,9 @@ class TurningCluster(TimedCluster):
             self.workers.clear()
             sizes = FixedSizes(BATCH)
             sizes.state({f"worker-{4 + i}": len(group) * BATCH for i, group in enumerate(self.groups)})
-            self.coordinator.renew(seen_by_coordinator(grouped(self.spec), len(self.groups)), sizes)
+            self.coordinator.renew(
+                view_of(grouped(self.spec)).effective_spec(grouped(self.spec), groups=len(self.groups)), sizes
+            )
             self.settle()
             self.join(len(self.groups))
         super().proceed()

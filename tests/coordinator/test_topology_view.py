@@ -2,17 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from nfdt.coordinator.topology_view import (
-    epochs_allow_groups,
-    grouped,
-    policy_of,
-    refuse_reach,
-    seen_by_coordinator,
-    slots_of,
-)
-from nfdt.core.errors import PolicyRefused
+from nfdt.coordinator.topology_view import grouped, view_of
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
-from nfdt.launch.horovod_command import RingShape
 
 
 def job(
@@ -27,34 +18,46 @@ def job(
     )
 
 
+def effective(spec: JobSpec, **options) -> JobSpec:
+    return view_of(spec).effective_spec(spec, **options)
+
+
+def policy_of(spec: JobSpec):
+    return view_of(spec).policy(spec)
+
+
+def slots_wanted(spec: JobSpec) -> int:
+    return view_of(spec).slots_wanted(spec)
+
+
 def test_a_ring_is_one_worker_whose_batches_are_global():
-    seen = seen_by_coordinator(job())
+    seen = effective(job())
     assert (seen.cluster.workers, seen.fit.batch_size, seen.fit.validation_batch_size) == (1, 128, 128)
     assert policy_of(job()).round_parts(1) == 1
-    assert slots_of(job()) == 1
+    assert slots_wanted(job()) == 1
 
 
 def test_fed_batches_stay_as_they_are_and_a_round_has_one_per_rank():
-    assert seen_by_coordinator(job("stream")).fit.batch_size == 32
+    assert effective(job("stream")).fit.batch_size == 32
     policy = policy_of(job("stream"))
     assert (policy.round_parts(1), policy.lease_limit) == (4, 4)
 
 
 def test_a_number_of_validation_batches_counts_batches_of_the_script():
-    assert seen_by_coordinator(job(validation_batch_size=10, validation_steps=3)).fit.validation_batch_size == 10
+    assert effective(job(validation_batch_size=10, validation_steps=3)).fit.validation_batch_size == 10
 
 
 @pytest.mark.parametrize("algorithm", ["bsp", "ddc-asgd"])
 def test_other_jobs_are_seen_as_they_are(algorithm):
     spec = job(algorithm=algorithm)
-    assert seen_by_coordinator(spec) is spec
-    assert slots_of(spec) == 4
+    assert effective(spec) is spec
+    assert slots_wanted(spec) == 4
 
 
 def test_each_group_is_one_worker_with_the_batch_of_its_members():
-    seen = seen_by_coordinator(job(algorithm="group-sync"), groups=2)
+    seen = effective(job(algorithm="group-sync"), groups=2)
     assert (seen.cluster.workers, seen.fit.batch_size, seen.fit.validation_batch_size) == (2, 64, 64)
-    assert slots_of(job(algorithm="group-sync")) == 0
+    assert slots_wanted(job(algorithm="group-sync")) == 0
     assert policy_of(job(algorithm="group-sync")).lease_limit is None
 
 
@@ -65,7 +68,7 @@ def test_a_group_that_pushes_differences_holds_a_round_of_steps():
 
 
 def test_a_ring_that_has_shrunk_is_seen_with_the_ranks_it_has():
-    seen = seen_by_coordinator(job(validation_batch_size=10), ranks=3)
+    seen = effective(job(validation_batch_size=10), ranks=3)
     assert (seen.cluster.workers, seen.fit.batch_size, seen.fit.validation_batch_size) == (1, 96, 30)
 
 
@@ -75,12 +78,12 @@ def test_an_elastic_ring_reports_when_it_commits_and_another_one_when_it_likes()
 
 
 def test_a_group_that_is_short_of_members_has_the_batch_of_the_largest():
-    seen = seen_by_coordinator(job(algorithm="group-sync", validation_batch_size=10), groups=3)
+    seen = effective(job(algorithm="group-sync", validation_batch_size=10), groups=3)
     assert (seen.cluster.workers, seen.fit.batch_size, seen.fit.validation_batch_size) == (3, 64, 20)
 
 
 def test_groups_take_fed_batches_and_counted_validation_as_they_are():
-    seen = seen_by_coordinator(job("stream", "group-sync", validation_batch_size=10, validation_steps=3), groups=2)
+    seen = effective(job("stream", "group-sync", validation_batch_size=10, validation_steps=3), groups=2)
     assert (seen.cluster.workers, seen.fit.batch_size, seen.fit.validation_batch_size) == (2, 32, 10)
 
 
@@ -104,31 +107,5 @@ def test_flat_workers_that_turn_to_groups_overlap_nothing_and_stay_the_same_job(
     ids=["auto", "stream", "counted steps", "no such plan", "groups already"],
 )
 def test_only_a_job_that_plans_whole_epochs_of_flat_workers_may_turn_to_groups(other, allowed):
-    assert epochs_allow_groups(job(**{"algorithm": "auto", **other})) == allowed
-
-
-@pytest.mark.parametrize(
-    "reach",
-    [
-        {"hosts": "a:2"},
-        {"hostfile": "hosts.txt"},
-        {"network_interfaces": "eth0", "min_workers": 1},
-        {"launcher": "world"},
-    ],
-    ids=lambda reach: next(iter(reach)),
-)
-def test_a_shared_server_logs_in_nowhere(reach):
-    expected = "logs in nowhere .* without hosts, hostfile, network_interfaces or launcher='world'. Run the script"
-    with pytest.raises(PolicyRefused, match=expected):
-        refuse_reach(RingShape.of(ClusterSpec(workers=4, **reach)))
-
-
-@pytest.mark.parametrize("option", ["host_discovery_script", "timeline", "autotune_log"])
-def test_a_shared_server_touches_no_file_that_a_job_names(option):
-    expected = "without host_discovery_script, timeline or autotune_log. Received: named.txt. Run the script without"
-    with pytest.raises(PolicyRefused, match=expected):
-        refuse_reach(RingShape.of(ClusterSpec(workers=4, autotune=True, **{option: "named.txt"})))
-
-
-def test_a_ring_of_the_servers_own_machine_is_not_refused():
-    refuse_reach(RingShape.of(ClusterSpec(workers=4, min_workers=2)))
+    spec = job(**{"algorithm": "auto", **other})
+    assert view_of(spec).may_form_groups(spec) == allowed

@@ -2,6 +2,7 @@
 
 import pytest
 
+from nfdt.coordinator.topology_view import view_of
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec
@@ -23,7 +24,9 @@ def job(topology="flat", **cluster):
 
 def check(spec, *, weights_gb=0.5, state_gb=1.5, cores=2, memory_gb=24.0, workers=None, local=True):
     here = Capacity(cores, int(memory_gb * GIGABYTE), workers, local)
-    check_capacity(spec, weights_bytes=int(weights_gb * GIGABYTE), state_bytes=int(state_gb * GIGABYTE), here=here)
+    check_capacity(
+        spec, view_of(spec), weights_bytes=int(weights_gb * GIGABYTE), state_bytes=int(state_gb * GIGABYTE), here=here
+    )
 
 
 def test_a_job_of_a_common_size_is_taken():

@@ -9,7 +9,7 @@ import pytest
 
 from nfdt.core.errors import JobFailed, ServerUnreachable
 from nfdt.jobserver.job_slots import JobSlot
-from nfdt.jobserver.topologies.failover import LeaderFailover, RingShard
+from nfdt.jobserver.topologies.failover import FailoverShardClients, LeaderFailover
 
 DEADLINE_S = 30.0
 
@@ -47,7 +47,7 @@ def in_background(call):
 
 def test_a_call_is_made_again_to_the_next_rank():
     first = Shard("first", alive=False)
-    shard = RingShard(first, DEADLINE_S)
+    shard = FailoverShardClients(first, DEADLINE_S)
     thread, answers = in_background(shard.read)
     assert first.asked.wait(DEADLINE_S)
     shard.replace(Shard("second", alive=False))
@@ -59,7 +59,7 @@ def test_a_call_is_made_again_to_the_next_rank():
 
 
 def test_what_the_last_rank_may_not_have_passed_on_is_told_again():
-    shard = RingShard(Shard("first"), DEADLINE_S)
+    shard = FailoverShardClients(Shard("first"), DEADLINE_S)
     shard.write("old")
     shard.flush()
     shard.set_learning_rate(0.5)
@@ -72,7 +72,7 @@ def test_what_the_last_rank_may_not_have_passed_on_is_told_again():
 
 
 def test_what_an_epoch_began_with_is_not_told_again_after_its_end():
-    shard = RingShard(Shard("first"), DEADLINE_S)
+    shard = FailoverShardClients(Shard("first"), DEADLINE_S)
     shard.write("old")
     shard.flush()
     following = Shard("next")
@@ -83,8 +83,8 @@ def test_what_an_epoch_began_with_is_not_told_again_after_its_end():
 
 def test_a_call_ends_when_nobody_takes_over_in_time_or_the_job_does():
     with pytest.raises(ServerUnreachable, match="No rank of the ring answers"):
-        RingShard(Shard("first", alive=False), 0.05).read()
-    shard = RingShard(Shard("first", alive=False), DEADLINE_S)
+        FailoverShardClients(Shard("first", alive=False), 0.05).read()
+    shard = FailoverShardClients(Shard("first", alive=False), DEADLINE_S)
     shard.close()
     with pytest.raises(ServerUnreachable):
         shard.read()
@@ -116,7 +116,7 @@ class JobSlots:
     def living(self):
         return [self.worker]
 
-    def succeed(self, shard, worker):
+    def take_over(self, shard, worker):
         if not self.next_one.is_set():
             return False
         shard.failing_over = worker.failing_over = False

@@ -82,7 +82,7 @@ class Worlds:
 
     @property
     def job_log(self):
-        return SimpleNamespace(tell=self.tell_log, record=lambda kind, data: self.told.append((kind, data)))
+        return SimpleNamespace(write=self.tell_log, record=lambda kind, data: self.told.append((kind, data)))
 
 
 def group_slots(worlds: Worlds, **options) -> GroupSlots:
@@ -195,7 +195,7 @@ def test_a_new_world_that_does_not_come_up_is_lost_alone():
     worlds.epoch()
     job_slots, _ = review(slots)
     assert [job_slot.members for job_slot in job_slots] == groups_of(slots) == [(0, 3)]
-    slots.tell_losses()
+    slots.report_losses()
     assert any("no more memory" in str(text) for text in worlds.told)
 
 
@@ -214,8 +214,8 @@ def test_a_group_that_is_gone_is_told_of_once_and_the_others_share_the_work():
     slots = formed(worlds)
     next(job_slot for job_slot in slots._leaders.values() if job_slot.members == (2, 3)).gone = True
     worlds.failure[2, 3] = "killed"
-    slots.tell_losses()
-    slots.tell_losses()
+    slots.report_losses()
+    slots.report_losses()
     assert [text for text in worlds.told if "is gone" in str(text)] == ["Group 2,3 is gone. killed"]
     assert slots.all_gone() is None
     worlds.epoch()

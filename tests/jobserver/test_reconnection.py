@@ -105,9 +105,9 @@ def test_a_worker_whose_connection_is_cut_goes_on_and_nothing_is_done_twice(clus
 
 def test_a_call_whose_answer_was_lost_is_answered_again_and_counts_once(cluster, relay, monkeypatch):
     """The connection is cut whenever the server has answered: every third answer is lost."""
-    from nfdt.jobserver.desk import JobDesk
+    from nfdt.jobserver.job import Job
 
-    real, calls = JobDesk.next, []
+    real, calls = Job.next, []
 
     def lose(run, request, alive):
         reply = real(run, request, alive)
@@ -117,7 +117,7 @@ def test_a_call_whose_answer_was_lost_is_answered_again_and_counts_once(cluster,
             relay.mend()
         return reply
 
-    monkeypatch.setattr(JobDesk, "next", lose)
+    monkeypatch.setattr(Job, "next", lose)
     (slot,) = slots_of(cluster, relay.address)
     client = cluster.client()
     events = client.finish(client.submit(client.spec(epochs=3, workers=1)))
@@ -220,11 +220,11 @@ def test_a_call_that_comes_late_is_not_taken_for_news(cluster, relay, gate):
     client = cluster.client()
     job = client.submit(client.spec(epochs=1, workers=1))
     assert gate.reached.wait(DEADLINE_S)
-    run = cluster.server._scheduler.run_of(job)
+    found = cluster.server._scheduler.job_of(job)
     late = pb.NextRequest(job_id=job, worker="worker-0", call=1, finished=[pb.Finished(task=2, samples=4)], wait_s=5)
-    late.job_token = worker_token(run._token, "worker-0")
-    assert run.next(late, lambda: True).WhichOneof("instruction") == "wait"
-    book = run._parts.coordinator._run.training.book
+    late.job_token = worker_token(found._context.token, "worker-0")
+    assert found.next(late, lambda: True).WhichOneof("instruction") == "wait"
+    book = found._context.training.coordinator._run.training.book
     assert [task.task for task in book.held("worker-0")] == [2]
     gate.open.set()
     assert client.finish(job)[-1][1]["state"] == "succeeded"

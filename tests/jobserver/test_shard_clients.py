@@ -7,7 +7,7 @@ from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
 from nfdt.core.errors import ProtocolError, ServerUnreachable, ShapeMismatch
 from nfdt.core.program.state import State
 from nfdt.core.wire import shards_pb2, workers_pb2
-from nfdt.jobserver.shard_clients import ShardControl, connect_shards
+from nfdt.jobserver.shard_clients import GrpcShardClients, connect_shards
 from nfdt.shard.servicer import start_shard
 from tests.support.fakes import LAYOUT, WEIGHTS, FakeShard
 from tests.support.shard_cluster import Reference, gradients, rule_spec
@@ -78,7 +78,7 @@ def _replaced(shard, control):
     server, address = make_server("127.0.0.1:0", authenticate=lambda method, token: True)
     shards_pb2_grpc.add_ShardServicer_to_server(shard, server)
     server.start()
-    alone = ShardControl([address], ParameterLayout.from_json([["kernel", [2, 2]]]), "t")
+    alone = GrpcShardClients([address], ParameterLayout.from_json([["kernel", [2, 2]]]), "t")
     try:
         alone.read()
     finally:

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job_slots import SPARE_JOINS, JobSlots
@@ -102,10 +101,8 @@ def test_a_message_that_is_sent_again_counts_once(pool):
 
 
 def test_the_number_of_workers_that_replace_lost_ones_is_limited(pool):
-    spec = SimpleNamespace(
-        code=False, cluster=ClusterSpec(workers=2), algorithm=SimpleNamespace(topology="flat", name="asgd")
-    )
-    slots = JobSlots(SimpleNamespace(pool=pool), "job", spec, "session", "token", Heard())
+    spec = SimpleNamespace(code=False)
+    slots = JobSlots(SimpleNamespace(pool=pool), "job", spec, "session", "token", Heard(), wanted=2)
     for number in range(40):
         pool.join(hello(f"worker-{number}"))
     joined = sum(len(slots.acquire_workers(2)) for _ in range(20))

@@ -1,7 +1,7 @@
-"""Another rank of an elastic ring takes over from the one that attended this server.
+"""Failover of an elastic ring's leader, the rank that attends this server.
 
-To the coordinator the ring is one worker and one shard; who speaks for it is none of its business. So a lost speaker is
-no lost worker: calls to the shard wait, the worker is told again what it was told, and the next speaker answers both.
+To the coordinator the ring is one worker and one shard, whichever rank is the leader.
+So a lost leader is no lost worker: calls to the shard wait for the next leader, and it gets the last instruction again.
 """
 
 from __future__ import annotations
@@ -16,52 +16,52 @@ from nfdt.core.errors import JobFailed, ServerUnreachable
 from nfdt.core.program.state import State
 from nfdt.jobserver.job_slots import JobSlot, JobSlots
 from nfdt.jobserver.outcome import explained
-from nfdt.jobserver.shard_clients import ShardControl
+from nfdt.jobserver.shard_clients import ShardClients
 from nfdt.jobserver.slot_pool import SlotPool
 from nfdt.launch.horovod import Ring
 
-Answer = TypeVar("Answer")
+ShardReply = TypeVar("ShardReply")
 
-SUCCEED_S = 60.0  # what a new speaker may take in addition to the ring's own time limit
-FAILOVER_POLL_S = 0.5
+FAILOVER_S = 60.0  # time for a new leader in addition to the ring's own time limit
+FAILOVER_POLL_S = 0.5  # pause between two looks for the next leader
 
 
-class RingShard(ShardControl):
-    """The shard of an elastic ring: a call that its end interrupts is made again to the next one.
+class FailoverShardClients:
+    """Client of an elastic ring's shard: a call that fails with one leader is made again to the next one.
 
     Args:
-        current: The control of the one that serves now.
-        deadline_s: How long there may be none.
+        current: Client of the current leader's shard.
+        deadline_s: Seconds that there may be none.
 
     Attributes:
-        closed: The job has ended.
+        closed: Whether the job has ended.
     """
 
-    def __init__(self, current: ShardControl, deadline_s: float) -> None:
+    def __init__(self, current: ShardClients, deadline_s: float) -> None:
         self._current, self._deadline_s = current, deadline_s
-        self._retired: list[ShardControl] = []
+        self._retired: list[ShardClients] = []
         self._changed = threading.Condition()
         self._rate: float | None = None
         self._state: State | None = None  # written since the last epoch's end
         self.closed = False
 
-    def replace(self, current: ShardControl) -> None:
-        """Another rank serves from now on."""
+    def replace(self, current: ShardClients) -> None:
+        """Set the client of the next leader's shard."""
         with self._changed:
             self._retired.append(self._current)
             self._current = current
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Calls under way fail, and nobody is waited for."""
+        """Fail calls under way, and wait for no leader any more."""
         with self._changed:
             self.closed = True
             self._changed.notify_all()
         for control in (*self._retired, self._current):
             control.close()
 
-    def _ask(self, call: Callable[[ShardControl], Answer]) -> Answer:
-        tried: ShardControl | None = None
+    def _call(self, call: Callable[[ShardClients], ShardReply]) -> ShardReply:
+        tried: ShardClients | None = None
         while True:
             current = self._wait_for_other_than(tried)
             try:
@@ -69,7 +69,7 @@ class RingShard(ShardControl):
             except ServerUnreachable:
                 tried = current
 
-    def _wait_for_other_than(self, tried: ShardControl | None) -> ShardControl:
+    def _wait_for_other_than(self, tried: ShardClients | None) -> ShardClients:
         with self._changed:
             self._changed.wait_for(lambda: self.closed or self._current not in (None, tried), self._deadline_s)
             if self.closed or self._current is None or self._current is tried:
@@ -77,51 +77,54 @@ class RingShard(ShardControl):
             return self._current
 
     def repeat(self, *, fresh: bool) -> None:
-        """Tell the rank that serves now what the last one may not have passed on; ``fresh``: nothing is trained yet."""
+        """Repeat what the last leader may not have broadcast; ``fresh``: no step of the epoch is trained yet."""
         if self._rate is not None:
             self._current.set_learning_rate(self._rate)
         if self._state is not None and fresh:
             self._current.write(self._state)
 
     def flush(self) -> None:
-        """As of one shard."""
+        """See :class:`ShardClients`."""
         self._state = None
-        self._ask(lambda shard: shard.flush())
+        self._call(lambda shard: shard.flush())
 
     def set_learning_rate(self, value: float) -> None:
-        """As of one shard."""
+        """See :class:`ShardClients`."""
         self._rate = value
-        self._ask(lambda shard: shard.set_learning_rate(value))
+        self._call(lambda shard: shard.set_learning_rate(value))
 
     def forget(self, worker: str) -> None:
-        """As of one shard."""
-        self._ask(lambda shard: shard.forget(worker))
+        """See :class:`ShardClients`."""
+        self._call(lambda shard: shard.forget(worker))
 
     def statistics(self) -> list[Any]:
-        """As of one shard."""
-        return self._ask(lambda shard: list(shard.statistics()))
+        """See :class:`ShardClients`."""
+        return self._call(lambda shard: list(shard.statistics()))
 
     def read(self) -> State:
-        """As of one shard."""
-        return self._ask(lambda shard: shard.read())
+        """See :class:`ShardClients`."""
+        return self._call(lambda shard: shard.read())
 
     def write(self, state: State) -> None:
-        """As of one shard."""
+        """See :class:`ShardClients`."""
         self._state = state
-        self._ask(lambda shard: shard.write(state))
+        self._call(lambda shard: shard.write(state))
 
 
 class LeaderFailover:
-    """Finds the next speaker of one job's ring, on a thread of its own for each change.
+    """Finds the next leader of one job's ring, on a thread of its own for each change.
 
     Args:
         ring: The ring.
-        slots: The job's slots; one shard and one worker.
+        slots: Slots of the job: one shard and one worker.
         pool: All slots.
-        changed: The job's condition, held by callers and taken for every look.
-        connect: Makes the control of the shard at the address that the slots has.
-        deadline_s: How long it may take.
-        first: The control of the shard that serves now.
+        changed: Condition of the job, held by callers of :meth:`begin` and taken for every look.
+        connect: Function that makes the client of the shard at its current address.
+        deadline_s: Seconds that a failover may take.
+        first: Client of the first leader's shard.
+
+    Attributes:
+        shard: Client of the current leader's shard.
     """
 
     def __init__(
@@ -130,51 +133,51 @@ class LeaderFailover:
         slots: JobSlots,
         pool: SlotPool,
         changed: threading.Condition,
-        connect: Callable[[], ShardControl],
+        connect: Callable[[], ShardClients],
         deadline_s: float,
         *,
-        first: ShardControl,
+        first: ShardClients,
     ) -> None:
         self._ring, self._slots, self._pool, self._changed = ring, slots, pool, changed
         self._connect, self._deadline_s = connect, deadline_s
-        self.shard = RingShard(first, deadline_s)
+        self.shard = FailoverShardClients(first, deadline_s)
         self._under_way = False
 
     def begin(self, coordinator: Coordinator, fail: Callable[[BaseException], None]) -> None:
-        """A job_slot has become failing_over: fill it in the background.
+        """Find the next leader in the background; does nothing while that is under way.
 
         Args:
-            coordinator: Told when the ring answers again.
-            fail: Told, under the lock, when nobody takes over.
+            coordinator: Coordinator of the job, informed when the ring answers again.
+            fail: Function that is called with ``changed`` held when no rank takes over.
         """
         if not self._under_way:
             self._under_way = True
-            threading.Thread(target=self._fill, args=(coordinator, fail), name="failover", daemon=True).start()
+            threading.Thread(target=self._find_leader, args=(coordinator, fail), name="failover", daemon=True).start()
 
-    def _fill(self, coordinator: Coordinator, fail: Callable[[BaseException], None]) -> None:
+    def _find_leader(self, coordinator: Coordinator, fail: Callable[[BaseException], None]) -> None:
         try:
             while self._goes_on():
                 shard, worker = self._take()
                 self._start(shard, worker, coordinator)
-        except Exception as error:  # whatever it was: the job waits for this thread
+        except Exception as error:  # the job waits for this thread
             reason = explained(self._ring, error)
             with self._changed:
                 fail(reason)
             self.shard.close()
 
     def _goes_on(self) -> bool:
-        """Whether a job_slot is failing_over; once none is, the next lost_leader begins another failover."""
+        """Whether a place is failing over; once none is, the next loss begins another failover."""
         with self._changed:
-            self._under_way = bool(self._leaders(failing_over=True)) and not self.shard.closed
+            self._under_way = bool(self._places(failing_over=True)) and not self.shard.closed
             return self._under_way
 
-    def _leaders(self, *, failing_over: bool) -> list[JobSlot]:
+    def _places(self, *, failing_over: bool) -> list[JobSlot]:
         return [s for s in (*self._slots.shards, *self._slots.living()) if s.failing_over or not failing_over]
 
     def _take(self) -> tuple[JobSlot, JobSlot]:
-        """Both job_slots of the next speaker, once it attends and the last one is gone for good."""
-        shard, worker = self._leaders(failing_over=False)
-        self._await(lambda: shard.failing_over and worker.failing_over and self._slots.succeed(shard, worker))
+        """Both places of the next leader, once it attends and the last one is gone for good."""
+        shard, worker = self._places(failing_over=False)
+        self._await(lambda: shard.failing_over and worker.failing_over and self._slots.take_over(shard, worker))
         return shard, worker
 
     def _start(self, shard: JobSlot, worker: JobSlot, coordinator: Coordinator) -> None:
@@ -191,7 +194,7 @@ class LeaderFailover:
         try:
             self.shard.repeat(fresh=fresh)
         except ServerUnreachable:
-            return  # this one is gone, too
+            return  # this leader is gone, too
         with self._changed:
             self._slots.start_worker(worker, 1)
             coordinator.resumed(worker.name, dict(worker.details))

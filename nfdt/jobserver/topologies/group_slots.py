@@ -1,4 +1,4 @@
-"""The groups of one job: their worlds, who is in them, what each of them gets."""
+"""Groups of one job: their rings, members, leaders and shares of the work."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job_log import JobLog
 from nfdt.jobserver.job_slots import JobSlot, JobSlots
 from nfdt.jobserver.outcome import SlotError, explained
+from nfdt.jobserver.topologies.base import WaitFor
 from nfdt.jobserver.worker_statistics import RECENT
 from nfdt.launch.horovod import Ring
 from nfdt.launch.horovod_command import RingShape, shown
@@ -22,27 +23,25 @@ from nfdt.schedulers.group_shares import FixedSizes, GroupShare
 from nfdt.schedulers.grouping import Groups
 
 Members = tuple[int, ...]
-WaitFor = Callable[[Callable[[], list[str]]], None]
-"""Returns when a function names nobody any more; raises when the job ends or it takes too long."""
 
 
 class GroupSlots:
-    """Forms the groups of a job, forms them anew when speeds change for good, and says what each of them does.
+    """Forms the groups of a job, forms them anew when speeds change for good, and shares out the work.
 
-    A group is a Horovod world of its own; to the coordinator its rank 0 is one worker. The job's run serialises the
-    calls.
+    A group is a Horovod ring of its own; to the coordinator its leader, rank 0, is one worker. The caller holds the
+    job's lock.
 
     Args:
         server: The server.
         job_id: The job.
-        spec: What it is.
-        slots: Its slots.
-        job_log: Where changes are told.
-        planned: The groups to begin with, where they are chosen already; otherwise they are measured first.
+        spec: Specification of the job.
+        slots: Slots of the job.
+        job_log: Log of the job.
+        planned: Groups to begin with, where they are chosen already; otherwise the members are measured first.
 
     Attributes:
-        sizes: The groups' batches; None where the client feeds them.
-        learning_rate: What the members' own optimizer shall have, where it is theirs.
+        sizes: Batch sizes of the groups; None where the client feeds them.
+        learning_rate: Learning rate of the members' own optimizer, once a client has set one.
     """
 
     def __init__(
@@ -60,31 +59,31 @@ class GroupSlots:
         self._job_id, self._spec, self._slots, self._job_log = job_id, spec, slots, job_log
         workers = spec.cluster.workers
         self._plan = GroupPlan(spec)
-        self._worlds: dict[Members, Ring] = {}
+        self._rings_of: dict[Members, Ring] = {}
         self._leaders: dict[Members, JobSlot] = {}
         self._planned = self._plan.explicit or planned
         self._first: Groups = self._planned or (tuple(range(workers)),)
         self._noted: dict[tuple[str, str], int] = {}
         self._shares: dict[str, GroupShare] = {}
-        self._told: set[Members] = set()
+        self._reported: set[Members] = set()
         self._cost_s = 0.0
         self.sizes = FixedSizes(spec.fit.batch_size) if spec.train.kind == "arrays" else None
-        self.learning_rate: float | None = None  # of the members' own optimizer
+        self.learning_rate: float | None = None
 
     # ---- forming
 
     def start(self) -> None:
-        """Let the worlds that the job begins with come up in the background; can be called again.
+        """Launch the first rings in the background; can be called again.
 
         Raises:
-            JobFailed: one of them has ended.
+            JobFailed: one of the rings has ended.
         """
         self._launch(self._first)
         for members in self._first:
             self._check(members)
 
     def form(self, wait_for: WaitFor) -> None:
-        """Bring the first worlds up; where groups are to be found, measure their members and form them."""
+        """Bring the first rings up; where groups are to be found, measure the members and form them."""
         self._bring_up(self._first, wait_for)
         groups = self._planned or self._plan.choose(self._living())
         if set(groups) != set(self._leaders):
@@ -92,25 +91,25 @@ class GroupSlots:
         self._settle("as asked for" if self._plan.explicit else "planned" if self._planned else "measured")
 
     def disband(self) -> None:
-        """End all worlds, and let their leaders go."""
+        """End all rings, and shut their leaders down."""
         for job_slot in self._leaders.values():
             self._slots.shut_down(job_slot)
-        self._rings.end(list(self._worlds.values()))
+        self._rings.end(list(self._rings_of.values()))
 
-    def job_slots(self) -> list[JobSlot]:
-        """Of the leaders of living groups."""
+    def leaders(self) -> list[JobSlot]:
+        """Leaders of living groups."""
         return [self._leaders[members] for members in self._living()]
 
     def review(self, wait_for: WaitFor, remaining_s: float, retire: Callable[[], None]) -> list[JobSlot]:
-        """Look at the speeds of the epoch that is over.
+        """Adapt to the speeds of the last epoch.
 
         Args:
-            wait_for: See :data:`WaitFor`.
-            remaining_s: Seconds of training that are left, as far as one knows.
-            retire: Called before other groups take the place of these.
+            wait_for: See :data:`~nfdt.jobserver.topologies.base.WaitFor`.
+            remaining_s: Estimate of the seconds of training that are left.
+            retire: Function that is called before other groups replace these.
 
         Returns:
-            The job_slots of groups that are new.
+            Leaders of new groups; empty where the groups stay.
         """
         self._note()
         living = self._living()
@@ -120,60 +119,74 @@ class GroupSlots:
             retire()
             self._change(groups, wait_for)
             self._settle("speeds have changed")
-            return self.job_slots()
+            return self.leaders()
         self._share_out(living)
         return []
 
     def _launch(self, groups: Groups) -> None:
         for members in groups:
-            if members not in self._worlds:
+            if members not in self._rings_of:
                 cluster, size = self._spec.cluster, len(members)
                 neighbours = cluster.workers - size
                 shape = replace(RingShape.of(cluster), size=size, members=members, neighbours=neighbours)
                 shape = replace(shape, elastic=RingElastic())
-                ring = self._worlds[members] = self._rings.claim(self._job_id, shape)
-                self._job_log.tell("info", f"group {name_of(members)}: {shown(ring.command)}")
+                ring = self._rings_of[members] = self._rings.claim(self._job_id, shape)
+                self._job_log.write("info", f"group {name_of(members)}: {shown(ring.command)}")
 
     def _check(self, members: Members) -> None:
-        ring = self._worlds[members]
+        ring = self._rings_of[members]
         if failure := ring.failure:
             raise explained(ring, JobFailed(f"Group {name_of(members)} did not come up. {failure}"))
 
     def _bring_up(self, groups: Groups, wait_for: WaitFor) -> None:
-        """Launch worlds, job_slot their leaders, and wait until every member has told its speed."""
+        """Launch rings, acquire their leaders, and wait until every member is measured."""
         began = time.monotonic()
         self._launch(groups)
-        wait_for(lambda: [f"group {name_of(members)}" for members in groups if not self._is_measured(members)])
+        wait_for(lambda: self._acquire_leaders(groups))
         if not self._living():
             self._check(groups[-1])
         self._cost_s = time.monotonic() - began
         self._note()
 
-    def _is_measured(self, members: Members) -> bool:
-        """Whether the members have told their speeds, or never will: only the first groups all have to come up."""
-        job_slot = self._leaders.get(members)
-        if job_slot is None or job_slot.gone:
-            if self._plan.settled and self._worlds[members].failure:
-                return True
+    def _acquire_leaders(self, groups: Groups) -> list[str]:
+        """Assign workers to leaders that attend; returns the groups whose members are still to be measured."""
+        for members in groups:
+            if not self._is_lost(members):
+                self._acquire_leader(members)
+        waiting = [members for members in groups if not (self._is_lost(members) or self._is_measured(members))]
+        return [f"group {name_of(members)}" for members in waiting]
+
+    def _acquire_leader(self, members: Members) -> None:
+        leader = self._leaders.get(members)
+        if leader is None or leader.gone:
             self._check(members)
-        if job_slot is None and (job_slot := self._slots.acquire_leader(self._worlds[members])):
-            self._leaders[members] = job_slot
-            self._slots.start_worker(job_slot, 0)
-        return job_slot is not None and not job_slot.gone and RECENT in job_slot.report
+        if leader is None and (leader := self._slots.acquire_leader(self._rings_of[members])):
+            self._leaders[members] = leader
+            self._slots.start_worker(leader, 0)
+
+    def _is_lost(self, members: Members) -> bool:
+        """Whether the ring has ended, and the job goes on without it: all of the first groups have to come up."""
+        leader = self._leaders.get(members)
+        gone = leader is None or leader.gone
+        return gone and self._plan.settled and self._rings_of[members].failure is not None
+
+    def _is_measured(self, members: Members) -> bool:
+        leader = self._leaders.get(members)
+        return leader is not None and not leader.gone and RECENT in leader.report
 
     def _change(self, groups: Groups, wait_for: WaitFor) -> None:
-        """End the worlds whose members are to be in others, and bring those up."""
-        ended = [members for members in self._worlds if members not in groups]
+        """End the rings of groups that are given up, and bring those of new groups up."""
+        ended = [members for members in self._rings_of if members not in groups]
         for members in ended:
             if members in self._leaders:
                 self._slots.shut_down(self._leaders.pop(members))
-        self._rings.end([self._worlds.pop(members) for members in ended])
+        self._rings.end([self._rings_of.pop(members) for members in ended])
         self._bring_up(groups, wait_for)
 
     # ---- speeds and shares
 
     def _note(self) -> None:
-        """Take what members have told of their latest steps: (rows, seconds), and how many there were in all."""
+        """Pass the steps that members have reported since the last call, as (rows, seconds), to the plan."""
         for job_slot in self._leaders.values():
             for member, (steps, recent) in job_slot.report.get(RECENT, {}).items():
                 fresh = steps - self._noted.get((job_slot.name, member), 0)
@@ -190,14 +203,14 @@ class GroupSlots:
         return tuple(sorted(members for members, job_slot in self._leaders.items() if not job_slot.gone))
 
     def _settle(self, reason: str) -> None:
-        """The groups stand: what each of them does, and from which speeds on they are looked at."""
+        """Record the groups that are formed, and their shares."""
         groups = self._living()
         self._plan.settle(groups)
         self._share_out(groups)
         shares = [self._shares[self._leaders[members].name] for members in groups]
         self._job_log.record("groups", groups_event(shares, reason))
         text = " | ".join(f"{name_of(s.members)} ({s.step_s * 1000:.0f} ms, rate x{s.rate:.2f})" for s in shares)
-        self._job_log.tell("info", f"groups ({reason}, up in {self._cost_s:.1f} s): {text}")
+        self._job_log.write("info", f"groups ({reason}, up in {self._cost_s:.1f} s): {text}")
 
     def _share_out(self, groups: Groups) -> None:
         self._shares = {self._leaders[share.members].name: share for share in self._plan.shares(groups)}
@@ -205,7 +218,7 @@ class GroupSlots:
             self.sizes.state({worker: share.batch for worker, share in self._shares.items()})
 
     def share_of(self, worker: str) -> pb.GroupShare | None:
-        """What a group does from its next epoch on."""
+        """Share of a group from its next epoch on."""
         share = self._shares.get(worker)
         if share is None:
             return None
@@ -215,25 +228,25 @@ class GroupSlots:
 
     # ---- losses
 
-    def tell_losses(self) -> None:
-        """Tell, once, why each world that has ended did so.
+    def report_losses(self) -> None:
+        """Report, once for each ring that has ended, the reason.
 
         Raises:
-            SlotError: because code of the job raised.
+            SlotError: code of the job raised.
         """
-        for members, ring in self._worlds.items():
-            if members not in self._told and (failure := ring.failure):
-                self._told.add(members)
+        for members, ring in self._rings_of.items():
+            if members not in self._reported and (failure := ring.failure):
+                self._reported.add(members)
                 reason = explained(ring, JobFailed(failure))
                 if isinstance(reason, SlotError):
                     raise reason
-                self._job_log.tell("warning", f"Group {name_of(members)} is gone. {failure}")
+                self._job_log.write("warning", f"Group {name_of(members)} is gone. {failure}")
 
     def all_gone(self) -> str | None:
-        """Why no group lives any more; None while one does, or while that is still being found out."""
+        """Reason why no group is left; None while one lives, or while the reason is not known yet."""
         if not self._leaders or self._living():
             return None
-        failures = [ring.failure for ring in self._worlds.values()]
+        failures = [ring.failure for ring in self._rings_of.values()]
         if any(failure is None for failure in failures):
             return None
         return f"All groups are gone. The last: {failures[-1]}"

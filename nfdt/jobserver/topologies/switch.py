@@ -1,73 +1,85 @@
-"""How the flat workers of a job become groups between two of its epochs."""
+"""Change of a job's flat workers to groups between two of its epochs."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 
 from nfdt.coordinator.coordinator import Coordinator
-from nfdt.coordinator.topology_view import epochs_allow_groups, grouped, seen_by_coordinator
+from nfdt.coordinator.online_planner import plan_event
+from nfdt.coordinator.topology_view import TopologyView, grouped
 from nfdt.core.errors import JobFailed
 from nfdt.core.specs.job import JobSpec
 from nfdt.jobserver.context import ServerContext
-from nfdt.jobserver.job_log import JobLog
-from nfdt.jobserver.job_slots import JobSlots
-from nfdt.jobserver.topologies.group_slots import GroupSlots, WaitFor
-from nfdt.planning import Groups
+from nfdt.jobserver.topologies.base import TopologyContext
+from nfdt.jobserver.topologies.group_slots import GroupSlots
+from nfdt.jobserver.topologies.groups import GroupsTopology
+from nfdt.planning import Groups, PlanChoice
 
 
-def may_form_groups(server: ServerContext, spec: JobSpec) -> bool:
-    """Whether a job that chooses its row can turn to groups: worlds start here, and its epochs stay what they were."""
-    if not epochs_allow_groups(spec):
+def may_form_groups(server: ServerContext, view: TopologyView, spec: JobSpec) -> bool:
+    """Whether a job's plan allows groups, and this server can launch their rings."""
+    if not view.may_form_groups(spec):
         return False
     return server.rings is not None and server.launches_workers and importlib.util.find_spec("horovod") is not None
 
 
+def switch_to_groups(
+    context: TopologyContext, spec: JobSpec, choice: PlanChoice, coordinator: Coordinator
+) -> GroupsTopology | None:
+    """Replace flat workers by the groups that the planner chose; ``context.changed`` is held.
+
+    Returns:
+        Topology that the job continues with; None when the groups did not come up and the workers stay flat.
+    """
+    switch = TopologySwitch(context, spec, choice.preset.groups)
+    if not switch.begin():
+        return None
+    context.job_log.record("plan", plan_event(choice))
+    return switch.complete(coordinator)
+
+
 class TopologySwitch:
-    """From flat workers to groups: the worlds come up first, so that a job whose worlds do not come up stays as it is.
+    """Change from flat workers to groups: the rings come up first, so that a failure leaves the job as it was.
 
     Args:
-        server: The server.
-        job_id: The job.
-        spec: The job with flat workers.
-        slots: Its slots.
-        job_log: Where changes are told.
-
-    Attributes:
-        spec: The job with groups.
-        groups: Them.
+        context: Parts of the job.
+        spec: Specification of the job with flat workers.
+        groups: Groups to form.
     """
 
-    def __init__(
-        self, server: ServerContext, job_id: str, spec: JobSpec, slots: JobSlots, job_log: JobLog, groups: Groups
-    ) -> None:
-        self.spec = grouped(spec)
-        self.groups = GroupSlots(server, job_id, self.spec, slots, job_log, planned=groups)
-        self._slots, self._job_log, self._flat = slots, job_log, slots.living()
+    def __init__(self, context: TopologyContext, spec: JobSpec, groups: Groups) -> None:
+        self._context, self._spec = context, grouped(spec)
+        self._slots, self._flat = context.slots, context.slots.living()
+        self._groups = GroupSlots(
+            context.server, context.job_id, self._spec, context.slots, context.job_log, planned=groups
+        )
 
-    def begin(self, wait_for: WaitFor, check: Callable[[], None]) -> bool:
-        """Bring the worlds up; False: they do not come up, and all is as before.
+    def begin(self) -> bool:
+        """Bring the rings up.
 
-        Args:
-            wait_for: See :data:`~nfdt.jobserver.topologies.group_slots.WaitFor`.
-            check: Raises where the job has to end.
+        Returns:
+            Whether they came up. If not, everything is as before, and the reason is in the job's log.
         """
         before = self._slots.spec
-        self._slots.spec = self.spec
+        self._slots.spec = self._spec
         try:
-            self.groups.form(wait_for)
+            self._groups.form(self._context.wait_for)
         except JobFailed as error:
-            self.groups.disband()
+            self._groups.disband()
             self._slots.spec = before
-            check()
-            self._job_log.tell("warning", f"The workers stay flat, because groups did not come up: {error}")
+            self._context.check()
+            self._context.job_log.write("warning", f"The workers stay flat, because groups did not come up: {error}")
             return False
         return True
 
-    def complete(self, coordinator: Coordinator) -> None:
-        """The flat workers leave, and the coordinator goes on with the groups."""
+    def complete(self, coordinator: Coordinator) -> GroupsTopology:
+        """Release the flat workers, and let the coordinator continue with the groups' leaders."""
         coordinator.retire_all()
         for job_slot in self._flat:
-            self._slots.let_go(job_slot)
-        seen = seen_by_coordinator(self.spec, len(self.groups.job_slots()))
-        coordinator.renew(seen, self.groups.sizes)
+            self._slots.release(job_slot)
+        leaders = self._groups.leaders()
+        topology = GroupsTopology(self._context, self._spec, self._groups)
+        self._slots.wanted = topology.view.slots_wanted(self._spec)
+        coordinator.renew(topology.view.effective_spec(self._spec, groups=len(leaders)), self._groups.sizes)
+        self._slots.admit(leaders, coordinator)
+        return topology

@@ -1,0 +1,131 @@
+"""State that the threads of one job share."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nfdt.coordinator.coordinator import Coordinator
+from nfdt.coordinator.effect_queue import STALL_AFTER_S
+from nfdt.coordinator.progress import StallWatch
+from nfdt.core.errors import JobFailed
+from nfdt.core.jobs.admission import read_manifest, references
+from nfdt.core.jobs.feed import FeedQueue
+from nfdt.core.specs.job import JobSpec
+from nfdt.jobserver.client_control import ClientControl
+from nfdt.jobserver.context import ServerContext
+from nfdt.jobserver.job_log import JobLog
+from nfdt.jobserver.job_slots import JobSlots
+from nfdt.jobserver.shard_clients import ShardClients
+from nfdt.jobserver.slot_pool import SlotListener
+from nfdt.jobserver.snapshots import StateComposer
+from nfdt.jobserver.termination import Termination
+from nfdt.jobserver.topologies.base import Topology, TopologyContext
+from nfdt.jobserver.topologies.registry import topology_class
+
+START_POLL_S = 0.2  # pause between two looks at the parts that have to come up
+START_TIMEOUT_S = 180.0  # limit for shards, and for the rings of groups
+
+
+@dataclass(frozen=True)
+class ActiveTraining:
+    """Parts of a job that exist once its shards serve."""
+
+    shards: ShardClients
+    composer: StateComposer
+    coordinator: Coordinator
+
+
+class JobContext:
+    """Parts of one job, shared by its own thread, the threads of its slots and those of its clients.
+
+    Args:
+        server: The server.
+        job_id: The job.
+        spec: Specification of the job.
+        session: Client session; slots that have run its code serve no other.
+        listener: Called for each message of the job's slots.
+
+    Attributes:
+        server: The server.
+        job_id: The job.
+        manifest: Manifest of its program.
+        artifacts: Names of the artifacts that its slots may fetch.
+        job_log: Events and results of the job.
+        token: Key of the job: shards get it, workers get tokens derived from it.
+        slots: Slots of the job.
+        topology: Topology of the job; another one after a switch.
+        feed: Queue of the client's batches.
+        changed: Condition that guards everything below, ``slots`` and the coordinator.
+        termination: Reason why the job ends, once there is one.
+        control: Requests of the clients.
+        training: Parts that exist once the shards serve; None before.
+        readers: Number of clients that read or write the state; no epoch begins meanwhile.
+        epochs_ended: Number of epochs whose end has been carried out: equal numbers mean equal state.
+        ended: Whether the job is over.
+    """
+
+    def __init__(self, server: ServerContext, job_id: str, spec: JobSpec, session: str, listener: SlotListener) -> None:
+        self.server, self.clock, self.job_id = server, server.clock, job_id
+        self.manifest = read_manifest(spec, server.artifacts)
+        self.artifacts = references(spec)
+        keep = frozenset({*self.artifacts, self.manifest.state})
+        self.job_log = JobLog(server.store, server.artifacts, job_id, keep)
+        self.token = secrets.token_hex(32)
+        self.changed = threading.Condition()
+        self.feed = FeedQueue(self.wake)
+        self.termination = Termination(self.changed, self.clock)
+        self.control = ClientControl(spec.attended, self.clock.now())
+        self.training: ActiveTraining | None = None
+        self.readers = 0
+        self.epochs_ended = 0
+        self.ended = False
+        kind = topology_class(spec)
+        self.slots = JobSlots(server, job_id, spec, session, self.token, listener, kind.view.slots_wanted(spec))
+        self.topology: Topology = kind(self._topology_context(), spec)
+
+    def _topology_context(self) -> TopologyContext:
+        return TopologyContext(
+            self.server,
+            self.job_id,
+            self.slots,
+            self.job_log,
+            self.changed,
+            wait_for=self.wait_for,
+            check=self.termination.check,
+            fail=self.termination.end,
+        )
+
+    @property
+    def spec(self) -> JobSpec:
+        """Specification that the job runs by."""
+        return self.topology.spec
+
+    def wake(self) -> None:
+        """Wake all threads that wait for a change."""
+        with self.changed:
+            self.changed.notify_all()
+
+    def wait_for(self, missing: Callable[[], list[str]]) -> None:
+        """Wait until a function names no missing part; ``changed`` is held, and released between two looks.
+
+        Raises:
+            JobFailed: it takes too long.
+        """
+        deadline = self.clock.now() + START_TIMEOUT_S
+        stall = StallWatch(self.clock.now(), STALL_AFTER_S)
+        while waiting := missing():
+            self.termination.check()
+            now = self.clock.now()
+            if now >= deadline:
+                raise JobFailed(f"{', '.join(waiting)} did not come up within {START_TIMEOUT_S:.0f} s; see its log.")
+            if (since := stall.stalled_s(now)) is not None:
+                self.job_log.stalled(waiting, since)
+            self.changed.wait(START_POLL_S)
+
+    def set_learning_rate(self, training: ActiveTraining, value: float) -> None:
+        """Set the learning rate of the user's optimizer, on the shards or with the workers."""
+        if not self.topology.set_learning_rate(value):
+            training.shards.set_learning_rate(value)

@@ -1,0 +1,59 @@
+"""Checkpoints, result and statistics of one job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nfdt.jobserver.job_context import ActiveTraining, JobContext
+from nfdt.jobserver.worker_statistics import merge_statistics
+
+
+class JobResults:
+    """Writes what a training job produces. Used by the job's own thread only.
+
+    Args:
+        context: Parts of the job.
+        training: Parts that exist while it trains.
+    """
+
+    def __init__(self, context: JobContext, training: ActiveTraining) -> None:
+        self._context, self._training = context, training
+        self._refused: dict[str, int] = {}
+
+    def end_epoch(self) -> None:
+        """Write the statistics and the state at an epoch's end, before the next one may begin."""
+        context = self._context
+        context.epochs_ended += 1
+        counts = self._training.shards.statistics() if context.topology.view.pushes else []
+        statistics = self._statistics(counts)
+        context.job_log.workers(statistics)
+        self._report_refused(statistics)
+        if context.server.keeps_checkpoints:
+            context.job_log.checkpoint(self._training.composer.compose(context.epochs_ended))
+
+    def end_training(self) -> None:
+        """Write the state at the end of training."""
+        artifact = self._training.composer.compose(self._context.epochs_ended)
+        self._context.job_log.result(artifact, self._statistics(self._training.shards.statistics()))
+
+    def _report_refused(self, statistics: Mapping[str, Mapping[str, Any]]) -> None:
+        """Warn, epoch by epoch, of workers whose pushes the shards refused."""
+        for name, row in statistics.items():
+            refused = int(row.get("dropped") or 0)
+            if more := refused - self._refused.get(name, 0):
+                self._context.job_log.write(
+                    "warning",
+                    f"{more} pushes of {name} were refused in the epoch that has ended: the gradient was NaN or "
+                    "infinite, or would have made weights so. The weights are those before.",
+                )
+            self._refused[name] = refused
+
+    def _statistics(self, shards: Any) -> dict[str, dict[str, Any]]:
+        with self._context.changed:
+            speeds = self._training.coordinator.speeds()
+            rows = {
+                name: {**job_slot.details, **job_slot.report, **speeds.get(name, {})}
+                for name, job_slot in self._context.slots.workers.items()
+            }
+        return merge_statistics(rows, shards)

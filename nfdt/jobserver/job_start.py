@@ -1,0 +1,53 @@
+"""Start of one job: its shards, its topology, its coordinator, its workers."""
+
+from __future__ import annotations
+
+from nfdt.coordinator.coordinator import Coordinator
+from nfdt.core.specs.job import JobSpec
+from nfdt.jobserver.job_context import ActiveTraining, JobContext
+from nfdt.jobserver.outcome import JobOutcome
+from nfdt.jobserver.shard_clients import ShardClients, connect_shards
+from nfdt.jobserver.snapshots import StateComposer, merger_of
+
+
+def start_training(context: JobContext) -> ActiveTraining:
+    """Bring a job up whose slots are there.
+
+    Raises:
+        JobFailed: a part does not come up in time.
+    """
+    context.job_log.begin(JobOutcome("starting"))
+    with context.changed:
+        for job_slot in context.slots.shards:
+            context.slots.start_shard(job_slot)
+        context.wait_for(lambda: [job_slot.name for job_slot in context.slots.shards if not job_slot.address])
+        context.topology.form()
+    training = _assemble(context)
+    with context.changed:
+        context.training = training
+        rate = context.control.learning_rate
+    if rate is not None:
+        context.set_learning_rate(training, rate)
+    with context.changed:
+        context.slots.admit(context.slots.living(), training.coordinator)
+    context.job_log.begin(JobOutcome("running"))
+    return training
+
+
+def _assemble(context: JobContext) -> ActiveTraining:
+    server, topology = context.server, context.topology
+    merger = merger_of(context.manifest, server.artifacts)
+    shards = topology.connect(lambda: _connect(context))
+    policy = topology.view.policy(topology.spec)
+    coordinator = Coordinator(_coordinator_spec(context), policy, context.clock, merger, topology.sizes)
+    return ActiveTraining(shards, StateComposer(shards, merger, server.artifacts), coordinator)
+
+
+def _connect(context: JobContext) -> ShardClients:
+    addresses = [job_slot.address for job_slot in context.slots.shards]
+    return connect_shards(addresses, context.manifest, context.token, ca_file=context.server.shard_ca_file)
+
+
+def _coordinator_spec(context: JobContext) -> JobSpec:
+    """Specification for the coordinator, which permits no epoch by itself: the job permits each one."""
+    return context.topology.coordinator_spec().model_copy(update={"attended": True})

@@ -1,0 +1,112 @@
+"""One allreduce ring of Horovod ranks; rank 0 attends the server as one worker and one shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from nfdt.coordinator.coordinator import Coordinator
+from nfdt.coordinator.topology_view import ALLREDUCE, TopologyView
+from nfdt.core.errors import JobFailed
+from nfdt.core.specs.job import JobSpec
+from nfdt.jobserver.context import ServerContext
+from nfdt.jobserver.job_slots import JobSlot
+from nfdt.jobserver.need import SlotNeed
+from nfdt.jobserver.outcome import explained
+from nfdt.jobserver.shard_clients import ShardClients
+from nfdt.jobserver.topologies.base import Topology, TopologyContext
+from nfdt.jobserver.topologies.failover import FAILOVER_S, LeaderFailover
+from nfdt.jobserver.topologies.replacement import WorkerReplacement
+from nfdt.jobserver.topologies.ring_admission import admit_rings
+from nfdt.launch.horovod import Ring
+from nfdt.launch.horovod_command import RingShape, shown
+
+
+class AllreduceTopology(Topology):
+    """Ranks that reduce gradients among themselves.
+
+    Attributes:
+        ring: The launched ring; None before :meth:`start`.
+    """
+
+    view: ClassVar[TopologyView] = ALLREDUCE
+
+    def __init__(self, context: TopologyContext, spec: JobSpec) -> None:
+        super().__init__(context, spec)
+        self.ring: Ring | None = None
+        self._failover: LeaderFailover | None = None
+        self._replacement = WorkerReplacement(context, self.view.slots_wanted(spec))
+
+    @classmethod
+    def admit(cls, server: ServerContext, spec: JobSpec) -> None:
+        """Refuse a job whose ring this server cannot or may not launch."""
+        admit_rings(server, spec)
+
+    def start(self, shards: int) -> None:
+        """Claim the job's ring, which comes up in the background."""
+        if self.ring is None:
+            self.ring = self._claim()
+        if failure := self.ring.failure:
+            raise explained(self.ring, JobFailed(failure))
+
+    def _claim(self) -> Ring:
+        rings = self.context.server.rings
+        assert rings is not None, "the scheduler admitted an allreduce job"
+        ring = rings.claim(self.context.job_id, RingShape.of(self.spec.cluster))
+        self.context.slots.ring = ring.name
+        ring.messages()  # drops those of an earlier job
+        self.context.job_log.write("info", f"ring of {ring.shape.size} ranks: {shown(ring.command)}")
+        return ring
+
+    def give_up(self, short: Sequence[SlotNeed], *, late: bool) -> None:
+        """Fail when the ranks do not come up in time."""
+        if late and self.ring is not None:
+            raise JobFailed(
+                f"The ranks did not come up within {self.spec.start_timeout_s:g} s; see {self.ring.log}. "
+                f"They were started with: {shown(self.ring.command)}"
+            )
+
+    def connect(self, connect: Callable[[], ShardClients]) -> ShardClients:
+        """Plain client; that of an elastic ring survives the loss of its leader."""
+        shards = connect()
+        if self.ring is None or not self.spec.cluster.elastic:
+            return shards
+        slots, pool, changed = self.context.slots, self.context.server.pool, self.context.changed
+        deadline_s = self.spec.cluster.elastic_timeout_s + FAILOVER_S
+        self._failover = LeaderFailover(self.ring, slots, pool, changed, connect, deadline_s, first=shards)
+        return self._failover.shard
+
+    def report(self) -> None:
+        """Copy the ring's warnings into the job's log."""
+        if self.ring is not None:
+            self.context.job_log.ring_messages(*self.ring.messages())
+
+    def replace_lost(self, coordinator: Coordinator, now: float) -> None:
+        """Fail the job when the ring's leader is gone for good."""
+        self._replacement.replace_lost(coordinator, now)
+
+    def lost(self, job_slot: JobSlot, coordinator: Coordinator) -> bool:
+        """Let another rank of an elastic ring take over."""
+        if self._failover is None:
+            return False
+        job_slot.failing_over = True
+        self._failover.begin(coordinator, self.context.fail)
+        return True
+
+    def prepare_epoch(self, coordinator: Coordinator) -> bool:
+        """Set the batch of an elastic ring by its number of ranks; wait until the ring has reported it."""
+        if self._failover is None:
+            return True
+        ranks = self.context.slots.ranks
+        if ranks:
+            coordinator.plan_with(self.view.effective_spec(self.spec, ranks=ranks))
+        return ranks > 0
+
+    def explain(self, error: BaseException) -> BaseException:
+        """Prefer the failure that a rank left behind."""
+        return error if self.ring is None else explained(self.ring, error)
+
+    def close(self) -> None:
+        """End a failover under way, and calls to the leader's shard."""
+        if self._failover is not None:
+            self._failover.shard.close()

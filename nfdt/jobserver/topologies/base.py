@@ -1,0 +1,168 @@
+"""Protocol of a topology: how the workers of one job are started, connected, replaced and configured."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from nfdt.coordinator.coordinator import Coordinator
+from nfdt.coordinator.topology_view import TopologyView
+from nfdt.core.specs.job import JobSpec
+from nfdt.core.wire import workers_pb2 as pb
+from nfdt.jobserver.context import ServerContext
+from nfdt.jobserver.job_log import JobLog
+from nfdt.jobserver.job_slots import JobSlot, JobSlots
+from nfdt.jobserver.need import SlotNeed
+from nfdt.jobserver.shard_clients import ShardClients
+from nfdt.schedulers.group_shares import FixedSizes
+
+WaitFor = Callable[[Callable[[], list[str]]], None]
+"""Returns when a function names no missing part any more; raises when the job ends or it takes too long."""
+
+
+@dataclass(frozen=True)
+class TopologyContext:
+    """Parts of one job that its topology uses.
+
+    Attributes:
+        server: The server.
+        job_id: The job.
+        slots: Slots of the job.
+        job_log: Log of the job.
+        changed: Condition of the job, which guards ``slots`` and the coordinator.
+        wait_for: See :data:`WaitFor`; called with ``changed`` held.
+        check: Raises the reason why the job has to end, if there is one; called with ``changed`` held.
+        fail: Ends the job; called with ``changed`` held.
+    """
+
+    server: ServerContext
+    job_id: str
+    slots: JobSlots
+    job_log: JobLog
+    changed: threading.Condition
+    wait_for: WaitFor
+    check: Callable[[], None]
+    fail: Callable[[BaseException], None]
+
+
+class Topology(Protocol):
+    """Runs the workers of one job. Subclasses override the hooks that they need.
+
+    The job calls :meth:`start` until its slots are there, then :meth:`form`, :meth:`connect` and
+    :meth:`coordinator_spec` once, then the other methods while it trains. "Locked" in a method's text means that the
+    caller holds ``context.changed``.
+
+    Attributes:
+        view: Pure properties of the topology.
+        context: Parts of the job.
+        spec: Specification that the job runs by.
+    """
+
+    view: ClassVar[TopologyView]
+    context: TopologyContext
+    spec: JobSpec
+
+    def __init__(self, context: TopologyContext, spec: JobSpec) -> None:
+        self.context, self.spec = context, spec
+
+    @classmethod
+    def admit(cls, server: ServerContext, spec: JobSpec) -> None:
+        """Refuse a job that this server can never run.
+
+        Raises:
+            UsageError: something that the topology needs is missing here.
+            PolicyRefused: the job asks for more than this server allows.
+        """
+        return None
+
+    # ---- start
+
+    def start(self, shards: int) -> None:
+        """Start processes for ``shards`` shards and for the workers in the background; can be called again.
+
+        Raises:
+            JobFailed: a process has ended that cannot be replaced.
+        """
+        ...
+
+    def give_up(self, short: Sequence[SlotNeed], *, late: bool) -> None:
+        """End a job that waits for slots in vain.
+
+        Args:
+            short: Needs for which too few slots attend.
+            late: Whether the job's time limit for its start has passed.
+
+        Raises:
+            JobFailed: there is no hope of more slots.
+        """
+        ...
+
+    def form(self) -> None:
+        """Bring up what has to work before the job trains; locked."""
+        return None
+
+    def connect(self, connect: Callable[[], ShardClients]) -> ShardClients:
+        """Make the client of the shards; ``connect`` makes a plain one for the addresses of the shards' slots."""
+        return connect()
+
+    def coordinator_spec(self) -> JobSpec:
+        """Specification for the coordinator, with as many workers as are there."""
+        count = max(1, len(self.context.slots.living()))
+        spec = self.view.effective_spec(self.spec, groups=count)
+        cluster = spec.cluster.model_copy(update={"workers": count})
+        return spec.model_copy(update={"cluster": cluster})
+
+    @property
+    def sizes(self) -> FixedSizes | None:
+        """Batch sizes that the topology sets itself; None: the batch policy of the algorithm sets them."""
+        return None
+
+    # ---- training
+
+    def report(self) -> None:
+        """Copy new messages of launched processes into the job's log."""
+        return None
+
+    def replace_lost(self, coordinator: Coordinator, now: float) -> None:
+        """Once a second: replace lost workers, or fail the job when none is left; locked."""
+        ...
+
+    def lost(self, job_slot: JobSlot, coordinator: Coordinator) -> bool:
+        """Handle the end of a slot's process; locked.
+
+        Returns:
+            Whether another process takes over, so that the slot's place in the job remains.
+        """
+        return False
+
+    def prepare_epoch(self, coordinator: Coordinator) -> bool:
+        """Whether the next epoch may begin; sets its batch sizes where they depend on the workers; locked."""
+        return True
+
+    def review(self, coordinator: Coordinator, shards: ShardClients, remaining_s: float) -> Topology:
+        """Between two epochs: adapt to measured speeds.
+
+        Returns:
+            Topology that the job continues with.
+        """
+        return self
+
+    def share(self, worker: str) -> pb.GroupShare | None:
+        """Share of the work that a worker gets with its next epoch; None: the worker decides alone. Locked."""
+        return None
+
+    def set_learning_rate(self, value: float) -> bool:
+        """Set the learning rate where workers hold the user's optimizer; False: the shards hold it."""
+        return False
+
+    # ---- end
+
+    def explain(self, error: BaseException) -> BaseException:
+        """Better reason for the end of the job, as far as launched processes left one behind."""
+        return error
+
+    def close(self) -> None:
+        """End the job's background work; locked."""
+        return None

@@ -1,0 +1,55 @@
+"""Independent workers in slots of the pool, which may change to groups between two epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from nfdt.coordinator.coordinator import Coordinator
+from nfdt.coordinator.online_planner import ShardLoad
+from nfdt.coordinator.topology_view import FLAT, TopologyView
+from nfdt.core.specs.job import JobSpec
+from nfdt.jobserver.need import SlotNeed
+from nfdt.jobserver.shard_clients import ShardClients
+from nfdt.jobserver.topologies.base import Topology, TopologyContext
+from nfdt.jobserver.topologies.replacement import WorkerReplacement
+from nfdt.jobserver.topologies.slot_supply import check_supply, launch_shards, launch_workers
+from nfdt.jobserver.topologies.switch import may_form_groups, switch_to_groups
+
+
+class FlatTopology(Topology):
+    """Workers of any algorithm that needs no Horovod."""
+
+    view: ClassVar[TopologyView] = FLAT
+
+    def __init__(self, context: TopologyContext, spec: JobSpec) -> None:
+        super().__init__(context, spec)
+        self._replacement = WorkerReplacement(context, self.view.slots_wanted(spec))
+        self._may_form_groups = may_form_groups(context.server, self.view, spec)
+
+    def start(self, shards: int) -> None:
+        """Let the server's launcher start what is missing."""
+        launch_shards(self.context.server, shards)
+        launch_workers(self.context.server, self.spec.cluster.workers)
+
+    def give_up(self, short: Sequence[SlotNeed], *, late: bool) -> None:
+        """Fail when the launcher cannot start slots, or none attends."""
+        check_supply(self.context.server, self.spec, short, late=late)
+
+    def replace_lost(self, coordinator: Coordinator, now: float) -> None:
+        """Give the places of lost workers to free slots."""
+        self._replacement.replace_lost(coordinator, now)
+
+    def review(self, coordinator: Coordinator, shards: ShardClients, remaining_s: float) -> Topology:
+        """Change to groups where the planner expects a gain; tried once."""
+        if not self._may_form_groups:
+            return self
+        load = ShardLoad.of(shards.statistics())
+        with self.context.changed:
+            choice = coordinator.plan_groups(load, remaining_s)
+            if choice is None:
+                return self
+            self._may_form_groups = False
+            if self.context.slots.count_here() < self.spec.cluster.workers:  # lost workers leave gaps in the numbers
+                return self
+            return switch_to_groups(self.context, self.spec, choice, coordinator) or self

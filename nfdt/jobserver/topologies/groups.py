@@ -1,0 +1,84 @@
+"""Several allreduce rings that push to shards, divided by the measured speeds of their members."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from nfdt.coordinator.coordinator import Coordinator
+from nfdt.coordinator.topology_view import GROUPS, TopologyView
+from nfdt.core.specs.job import JobSpec
+from nfdt.core.wire import workers_pb2 as pb
+from nfdt.jobserver.context import ServerContext
+from nfdt.jobserver.need import SlotNeed
+from nfdt.jobserver.shard_clients import ShardClients
+from nfdt.jobserver.topologies.base import Topology, TopologyContext
+from nfdt.jobserver.topologies.group_slots import GroupSlots
+from nfdt.jobserver.topologies.ring_admission import admit_rings
+from nfdt.jobserver.topologies.slot_supply import check_supply, launch_shards
+from nfdt.schedulers.group_shares import FixedSizes
+
+
+class GroupsTopology(Topology):
+    """Groups of ranks; the leader of each is one worker.
+
+    Args:
+        context: Parts of the job.
+        spec: Specification of the job.
+        groups: Groups that are up already; None: they are formed by :meth:`form`.
+    """
+
+    view: ClassVar[TopologyView] = GROUPS
+
+    def __init__(self, context: TopologyContext, spec: JobSpec, groups: GroupSlots | None = None) -> None:
+        super().__init__(context, spec)
+        self._groups = groups or GroupSlots(context.server, context.job_id, spec, context.slots, context.job_log)
+
+    @classmethod
+    def admit(cls, server: ServerContext, spec: JobSpec) -> None:
+        """Refuse a job whose rings this server cannot or may not launch."""
+        admit_rings(server, spec)
+
+    @property
+    def sizes(self) -> FixedSizes | None:
+        """Batch sizes of the groups; None where the client feeds them."""
+        return self._groups.sizes
+
+    def start(self, shards: int) -> None:
+        """Launch the rings, and shards where they are missing."""
+        self._groups.start()
+        launch_shards(self.context.server, shards)
+
+    def give_up(self, short: Sequence[SlotNeed], *, late: bool) -> None:
+        """Fail when there are no shards."""
+        check_supply(self.context.server, self.spec, short, late=late)
+
+    def form(self) -> None:
+        """Measure the members and form the groups."""
+        self._groups.form(self.context.wait_for)
+
+    def replace_lost(self, coordinator: Coordinator, now: float) -> None:
+        """Report lost groups, which are not replaced; fail the job with the last one."""
+        self._groups.report_losses()
+        if reason := self._groups.all_gone():
+            coordinator.fail(reason)
+
+    def review(self, coordinator: Coordinator, shards: ShardClients, remaining_s: float) -> Topology:
+        """Adapt shares to the measured speeds; form other groups where speeds have changed for good."""
+        with self.context.changed:
+            leaders = self._groups.review(self.context.wait_for, remaining_s, coordinator.retire_all)
+            if leaders:
+                coordinator.expect(len(leaders))
+                self.context.slots.admit(leaders, coordinator)
+        return self
+
+    def share(self, worker: str) -> pb.GroupShare:
+        """Rows and rate of a group's members."""
+        return self._groups.share_of(worker) or pb.GroupShare()
+
+    def set_learning_rate(self, value: float) -> bool:
+        """Set the rate of the members' own optimizer, where they push weight differences."""
+        if self.spec.algorithm.outer != "delta":
+            return False
+        self._groups.learning_rate = value
+        return True

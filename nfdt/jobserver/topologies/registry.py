@@ -1,0 +1,20 @@
+"""Registry of topologies. A new one is one file, one line here, and one value of the option ``topology``."""
+
+from __future__ import annotations
+
+from nfdt.core.specs.job import JobSpec
+from nfdt.jobserver.topologies.allreduce import AllreduceTopology
+from nfdt.jobserver.topologies.base import Topology
+from nfdt.jobserver.topologies.flat import FlatTopology
+from nfdt.jobserver.topologies.groups import GroupsTopology
+
+TOPOLOGIES: dict[str, type[Topology]] = {
+    "flat": FlatTopology,
+    "ring": AllreduceTopology,
+    "groups": GroupsTopology,
+}
+
+
+def topology_class(spec: JobSpec) -> type[Topology]:
+    """Class that runs the workers of a job."""
+    return TOPOLOGIES[spec.algorithm.topology]

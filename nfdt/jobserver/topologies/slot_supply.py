@@ -1,0 +1,41 @@
+"""Slots that the server's own launcher starts for a job, and the errors when they do not come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nfdt.core.errors import JobFailed
+from nfdt.core.jobs.admission import check_versions
+from nfdt.core.specs.job import JobSpec
+from nfdt.jobserver.context import ServerContext
+from nfdt.jobserver.need import SlotNeed
+
+
+def launch_shards(server: ServerContext, shards: int) -> None:
+    """Let the launcher keep so many free shard slots."""
+    if server.launcher is not None:
+        attending, free = server.pool.attending("shard")
+        server.launcher.ensure("shard", max(0, attending - free) + shards)
+
+
+def launch_workers(server: ServerContext, wanted: int) -> None:
+    """Let the launcher keep so many worker slots, if it starts any."""
+    if server.launcher is not None and server.launches_workers:
+        most = server.most_workers
+        server.launcher.ensure("worker", wanted if most is None else min(wanted, most))
+
+
+def check_supply(server: ServerContext, spec: JobSpec, short: Sequence[SlotNeed], *, late: bool) -> None:
+    """Raise JobFailed where no more slots can be expected; see :meth:`Topology.give_up`."""
+    launcher = server.launcher
+    for need in short:
+        launched = need.role == "shard" or server.launches_workers
+        if launcher is not None and launched and launcher.failure:
+            raise JobFailed(f"No {need.role} slots: {launcher.failure}")
+        if late and need.attending == 0:
+            if need.role == "worker":
+                check_versions(spec, server.pool.slot_counts().versions)
+            raise JobFailed(
+                f"No {need.role} slot attends this server after {spec.start_timeout_s:g} s; "
+                f"the job wants {need.wanted}. Add some with `nfdt worker --server HOST:PORT --slots N`."
+            )

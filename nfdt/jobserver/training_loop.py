@@ -1,0 +1,148 @@
+"""Training of one job: carries out what the pure coordinator decides."""
+
+from __future__ import annotations
+
+from nfdt.coordinator.coordinator import Coordinator
+from nfdt.core.errors import JobCancelled, JobFailed
+from nfdt.core.work import instructions as ins
+from nfdt.jobserver.job_context import ActiveTraining, JobContext
+from nfdt.jobserver.job_results import JobResults
+
+TICK_S = 1.0
+LATE_S = 5.0  # a pause between two ticks after which this server is taken to have been stopped
+
+
+class TrainingLoop:
+    """Passes effects of the coordinator on and looks after the workers. Used by the job's own thread only.
+
+    Args:
+        context: Parts of the job.
+        training: Parts that exist while it trains.
+    """
+
+    def __init__(self, context: JobContext, training: ActiveTraining) -> None:
+        self._context, self._training = context, training
+        self._coordinator: Coordinator = training.coordinator
+        self._results = JobResults(context, training)
+
+    def run(self) -> None:
+        """Carry out effects until training is done, then write the result."""
+        context = self._context
+        ticked_at = context.clock.now() - TICK_S
+        done = False
+        while not done:
+            with context.changed:
+                context.termination.check()
+                if (since_s := context.clock.now() - ticked_at) >= TICK_S:
+                    ticked_at = context.clock.now()
+                    self._excuse(everybody=since_s >= LATE_S)
+                    self._tick(ticked_at)
+                effects = self._drain()
+                if not effects:
+                    context.changed.wait(TICK_S)
+            for effect in effects:
+                done = self._carry_out(effect) or done
+        self._results.end_training()
+
+    def _excuse(self, *, everybody: bool) -> None:
+        """Do not count silence of workers whose stream is broken, nor of any while this server did not run."""
+        for job_slot in self._context.slots.living():
+            if everybody or job_slot.slot.away:
+                self._coordinator.excuse(job_slot.name)
+
+    def _tick(self, now: float) -> None:
+        self._check_client(now)
+        self._context.topology.report()
+        if self._coordinator.phase != "ended":
+            self._context.topology.replace_lost(self._coordinator, now)
+        self._coordinator.tick()
+        self._context.changed.notify_all()
+
+    def _check_client(self, now: float) -> None:
+        """Cancel an interactive job whose client is gone, or let it continue detached."""
+        context, timeout_s = self._context, self._context.server.attend_timeout_s
+        if not context.control.abandoned(now, timeout_s):
+            return
+        gone = f"Its client has been gone for {timeout_s:.0f} s"
+        if context.server.cancels_abandoned:
+            raise JobCancelled(f"{gone}.")
+        if context.spec.train.kind == "stream":
+            raise JobFailed(f"{gone}, and with it the batches that it fed.")
+        context.control.attended = False
+        context.job_log.write("warning", f"{gone}; training goes on without its callbacks.")
+
+    def _drain(self) -> list[ins.Effect]:
+        """Effects to carry out; without any, requests of clients are passed on first."""
+        context, coordinator = self._context, self._coordinator
+        if context.spec.train.kind == "stream":
+            self._pump_feed()
+        effects = coordinator.drain()
+        if effects or context.readers:
+            return effects
+        if context.control.take_stop():
+            coordinator.stop_training()
+        self._proceed()
+        effects = coordinator.drain()
+        if effects:
+            context.changed.notify_all()
+        return effects
+
+    def _proceed(self) -> None:
+        """Let the next epoch begin, or one that stands still go on, as far as the client permits."""
+        control, coordinator = self._context.control, self._coordinator
+        epoch = coordinator.epoch
+        if coordinator.standing:
+            coordinator.proceed(epoch, control.steps_of(epoch))
+            if not coordinator.standing:
+                self._context.changed.notify_all()
+        elif coordinator.phase == "hold" and control.permits(epoch):
+            # One epoch at a time: its end is carried out before the next one may begin.
+            if self._context.topology.prepare_epoch(coordinator):
+                coordinator.proceed(epoch, control.steps_of(epoch))
+
+    def _pump_feed(self) -> None:
+        """Pass the client's batches to the coordinator, as far as it has credit."""
+        feed, coordinator = self._context.feed, self._coordinator
+        credit = coordinator.feed_credit
+        feed.allow(credit.epoch, credit.total)
+        changed = False
+        while (batch := feed.take()) is not None:
+            coordinator.fed(batch.epoch, batch.data, batch.samples)
+            changed = True
+        if feed.exhausted(credit.epoch):
+            coordinator.feed_ended(credit.epoch)
+            changed = True
+        if changed:
+            self._context.changed.notify_all()
+
+    def _carry_out(self, effect: ins.Effect) -> bool:
+        """Carry out one effect; True when training is done."""
+        context = self._context
+        match effect:
+            case ins.Emit(kind, data):
+                context.job_log.record(kind, data)
+            case ins.FlushShards(epoch):
+                self._training.shards.flush()
+                with context.changed:
+                    self._coordinator.flushed(epoch)
+                    context.changed.notify_all()
+            case ins.ForgetWorker(worker):
+                self._training.shards.forget(worker)
+            case ins.GiveUp(worker):
+                with context.changed:
+                    context.slots.kill(context.slots.workers[worker])
+            case ins.EpochDone():
+                self._results.end_epoch()
+                self._review_topology()
+            case ins.Failed(reason):
+                raise JobFailed(reason)
+            case ins.TrainingDone():
+                return True
+        return False
+
+    def _review_topology(self) -> None:
+        """Between two epochs: let the topology adapt to measured speeds."""
+        context, coordinator = self._context, self._coordinator
+        remaining_s = coordinator.epoch_s * (context.spec.fit.epochs - coordinator.epoch)
+        if coordinator.phase == "hold" and remaining_s > 0:
+            context.topology = context.topology.review(coordinator, self._training.shards, remaining_s)

@@ -1,0 +1,89 @@
+"""Calls of the workers of one job: a report comes in, an instruction goes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nfdt.core.errors import AuthenticationFailed
+from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.wire.job_token import worker_of
+from nfdt.core.work import instructions as ins
+from nfdt.core.work.messages import to_reply, to_report
+from nfdt.jobserver.job_context import JobContext
+from nfdt.jobserver.job_slots import JobSlot
+from nfdt.jobserver.worker_statistics import new_decisions, parse_statistics
+
+MAX_WAIT_S = 30.0  # limit of one call of Next
+MAX_NAME = 80  # limit of a quoted name
+
+
+class WorkerCalls:
+    """Answers the workers' calls of Next, each on a thread of its own.
+
+    Args:
+        context: Parts of the job.
+    """
+
+    def __init__(self, context: JobContext) -> None:
+        self._context = context
+
+    def next(self, request: pb.NextRequest, alive: Callable[[], bool]) -> pb.NextReply:
+        """Take a worker's report and wait for its next instruction, up to the time that the request gives.
+
+        A call that is made again, because its answer was lost, gets the same answer; its report counts once.
+
+        Raises:
+            AuthenticationFailed: the token belongs to another worker.
+        """
+        context = self._context
+        self._authenticate(request)
+        report: ins.Report | None = to_report(request)
+        deadline = context.clock.now() + min(request.wait_s, MAX_WAIT_S)
+        with context.changed:
+            job_slot = context.slots.workers.get(request.worker)
+            if job_slot is None:
+                return to_reply(ins.Leave("The job has ended."))
+            if request.call and request.call <= job_slot.call:
+                report = None
+            else:
+                job_slot.call, job_slot.reply = request.call, None
+                self._take_statistics(job_slot, request.statistics_json)
+            while job_slot.call == request.call and job_slot.reply is None:
+                instruction = self._instruct(job_slot, report)
+                if report is not None:
+                    context.changed.notify_all()
+                    report = None
+                if not isinstance(instruction, ins.Wait):
+                    job_slot.reply = self._with_share(to_reply(instruction), job_slot)
+                elif (left := deadline - context.clock.now()) <= 0 or not alive():
+                    break
+                else:
+                    context.changed.wait(left)
+            return (job_slot.reply if job_slot.call == request.call else None) or to_reply(ins.Wait())
+
+    def _authenticate(self, request: pb.NextRequest) -> None:
+        if worker_of(self._context.token, request.job_token) != request.worker:
+            raise AuthenticationFailed(
+                f"Job {self._context.job_id}: expected the token that {request.worker[:MAX_NAME]!r} was assigned with. "
+                "Received: another one."
+            )
+
+    def _instruct(self, job_slot: JobSlot, report: ins.Report | None) -> ins.Instruction:
+        if job_slot.gone or self._context.ended:
+            return ins.Leave("The job has ended.")
+        training = self._context.training
+        if training is None or not job_slot.admitted or job_slot.failing_over:
+            return ins.Wait()
+        return training.coordinator.next(job_slot.name, report)
+
+    def _with_share(self, reply: pb.NextReply, job_slot: JobSlot) -> pb.NextReply:
+        """Add the worker's share of the work to the beginning of an epoch."""
+        if reply.HasField("begin_epoch") and (share := self._context.topology.share(job_slot.name)) is not None:
+            reply.begin_epoch.share.CopyFrom(share)
+        return reply
+
+    def _take_statistics(self, job_slot: JobSlot, text: str) -> None:
+        found = parse_statistics(text)
+        for decision in new_decisions(job_slot.report, found):
+            self._context.job_log.record("codec", {"worker": job_slot.name, **decision})
+        job_slot.report = found or job_slot.report
