@@ -15,6 +15,7 @@ import grpc
 from nfdt.core.arrays.layout import Array, ParameterLayout
 from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
 from nfdt.core.errors import NfdtError, ProtocolError, ServerUnreachable, ShapeMismatch
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State
 from nfdt.core.state_cut import StateCut
 from nfdt.core.wire import shards_pb2 as pb

@@ -80,7 +80,8 @@ class SimulatedJob:
         rules = manifest.untrained_rules
         self._merger = StateMerger(rules, [state.untrained[i] for i in range(len(rules))])
         machines = [Machine(i, w, spec.fit.batch_size, cluster.seed) for i, w in enumerate(cluster.each())]
-        self._network = VirtualNetwork(
+        count = count_shards(manifest, spec.cluster.shards)
+        self._network = VirtualNetwork(cluster, count, ring=not view_of(spec).pushes)
             cluster, count_shards(manifest, spec.cluster.shards), ring=not view_of(spec).pushes
         )
         self._post_plan = PostPlan(spec, machines, self._network, self.trainer.layout.size)
