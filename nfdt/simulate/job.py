@@ -82,8 +82,6 @@ class SimulatedJob:
         machines = [Machine(i, w, spec.fit.batch_size, cluster.seed) for i, w in enumerate(cluster.each())]
         count = count_shards(manifest, spec.cluster.shards)
         self._network = VirtualNetwork(cluster, count, ring=not view_of(spec).pushes)
-            cluster, count_shards(manifest, spec.cluster.shards), ring=not view_of(spec).pushes
-        )
         self._post_plan = PostPlan(spec, machines, self._network, self.trainer.layout.size)
         self.shards = LocalShards(spec, manifest, state, len(self._post_plan.posts))
         clock = self.agenda.clock
