@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 TESTS = Path(__file__).parent
-TEST_MODULE = re.compile(r"tests\.(.*\.)?(test_\w+|conftest)\b")
-NAMES_A_TEST = re.compile(r"^\s*(?:from|import) +(tests\.\S+)", re.MULTILINE)
+TEST_MODULE = re.compile(r"(tests\.(.*\.)?)?(test_\w+|conftest)\b")
+NAMES_A_TEST = re.compile(r"^\s*(?:from|import) +([\w.]+)", re.MULTILINE)
 
 
 def imported_modules(source: str) -> set[str]:
@@ -49,6 +49,7 @@ def test_imports_of_tests_are_found_in_code_and_in_strings():
         "from tests.jobserver import conftest",
         "import tests.wire.test_channel as channel",
         "def f():\n    from tests.conftest import x",
+        "PROGRAM = 'import test_store; test_store.run()'",
         'PROGRAM = """\nimport sys\nfrom tests.wire.test_channel import serve\n"""',
     ]
     assert all(len(imported_tests(source)) >= 1 for source in offences)

@@ -36,7 +36,7 @@ def gradients_of(model: Any, loss_of: Any, x: Any, y: Any) -> list[Any]:
 
 
 def clock_of(training: Training, model: Any, learning_rate: float) -> EpochTimer:
-    """Tests a copy of the model that no strategy knows."""
+    """Return a timer that tests a copy of the model outside any strategy."""
     copy = build("small", tf_keras, learning_rate)
     images, labels = load_images(training.test_data)
 
@@ -102,7 +102,7 @@ def _any_of_all(strategy: Any) -> Any:
 
 
 def serve(training: Training, resolver: Any, folder: Path) -> None:
-    """Be a worker or a parameter server until ended; a worker's step reads how slow it is in its own directory."""
+    """Serve as a worker or a parameter server until ended; a worker's step reads its duration from its directory."""
     if resolver.task_type == "worker":
         own = folder / f"worker-{resolver.task_id}"
         own.mkdir()

@@ -30,19 +30,19 @@ def batches_per_update(algorithm: AlgorithmSpec, workers: int) -> float:
     return GROUP_BATCHES if algorithm.topology == "groups" else 1.0
 
 
-class _TimedEpochs(keras.callbacks.Callback):
-    """Times epochs, tests after each, and stops the training when its goal is met."""
+class _EpochTimerCallback(keras.callbacks.Callback):
+    """Time epochs, test after each, and stop the training at its goal."""
 
     def __init__(self, clock: EpochTimer) -> None:
         super().__init__()
         self._clock = clock
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """The workers begin."""
+        """Start the timer as the workers begin."""
         self._clock.begin()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """The workers wait while this tests."""
+        """Stop the timer and test while the workers wait."""
         self.model.stop_training = self._clock.end()
 
 
@@ -80,7 +80,7 @@ class Cluster:
                 batch_size=training.batch,
                 epochs=epochs,
                 verbose=0,
-                callbacks=[_TimedEpochs(clock)],
+                callbacks=[_EpochTimerCallback(clock)],
             )
         return clock.epochs
 

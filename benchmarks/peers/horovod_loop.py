@@ -53,7 +53,7 @@ def make_step(model: Any, metrics: dict[str, Any], *, compiled: bool) -> Callabl
 
 
 def train(case: str, data: Path, batch: int, epochs: int, *, compiled: bool) -> list[float]:
-    """When each epoch began."""
+    """Train and return the time at which each epoch began."""
     images, labels = load_images(data)
     rank, size = hvd.rank(), hvd.size()
     batches = shuffled_batches(images[rank::size], labels[rank::size], batch)

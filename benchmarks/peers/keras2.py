@@ -14,7 +14,7 @@ INSTALL_S = 900
 
 
 def _tensorflow() -> str:
-    """The version of TensorFlow here."""
+    """Return the installed version of TensorFlow."""
     for name in ("tensorflow-cpu", "tensorflow"):
         try:
             return importlib.metadata.version(name)
@@ -35,10 +35,10 @@ def _folder() -> Path:
 
 
 def python_of_keras2(*, install: bool) -> Path | None:
-    """The environment's Python; None where there is none, or it cannot be made.
+    """Return the environment's Python; None if there is none, or if it cannot be made.
 
     Args:
-        install: Make it where there is none: some 300 MB from the package index, once.
+        install: Make a missing environment: some 300 MB from the package index, once.
     """
     folder = _folder()
     python, complete = folder / "bin" / "python", folder / "complete"

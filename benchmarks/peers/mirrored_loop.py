@@ -20,7 +20,7 @@ from benchmarks.workloads.work import work_options
 
 
 def train(case: str, data: Path, batch: int, epochs: int, strategy: Any) -> list[float]:
-    """When each epoch began."""
+    """Train and return the time at which each epoch began."""
     images, labels = load_images(data)
 
     def own_part(context: Any) -> Any:

@@ -34,13 +34,13 @@ def run_together(
     needed: int | None = None,
     limit_s: float = LIMIT_S,
 ) -> None:
-    """Run commands at once and wait for their end; nothing of them is left running.
+    """Run commands at once and wait for their end; no process is left running.
 
     Args:
-        commands: Their argv.
-        environments: What each adds to this process's environment.
-        needed: How many of the first have to end by themselves; the others serve them, and are ended then.
-        limit_s: How long that may take.
+        commands: Arguments of each command.
+        environments: Variables of each, besides those of this process.
+        needed: Number of commands, from the first on, that must end by themselves; the others are then ended.
+        limit_s: Time limit for them.
 
     Raises:
         PeerFailed: one of those needed failed, or ran out of time.
@@ -82,10 +82,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def tensorflow_cluster(**roles: int) -> list[dict[str, str]]:
-    """``TF_CONFIG`` of each process of a cluster on loopback, role by role, on ports that are free now.
+    """Return ``TF_CONFIG`` of each process of a cluster on loopback, role by role, on ports that are free now.
 
     Args:
-        **roles: How many processes of each: ``worker=2``, ``ps=1``, ``chief=1``.
+        **roles: Number of processes of each role: ``worker=2``, ``ps=1``, ``chief=1``.
     """
     with contextlib.ExitStack() as held:  # all at once, so that they differ
         ports = {

@@ -42,12 +42,12 @@ class PublishedTable:
 
     @property
     def rate(self) -> float:
-        """Learning rate that the text before the table names."""
+        """Learning rate in the text before the table."""
         return float(re.findall(r"\blr (0\.\d+)", self.lead)[-1])
 
     @property
     def one_machine(self) -> float:
-        """Accuracy of one machine that the text before the table names."""
+        """Accuracy of one machine in the text before the table."""
         return float(re.findall(r"one machine:? (\d+\.\d+)", self.lead)[0])
 
     def by_column(self) -> list[Mapping[str, str]]:
@@ -93,7 +93,7 @@ def planner_name(cell: str) -> str:
 
 
 def read_trainings(document: str) -> list[MeasuredTraining]:
-    """Return what the planner takes from the document."""
+    """Return the trainings that the planner uses."""
     tables = read_tables(document)
     short, long = tables[AT_ONE_MACHINES_RATE]
     lower = {round(short.rate / table.rate): table.figures() for table in tables[AT_LOWER_RATES]}
@@ -108,7 +108,7 @@ def read_trainings(document: str) -> list[MeasuredTraining]:
 
 
 def _short_training(table: PublishedTable, unequal: PublishedTable, lower: Mapping[int, Figures]) -> MeasuredTraining:
-    """Rows of equal workers; rows that merge the gradients of some workers were measured on 8 unequal ones only."""
+    """Return the short training; rows that merge the gradients of some workers were measured on 8 unequal ones only."""
     figures = table.figures()
     diverged = {row for row, found in figures.items() if min(found.values()) < CHANCE}
     rows = {row: dict.fromkeys(found) if row in diverged else found for row, found in figures.items()}

@@ -48,13 +48,13 @@ def read(files: Sequence[Path]) -> Runs:
 
 
 def accuracy(runs: Runs, case: Case) -> tuple[float, float]:
-    """Mean and standard deviation, in %."""
+    """Return mean and standard deviation of the accuracy in %."""
     values = runs[case]["% test accuracy"]
     return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def best(runs: Runs, row: str, workers: int, speeds: str) -> Case | None:
-    """The rate at which a row did best, with the benchmark's own momentum."""
+    """Return the case with a row's best rate, among those with the benchmark's own momentum."""
     cases = [c for c in runs if (c.row, c.workers, c.speeds) == (row, workers, speeds) and "momentum" not in c.rate]
     return max(cases, key=lambda case: accuracy(runs, case)[0], default=None)
 
@@ -83,7 +83,7 @@ def table(runs: Runs, rate: str | None) -> str:
 
 
 def plot(runs: Runs, path: Path) -> None:
-    """Accuracy at each row's best rate against the number of workers; writes a PNG."""
+    """Write a PNG of the accuracy at each row's best rate against the number of workers."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

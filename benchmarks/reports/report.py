@@ -30,7 +30,7 @@ class Row:
 
     @property
     def value(self) -> float:
-        """The median."""
+        """Median of the runs."""
         return statistics.median(self.runs)
 
 
@@ -51,7 +51,7 @@ class Report:
     ratios: dict[str, Any] = field(default_factory=dict)
 
     def add(self, case: str, peer: str, unit: str, value: float) -> None:
-        """One more run of a row."""
+        """Add a run to a row."""
         for row in self.rows:
             if (row.case, row.peer, row.unit) == (case, peer, unit):
                 row.runs.append(value)
@@ -59,11 +59,11 @@ class Report:
         self.rows.append(Row(case, peer, unit, [value]))
 
     def runs(self, case: str, peer: str, unit: str) -> list[float]:
-        """Every run of a row; empty where there is none."""
+        """Return all runs of a row."""
         return next((r.runs for r in self.rows if (r.case, r.peer, r.unit) == (case, peer, unit)), [])
 
     def to_json(self) -> dict[str, Any]:
-        """The format of docs/benchmarks.md."""
+        """Return the format that docs/benchmarks.md describes."""
         return {
             "bench": self.bench,
             "versions": {**versions(), **({"peers": ", ".join(self.also)} if self.also else {})},
@@ -75,7 +75,7 @@ class Report:
         }
 
     def finish(self, json_file: Path | None) -> None:
-        """Print the table, and write the JSON where asked to."""
+        """Print the table, and write the JSON file if there is to be one."""
         rows = [(r.case, r.peer, f"{r.value:.4g}", r.unit, str(len(r.runs))) for r in self.rows]
         print(render(("case", "peer", "median", "unit", "runs"), rows, left=2))
         for name, ratio in self.ratios.items():
@@ -94,7 +94,7 @@ class Report:
 
 
 def _finite(value: Any) -> Any:
-    """With None for infinity, which JSON does not know: what was never reached."""
+    """Replace infinity, which JSON does not have, by None."""
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -124,7 +124,7 @@ def machine() -> dict[str, Any]:
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
-    """A parser with the options that every benchmark takes."""
+    """Return a parser with the options of every benchmark."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
     parser.add_argument("--quick", action="store_true", help="less work, within a minute")

@@ -46,7 +46,7 @@ class Ways:
         self._x, self._y = tf.constant(images.images[:SAMPLES]), tf.constant(images.labels[:SAMPLES])
 
     def all(self) -> Mapping[str, Compute]:
-        """By name."""
+        """Return all ways by name."""
         return {
             "one by one": self.one_by_one,
             "one by one, graphs alone": self._graphs_alone(),
@@ -56,12 +56,12 @@ class Ways:
         }
 
     def one_by_one(self) -> np.ndarray:
-        """As the simulator does."""
+        """Compute one gradient after the other, as the simulator does."""
         pairs = zip(self._weights, self._rows, strict=True)
         return np.stack([self._step(held, tuple(self._source.batch(rows)), version=1).gradient for held, rows in pairs])
 
     def _graphs_alone(self) -> Compute:
-        """Without gathering rows, copying and looking graphs up: what no other way can save."""
+        """Call the graphs without gathering rows, copying and graph look-ups: the least time of any way."""
         batches = [self._step.prepare(tuple(self._source.batch(rows))) for rows in self._rows]
         weights, version = [tf.constant(w) for w in self._weights], tf.constant(1, tf.int64)
 
@@ -107,7 +107,7 @@ class Ways:
 
 
 def run(report: Report, cases: Mapping[str, Ways]) -> None:
-    """The best of :data:`RUNS` runs of every way, which are taken in turn."""
+    """Measure every way :data:`RUNS` times in turn; the best run counts."""
     for case, ways in cases.items():
         computes = ways.all()
         for compute in computes.values():

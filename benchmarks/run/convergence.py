@@ -37,8 +37,8 @@ class Plan:
     """Trainings of one run.
 
     Attributes:
-        rows: Names of ``ROWS``; ``sequential`` comes by itself.
-        workers: Sizes of the clusters.
+        rows: Names of ``ROWS``; ``sequential`` is always added.
+        workers: Numbers of workers.
         rates: Learning rates; every row is trained at each.
         epochs: Epochs of each training.
         samples: Most samples of an epoch.
@@ -66,7 +66,7 @@ QUICK = Plan(rows=("ddc-asgd", "asgd", "dc-asgd-a"), workers=(8,), speeds=("equa
 
 
 def machines(workers: int, speeds: str) -> ClusterDescription:
-    """Equal ones; or half of them, a quarter twice as slow, and a quarter five times as slow."""
+    """Describe equal machines; or half equal ones, a quarter twice and a quarter five times as slow."""
     counts = {1.0: workers} if speeds == "equal" else {1.0: workers // 2, 2.0: workers // 4}
     counts[5.0] = workers - sum(counts.values())
     described = [
@@ -76,14 +76,14 @@ def machines(workers: int, speeds: str) -> ClusterDescription:
 
 
 def build(seed: int, rate: float, updates: int, plan: Plan) -> keras.Model:
-    """An MLP of 52 k parameters for small grey images."""
+    """Build an MLP of 52 k parameters for small grey images."""
     keras.utils.set_random_seed(seed)
     layers = [keras.layers.Flatten(), *(keras.layers.Dense(width, activation="relu") for width in (64, 32))]
     return _compiled(_optimizer(rate, updates, plan), (28, 28, 1), layers)
 
 
 def build_cnn(seed: int, rate: float, updates: int, plan: Plan) -> keras.Model:
-    """A CNN of 60 k parameters for small coloured images."""
+    """Build a CNN of 60 k parameters for small coloured images."""
     keras.utils.set_random_seed(seed)
     layers: list[Any] = []
     for width in (16, 32, 64):
@@ -93,7 +93,7 @@ def build_cnn(seed: int, rate: float, updates: int, plan: Plan) -> keras.Model:
 
 
 def _optimizer(rate: float, updates: int, plan: Plan) -> keras.optimizers.Optimizer:
-    """The plan's; a fifth of the updates to warm up, then a cosine to zero."""
+    """Return the plan's optimizer; a fifth of the updates to warm up, then a cosine to zero."""
     warmup = max(1, updates // 5)
     schedule = keras.optimizers.schedules.CosineDecay(
         0.0, max(1, updates - warmup), warmup_target=rate, warmup_steps=warmup
@@ -129,7 +129,7 @@ def batches_per_update(preset: str, overrides: dict[str, Any], workers: int) -> 
 
 
 class Bench:
-    """One run of a plan; what is measured so far is written down after every training."""
+    """One run of a plan; the results so far are written after every row."""
 
     def __init__(self, report: Report, plan: Plan, data_dir: Path | None, json_file: Path | None) -> None:
         self._report, self._plan, self._json = report, plan, json_file
@@ -146,7 +146,7 @@ class Bench:
         )
 
     def run(self) -> None:
-        """Every seed of a row, every row of a cluster, every cluster; sequential first."""
+        """Train every seed of a row, every row of a cluster, every cluster; the sequential row first."""
         for rate in self._plan.rates:
             for row, workers, speeds in self._cases():
                 for seed in self._report.seeds:
@@ -198,7 +198,7 @@ class Bench:
         print(f"{case} {row}: {values['% test accuracy']:.2f} %", flush=True)
 
     def _summarise(self) -> None:
-        """Mean and standard deviation of each row; the differences to sequential; written down."""
+        """Summarise each row as mean and standard deviation, and write the report."""
         best: dict[str, Row] = {}
         for row in self._report.rows:
             if row.unit == "% test accuracy":
@@ -215,7 +215,7 @@ class Bench:
 
 
 def spread(runs: Sequence[float]) -> dict[str, float]:
-    """Mean, standard deviation (of a sample; 0 for one run) and how many runs."""
+    """Return mean, standard deviation (of a sample; 0 for one run) and number of runs."""
     std = statistics.stdev(runs) if len(runs) > 1 else 0.0
     return {"mean": round(statistics.mean(runs), 3), "std": round(std, 3), "runs": len(runs)}
 

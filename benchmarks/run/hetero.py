@@ -58,7 +58,7 @@ class Plan:
 
 
 def all_peers() -> list[str]:
-    """Every preset that exists, and the two of tf_keras."""
+    """Return every preset, and the two strategies of tf_keras."""
     first = [name for name in FIRST if name in PRESETS or name in (PSS, MWMS)]
     return [*first, *(name for name in PRESETS if name not in first)]
 
@@ -83,7 +83,7 @@ class Bench:
         self._began = now()
 
     def run(self) -> None:
-        """Every peer on every cluster, by turns."""
+        """Train every peer on every cluster, by turns."""
         for name, speeds in self._plan.clusters.items():
             training = Training(
                 data=self._folder / "train.npz",
@@ -131,7 +131,7 @@ class Bench:
 
 
 def train_with_strategy(peer: str, training: Training, folder: Path, keras2: Path) -> list[TimedEpoch]:
-    """PSS or MWMS, each role a process of its own.
+    """Train with PSS or MWMS, each role in a process of its own.
 
     Raises:
         PeerFailed: they did.
@@ -148,7 +148,7 @@ def train_with_strategy(peer: str, training: Training, folder: Path, keras2: Pat
 
 
 def add_ratios(report: Report, clusters: Sequence[str], target: float) -> None:
-    """Run by run, medians; keys without a cluster's name are those of ``MAIN``."""
+    """Add ratios by run and their medians; keys without a cluster's name are those of ``MAIN``."""
     for cluster in clusters:
         at = "" if cluster == MAIN else f"@{cluster}"
         for peer in dict.fromkeys(row.peer for row in report.rows if row.case == cluster):
@@ -168,7 +168,7 @@ def _sooner(own: float, theirs: float) -> float:
 
 
 def run(report: Report, plan: Plan, data_dir: Path | None, keras2: Path | None) -> None:
-    """Carry a plan out."""
+    """Execute a plan."""
     with tempfile.TemporaryDirectory() as folder:
         data = read_images(data_dir)
         data.take(plan.samples).save(Path(folder) / "train.npz")

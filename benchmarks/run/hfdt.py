@@ -44,20 +44,20 @@ class Peers:
         self._data, self._result = folder / f"{case}.npz", folder / "begins.json"
 
     def by_hand(self, launcher: str) -> dict[str, Measured]:
-        """The loops of benchmarks/peers/horovod_loop.py; both are trained by one launch."""
+        """Train both loops of benchmarks/peers/horovod_loop.py in one launch."""
         program = [sys.executable, "-m", "benchmarks.peers.horovod_loop", *self._arguments()]
         command = ring_command(RingShape(RANKS, launcher), program, host_info())
         found = self._run([command], [{}])
         return {BY_HAND[name]: each for name, each in found.items()}
 
     def hfdt(self, launcher: str) -> dict[str, Measured]:
-        """``hfdt run`` with an ordinary script."""
+        """Train an ordinary script with ``hfdt run``."""
         hfdt = [Path(sys.executable).with_name("hfdt"), "run", "-np", RANKS, "--launcher", launcher]
         command = [*map(str, hfdt), str(ROOT / "benchmarks" / "workloads" / "keras_script.py"), *self._arguments()]
         return {"hfdt": self._run([command], [{}])[""]}
 
     def mirrored(self) -> dict[str, Measured]:
-        """tf_keras with MultiWorkerMirroredStrategy; nothing without its environment."""
+        """Train tf_keras with MultiWorkerMirroredStrategy; without its environment, return no result."""
         if self._keras2 is None:
             return {}
         command = [str(self._keras2), "-m", "benchmarks.peers.mirrored_loop", *self._arguments()]
@@ -118,7 +118,7 @@ def _add(report: Report, case: str, peer: str, each: Measured) -> None:
 
 
 def _add_ratios(report: Report, cases: Sequence[str]) -> None:
-    """Run by run: against the faster of the two loops by hand, and, over all launchers, against MWMS."""
+    """Add ratios by run: to the faster of the two loops by hand, and, over all launchers, to MWMS."""
     against_mirrored = []
     for launcher in LAUNCHERS:
         medians = []

@@ -71,7 +71,7 @@ class Peer:
         self.client.pull()
 
     def steps_per_s(self, steps: int) -> float:
-        """So many steps: compute, push, take the answer."""
+        """Take a number of steps: compute, push, receive the reply."""
         began = time.perf_counter()
         for step in range(steps):
             time.sleep(self._work.compute_s)
@@ -81,7 +81,7 @@ class Peer:
 
 @contextmanager
 def peers_of(work: Work, codecs: list[str], mbit: float) -> Iterator[dict[str, Peer]]:
-    """One peer per codec, all with one shard."""
+    """Start one peer per codec, all with one shard."""
     with ExitStack() as stack:
         address, _ = stack.enter_context(served(serve_shard, layout_of(work.size), ALGORITHM, 0, 1, 8, "adaptive"))
         ready = {}
@@ -92,7 +92,7 @@ def peers_of(work: Work, codecs: list[str], mbit: float) -> Iterator[dict[str, P
 
 
 def speed(report: Report, case: str, work: Work, codecs: list[str], mbit: float) -> None:
-    """Steps per second of every codec, by turns, after adaptive has learnt the link."""
+    """Measure the steps per second of every codec, by turns, after adaptive has learnt the link."""
     found: dict[str, list[float]] = {codec: [] for codec in codecs}
     with peers_of(work, codecs, mbit) as ready:
         for codec, peer in ready.items():
@@ -111,14 +111,14 @@ def speed(report: Report, case: str, work: Work, codecs: list[str], mbit: float)
 
 
 def learnt(work: Work, codec: str, mbit: float | None) -> list[float]:
-    """Test accuracy in percent of trainings with this codec, one for each seed."""
+    """Return the test accuracy in % of trainings with this codec, one for each seed."""
     emulate = {"bandwidth_mbit": (mbit,) * accuracy.WORKERS} if mbit else {}
     with nfdt.session(workers=accuracy.WORKERS, algorithm="ddc-asgd", codec=codec, emulate=emulate):
         return [100 * accuracy.train(accuracy.RATES[-1], seed, work.epochs).accuracy for seed in work.seeds]
 
 
 def run(report: Report, work: Work, speeds: dict[str, float], codecs: list[str], trained: dict[str, float]) -> None:
-    """All of it; ``trained``: the links on which adaptive is trained, and compared with identity."""
+    """Measure all links; ``trained``: the links on which adaptive is trained and compared with identity."""
     for case, mbit in speeds.items():
         speed(report, case, work, codecs, mbit)
     if not trained:

@@ -45,7 +45,7 @@ def push(pipe: Connection, addresses: list[str], layout: ParameterLayout, name: 
 
 @contextmanager
 def shards_of(layout: ParameterLayout, shards: int, workers: int) -> Iterator[tuple[list[str], list[Connection]]]:
-    """Addresses of running shards, and the pipes that ask for their memory."""
+    """Start shards; yields their addresses and the pipes that query their memory."""
     with ExitStack() as stack:
         running = [
             stack.enter_context(served(serve_shard, layout, ALGORITHM, index, shards, workers))
@@ -69,7 +69,7 @@ def private_bytes(pipes: list[Connection]) -> int:
 
 
 def more_workers(report: Report, case: str, size: int, workers: tuple[int, ...], *, seconds: float, runs: int) -> None:
-    """Pushes per second into one shard as workers are added, and its memory per worker and parameter."""
+    """Measure pushes per second into one shard as workers are added, and its memory per worker and parameter."""
     layout = layout_of(size)
     rates: dict[int, list[float]] = {}
     memory: dict[int, int] = {}
@@ -92,7 +92,7 @@ def more_workers(report: Report, case: str, size: int, workers: tuple[int, ...],
 
 
 def more_shards(report: Report, case: str, size: int, shards: tuple[int, ...], *, seconds: float, runs: int) -> None:
-    """Pushes per second of one worker as the model is cut."""
+    """Measure pushes per second of one worker as the model is cut."""
     layout = layout_of(size, VARIABLES)
     rates: dict[int, list[float]] = {}
     for count in shards:
@@ -106,7 +106,7 @@ def more_shards(report: Report, case: str, size: int, shards: tuple[int, ...], *
 
 
 def leases_per_s(workers: int, seconds: float) -> float:
-    """Leases that a coordinator grants per second with everything a call of Next takes but the network."""
+    """Measure the leases that a coordinator grants per second, including all work of a call of Next but the network."""
     samples = 10_000_000
     spec = JobSpec(
         program="0" * 64,
@@ -143,7 +143,7 @@ def run(
     workers: tuple[int, ...] = WORKERS,
     shards: tuple[int, ...] = SHARDS,
 ) -> None:
-    """All of it."""
+    """Measure workers, shards and leases."""
     for case, size in sizes.items():
         more_workers(report, case, size, workers, seconds=seconds, runs=runs)
         more_shards(report, case, size, shards, seconds=seconds, runs=runs)

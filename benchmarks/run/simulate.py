@@ -38,7 +38,7 @@ COMPARED = (
 
 
 def machines(workers: int) -> ClusterDescription:
-    """A rack of equal machines, and one of machines half as fast."""
+    """Describe a rack of equal machines, and one of machines half as fast."""
     described = [
         {"count": workers - workers // 2, "step_ms": 100, "jitter": 0.1, "link": "quick"},
         {"count": workers // 2, "step_ms": 200, "jitter": 0.1, "link": "slow"},
@@ -48,7 +48,7 @@ def machines(workers: int) -> ClusterDescription:
 
 
 def build(seed: int, rate: float, updates: int) -> keras.Model:
-    """An MLP of 25 k parameters."""
+    """Build an MLP of 25 k parameters."""
     keras.utils.set_random_seed(seed)
     layers = [keras.layers.Flatten(), keras.layers.Dense(32, activation="relu")]
     model = keras.Sequential([keras.Input((28, 28, 1)), *layers, keras.layers.Dense(10, activation="softmax")])
@@ -57,7 +57,7 @@ def build(seed: int, rate: float, updates: int) -> keras.Model:
 
 
 def run(report: Report, *, workers: int, steps: int, rows: Sequence[str] = ROWS, data_dir: Path | None = None) -> None:
-    """So many steps per worker, on average, with each row."""
+    """Simulate a number of steps per worker, on average, with each row."""
     train, test = read_images(data_dir).take(workers * steps * BATCH), read_images(data_dir, "test").take(1000)
     training = VirtualTraining(build, (train.images, train.labels), (test.images, test.labels), BATCH, 1)
     training.run(rows[0], machines(2), seed=SEED, rate=RATE)  # traces
@@ -84,16 +84,16 @@ class EpochSeconds(keras.callbacks.Callback):
         self.seconds: list[float] = []
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """The workers begin."""
+        """Note the start of the epoch."""
         self._began = now()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """They are done."""
+        """Add the seconds of the epoch."""
         self.seconds.append(now() - self._began)
 
 
 def distance(one: Mapping[int, int], other: Mapping[int, int]) -> float:
-    """Total variation: half of what the shares of both histograms differ by; 0 alike, 1 nothing in common."""
+    """Return the total variation distance of two histograms: 0 if alike, 1 if disjoint."""
     totals = sum(one.values()), sum(other.values())
     keys = set(one) | set(other)
     return sum(abs(one.get(k, 0) / totals[0] - other.get(k, 0) / totals[1]) for k in keys) / 2
@@ -117,7 +117,7 @@ class Compared:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """A line of the table."""
+        """Return a line of the table."""
         planned, virtual, real = self.epoch_s
         off = [f"{100 * (seconds / real - 1):+.1f}" for seconds in (planned, virtual)]
         times, delays = ([f"{value:.2f}" for value in values] for values in (self.epoch_s, self.staleness))
@@ -125,7 +125,7 @@ class Compared:
 
 
 def against_reality(row: str, step_ms: Sequence[float], *, steps: int, epochs: int = 4) -> Compared:
-    """The same job on real workers with emulated step times, on simulated ones, and as planned.
+    """Compare one job on real workers with emulated step times, on simulated ones, and as planned.
 
     The first epoch, in which graphs are traced and speeds are learnt, is left out.
     """
@@ -158,7 +158,7 @@ def _mean(counts: Mapping[int, int]) -> float:
 
 
 def compare(report: Report, rows: Sequence[str], step_ms: Sequence[float], steps: int) -> None:
-    """Several rows, as a table and in the report."""
+    """Compare several rows, in a table and in the report."""
     case = f"workers of {','.join(f'{ms:g}' for ms in step_ms)} ms"
     found = [against_reality(row, step_ms, steps=steps) for row in rows]
     for each in found:

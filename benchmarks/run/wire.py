@@ -32,11 +32,11 @@ SIZES = {"0.25M": 250_000, "2.5M": 2_500_000, "25M": 25_000_000}
 
 RoundTrip = Callable[[], None]
 RateMeter = Callable[[float], float]
-"""Round trips per second, measured over so many seconds."""
+"""Function that measures round trips per second over a number of seconds."""
 
 
 def serve_tensorflow(pipe: Connection) -> None:
-    """TensorFlow's own parameter server."""
+    """Serve as TensorFlow's own parameter server."""
     import tensorflow as tf
 
     server = tf.distribute.Server({"ps": ["127.0.0.1:0"]}, job_name="ps", task_index=0, protocol="grpc")
@@ -78,7 +78,7 @@ class Ours:
 
     @contextmanager
     def connect(self, address: str, name: str, size: int) -> Iterator[RateMeter]:
-        """To a shard of this algorithm and codec, as worker ``name``."""
+        """Connect to a shard of this algorithm and codec, as worker ``name``."""
         gradient = np.random.default_rng(SEED).normal(0, 0.01, size).astype(np.float32)
         client = StreamClient(
             [address],
@@ -97,7 +97,7 @@ class Ours:
 
 
 def push_to_tensorflow(pipe: Connection, address: str, size: int) -> None:
-    """A worker of TensorFlow's parameter server: momentum there, then read the weights.
+    """Run a worker of TensorFlow's parameter server: momentum there, then read the weights.
 
     In a process of its own, because a process that has been connected to a server waits for it ever after.
     """
@@ -126,7 +126,7 @@ def push_to_tensorflow(pipe: Connection, address: str, size: int) -> None:
 
 @contextmanager
 def tensorflow_peer(size: int) -> Iterator[RateMeter]:
-    """The same on variables of TensorFlow's parameter server."""
+    """Update variables of TensorFlow's parameter server."""
     with served(serve_tensorflow) as (address, _), served(push_to_tensorflow, address, size) as (_, pipe):
 
         def pace(seconds: float) -> float:
@@ -138,7 +138,7 @@ def tensorflow_peer(size: int) -> Iterator[RateMeter]:
 
 @contextmanager
 def tcp_peer(size: int) -> Iterator[RateMeter]:
-    """Bytes there and bytes back, nothing computed."""
+    """Send bytes back and forth without computation."""
     data = memoryview(bytearray(4 * size))
     with served(serve_bytes, size) as (port, _), socket.create_connection(("127.0.0.1", port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -152,7 +152,7 @@ def tcp_peer(size: int) -> Iterator[RateMeter]:
 
 @contextmanager
 def memcpy_peer(size: int) -> Iterator[RateMeter]:
-    """Two copies in one process."""
+    """Copy twice within one process."""
     source, target = np.ones(size, np.float32), np.zeros(size, np.float32)
 
     def round_trip() -> None:
@@ -190,7 +190,7 @@ def per_second(round_trip: RoundTrip, seconds: float) -> float:
 
 
 def measure(size: int, peers: dict[str, Peer], *, seconds: float, runs: int) -> dict[str, list[float]]:
-    """Every peer by turns, ``runs`` times."""
+    """Measure every peer by turns, ``runs`` times."""
     ours = {name: peer for name, peer in peers.items() if isinstance(peer, Ours)}
     jobs = sorted({(peer.algorithm, peer.codec) for peer in ours.values()})
     with ExitStack() as stack:
@@ -209,7 +209,7 @@ def measure(size: int, peers: dict[str, Peer], *, seconds: float, runs: int) -> 
 
 
 def run(report: Report, sizes: dict[str, int], *, seconds: float, runs: int) -> None:
-    """All sizes; the ratios are taken pair by pair within a run."""
+    """Measure all sizes; the ratios are taken pair by pair within a run."""
     for case, size in sizes.items():
         found = measure(size, PEERS, seconds=seconds, runs=runs)
         report.rows += [Row(case, name, "round trips/s", values) for name, values in found.items()]

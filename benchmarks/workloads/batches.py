@@ -9,7 +9,7 @@ import tensorflow as tf
 
 
 def shuffled_batches(images: np.ndarray, labels: np.ndarray, batch: int) -> Any:
-    """A dataset of full batches, drawn in another order each time it is iterated.
+    """Return a dataset of full batches, shuffled anew in each iteration.
 
     Rows are gathered by index, a batch at a time, as Keras' own adapter of arrays does.
     """

@@ -38,7 +38,7 @@ class Training:
 
     @property
     def limit(self) -> float:
-        """Samples per second if no worker ever waited: the sum of their own speeds."""
+        """Samples per second if no worker waited: the sum of the workers' own speeds."""
         return sum(self.batch / seconds for seconds in self.step_s)
 
     def save(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""When epochs begin, in any Keras and in loops written by hand: one clock for all processes of a machine."""
+"""Times at which epochs begin, in any Keras and in loops written by hand: one clock for all processes of a machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ now = time.monotonic
 
 
 def watch_epochs(keras: Any) -> tuple[Any, list[float]]:
-    """A callback, and the list to which it adds the moment each epoch begins.
+    """Return a callback, and the list to which it adds the time at which each epoch begins.
 
     It is one of Keras' own that looks at no weights: another would make a cluster send them every epoch.
     """
@@ -34,7 +34,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Measured:
-    """One training: samples per second between the first epoch and the last, and what came before, in s."""
+    """One training: samples per second between the first epoch and the last, and the start-up time in s."""
 
     samples_per_s: float
     startup_s: float

@@ -22,7 +22,7 @@ class Images:
     name: str
 
     def take(self, samples: int) -> Images:
-        """The first ``samples``; smaller data are repeated."""
+        """Return the first ``samples``; smaller data are repeated."""
         rows = np.arange(samples) % len(self.images)
         return Images(self.images[rows], self.labels[rows], self.name)
 
@@ -32,13 +32,13 @@ class Images:
 
 
 def load_images(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of :meth:`Images.save`."""
+    """Read images and labels that :meth:`Images.save` wrote."""
     with np.load(path) as arrays:
         return arrays["images"], arrays["labels"]
 
 
 def read_images(data_dir: Path | None, part: str = "train") -> Images:
-    """Fashion-MNIST of ``data_dir``, else what ``keras.datasets`` has downloaded before, else the digits.
+    """Read Fashion-MNIST from ``data_dir``, else from the cache of ``keras.datasets``, else the digits.
 
     Args:
         data_dir: Folder that holds ``fashion-mnist/*.gz``.
@@ -53,7 +53,7 @@ def read_images(data_dir: Path | None, part: str = "train") -> Images:
 
 
 def read_cifar10(data_dir: Path | None, part: str = "train") -> Images:
-    """CIFAR-10 of ``data_dir``, else what ``keras.datasets`` has or downloads; images (n, 32, 32, 3).
+    """Read CIFAR-10 from ``data_dir``, else from ``keras.datasets``, which may download it; images (n, 32, 32, 3).
 
     Args:
         data_dir: Folder that holds ``cifar10-train-part1.npz``, ``cifar10-train-part2.npz`` and ``cifar10-test.npz``.
@@ -74,7 +74,7 @@ def read_cifar10(data_dir: Path | None, part: str = "train") -> Images:
 
 
 def training_images(samples: int, data_dir: Path | None) -> Images:
-    """``samples`` training images."""
+    """Return ``samples`` training images."""
     return read_images(data_dir).take(samples)
 
 

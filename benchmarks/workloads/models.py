@@ -9,7 +9,7 @@ CASES = ("mlp", "cnn", "10M")  # 0.1 M, 1 M and 10 M parameters
 
 
 def build(case: str, keras: Any, learning_rate: float = 0.01, **compile_options: Any) -> Any:
-    """A compiled classifier of grey images (28, 28, 1).
+    """Build a compiled classifier of grey images (28, 28, 1).
 
     Args:
         case: One of ``CASES``, or ``small``: a CNN of 9 k parameters whose step takes a few milliseconds.

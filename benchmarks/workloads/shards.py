@@ -25,7 +25,7 @@ START_S = 60.0
 
 
 def layout_of(size: int, variables: int = 1) -> ParameterLayout:
-    """``size`` numbers in variables of equal size."""
+    """Return the layout of ``size`` numbers in variables of equal size."""
     return ParameterLayout.of([(f"v{i}", (size // variables,)) for i in range(variables)])
 
 
@@ -60,7 +60,7 @@ def start(
 
 
 def serve_shard(pipe: Connection, *shard: Any) -> None:
-    """A shard, see :func:`start`; sends the bytes that it alone holds for every message, until the process is ended."""
+    """Serve a shard, see :func:`start`; answers each message with its private bytes, until the process is ended."""
     running = start(*shard)
     pipe.send(running.address)
     while True:
@@ -70,14 +70,14 @@ def serve_shard(pipe: Connection, *shard: Any) -> None:
 
 
 def serve_shards(pipe: Connection, layout: ParameterLayout, jobs: list[tuple[str, str]]) -> None:
-    """A shard for every (algorithm, codec), all in this process, until it is ended; only one is used at a time."""
+    """Serve a shard for every (algorithm, codec) in this process, until it is ended; one is used at a time."""
     running = [start(layout, algorithm, codec=codec) for algorithm, codec in jobs]
     pipe.send([shard.address for shard in running])
     pipe.recv()
 
 
 class Running:
-    """A process on its way, and the pipe to it."""
+    """A running process, and the pipe to it."""
 
     def __init__(self, name: str, pipe: Connection) -> None:
         self._name, self.pipe = name, pipe
@@ -91,7 +91,7 @@ class Running:
 
 @contextmanager
 def started(target: Callable[..., None], *arguments: Any) -> Iterator[Running]:
-    """A process of its own that runs ``target``, until the block ends."""
+    """Run ``target`` in a process of its own, until the block ends."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=target, args=(theirs, *arguments), daemon=True)

@@ -13,7 +13,7 @@ TimedEpoch = tuple[float, float]  # seconds of training, accuracy after it
 
 @dataclass(frozen=True)
 class Goal:
-    """When a training may end: at the target, but not before ``least_epochs``; at ``most_epochs``; out of time.
+    """End of a training: at the target, but not before ``least_epochs``; at ``most_epochs``; out of time.
 
     ``limit_s`` is for the epochs after the first; there is at least one of them.
     """
@@ -26,11 +26,11 @@ class Goal:
 
 @dataclass
 class EpochTimer:
-    """Call :meth:`begin` and :meth:`end` around each epoch.
+    """Timer of epochs: call :meth:`begin` and :meth:`end` around each one.
 
     Args:
-        goal: When to end.
-        test: Returns the accuracy now.
+        goal: Condition for the end of the training.
+        test: Function that returns the current accuracy.
     """
 
     goal: Goal
@@ -39,11 +39,11 @@ class EpochTimer:
     _began: float = 0.0
 
     def begin(self) -> None:
-        """An epoch begins."""
+        """Note the start of an epoch."""
         self._began = now()
 
     def end(self) -> bool:
-        """An epoch has ended; True when the training may end, too."""
+        """Add an epoch and test; return whether the training may end."""
         seconds = now() - self._began
         self.epochs.append((seconds, self.test()))
         done, goal = len(self.epochs), self.goal
@@ -52,18 +52,18 @@ class EpochTimer:
 
 
 def epoch_seconds(epochs: Sequence[TimedEpoch]) -> list[float]:
-    """Seconds of each epoch; the first one, in which workers trace their steps, counts as the others' median."""
+    """Return the seconds of each epoch; the first one, in which steps are traced, counts as the others' median."""
     later = [seconds for seconds, _ in epochs[1:]]
     return [statistics.median(later), *later]
 
 
 def throughput(epochs: Sequence[TimedEpoch], samples: int) -> float:
-    """Samples per second of the median epoch after the first; ``samples``: of one epoch."""
+    """Return the samples per second of the median epoch after the first; ``samples``: samples of one epoch."""
     return samples / statistics.median(seconds for seconds, _ in epochs[1:])
 
 
 def seconds_to(target: float, epochs: Sequence[TimedEpoch]) -> float | None:
-    """When the accuracy crossed the target, on a straight line between two epochs' ends; None: never."""
+    """Return the seconds until the accuracy crossed the target, interpolated between two epochs' ends; None: never."""
     elapsed, before = 0.0, 0.0
     for seconds, (_, accuracy) in zip(epoch_seconds(epochs), epochs, strict=True):
         if accuracy >= target:

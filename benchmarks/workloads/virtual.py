@@ -40,7 +40,7 @@ class Trained:
 
     @property
     def accuracies(self) -> list[tuple[float, float]]:
-        """(virtual seconds, test accuracy) at the end of each epoch."""
+        """Virtual seconds and test accuracy at the end of each epoch."""
         ends = [point for point in self.record.points if point.ends_epoch]
         return [(point.at_s, point.logs["val_accuracy"]) for point in ends if "val_accuracy" in point.logs]
 
@@ -117,7 +117,7 @@ class VirtualTraining:
         return DataSpec(kind="arrays", structure=structure, arrays=names, samples=len(arrays[0]))
 
     def _named(self, array: np.ndarray) -> str:
-        """The array's artifact, hashed once."""
+        """Return the array's artifact, hashed once."""
         known = self.__dict__.setdefault("_names", {})
         if id(array) not in known:
             known[id(array)] = self._put(encode_npy(array))

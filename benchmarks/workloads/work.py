@@ -9,7 +9,7 @@ from benchmarks.workloads.models import CASES
 
 
 def work_options(description: str | None) -> argparse.Namespace:
-    """``case``, ``data``, ``batch``, ``epochs``, and ``result``, the file for what was measured."""
+    """Parse ``case``, ``data``, ``batch``, ``epochs``, and ``result``, the file for the measurements."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("case", choices=CASES)
     parser.add_argument("--data", type=Path, required=True)
