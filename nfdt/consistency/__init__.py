@@ -1,4 +1,4 @@
-"""Who may proceed: pure policies, one file each."""
+"""Consistency policies: which worker may proceed. Pure, one file per policy."""
 
 from nfdt.consistency.barrier import Barrier
 from nfdt.consistency.base import ConsistencyPolicy

@@ -10,7 +10,7 @@ class Barrier(Free):
     """A round is M local batches; the next is handed out when all of them are finished.
 
     The order of rounds is kept by the lease book, which alone knows the parts of a round; hence
-    nobody is held back here.
+    no worker is held back here.
 
     Args:
         parts: M where one worker does whole rounds, which are then leased at once; None: one part per worker.

@@ -1,4 +1,4 @@
-"""What a consistency policy is: who may proceed. Events in, decisions out; no clock, no lock."""
+"""The interface of a consistency policy, which decides which worker may proceed. No clock, no lock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from nfdt.core.specs.axis_facts import ConsistencyFacts
 
 
 class ConsistencyPolicy(Protocol):
-    """Told what happens to workers; says who may start its next task.
+    """Takes the events of workers; decides which of them may start its next task.
 
     Attributes:
         name: Name on the axis.
@@ -25,7 +25,7 @@ class ConsistencyPolicy(Protocol):
         ...
 
     def left(self, worker: str) -> None:
-        """The worker is gone; it blocks nobody. Unknown workers are no error."""
+        """The worker is gone; it blocks no other. Unknown workers are no error."""
         ...
 
     def started(self, worker: str, tasks: int = 1) -> None:
@@ -37,7 +37,7 @@ class ConsistencyPolicy(Protocol):
         ...
 
     def idle(self, worker: str) -> None:
-        """Nothing is left for the worker in this epoch: it blocks nobody until it starts again."""
+        """Nothing is left for the worker in this epoch: it blocks no other until it starts again."""
         ...
 
     def may_start(self, worker: str, in_flight: int = 0) -> bool:

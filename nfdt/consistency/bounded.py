@@ -1,4 +1,4 @@
-"""Stale synchronous parallel (SSP): nobody runs more than s finished steps ahead of the slowest."""
+"""Stale synchronous parallel (SSP): no worker runs more than s finished steps ahead of the slowest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class BoundedStaleness(Free):
 
     A worker that joins starts level with the slowest active one: it must neither hold the others up nor be held up for
     a past that it does not have. One that comes back after it was idle goes on from its own steps, or level with the
-    slowest if that has done more. Once nobody is active, everybody starts anew.
+    slowest if that has done more. Once none is active, all start anew.
 
     References:
         Ho et al., NIPS 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server".
@@ -66,7 +66,7 @@ class BoundedStaleness(Free):
         self._steps[worker] += tasks
 
     def idle(self, worker: str) -> None:
-        """The worker blocks nobody until it starts again."""
+        """The worker blocks no other until it starts again."""
         if worker not in self._steps or worker in self._idle:
             return
         self._idle.add(worker)
@@ -106,7 +106,7 @@ class BoundedStaleness(Free):
         return max(own, min(self._levels, default=own)) if worker in self._idle else own
 
     def _enter(self, worker: str, steps: int) -> None:
-        """The worker is active from now on, and has done so many steps; nobody has seen those that it will do."""
+        """The worker is active from now on, and has done so many steps; none of its next steps is known to others."""
         self._idle.discard(worker)
         self._steps[worker] = steps
         self._count(steps, 1)

@@ -1,4 +1,4 @@
-"""Asynchronous training without a bound (ASP): nobody waits for anybody."""
+"""Asynchronous training without a bound (ASP): no worker waits for another."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from nfdt.core.specs.axis_facts import CONSISTENCY_FACTS
 
 
 class Free:
-    """Nobody waits for anybody: asynchronous training (ASP)."""
+    """No worker waits for another: asynchronous training (ASP)."""
 
     name = "free"
     facts = CONSISTENCY_FACTS[name]
@@ -32,11 +32,11 @@ class Free:
         return True
 
     def waiting_for(self, worker: str, in_flight: int = 0) -> tuple[str, ...]:
-        """Nobody."""
+        """Empty."""
         return ()
 
     def must_pull(self, worker: str, in_flight: int = 0) -> bool:
-        """Never: no update has to be seen by anybody."""
+        """Never: a task needs no particular update."""
         return False
 
     def will_pull(self, worker: str, in_flight: int = 0) -> bool:

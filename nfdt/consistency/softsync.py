@@ -7,7 +7,7 @@ from nfdt.core.specs.axis_facts import CONSISTENCY_FACTS
 
 
 class Softsync(Free):
-    """Nobody waits; gradients are averaged on arrival.
+    """No worker waits; gradients are averaged on arrival.
 
     References:
         Zhang et al., IJCAI 2016, "Staleness-aware Async-SGD": mean staleness about n.

@@ -1,4 +1,4 @@
-"""One job: a pure state machine (what is named here), and the threads and calls around it (run, desk, servicer)."""
+"""The coordinator of one job: a pure state machine without threads, locks or sockets."""
 
 from nfdt.coordinator.coordinator import Coordinator, FeedCredit
 from nfdt.coordinator.untrained import StateMerger

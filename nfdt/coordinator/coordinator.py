@@ -1,14 +1,14 @@
-"""One job's state machine: what workers and client say goes in, instructions and effects come out.
+"""The state machine of one job: reports and requests go in, instructions and effects come out.
 
 ::
 
     hold ──Proceed, workers ready──> the phases of an epoch (epoch_run.py) ──> hold ... ──> done
                                      train, collect, validate, summarise         fail() ──> failed
 
-No thread, lock, socket or wall clock: the servicer serialises the calls, passes reports in, answers
-with what :meth:`Coordinator.next` returns, calls :meth:`Coordinator.tick` about once a second, and
-carries out what :meth:`Coordinator.drain` hands it after each call. A worker that is told to Wait is
-asked again (no report) whenever anything has changed.
+It has no thread, lock, socket or wall clock. The servicer serialises the calls, passes reports in and answers with
+what :meth:`Coordinator.next` returns. It calls :meth:`Coordinator.tick` about once a second, and carries out the
+effects of :meth:`Coordinator.drain` after each call. For a worker whose instruction is Wait it calls
+:meth:`Coordinator.next` again, without a report, whenever anything has changed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from nfdt.schedulers.local_sizes import LocalSizes
 
 @dataclass(frozen=True)
 class FeedCredit:
-    """How many batches of ``epoch`` the client may have sent in all, and how many of them are still free."""
+    """Number of batches of ``epoch`` that the client may have sent in all, and how many of them are still free."""
 
     epoch: int
     total: int
@@ -69,9 +69,9 @@ class Coordinator:
         held: Whether every epoch waits for :meth:`release` too.
 
     Attributes:
-        epoch: The epoch that is trained, or that will be next.
-        epoch_s: Seconds that the last epoch took.
-        merger: The untrained state all workers share.
+        epoch: Number of the epoch that is trained, or that will be next.
+        epoch_s: Duration of the last epoch, in seconds.
+        merger: Untrained state that all workers share.
     """
 
     def __init__(
@@ -124,14 +124,14 @@ class Coordinator:
     # ---- workers
 
     def joined(self, worker: str, index: int, details: Mapping[str, Any] | None = None) -> None:
-        """A worker takes part from now on; ``details`` (pid, host, device) go into its event."""
+        """Add a worker; ``details`` (pid, host, device) go into its event."""
         if self._members.get(worker):
             self.left(worker, "it connected again")
         self._members.join(worker, index, self._clock.now())
         self._effects.emit("worker_joined", worker=worker, index=index, **(details or {}))
 
     def left(self, worker: str, reason: str) -> None:
-        """A worker is gone: others do its work. A second call does nothing."""
+        """Remove a worker: others do its work. A second call does nothing."""
         member = self._members.leave(worker, reason, self._clock.now())
         if member is None:
             return
@@ -143,7 +143,7 @@ class Coordinator:
         self._advance()
 
     def retire_all(self) -> None:
-        """Between two epochs: all workers leave in order; :meth:`expect` says how many others will come."""
+        """Between two epochs: all workers leave in order; :meth:`expect` sets how many others will come."""
         for member in self._members.all():
             member.released = True
             self.left(member.name, "others take its place")
@@ -153,44 +153,43 @@ class Coordinator:
         self._members.expect(count)
 
     def plan_groups(self, load: ShardLoad, remaining_s: float) -> PlanChoice | None:
-        """Between two epochs: groups that a job that chooses its row shall form of its workers; None: none."""
+        """Between two epochs: return the groups that a planning job forms of its workers, or None."""
         return self._decisions.plan.look_at_groups(self._ready(), load, remaining_s)
 
     def renew(self, spec: JobSpec, sizes: LocalSizes | None) -> None:
-        """After :meth:`retire_all`: the job goes on as another row, with as many workers as the specification says."""
+        """After :meth:`retire_all`: the job goes on as another preset, with the workers of the specification."""
         self._spec = spec
         self._planner.plan_with(spec)
         self._decisions.renew(spec, sizes)
         self.expect(spec.cluster.workers)
 
     def resumed(self, worker: str, details: Mapping[str, Any]) -> None:
-        """Another process speaks for the worker, and may not know what this one was told: it is told again."""
+        """A new leader took over this worker: resend its instruction."""
         member = self._members.get(worker)
         if member is not None:
             member.epoch, member.seen_at = None, self._clock.now()
             self._effects.emit("worker_joined", worker=worker, index=member.index, **details)
 
     def excuse(self, worker: str) -> None:
-        """That nothing is heard of the worker is no fault of its own."""
+        """Restart the worker's timeout: its silence has another cause."""
         if (member := self._members.get(worker)) is not None:
             member.seen_at = self._clock.now()
 
     def plan_with(self, spec: JobSpec) -> None:
-        """The batch sizes of the epochs that begin from now on."""
+        """Change the batch sizes of the epochs that begin from now on."""
         self._planner.plan_with(spec)
 
     def next(self, worker: str, report: Report | None = None) -> Instruction:
-        """Take a worker's report (none: it only asks again) and say what it shall do.
+        """Take a worker's report (None: it only asks again) and return its next instruction.
 
-        The answer names everything the worker shall do now: a worker that asks without having done
-        what it was told before is told the same again.
+        The instruction is complete: a worker that asks again without having carried it out gets the same one again.
         """
         member = self._members.get(worker)
         if member is None:
             return Leave("This worker is not part of the job (any more).")
         now = member.seen_at = self._clock.now()
         if not member.ready:
-            self._members.is_ready(member)
+            self._members.set_ready(member)
             self._decisions.joined(worker)
         if report and report.busy:
             return self._ended or Wait()
@@ -210,9 +209,9 @@ class Coordinator:
     # ---- client
 
     def proceed(self, epoch: int, until: int | None = None) -> None:
-        """The client has seen the end of the epoch before: this one may begin, or go on where it stands still.
+        """Let an epoch begin, or go on where it stands still: the client has seen the end of the one before.
 
-        It stands still after ``until`` of its steps and at its end (None: it does not), until more are let through.
+        It stands still after ``until`` of its steps and at its end (None: never), until more are let through.
         """
         self._gate.permit(epoch, until)
         if self._run and epoch == self.epoch:
@@ -220,7 +219,7 @@ class Coordinator:
         self._advance()
 
     def replaced(self) -> None:
-        """The shared state is another one: where an epoch stands still, its workers go on with that."""
+        """Make workers of an epoch that stands still go on with the shared state, which was replaced."""
         if self._run and self.standing:
             self._run.training.replaced(self.merger.encoded)
 
@@ -256,7 +255,7 @@ class Coordinator:
 
     @property
     def feed_credit(self) -> FeedCredit:
-        """How far the client may feed the current epoch; nothing while it takes no batches."""
+        """Credit of the client for the current epoch; none while the epoch takes no batches."""
         if self._feed is None or self.phase not in ("hold", "train"):
             return FeedCredit(self.epoch, 0, 0)
         capacity = 2 * max(self._spec.cluster.workers, self._feed.parts) + 2
@@ -284,7 +283,7 @@ class Coordinator:
             self._effects.add(Failed(reason))
 
     def tick(self) -> None:
-        """Look at the clock: silent workers, nobody left, stalls."""
+        """Check the clock: silent workers, a job without workers, stalls."""
         if self._ended:
             return
         now, limit_s = self._clock.now(), self._spec.step_timeout_s
@@ -298,17 +297,17 @@ class Coordinator:
             self._effects.stall(now, self.waiting_for())
 
     def drain(self) -> list[Effect]:
-        """What is to be done in the world since the last call, in order."""
+        """Return the effects since the last call, in order."""
         return self._effects.drain()
 
     @property
     def handed_out(self) -> bool:
-        """Whether somebody holds each task of the epoch: who waits for one goes on waiting until one comes back."""
+        """Whether every task of the epoch is held: waiting workers go on waiting until one comes back."""
         run = self._run
         return run is not None and isinstance(run.current, TrainingPhase) and not run.training.book.remaining
 
     def waiting_for(self) -> tuple[str, ...]:
-        """Who is waited for now: names of workers, or "client", "shards", "workers"."""
+        """Return what the job waits for: names of workers, or "client", "shards", "workers"."""
         if self._ended:
             return ()
         if self._run is None:
@@ -319,7 +318,7 @@ class Coordinator:
         return names or ("workers",)
 
     def speeds(self) -> dict[str, dict[str, Any]]:
-        """What was known of each worker's speed last: samples and seconds per step, seconds of exchange, batch size."""
+        """Return each worker's last known speed: samples per second, seconds per step and per exchange, batch size."""
         return self._decisions.report.described
 
     # ---- transitions
@@ -341,7 +340,7 @@ class Coordinator:
             self._begin_epoch()
 
     def _begin_epoch(self) -> None:
-        self._members.anybody_will_do()
+        self._members.accept_any_number()
         workers = self._ready()
         parts = self._decisions.policy.round_parts(len(workers))
         epoch = self._planner.begin(self.epoch, parts, workers, self._feed, self._decisions.speeds.sizes)

@@ -1,4 +1,4 @@
-"""Effects on their way to the world: events first of all, progress not too often, stalls when it is time."""
+"""Effects that wait to be carried out, with progress events at a limited rate and stall events."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class EffectQueue:
         self._stall = StallWatch(now, STALL_AFTER_S)
 
     def add(self, effect: Effect) -> None:
-        """One more effect."""
+        """Append an effect."""
         self._effects.append(effect)
 
     def emit(self, kind: str, **data: Any) -> None:
-        """One more event."""
+        """Append an event."""
         self.add(Emit(kind, data))
 
     def progress(self, epoch: int, training: TrainingPhase, **more: Any) -> None:
-        """A progress event, whatever was told last."""
+        """Emit a progress event at once."""
         book = training.book
         self.emit(
             "progress",
@@ -40,19 +40,19 @@ class EffectQueue:
         )
 
     def useful(self, now: float, epoch: int, training: TrainingPhase | None) -> None:
-        """Something useful happened: no stall, and progress if it is due (the last one of a phase comes anyway)."""
+        """Take note of progress, and emit it if it is due; the last event of a phase comes anyway."""
         self._stall.useful(now)
         if training is not None and not training.done and self._throttle.is_due(now):
             self._throttle.restart(now)
             self.progress(epoch, training)
 
     def stall(self, now: float, waiting_for: tuple[str, ...]) -> None:
-        """A stalled event if nothing useful has happened for long. Waiting for the client is no stall."""
+        """Emit a stalled event after a long time without progress. Waiting for the client is no stall."""
         since_s = self._stall.stalled_s(now)
         if since_s is not None and waiting_for != ("client",):
             self.emit("stalled", waiting_for=list(waiting_for), since_s=since_s)
 
     def drain(self) -> list[Effect]:
-        """Everything since the last call."""
+        """Return all effects since the last call."""
         effects, self._effects = self._effects, []
         return effects

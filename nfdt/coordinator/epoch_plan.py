@@ -1,4 +1,4 @@
-"""What an epoch of a job consists of: its tasks, its rounds, its validation; values from the job's specification."""
+"""The tasks, rounds and validation of each epoch, computed from the specification of the job."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ from nfdt.schedulers.local_sizes import LocalSizes
 class Epoch:
     """The tasks of one epoch.
 
-    ``steps`` is None for a stream of unknown length; ``order_crc`` tells workers whose NumPy draws
-    another sample order than ours (CRC-32 of pass 0 of the job; 0 for streams). ``ranks`` says which part of a
-    round is meant for which worker.
+    Attributes:
+        book: Lease book of the tasks.
+        steps: Number of steps; None for a stream of unknown length.
+        order_crc: CRC-32 of the sample order of the job's pass 0, which finds workers whose NumPy draws another order;
+            0 for streams.
+        ranks: Part of a round that is meant for each worker.
     """
 
     book: LeaseBook
@@ -47,7 +50,7 @@ class EpochPlanner:
     def begin(
         self, epoch: int, parts: int, workers: Sequence[str], feed: FedTasks | None, sizes: LocalSizes | None = None
     ) -> Epoch:
-        """The epoch's tasks for these workers; ``parts`` local batches form a round.
+        """Return the epoch's tasks for these workers; ``parts`` local batches form a round.
 
         ``feed`` for streams; ``sizes`` where batches are cut in sizes that change.
         """

@@ -21,10 +21,10 @@ class EpochRun:
 
         train --all tasks done--> collect --states in, shards flushed--> validate, if it does --> summarise
           |  ^
-          v  |  stand still for the client, with everybody's state collected: a phase called train as well
+          v  |  stand still for the client, after collecting all states: a phase called train as well
 
     Attributes:
-        current: The phase that is on.
+        current: Current phase.
     """
 
     def __init__(
@@ -47,17 +47,17 @@ class EpochRun:
         self._metrics = b""
 
     def flushed(self) -> None:
-        """The shards have applied everything of this epoch."""
+        """Take note that the shards have applied everything of this epoch."""
         self._flushed = True
 
     def waiting_for(self) -> tuple[str, ...]:
-        """Whose work is outstanding: workers by name, or "shards"."""
+        """Return what the epoch waits for: workers by name, or "shards"."""
         if isinstance(self.current, Collecting) and self.current.done:
             return ("shards",)
         return self.current.waiting_for()
 
     def advance(self) -> bool:
-        """Take every transition that is due; whether the epoch is over."""
+        """Take every transition that is due; return whether the epoch is over."""
         while True:
             if self.current is self.training and self.training.is_due_to_stand:
                 self.current = Collecting(self.epoch, self._taking_part(), "train")
@@ -69,7 +69,7 @@ class EpochRun:
                 return False
 
     def finish(self, seconds: float) -> None:
-        """Tell the world about the epoch's end."""
+        """Emit the end of the epoch."""
         assert isinstance(self.current, Summarising)
         summary = self.current.summary
         assert summary is not None
@@ -100,7 +100,7 @@ class EpochRun:
         return True
 
     def _stand(self, collected: Collecting) -> None:
-        """Show the state of this moment, and tell the client that it is waited for, and whether a step follows."""
+        """Show the current state, and emit that the job waits for the client, and whether a step follows."""
         training = self.training
         self._merger.show(collected.untrained(training.counts), merge_metric_states(collected.metrics()))
         training.gate.stand(training.book.steps_finished)

@@ -1,4 +1,4 @@
-"""Which groups the workers of a job form, and what each group gets, decided from steps that were measured."""
+"""The groups of a job's workers and the share of each group, decided from measured steps."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class GroupPlan:
         spec: The job; ``workers`` is the number of members of all groups.
 
     Attributes:
-        explicit: The groups that the job asks for; None where they are found by speed.
-        exchange_s: What a group's exchange with the shards takes per step. It is part of every member's alpha: it
+        explicit: Groups that the job asks for; None where they are found by speed.
+        exchange_s: Seconds of a group's exchange with the shards per step. It is part of every member's alpha: it
             changes nothing inside a group, and the longer it takes, the less the groups differ.
     """
 
@@ -37,27 +37,27 @@ class GroupPlan:
         return self._hysteresis is not None
 
     def measured(self, member: str, rows: int, seconds: float) -> None:
-        """A step of so many rows took a member so long."""
+        """Take note of the time of a member's step."""
         self._speeds.measured(member, rows, seconds)
 
     def choose(self, living: Groups) -> Groups:
-        """The groups that the members of these should form."""
+        """Return the groups that the living members should form."""
         if self.explicit is not None:
             return living
         count, seconds = wanted_groups(self._algorithm.groups), self._seconds(living, exchange=True)
         return choose(seconds) if count is None else divide(seconds, min(count, len(seconds)))
 
     def settle(self, groups: Groups) -> None:
-        """These groups stand; they are looked at from the speeds of now on."""
+        """Take note that these groups stand, and of the speeds at this moment."""
         self._hysteresis = Hysteresis(groups, self._seconds(groups))
 
     def review(self, living: Groups, remaining_s: float, cost_s: float) -> Groups | None:
-        """Between two epochs: other groups, if speeds have changed and that pays; None: they stay.
+        """Return other groups if speeds have changed and the change pays; None: they stay. Called between two epochs.
 
         Args:
-            living: Those of the groups that stand whose members live.
-            remaining_s: Seconds of training that are left, as far as one knows.
-            cost_s: What the change takes.
+            living: Groups that stand, without lost members.
+            remaining_s: Estimated seconds of training that are left.
+            cost_s: Seconds that the change takes.
         """
         if self._hysteresis is None:
             return None
@@ -68,7 +68,7 @@ class GroupPlan:
         return None
 
     def shares(self, groups: Groups) -> tuple[GroupShare, ...]:
-        """What each group does from its next epoch on."""
+        """Return the share of each group from its next epoch on."""
         algorithm = self._algorithm
         return share_out(
             groups,
@@ -82,7 +82,7 @@ class GroupPlan:
         )
 
     def _times(self, groups: Groups) -> dict[int, StepTime]:
-        """Of all members; of one that has told nothing, the mean of the others."""
+        """Step time per member; unmeasured members get the mean."""
         members = [member for group in groups for member in group]
         found = {member: time for member in members if (time := self._speeds.of(str(member))) is not None}
         mean = sum(time.seconds(self._batch) for time in found.values()) / len(found) if found else 1.0
@@ -90,18 +90,18 @@ class GroupPlan:
         return {m: StepTime(time.alpha_s + self.exchange_s, time.beta_s) for m, time in times.items()}
 
     def _seconds(self, groups: Groups, *, exchange: bool = False) -> dict[int, float]:
-        """Of a step of the reference batch, with the exchange or without."""
+        """Seconds per step of the reference batch for each member, with the exchange or without."""
         less = 0.0 if exchange else self.exchange_s
         return {m: time.seconds(self._batch) - less for m, time in self._times(groups).items()}
 
 
 def name_of(members: Sequence[int]) -> str:
-    """``0,1``."""
+    """Return the name of a group: ``0,1``."""
     return ",".join(map(str, members))
 
 
 def groups_event(shares: Sequence[GroupShare], reason: str) -> dict[str, Any]:
-    """Groups that stand as the data of an event."""
+    """Return groups and their shares as the data of an event."""
     return {"groups": [_described(share) for share in shares], "reason": reason}
 
 

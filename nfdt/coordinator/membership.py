@@ -1,4 +1,4 @@
-"""Who takes part in a job: pure, with time passed in."""
+"""The workers of a job. Time is passed in."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ class Member:
 
     Attributes:
         name: Unique within the job while the worker lives.
-        index: Its number: which emulation, seed and part of a round it gets.
-        seen_at: When it was last heard of, in seconds of the job's clock.
-        ready: It has asked for work: its model is built.
-        epoch: The epoch it has begun last; None before.
-        leased_at: When it got the tasks it holds.
-        in_flight: Those of them that it has begun, and need not be told again.
-        pulls: Whether it was told to pull weights before it begins what it holds, and after that.
-        released: It was told to leave; its end is no loss.
+        index: Number that decides its emulation, its seeds and its part of a round.
+        seen_at: Time of its last call, in seconds of the job's clock.
+        ready: Whether it has asked for work: its model is built.
+        epoch: Number of the epoch it has begun last; None before the first.
+        leased_at: Time at which it got the tasks it holds.
+        in_flight: Numbers of those tasks that it has begun, and that are not sent again.
+        pulls: Whether it pulls weights before it begins the tasks it holds, and after them.
+        released: Whether it may leave; its end is no loss then.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Member:
 
 
 class Membership:
-    """The living workers, and since when there are none."""
+    """The living workers of a job, and the time since there are none."""
 
     def __init__(self, wanted: int, now: float) -> None:
         self._wanted = wanted
@@ -52,7 +52,7 @@ class Membership:
         return self._members.get(worker)
 
     def join(self, worker: str, index: int, now: float) -> Member:
-        """A worker takes part from now on."""
+        """Add a worker."""
         member = self._members[worker] = Member(worker, index, now)
         self._ready = None
         self.alone_since = None
@@ -61,7 +61,7 @@ class Membership:
         return member
 
     def leave(self, worker: str, reason: str, now: float) -> Member | None:
-        """A worker is gone; None if it was not there."""
+        """Remove a worker; None if it was not there."""
         member = self._members.pop(worker, None)
         if member is None:
             return None
@@ -73,8 +73,8 @@ class Membership:
             self.alone_since = now
         return member
 
-    def is_ready(self, member: Member) -> None:
-        """It has asked for work: its model is built."""
+    def set_ready(self, member: Member) -> None:
+        """Take note that a member has built its model and asked for work."""
         self._ready_count += not member.ready
         member.ready, self._ready = True, None
 
@@ -85,11 +85,11 @@ class Membership:
         return self._ready
 
     def all(self) -> list[Member]:
-        """Everybody who lives."""
+        """All living members."""
         return list(self._members.values())
 
     def expect(self, count: int) -> None:
-        """The next epoch waits for so many, who are still to join."""
+        """Make the next epoch wait for so many workers that are still to join."""
         self._wanted, self.first_joined_at = count, None
 
     def in_epoch(self, epoch: int) -> list[Member]:
@@ -97,16 +97,16 @@ class Membership:
         return [m for m in self._members.values() if m.epoch == epoch]
 
     def silent(self, now: float, timeout_s: float) -> list[Member]:
-        """Members not heard of for longer than ``timeout_s``."""
+        """Members whose last call is longer ago than ``timeout_s``."""
         return [m for m in self._members.values() if not m.released and now - m.seen_at > timeout_s]
 
     def may_begin(self, now: float, start_timeout_s: float) -> bool:
-        """Whether everybody who is wanted (and not lost since) is ready, or somebody is and time is up."""
+        """Whether all expected workers (without lost ones) are ready, or some are and the time is up."""
         if self._ready_count >= self._wanted:
             return True
         waited = now - self.first_joined_at if self.first_joined_at is not None else 0.0
         return self._ready_count > 0 and waited >= start_timeout_s
 
-    def anybody_will_do(self) -> None:
-        """Training has begun: from now on anybody who is there is enough."""
+    def accept_any_number(self) -> None:
+        """Training has begun: from now on one worker is enough."""
         self._wanted = 1

@@ -1,4 +1,4 @@
-"""What a job that plans does next, decided from the measured speeds of its workers."""
+"""The plan of a job, chosen from the measured speeds of its workers while it trains."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from nfdt.planning import Cluster, PlanChoice, PlannedPreset, WorkerCost, choose
 from nfdt.schedulers import StepTime
 from nfdt.schedulers.grouping import divide, evenly
 
-LEAST_STEPS = 10  # of every worker before the first decision
-WORLDS_S = 10.0  # until the worlds of groups are up
+LEAST_STEPS = 10  # steps of every worker before the first decision
+WORLDS_S = 10.0  # seconds until the worlds of groups are up
 
 MeasuredSteps = Mapping[str, tuple[StepTime, float]]
-"""Of each worker the seconds of a step with what was not hidden of its exchange, and that part."""
+"""Step time of each worker with the visible part of its exchange, and that part alone, in seconds."""
 
 
 @dataclass(frozen=True)
 class ShardLoad:
-    """What a push meant to the busiest shard.
+    """Load that a push puts on the busiest shard.
 
     Attributes:
         busy_s: Seconds that it kept the shard busy.
@@ -38,7 +38,7 @@ class ShardLoad:
 
 
 def follows_a_plan(spec: JobSpec) -> bool:
-    """Whether some of the job's preset is chosen while it trains: nobody waits for others, so there is a choice."""
+    """Whether a part of the preset is chosen while the job trains; this needs workers that wait for no other."""
     algorithm = spec.algorithm
     independent = algorithm.topology_facts.flat and algorithm.consistency_facts.independent
     return algorithm.plan != "nothing" and independent
@@ -49,11 +49,11 @@ class OnlinePlanner:
 
     Args:
         local_batch: Reference batch of one worker, in samples.
-        overlap: The most there may be.
+        overlap: Greatest overlap that may be chosen.
         batch: The job's batch policy.
 
     Attributes:
-        preset: What the job does now.
+        preset: Preset that the job follows now.
         choice: The last decision; None before the first.
     """
 
@@ -97,7 +97,7 @@ class OnlinePlanner:
         return Cluster(tuple(workers), self._local_batch, load.busy_s, allreduce_s)
 
     def _cost(self, name: str, step: StepTime, exchange_s: float) -> WorkerCost:
-        """What an exchange takes is seen only while none is hidden: afterwards it is remembered."""
+        """The cost of a worker. Its exchange can be measured only while none is hidden; afterwards it is remembered."""
         if self.preset.overlap == 0 or exchange_s > self._exchange.get(name, 0.0):
             self._exchange[name] = exchange_s
         whole = step.seconds(self._local_batch)

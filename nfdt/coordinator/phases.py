@@ -1,4 +1,4 @@
-"""What a phase of an epoch is, and those after training: each instructs, absorbs reports, survives losses."""
+"""The interface of a phase of an epoch, and the phases after training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nfdt.core.work.instructions import (
 )
 from nfdt.schedulers import LeaseBook, lease_size
 
-VALIDATION_LEASE_S = 1.0  # what is asked for at once: a worker is heard of, and a lost one's rows are few
+VALIDATION_LEASE_S = 1.0  # seconds per lease: workers report often, and a lost one holds few rows
 LEAST_S = 1e-6
 
 
@@ -28,15 +28,15 @@ class Phase(Protocol):
     name: str
 
     def instruct(self, member: Member, now: float) -> Instruction:
-        """What this worker shall do; the same again if it has not done it."""
+        """Return the instruction of this worker; the same again until it is carried out."""
         ...
 
     def absorb(self, member: Member, report: Report, now: float) -> bool:
-        """Take what the worker reports; whether it brought the phase forward."""
+        """Take a worker's report; return whether it brought the phase forward."""
         ...
 
     def lost(self, worker: str) -> int:
-        """The worker is gone: somebody else shall do its work. Returns the tasks that go back."""
+        """Give the work of a lost worker to others; return the number of tasks that go back."""
         ...
 
     @property
@@ -45,7 +45,7 @@ class Phase(Protocol):
         ...
 
     def waiting_for(self) -> tuple[str, ...]:
-        """Whose work is outstanding."""
+        """Return the workers whose work is outstanding."""
         ...
 
 
@@ -76,17 +76,17 @@ class Collecting:
         return True
 
     def lost(self, worker: str) -> int:
-        """Nobody else has its state: go on without it."""
+        """Go on without the state of a lost worker."""
         self._expected.discard(worker)
         return 0
 
     @property
     def done(self) -> bool:
-        """Whether everybody who lives has answered."""
+        """Whether all living workers have answered."""
         return not self._expected
 
     def waiting_for(self) -> tuple[str, ...]:
-        """Who has not answered."""
+        """Return the workers that have not answered."""
         return tuple(sorted(self._expected))
 
     def untrained(self, counts: Callable[[str], bool]) -> list[tuple[int, int, bytes]]:
@@ -109,7 +109,7 @@ class Validating:
         self._book = book
         self._untrained = untrained
         self._workers = workers
-        self._task_s: dict[str, float] = {}  # what a task took each worker last
+        self._task_s: dict[str, float] = {}  # seconds of each worker's last task
 
     def instruct(self, member: Member, now: float) -> Instruction:
         """Evaluate what the worker holds, or a new piece."""
@@ -172,7 +172,7 @@ class Summarising:
         return True
 
     def lost(self, worker: str) -> int:
-        """Somebody else does it."""
+        """Let another worker do it."""
         if self._worker == worker:
             self._worker = None
         return 0
@@ -183,5 +183,5 @@ class Summarising:
         return self.summary is not None
 
     def waiting_for(self) -> tuple[str, ...]:
-        """Who summarises."""
+        """Return the worker that summarises, if there is one."""
         return (self._worker,) if self._worker else ()

@@ -1,4 +1,4 @@
-"""Running logs of an epoch over all workers, and how often they are worth telling."""
+"""Running logs of an epoch over all workers, and how often they are reported."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ class Throttle:
 
 
 class StallWatch:
-    """Says when nothing useful has happened for long: after ``after_s``, then at each doubling."""
+    """Notices a long time without progress: after ``after_s`` seconds, then at each doubling."""
 
     def __init__(self, now: float, after_s: float) -> None:
         self._after_s = after_s
         self.useful(now)
 
     def useful(self, now: float) -> None:
-        """Something useful happened."""
+        """Take note of progress."""
         self._since = now
         self._next_s = self._after_s
 
     def stalled_s(self, now: float) -> float | None:
-        """Seconds without anything useful, when it is time to say so; else None."""
+        """Return the seconds without progress if a report is due, else None."""
         waited = now - self._since
         if waited < self._next_s:
             return None

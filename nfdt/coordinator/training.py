@@ -1,4 +1,4 @@
-"""The phase in which tasks are leased; it stands still where its gate says so."""
+"""The phase in which tasks are leased; it stands still where its gate is closed."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from nfdt.coordinator.progress import RunningLogs
 from nfdt.core.work.instructions import BeginEpoch, Instruction, Report, TaskTime, Wait, Work
 from nfdt.schedulers import LeaseBook, Task
 
-LEASE_BUDGET_S = 0.25  # a little more than a lease shall last
+LEASE_BUDGET_S = 0.25  # seconds, a little more than the target of a lease
 
 
 class TrainingPhase:
     """Tasks are leased as the consistency policy allows and the task policy decides.
 
     Args:
-        begin: What every worker is told first.
-        book: The epoch's tasks.
-        decisions: Decide which workers may proceed, and how much each gets.
-        members: Who takes part.
-        ranks: Which part of a round is meant for whom; may change from round to round.
-        gate: Where it stands still for the client.
+        begin: First instruction of every worker.
+        book: Tasks of the epoch.
+        decisions: Policies that decide which workers may proceed, and how much each gets.
+        members: Workers of the job.
+        ranks: Part of a round that is meant for each worker; may change from round to round.
+        gate: Gate at which the epoch stands still for the client.
     """
 
     name = "train"
@@ -45,8 +45,11 @@ class TrainingPhase:
         self._decisions = decisions
         self._members = members
         self._ranks = ranks
-        self._untrained, self._given = b"", set[str]()  # what replaced the workers' state in this epoch, and who has it
-        self._divided = not gate.open  # what is reserved for one worker could keep all from a step that is let through
+        self._untrained, self._given = (
+            b"",
+            set[str](),
+        )  # state that replaces the workers' own, and who has it
+        self._divided = not gate.open  # a share that is reserved could keep all others from a step that is let through
         self._divide()
 
     def instruct(self, member: Member, now: float) -> Instruction:
@@ -99,7 +102,7 @@ class TrainingPhase:
         return Work(self._begin.epoch, tasks, LEASE_BUDGET_S, self._decisions.plan.overlap, untrained, *member.pulls)
 
     def replaced(self, untrained: bytes) -> None:
-        """The state was replaced while the epoch stands still: every worker goes on with this one."""
+        """Replace the state of every worker while the epoch stands still."""
         self._untrained, self._given = untrained, set()
 
     def counts(self, worker: str) -> bool:
@@ -125,7 +128,7 @@ class TrainingPhase:
         return True
 
     def lost(self, worker: str) -> int:
-        """Its tasks go to the others."""
+        """Give the worker's tasks to the others."""
         return self.book.lose(worker)
 
     def _divide(self) -> None:
@@ -145,7 +148,7 @@ class TrainingPhase:
 
     @property
     def done(self) -> bool:
-        """Whether every task is finished and the client knows it, if it wants to."""
+        """Whether every task is finished, and the client has seen it where the gate stands still."""
         return self.book.done and not self.gate.standing and not self.is_due_to_stand
 
     def waiting_for(self) -> tuple[str, ...]:

@@ -9,11 +9,11 @@ from nfdt.core.training.merge import Array, decode_arrays, encode_arrays, merge_
 
 
 class StateMerger:
-    """Holds what every worker started the epoch from, and merges what they come back with.
+    """Holds the state that every worker started the epoch from, and merges the states that they return.
 
     Attributes:
-        metrics: What all workers' metrics have counted, merged: in the epoch that is over (in its validation, if there
-            was one), or up to the moment at which it stands still; empty while it is trained.
+        metrics: Merged metric variables of all workers, of the epoch that is over (of its validation, if there was
+            one), or up to the moment at which it stands still; empty while it is trained.
     """
 
     def __init__(self, rules: Sequence[Mapping[str, Any]] = (), base: Sequence[Array] = ()) -> None:
@@ -40,7 +40,7 @@ class StateMerger:
             self.replace(merge_untrained(self._rules, self._base, decoded))
 
     def show(self, states: Iterable[tuple[int, int, bytes]], metrics: bytes) -> None:
-        """In the middle of an epoch: what the state and the metrics are now; the workers go on with their own."""
+        """Show state and metrics in the middle of an epoch; the workers go on with their own."""
         decoded = [(index, steps, decode_arrays(data)) for index, steps, data in states]
         if decoded and self._rules:
             self._shown = merge_untrained(self._rules, self._base, decoded)

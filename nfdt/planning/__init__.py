@@ -1,4 +1,4 @@
-"""What a choice on the axes will cost on measured workers, and which choice is best: pure, no clock, no thread."""
+"""Cost of presets on measured workers, and the choice of the best one: pure, without clock or thread."""
 
 from nfdt.planning.choice import PlanChoice, choose
 from nfdt.planning.cost_model import (

@@ -1,4 +1,4 @@
-"""Pick the preset of most progress per second, say why, and stay with it unless another is clearly better."""
+"""Choice of the preset of most progress per second, kept unless another one is clearly better."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BETTER = 1.1  # another preset must promise so much more before a running job ch
 
 @dataclass(frozen=True)
 class PlanChoice:
-    """A preset, what it promises, and why it was chosen."""
+    """A preset, its prediction, and the reason for choosing it."""
 
     preset: PlannedPreset
     prediction: Prediction

@@ -1,7 +1,7 @@
 """Predicted speed and staleness of a preset on workers that were measured.
 
 A step takes the seconds of its :class:`~nfdt.schedulers.StepTime`, its push and reply ``exchange_s`` more unless they
-are hidden. The equations are ours; see docs/algorithms/auto.md.
+are hidden. We define the equations; see docs/algorithms/auto.md.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ STALENESS_SCALE = 16.0  # so much delay doubles the samples that an update rule 
 
 @dataclass(frozen=True)
 class WorkerCost:
-    """What a worker was measured to take.
+    """Measured costs of a worker.
 
     Attributes:
-        step: Of the gradient alone.
+        step: Step time of the gradient alone.
         exchange_s: Seconds of a push with its reply, without waiting for the pushes of others.
-        jitter: By what share its steps vary (their standard deviation); who waits for several waits for the slowest.
+        jitter: Standard deviation of its steps as a share of them; a barrier waits for the slowest.
         travel_s: The part of ``exchange_s`` that grows with the bytes.
         ask_s: Seconds to ask for work, once per lease.
     """
@@ -47,7 +47,7 @@ class SharedLink:
 
     Attributes:
         busy_s: Seconds that a push, or its reply, keeps it busy.
-        workers: Who shares it, by index.
+        workers: Indices of the workers that share it.
     """
 
     busy_s: float
@@ -56,14 +56,14 @@ class SharedLink:
 
 @dataclass(frozen=True)
 class Cluster:
-    """What decides over speed besides the preset.
+    """Properties of a cluster that decide its speed.
 
     Attributes:
         workers: At least one.
         local_batch: Samples of one worker's reference batch.
         shard_step_s: Seconds that the busiest shard takes per push; pushes to one shard wait for each other.
         allreduce_s: Seconds to average a gradient inside a group.
-        links: That are shared.
+        links: Links that are shared.
     """
 
     workers: tuple[WorkerCost, ...]
@@ -98,18 +98,18 @@ class PlannedPreset:
 
     @property
     def topology(self) -> str:
-        """As on the axis."""
+        """Name on the axis."""
         return "groups" if self.groups else "flat"
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a preset is expected to do.
+    """Predicted speed and staleness of a preset.
 
     Attributes:
-        samples_per_s: Of all workers together.
+        samples_per_s: Samples per second of all workers together.
         staleness: Mean updates that a gradient misses.
-        most_staleness: Of the slowest worker.
+        most_staleness: Mean updates that a gradient of the slowest worker misses.
         batches_per_update: Reference batches that an update averages, as a sample sees it.
     """
 
@@ -136,7 +136,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class _Pusher:
-    """Whoever pushes: a worker, or a group through its first member."""
+    """One that pushes: a worker, or a group through its first member."""
 
     worker: int
     samples: float
@@ -172,7 +172,7 @@ def predict(preset: PlannedPreset, cluster: Cluster) -> Prediction:
 
 
 def push_rates(preset: PlannedPreset, cluster: Cluster) -> list[tuple[int, float, float]]:
-    """Of each worker that pushes its index, its seconds per step alone, and its steps per second among the others."""
+    """Index, seconds per step alone and steps per second among the others of each worker that pushes."""
     pushers = _workers(preset, cluster)
     return [(p.worker, p.period_s, rate) for p, rate in zip(pushers, _rates(pushers, cluster), strict=True)]
 
@@ -202,7 +202,7 @@ def _rates(pushers: Sequence[_Pusher], cluster: Cluster) -> list[float]:
 
 
 def _round_s(pushers: Sequence[_Pusher], cluster: Cluster) -> float:
-    """Of a barrier: pushes that arrive together wait for each other, and so do the replies, which leave together."""
+    """Seconds of a round: pushes that arrive together wait for each other; so do replies, which leave together."""
     shard = SharedLink(cluster.shard_step_s, frozenset(p.worker for p in pushers))
     queue_s = 0.0
     for shared in (*cluster.links, shard):

@@ -23,11 +23,11 @@ class Forecast:
     """One preset on one cluster.
 
     Attributes:
-        algorithm: Its name.
-        samples_per_s: Of all workers, over whole epochs.
+        algorithm: Name of the preset.
+        samples_per_s: Samples per second of all workers, over whole epochs.
         epoch_s: Seconds of an epoch.
         staleness: Mean updates that a gradient misses.
-        most_staleness: Of the slowest worker.
+        most_staleness: Mean updates that a gradient of the slowest worker misses.
         samples_factor: Samples needed for the same loss, relative to one machine; None where the cost model does not
             know, because the preset's update rule does not compensate its delay.
         loss: Accuracy below one machine after the same samples, where something like it was measured.
@@ -43,28 +43,28 @@ class Forecast:
 
     @property
     def progress_per_s(self) -> float:
-        """Samples per second, each worth what it would be worth on one machine; 0 where nobody knows."""
+        """Samples per second, each worth what it would be worth on one machine; 0 where that is unknown."""
         return self.samples_per_s / self.samples_factor if self.samples_factor else 0.0
 
 
 def forecast(algorithm: AlgorithmSpec, cluster: Cluster, samples: int) -> Forecast:
-    """What a preset will do.
+    """Return the forecast of a preset.
 
     Args:
         algorithm: The preset.
         cluster: The workers.
-        samples: Of an epoch.
+        samples: Samples of an epoch.
     """
     preset = planned_preset(algorithm, cluster)  # what is chosen while a job trains is chosen before its codecs adapt
     cluster, facts = encoded(cluster, algorithm), algorithm.consistency_facts
-    if algorithm.topology_facts.allreduce:  # nobody pushes
+    if algorithm.topology_facts.allreduce:  # there are no pushes
         workers = tuple(replace(worker, exchange_s=cluster.allreduce_s, ask_s=0.0) for worker in cluster.workers)
         cluster = replace(cluster, workers=workers, shard_step_s=0.0, links=())
     elif facts.bounded or facts.merges:  # they ask for every single task
         workers = tuple(replace(w, exchange_s=w.exchange_s + w.ask_s, ask_s=0.0) for w in cluster.workers)
         cluster = replace(cluster, workers=workers)
     prediction = predict(preset, cluster)
-    if facts.bounded:  # in the long run nobody is faster than the slowest
+    if facts.bounded:  # in the long run no worker is faster than the slowest
         prediction = _bounded(prediction, algorithm.staleness_bound, cluster)
     if facts.merges:
         merged = max(1, len(cluster.workers) // algorithm.softsync_n)
@@ -86,11 +86,11 @@ def forecast(algorithm: AlgorithmSpec, cluster: Cluster, samples: int) -> Foreca
 
 
 def measured_cluster(workers: Mapping[str, Mapping[str, Any]]) -> Cluster | None:
-    """What a job has measured of its workers; None where it has measured none yet.
+    """Return the cluster that a job has measured; None where it has measured no worker yet.
 
     Args:
-        workers: Of each worker ``step_s`` with ``step_exchange_s`` of it, and ``batch_size``, as in ``history.nfdt``.
-            Who has none of these, or is a group, is left out. An allreduce is taken to last as long as an exchange.
+        workers: For each worker ``step_s`` with ``step_exchange_s`` of it, and ``batch_size``, as in ``history.nfdt``.
+            Workers without these, and groups, are left out. An allreduce is taken to last as long as an exchange.
     """
     measured = {name: entry for name, entry in workers.items() if entry.get("step_s") and entry.get("batch_size")}
     if not measured:
@@ -146,7 +146,7 @@ def recommend(forecasts: Sequence[Forecast]) -> tuple[Forecast, str]:
 def _bounded(free: Prediction, bound: int, cluster: Cluster) -> Prediction:
     """At the pace of the slowest worker; a bound of s steps leaves 1 / (s + 1) of the jitter to wait for.
 
-    Who waits for the slowest pulls after that, and begins together with it: of two workers that begin together one
+    A worker that waits for the slowest pulls after that, and begins with it: of two workers that begin together one
     misses the other's update, of two that never wait each does. In between we take the squares of both step times over
     the slowest one's, which the simulator confirms.
     """
@@ -164,7 +164,7 @@ def _bounded(free: Prediction, bound: int, cluster: Cluster) -> Prediction:
 
 
 def _tail_s(preset: PlannedPreset, algorithm: AlgorithmSpec, cluster: Cluster) -> float:
-    """What the end of an epoch costs: those who are done wait for the last step, half of the slowest on average."""
+    """Seconds that the end of an epoch costs: on average workers wait for half a step of the slowest."""
     if preset.synchronous:
         return 0.0
     longest = max(worker.step.seconds(cluster.local_batch) + worker.exchange_s for worker in cluster.workers)

@@ -1,4 +1,4 @@
-"""What no algorithm can beat: the sum of the workers' own speeds, and the known lower bound on time."""
+"""Limits of all algorithms: the sum of the workers' own speeds, and the known lower bound on time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 def sum_of_speeds(rates: Sequence[float]) -> float:
-    """Samples per second if nobody ever waited: what each worker does alone, added up."""
+    """Samples per second if no worker ever waited: the sum of what each does alone."""
     return sum(rates)
 
 
@@ -18,7 +18,7 @@ def seconds_for_gradients(seconds: Sequence[float], count: int) -> float:
     ``min { t : sum_i floor(t / seconds_i) >= count }``: gradients come whole.
 
     Args:
-        seconds: Of one gradient of each worker, > 0.
+        seconds: Seconds of one gradient of each worker, > 0.
         count: >= 0.
     """
     due = [(taken, worker) for worker, taken in enumerate(seconds)]
@@ -51,7 +51,7 @@ def lower_bound(seconds: Sequence[float], noise: float) -> LowerBound:
     ``T* = min_m [ (1/m sum_{i<=m} 1/tau_i)^-1 * (1 + noise / m) ]``, with tau ascending, in units of ``L Delta / eps``.
 
     Args:
-        seconds: Of one gradient of each worker, tau_i > 0.
+        seconds: Seconds of one gradient of each worker, tau_i > 0.
         noise: Variance of the gradient over eps, the squared gradient norm that is wanted.
 
     References:
@@ -72,12 +72,12 @@ def of_lower_bound(seconds: Sequence[float], noise: float, gradients_per_s: floa
 
     P gradients that are computed at the same time, delayed or averaged, are known to make the progress of one machine
     with ``P + noise`` of them per ``L Delta / eps``, up to a constant, which takes ``(P + noise) / gradients_per_s``.
-    The ratio is at most 1 where P is at least the number of workers and nobody is faster than ``seconds`` says.
+    The ratio is at most 1 where P is at least the number of workers and no worker is faster than ``seconds`` says.
 
     Args:
-        seconds: Of one gradient of each worker, > 0.
+        seconds: Seconds of one gradient of each worker, > 0.
         noise: See :func:`lower_bound`.
-        gradients_per_s: Of all workers together, as reached.
+        gradients_per_s: Measured rate of all workers together.
         under_way: P.
 
     References:

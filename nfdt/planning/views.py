@@ -40,7 +40,7 @@ def as_measured(cluster: Cluster, batch: str) -> Cluster:
 
 
 def _loads(cluster: Cluster) -> list[float]:
-    """How many times as long as alone each worker's bytes travel on the links that it shares."""
+    """Factor by which each worker's bytes travel longer on shared links than alone."""
     rates = {index: 1 / period_s for index, period_s, _ in push_rates(PlannedPreset("free", "fixed"), cluster)}
     loads = [1.0] * len(cluster.workers)
     for link in cluster.links:
@@ -51,7 +51,7 @@ def _loads(cluster: Cluster) -> list[float]:
 
 
 def _part(worker: WorkerCost, load: float, batch: int, algorithm: AlgorithmSpec) -> float:
-    """What is left of the bytes of a push with its reply."""
+    """Share of the bytes of a push with its reply that is left by the codecs."""
     if not algorithm.codec_facts.adaptive:
         return (_size(algorithm.codec, algorithm.top_k) + _size(algorithm.codec_of_replies, algorithm.top_k)) / 2
 

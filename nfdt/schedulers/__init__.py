@@ -1,4 +1,4 @@
-"""Who gets which samples: pure, no clock, no thread."""
+"""Distribution of samples to workers: pure, without clock or thread."""
 
 from nfdt.core.order import order_crc, sample_order
 from nfdt.schedulers.batch_size import BatchSizes, Bounds

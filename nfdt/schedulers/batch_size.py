@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from nfdt.schedulers.proportions import equal_time_split, proportional_split
 from nfdt.schedulers.throughput import Speeds, StepTime
 
-LOOK_EVERY = 20  # steps of one worker
+LOOK_EVERY = 20  # steps of one worker between two looks
 PROBE_STEPS = 6
 THRESHOLD = 0.1
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What one worker's step may hold.
+    """Bounds of one worker's batch.
 
     Attributes:
         least: Fewest samples, at least 1.
@@ -32,14 +32,14 @@ class Bounds:
 class BatchSizes:
     """Local batch sizes of a job's workers, which sum up to M * b0 at any time.
 
-    Who is new takes b0; who leaves gives its samples to the others in proportion. Sizes are looked at when a speed
-    becomes known or has changed and whenever a worker has done 20 steps more, and are changed only if one would change
-    by more than 10 %. If nothing would change and somebody's alpha is unknown, sizes are tilted once by 10 % to either
+    A new worker takes b0; one that leaves gives its samples to the others in proportion. Sizes are looked at when a
+    speed becomes known or has changed and whenever a worker has done 20 steps more. They are changed only if one would
+    change by more than 10 %. If nothing would change and some alpha is unknown, sizes are tilted once by 10 % to either
     side, in pairs, so that the next look knows it.
 
     Args:
         reference: b0, the local batch of ``fit``; between the bounds.
-        bounds: Of one worker's batch.
+        bounds: Bounds of one worker's batch.
     """
 
     def __init__(self, reference: int, bounds: Bounds = Bounds()) -> None:
@@ -95,9 +95,9 @@ class BatchSizes:
         return True
 
     def split(self, total: int) -> list[tuple[str, int]]:
-        """A round of ``total`` samples: (worker, samples) by the sizes of now, nobody with none.
+        """A round of ``total`` samples: (worker, samples) by the current sizes, without workers that get none.
 
-        What the bound does not let anybody take is left in further parts, for worker "".
+        What the bound forbids all workers to take is left in further parts, for worker "".
         """
         most = self.bounds.most or total
         taken = min(total, most * len(self._sizes))
@@ -114,7 +114,7 @@ class BatchSizes:
         return speeds.steps(worker) - self._looked.get(worker, 0) >= every
 
     def _planned(self, speeds: Speeds) -> dict[str, int]:
-        """Sizes that take everybody whose speed is known the same time; the others keep theirs."""
+        """Sizes whose steps take all measured workers the same time; the others keep theirs."""
         times = {w: line for w in self._sizes if (line := speeds.of(w))}
         return self._sizes | (self._shared(sum(self._sizes[w] for w in times), times) if times else {})
 

@@ -1,4 +1,4 @@
-"""Who does what is left of an epoch, so that it is over as soon as possible and all workers end together."""
+"""Division of the rest of an epoch, so that it is over as soon as possible and all workers end together."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Runner:
 
 
 def steps_to_share(remaining: int, runners: Sequence[Runner]) -> list[int]:
-    """How many further steps each worker does so that ``remaining`` samples are done soonest.
+    """Return how many further steps each worker does so that ``remaining`` samples are done soonest.
 
-    Water-filling gives the time at which everybody would be done if steps could be cut anywhere; each worker gets the
-    whole steps that fit into it, and what is left goes, step by step, to whoever is done with one more first. This is
-    the earliest possible end for whole steps, and nobody idles at the end for as long as one of its own steps takes.
+    Water-filling gives the time at which all would be done if steps could be cut anywhere; each worker gets the
+    whole steps that fit into it, and the rest goes, step by step, to the worker that is done with one more first. It is
+    the earliest possible end for whole steps, and no worker idles at the end for as long as one of its own steps takes.
 
     Args:
-        remaining: Samples that nobody holds, >= 0.
+        remaining: Samples that are not leased, >= 0.
         runners: The workers, at least one.
 
     Returns:

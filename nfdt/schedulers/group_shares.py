@@ -1,6 +1,6 @@
-"""What each group gets: rows per member, a learning-rate factor, local steps.
+"""Shares of groups: rows per member, a learning-rate factor, local steps.
 
-Every definition here is ours; see docs/algorithms/group-sync.md.
+We define all of this; see docs/algorithms/group-sync.md.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class GroupShare:
 
     Attributes:
         members: Its workers.
-        rows: Of one step, per member, in their order; their sum is the group's local batch.
+        rows: Rows of one step per member, in their order; their sum is the group's local batch.
         step_s: Predicted seconds of a step: its slowest member's.
         staleness: Predicted updates of the other groups during one step.
-        rate: What the learning rate is multiplied by for this group's updates.
+        rate: Factor of the learning rate for this group's updates.
         local_steps: Steps between two exchanges.
     """
 
@@ -43,10 +43,10 @@ class GroupShare:
 
 
 class FixedSizes:
-    """Batch sizes of groups, which somebody states; takes the place of :class:`nfdt.schedulers.BatchSizes`.
+    """Batch sizes that are set from outside, as those of groups; see :class:`~nfdt.schedulers.local_sizes.LocalSizes`.
 
     Args:
-        reference: Of a worker that nobody has said anything of.
+        reference: Batch size of a worker without a size of its own.
     """
 
     def __init__(self, reference: int) -> None:
@@ -75,7 +75,7 @@ class FixedSizes:
         return False
 
     def split(self, total: int) -> list[tuple[str, int]]:
-        """A round of ``total`` samples: (worker, samples) by the sizes, nobody with none."""
+        """A round of ``total`` samples: (worker, samples) by the sizes, without workers that get none."""
         workers = sorted(self._present)
         shares = proportional_split(total, [float(self.of(worker)) for worker in workers])
         return [(worker, count) for worker, count in zip(workers, shares, strict=True) if count]
@@ -103,10 +103,10 @@ def share_out(
         delta: rate = psi_g * B_g H_g / sum(B H), H_g = max(1, floor(H * v_g / max v)), v_g = 1 / T_g
 
     Args:
-        groups: Who trains with whom.
-        times: Of every member.
+        groups: Members of each group.
+        times: Step time of every member.
         local_batch: The reference batch of one worker.
-        proportional: Whether rows follow speed, or everybody gets ``local_batch``.
+        proportional: Whether rows follow speed, or every member gets ``local_batch``.
         least: Fewest rows of one member, where they follow speed.
         most: Most rows of one member; None for no bound.
         local_steps: H of the fastest group; with ``delta`` only.

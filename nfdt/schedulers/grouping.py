@@ -1,7 +1,7 @@
-"""Who trains with whom: workers of similar speed form a group, synchronous inside, free between the groups.
+"""Grouping of workers: those of similar speed form a group, synchronous inside, free between the groups.
 
-Groups are intervals of the workers sorted by their seconds per step: nobody waits for somebody slower than those it
-shares a group with. Every definition here is ours; see docs/algorithms/group-sync.md.
+Groups are intervals of the workers sorted by their seconds per step: no worker waits for one outside its group.
+We define all of this; see docs/algorithms/group-sync.md.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-SPREAD = 0.25  # machines up to this much slower than the fastest of a group belong to it
+SPREAD = 0.25  # share by which a machine may be slower than the fastest of its group
 BAND = 0.1  # how far a worker may leave its group's band before that counts
 MOST_GROUPS = 32  # that are considered
 LOOKS = 2  # in a row that a worker must be outside of its band
 
 StepSeconds = Sequence[float] | Mapping[int, float]
-"""Of one step, > 0: of workers 0, 1, ..., or of those that are named."""
+"""Seconds of one step, > 0, for workers 0, 1, ..., or by the worker's number."""
 
 Groups = tuple[tuple[int, ...], ...]
 """Members of each group, ascending; the fastest group first."""
 
 
 def cluster(seconds: StepSeconds, spread: float = SPREAD) -> Groups:
-    """The smallest number of groups in which nobody is more than ``1 + spread`` times slower than another.
+    """The smallest number of groups in which no worker is more than ``1 + spread`` times slower than another.
 
     Greedy from the fastest worker on, which is optimal on a line: every group starts where the one before had to end.
 
     Args:
-        seconds: Of one step of each worker.
+        seconds: Seconds of one step of each worker.
         spread: >= 0; 0 puts workers of different speed into groups of their own.
     """
     order = _by_speed(seconds)
@@ -45,7 +45,7 @@ def divide(seconds: StepSeconds, groups: int) -> Groups:
     """The intervals that minimise ``sum_g |g| * log(max_g / min_g)``, by dynamic programming over the sorted workers.
 
     Args:
-        seconds: Of one step of each worker.
+        seconds: Seconds of one step of each worker.
         groups: How many, 1 to the number of workers.
     """
     return _cut(_by_speed(seconds), _borders(seconds, groups)[groups - 1])
@@ -84,15 +84,15 @@ def predicted_cost(groups: Groups, seconds: StepSeconds, spread: float = SPREAD)
 
 @dataclass
 class Hysteresis:
-    """Keeps a grouping as long as it fits: a look in which nobody left its group's band changes nothing.
+    """Keeps a grouping as long as it fits: a look in which no worker left its group's band changes nothing.
 
     The band reaches from ``1 - BAND`` times the fastest to ``1 + BAND`` times the slowest member at the time of
-    grouping, in units of the geometric mean of all workers: what makes everybody slower moves nobody. A member that
+    grouping, in units of the geometric mean of all workers: what slows all workers down moves none. A member that
     is gone is left out.
 
     Attributes:
         groups: As they are.
-        seconds: Of every worker when they were formed; by index.
+        seconds: Seconds of every worker's step when they were formed; by index.
     """
 
     groups: Groups
@@ -100,10 +100,10 @@ class Hysteresis:
     _outside: int = field(default=0, init=False)
 
     def look(self, seconds: dict[int, float]) -> bool:
-        """Whether somebody has now been outside for :data:`LOOKS` looks in a row.
+        """Whether a worker has now been outside for :data:`LOOKS` looks in a row.
 
         Args:
-            seconds: Of one step, of each worker that lives and has been measured since the last look.
+            seconds: Seconds of one step of each worker that lives and has been measured since the last look.
         """
         known = sorted(seconds)
         now = _relative([seconds[worker] for worker in known])

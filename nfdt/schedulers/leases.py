@@ -1,4 +1,4 @@
-"""Who holds which task: every task is done exactly once, or again by somebody else when its worker is lost."""
+"""Leases of tasks: every task is done exactly once, or again by another worker when its own is lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LeaseBook:
 
     Args:
         source: Where tasks come from.
-        rounds: Round r + 1 is handed out only after every part of round r is finished, whoever did it; a round is a
+        rounds: Round r + 1 is handed out only after every part of round r is finished by any worker; a round is a
             step.
         step_samples: So many samples are a step of the epoch; None: each task (or round) is one.
     """
@@ -88,7 +88,7 @@ class LeaseBook:
         return self.give_back(worker)
 
     def stop(self) -> None:
-        """Drop what has not been leased; a round that somebody has begun is still completed."""
+        """Drop what has not been leased; a round that has begun is still completed."""
         self._source.drop()
         if not (self._rounds and self._round_begun):
             self._ready.clear()
@@ -104,7 +104,7 @@ class LeaseBook:
         return self.done or self.available("")
 
     def exhausted(self, worker: str) -> bool:
-        """Whether nothing is left for the worker, unless somebody else is lost."""
+        """Whether nothing is left for the worker, unless another worker is lost."""
         return not self._ready and self._source.exhausted(worker)
 
     @property
@@ -117,7 +117,7 @@ class LeaseBook:
 
     @property
     def remaining(self) -> int:
-        """Rounds nobody holds, as far as known, and tasks that came back."""
+        """Rounds that are not leased, as far as known, and tasks that came back."""
         return self._source.remaining + len(self._ready)
 
     @property

@@ -1,4 +1,4 @@
-"""How a number of samples is divided among workers: by speed, so that all of them take the same time, in whole samples.
+"""Division of samples among workers by speed, so that all of them take the same time, in whole samples.
 
 Worker i does n samples in ``alpha_i + beta_i * n`` seconds. Everybody ends at T if it takes ``n_i(T) = (T - alpha_i) /
 beta_i``, kept between ``least`` and ``most``; T is where the n_i sum up to the total (water-filling). With alpha = 0
@@ -24,7 +24,7 @@ def largest_remainder(total: int, shares: Sequence[float]) -> list[int]:
         One number per share. Equal remainders: the first one gets more.
 
     Raises:
-        ValueError: nobody to give anything to.
+        ValueError: all shares are 0.
     """
     whole = math.fsum(shares)
     if total and not whole > 0:
@@ -80,7 +80,7 @@ def equal_time_split(
     Args:
         total: Samples to be done.
         times: What each worker takes.
-        least: Fewest samples of one worker; everybody gets them.
+        least: Fewest samples of one worker; every worker gets them.
         most: Most samples of one worker; None for no bound.
         smallest: A worker that would get fewer is left out and gets none (``least`` must be 0).
 

@@ -1,4 +1,4 @@
-"""Consecutive numbers that nobody has got yet, for all or in shares."""
+"""Consecutive numbers that are not handed out yet, in a pool or in shares."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nfdt.schedulers.proportions import largest_remainder
 class Ranges:
     """Numbers to be handed out in order: one pool for all, until it is divided into a contiguous share per worker.
 
-    A share whose worker is gone falls into the pool, from which everybody takes once its own share is empty; so does a
+    A share whose worker is gone falls into the pool, from which all take once its own share is empty; so does a
     worker that came too late for a share.
     """
 

@@ -12,7 +12,7 @@ from nfdt.schedulers.tasks import Position, Task, TaskPlan
 
 
 class TaskSource(Protocol):
-    """Tasks nobody holds yet, by rounds (an asynchronous round is one task)."""
+    """Tasks that are not leased yet, by rounds (an asynchronous round is one task)."""
 
     def take(self, worker: str, limit: int) -> list[Task]:
         """Up to ``limit`` rounds' tasks for this worker."""
@@ -23,11 +23,11 @@ class TaskSource(Protocol):
         ...
 
     def divide(self, weights: Mapping[str, float]) -> None:
-        """Reserve what nobody holds for these workers, in proportion."""
+        """Reserve the tasks that are not leased for these workers, in proportion."""
         ...
 
     def release(self, worker: str) -> None:
-        """The worker is gone: what was reserved for it is for everybody."""
+        """Give the share of a lost worker to all others."""
         ...
 
     def drop(self) -> None:
@@ -49,7 +49,7 @@ class TaskSource(Protocol):
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left or will come for anybody."""
+        """Whether no task is left or will come."""
         ...
 
 

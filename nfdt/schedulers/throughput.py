@@ -1,4 +1,4 @@
-"""How fast each worker is: seconds per step as a line t(b) = alpha + beta * b, fitted to its last steps."""
+"""The speed of each worker: seconds per step as a line t(b) = alpha + beta * b, fitted to its last steps."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from statistics import median, quantiles
 
 WARM_UP = 3  # first steps trace and compile: they are dropped
 WINDOW = 16
-LEAST = 3  # steps before anything is said
-VARIED = 1.08  # batch sizes this far apart tell alpha from beta
+LEAST = 3  # steps before there is an estimate
+VARIED = 1.08  # batch sizes this far apart separate alpha from beta
 CHANGE = 1.15  # so far off, so many times running, on the same side: the speed has changed
 CHANGE_RUN = 5
 STUMBLE = 2.0
@@ -27,7 +27,7 @@ class StepTime:
     beta_s: float
 
     def seconds(self, samples: float) -> float:
-        """Of one step of this many samples."""
+        """Seconds of one step of this many samples."""
         return self.alpha_s + self.beta_s * samples
 
     def samples_per_s(self, samples: float) -> float:
@@ -49,7 +49,7 @@ class Throughput:
 
     Attributes:
         steps: Steps seen, the dropped ones too.
-        identified: Whether alpha has been told from beta.
+        identified: Whether alpha has been separated from beta.
         changes: Changes of speed noticed.
     """
 
@@ -113,7 +113,7 @@ class Throughput:
 
 
 def fit_line(pairs: Sequence[Pair] | deque[Pair]) -> StepTime | None:
-    """Theil and Sen's line through (samples, seconds); None where the pairs do not tell it.
+    """Theil and Sen's line through (samples, seconds); None where the pairs do not determine it.
 
     They do not where fewer than three of them lie at each end of the batch sizes, or where the middle half of the
     slopes is wider than the slope itself. A negative alpha becomes 0.
@@ -155,22 +155,22 @@ class Speeds:
         return None if line is None else line.seconds(samples)
 
     def steps(self, worker: str) -> int:
-        """How many of the worker's steps were measured."""
+        """Number of the worker's steps that were measured."""
         known = self._workers.get(worker)
         return known.steps if known else 0
 
     def changes(self, worker: str) -> int:
-        """How many changes of the worker's speed were noticed."""
+        """Number of changes of the worker's speed that were noticed."""
         known = self._workers.get(worker)
         return known.changes if known else 0
 
     def exchange_s(self, worker: str) -> float:
-        """What a step of the worker does beside computing, in seconds."""
+        """Seconds of a step of the worker without its computing."""
         known = self._workers.get(worker)
         return known.exchange_s if known else 0.0
 
     def identified(self, worker: str) -> bool:
-        """Whether the worker's alpha has been told from its beta."""
+        """Whether the worker's alpha has been separated from its beta."""
         known = self._workers.get(worker)
         return known is not None and known.identified
 
@@ -180,7 +180,7 @@ class Speeds:
 
 
 def lease_size(remaining: int, workers: int, task_s: float | None, *, target_s: float = 0.2, most: int = 64) -> int:
-    """How many tasks to lease at once: guided self-scheduling with a cap in time.
+    """Return how many tasks to lease at once: guided self-scheduling with a cap in time.
 
     At most ``remaining / (2 * workers)``, so that the tail is shared in small pieces; at most
     ``target_s`` worth of tasks, so that a lost lease costs little and progress is seen; 1 until

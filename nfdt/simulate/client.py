@@ -37,15 +37,15 @@ class VirtualClient(InProcessClient):
     """An :class:`InProcessClient` whose pushes reach the shards later, and whose answers later still.
 
     A push reaches all shards at one moment, when its last part has arrived. The result of a push must not be asked for
-    before :attr:`unanswered` says that it is there: nothing here can wait.
+    before :attr:`unanswered` includes it: nothing here can wait.
 
     Args:
         stores: One per shard, in order.
-        layout: Of the whole model.
+        layout: Layout of the whole model.
         worker: This worker's name.
         way: To the shards.
         overlap: How many pushes may be unanswered while another one is sent.
-        choice: Of codecs; None: nothing is encoded.
+        choice: Choice of codecs; None: nothing is encoded.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class VirtualClient(InProcessClient):
         self._way, self._alive = way, True
         self._sent = self._arrived = self._taken = 0
         self._pushes = InFlight(overlap, self._take, lambda count: self._arrived - self._taken >= count)
-        self._news: Signal | None = None
+        self._arrival: Signal | None = None
 
     @property
     def unanswered(self) -> int:
@@ -71,8 +71,8 @@ class VirtualClient(InProcessClient):
 
     def answer(self) -> Signal:
         """Fires when the next answer arrives."""
-        self._news = Signal(self._way.agenda)
-        return self._news
+        self._arrival = Signal(self._way.agenda)
+        return self._arrival
 
     def travel(self) -> ActivitySteps:
         """The way of a request without content to the shards."""
@@ -117,9 +117,9 @@ class VirtualClient(InProcessClient):
         self._arrived += 1
         if self._coding is not None:
             self._coding.exchanged(sent_bytes, received_bytes, seconds)
-        news, self._news = self._news, None
-        if news is not None:
-            news.fire()
+        arrival, self._arrival = self._arrival, None
+        if arrival is not None:
+            arrival.fire()
 
     def _take(self, sequence: int) -> Pushed:
         self._taken += 1

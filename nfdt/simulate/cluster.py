@@ -1,4 +1,4 @@
-"""What ``cluster.toml`` says: machines, links, shards. Refused with what was expected where it says something else."""
+"""The content of ``cluster.toml``: machines, links, shards. Other content is refused with what was expected."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class Workers(LinkDescription):
 
     Attributes:
         count: How many.
-        step_ms: Of a gradient of the script's batch size, on average.
+        step_ms: Milliseconds of a gradient of the script's batch size, on average.
         overhead_ms: The part of it that does not depend on the batch size.
         speed: In place of ``step_ms``: how many times as fast as the machine that measures the script's steps.
         jitter: Sigma of the log-normal factor, of mean 1, that every step's time is multiplied by.
         drift: Changes of speed, in order.
         pauses: When it stands still.
         fails_at_s: When it is lost; None: never.
-        returns_after_s: How long after that another worker takes its place; None: nobody does.
+        returns_after_s: How long after that another worker takes its place; None: no worker does.
         link: Name of a link under ``[links]`` that it shares with others.
     """
 
@@ -111,7 +111,7 @@ class ClusterDescription(_Table):
     """A whole cluster.
 
     Attributes:
-        seed: Of the step times.
+        seed: Seed of the step times.
         workers: In the order of their numbers.
         links: Shared ones, by name.
         shards: The parameter server.
@@ -138,7 +138,7 @@ class ClusterDescription(_Table):
         return sum(workers.count for workers in self.workers)
 
     def each(self) -> list[Workers]:
-        """What every worker is like, by its number."""
+        """Description of every worker, by its number."""
         return [workers for workers in self.workers for _ in range(workers.count)]
 
     @property
@@ -158,7 +158,7 @@ class ClusterDescription(_Table):
         Args:
             step: What the machine of speed 1 takes.
             batch_size: Samples of the batch that ``step_ms`` is meant for.
-            apply_s: What a push of the whole model keeps a shard busy for, where the description does not say it.
+            apply_s: Seconds that a push of the whole model keeps a shard busy, where the description has none.
         """
 
         def timed(workers: Workers) -> Workers:

@@ -8,7 +8,7 @@ from nfdt.simulate.machines import Machine, VirtualNetwork
 
 
 def costs_of(cluster: ClusterDescription, batch_size: int, weights: int) -> Cluster:
-    """What a step, a push with its reply and an allreduce take.
+    """Seconds of a step, a push with its reply and an allreduce.
 
     Args:
         cluster: As described; drift, pauses and failures are left out.

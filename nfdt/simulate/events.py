@@ -29,7 +29,7 @@ class VirtualClock:
 
 
 class Agenda:
-    """What is to happen, in order.
+    """Future events, in order.
 
     Attributes:
         clock: Shows the time of the event that happens now.
@@ -90,7 +90,7 @@ class Signal:
 
 
 ActivitySteps = Generator["float | Signal", Any, Any]
-"""What an activity is written as: it yields virtual seconds to let pass, or a signal to wait for."""
+"""The generator of an activity: it yields virtual seconds to let pass, or a signal to wait for."""
 
 
 class Activity:

@@ -1,7 +1,7 @@
 """One simulated job: the real coordinator and shards, simulated workers, and what a client may ask of it.
 
-It does what :class:`nfdt.jobserver.job.Job` does with threads and processes. Nothing happens by itself: virtual
-time passes while :meth:`SimulatedJob.events` is iterated.
+It does what :mod:`nfdt.jobserver.job` does with threads and processes. Virtual time passes only while
+:meth:`SimulatedJob.events` is iterated.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from nfdt.transport.choice import make_choice
 RESULT = "result"
 
 EncodedBatch = tuple[bytes, int]
-"""Of a stream: the encoded batch and its samples."""
+"""A batch of a stream, encoded, and its number of samples."""
 
 
 class SimulatedJob:
     """A job on a described cluster; has the methods that a client uses of a real one.
 
     Args:
-        spec: The job; how many workers and shards there are is the cluster's to say.
+        spec: The job; its numbers of workers and shards are replaced by those of the cluster.
         manifest: Its program.
         read: Returns an artifact's bytes by its sha256.
         cluster: The machines and links.
-        trainer: Of an earlier job of the same program and data, whose compiled steps are used again.
+        trainer: Trainer of an earlier job of the same program and data, whose compiled steps are used again.
 
     Attributes:
         job_id: A name.
@@ -127,7 +127,7 @@ class SimulatedJob:
                 self._tell_stuck()
 
     def run(self) -> Record:
-        """To the end, with nobody who looks on.
+        """Run to the end without a client.
 
         Raises:
             JobFailed: the job failed.
@@ -204,11 +204,11 @@ class SimulatedJob:
     def _ask(self, name: str, report: ins.Report) -> ins.Instruction | Signal:
         told = self.coordinator.next(name, report)
         self._stir()
-        if not isinstance(told, ins.Wait) or report.in_flight:  # who can report more does so first
+        if not isinstance(told, ins.Wait) or report.in_flight:  # a worker that can report more does so first
             return told
         return self._waiting.add(name)
 
-    # ---- the coordinator's wishes
+    # ---- the coordinator's effects
 
     def _stir(self) -> None:
         """Something has changed: carry out what follows before anything else happens, but not in the middle of it."""
@@ -248,7 +248,7 @@ class SimulatedJob:
         speeds, codec = self.coordinator.speeds(), self.spec.algorithm.codec
         return {
             name: {**json.loads(worker.statistics.to_json(worker.client, codec)), **speeds.get(name, {})}
-            for name, worker in self._roster.everybody.items()
+            for name, worker in self._roster.workers.items()
         }
 
     def _tell_stuck(self) -> None:

@@ -1,4 +1,4 @@
-"""How long gradients take on simulated machines, and bytes on simulated links. Times are virtual seconds."""
+"""Durations of gradients on simulated machines, and of bytes on simulated links. Times are virtual seconds."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Machine:
     """One worker's machine. Its step times depend on the seed, its number and the time, on nothing that is learnt.
 
     Args:
-        number: Of the worker.
+        number: Number of the worker.
         described: What it is like.
         batch_size: Samples of the batch that ``step_ms`` is meant for.
-        seed: Of the cluster.
+        seed: Seed of the cluster.
     """
 
     def __init__(self, number: int, described: Workers, batch_size: int, seed: int) -> None:
@@ -30,7 +30,7 @@ class Machine:
         self._random = np.random.default_rng((seed, number))
 
     def seconds(self, samples: int, now: float) -> float:
-        """Of a gradient of so many samples that begins now; draws the next random number of this machine."""
+        """Seconds of a gradient of so many samples that begins now; draws the next random number of this machine."""
         seconds = self.step.seconds(samples) * self._slowdown(now)
         if sigma := self.described.jitter:
             seconds *= math.exp(sigma * float(self._random.standard_normal()) - sigma * sigma / 2)
@@ -40,7 +40,7 @@ class Machine:
         return next((d.slowdown for d in reversed(self.described.drift) if d.at_s <= now), 1.0)
 
     def _standing(self, now: float, seconds: float) -> float:
-        """How long the machine stands still during a step."""
+        """Seconds that the machine stands still during a step."""
         stood = 0.0
         for pause in sorted(self.described.pauses, key=lambda p: p.at_s):
             if pause.at_s + pause.seconds > now and pause.at_s < now + seconds + stood:
@@ -67,8 +67,8 @@ class Road:
 
     Args:
         lanes: That every message takes.
-        shards: Of each shard.
-        latency_s: Of the whole way.
+        shards: Lane of each shard.
+        latency_s: Latency of the whole way, in seconds.
     """
 
     def __init__(self, lanes: Sequence[Lane], shards: Sequence[Lane], latency_s: float) -> None:
@@ -136,11 +136,11 @@ class VirtualNetwork:
 
     @property
     def load(self) -> ShardLoad:
-        """What a push has meant to a shard so far."""
+        """Load that a push has put on a shard so far."""
         return ShardLoad(self.apply_s, self._waited_s / max(1, self._pushes))
 
     def allreduce_s(self, members: Sequence[Workers], size: int) -> float:
-        """Of a ring allreduce of ``size`` bytes among these: ``2 (n-1) lat + 2 (n-1)/n bytes / bandwidth``."""
+        """Seconds of a ring allreduce of ``size`` bytes among these: ``2 (n-1) lat + 2 (n-1)/n bytes / bandwidth``."""
         count = len(members)
         if count < 2:
             return 0.0

@@ -1,4 +1,4 @@
-"""Who works for a simulated job: flat workers, the ranks of a ring, or groups, as the algorithm's topology says."""
+"""The workers of a simulated job by its topology: flat workers, the ranks of an allreduce ring, or groups."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEASURED_STEPS = 20  # of each machine before groups are formed, half of them wi
 
 
 class PostPlan:
-    """Forms the workers of a job from machines, and forms groups anew when the servers' :class:`GroupPlan` says so.
+    """Forms the workers of a job from machines, and regroups them when the servers' :class:`GroupPlan` decides it.
 
     Args:
         spec: The job; ``workers`` is the number of machines.
@@ -43,16 +43,16 @@ class PostPlan:
         self.spec, self._machines, self._network, self._bytes = spec, list(machines), network, 4 * weights
         self.sizes: FixedSizes | None = None
         self.shares: tuple[GroupShare, ...] = ()
-        everybody = tuple(m.number for m in machines)
+        every_machine = tuple(m.number for m in machines)
         self._plan: GroupPlan | None = None
         if view_of(spec).forms_groups or view_of(spec).may_form_groups(spec):
             self._plan = GroupPlan(spec)
         if self._plan is not None and view_of(spec).forms_groups:
             self._measure(self._plan)
-            self._form(self._plan.explicit or tuple(sorted(self._plan.choose((everybody,)))))
+            self._form(self._plan.explicit or tuple(sorted(self._plan.choose((every_machine,)))))
         else:
             flat = spec.algorithm.topology_facts.flat
-            self.posts = self._posts(tuple((n,) for n in everybody) if flat else (everybody,))
+            self.posts = self._posts(tuple((n,) for n in every_machine) if flat else (every_machine,))
 
     @property
     def seen(self) -> JobSpec:
@@ -63,7 +63,7 @@ class PostPlan:
 
     @property
     def policy(self) -> ConsistencyPolicy:
-        """Who may proceed."""
+        """Consistency policy of the job."""
         return view_of(self.spec).policy(self.spec)
 
     @property
@@ -112,7 +112,7 @@ class PostPlan:
         self._form(groups)
 
     def _measure(self, plan: GroupPlan) -> None:
-        """What the first world of real groups measures before they form: here, what is described."""
+        """Measure machines by their description, as the first world of real groups does by steps."""
         batch = self.spec.fit.batch_size
         for machine in self._machines:
             for rows in (batch, max(1, batch // 4)) * (MEASURED_STEPS // 2):

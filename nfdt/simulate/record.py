@@ -1,4 +1,4 @@
-"""What happened in a simulation, as values: curves, staleness, utilisation. The same run gives the same values."""
+"""The record of a simulation as values: curves, staleness, utilisation. The same run gives the same values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Point:
 
 @dataclass
 class MachineUse:
-    """What one machine did: samples, steps, and virtual seconds of computing."""
+    """Work of one machine: samples, steps, and virtual seconds of computing."""
 
     samples: int = 0
     steps: int = 0
@@ -44,13 +44,13 @@ class Record:
     """Collects while a job is simulated.
 
     Attributes:
-        points: Of the curves, in order.
+        points: Points of the curves, in order.
         answered: (worker, task) of every push, in the order of the answers.
         staleness: How many gradients missed so many updates.
         machines: By number.
         seconds: Virtual seconds of training so far, all epochs together.
         dropped: Gradients that were not finite.
-        groups: When groups were formed, and what the event says of them.
+        groups: Time at which groups were formed, and data of the event.
     """
 
     points: list[Point] = field(default_factory=list)

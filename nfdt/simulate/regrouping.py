@@ -1,4 +1,4 @@
-"""How the workers of a simulated job become groups, or other groups, between two epochs: what ``JobRun`` does."""
+"""Change of a simulated job's workers to groups, or to other groups, between two epochs, as the job server does."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from nfdt.simulate.roster import WorkerRoster
 
 
 class Regrouping:
-    """Asks the servers' own code after every epoch, and seats the workers that it wants.
+    """Asks the servers' own planner after every epoch, and creates the workers that it wants.
 
     Args:
         agenda: The virtual clock.
-        coordinator: Says when flat workers shall become groups.
+        coordinator: Decides when flat workers become groups.
         plan: Decides which machines work together.
-        roster: The workers.
-        network: Knows how busy the shards are.
-        emit: Tells an event.
+        roster: Workers of the job.
+        network: Network with the load of the shards.
+        emit: Appends an event.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Regrouping:
             self._emit("groups", groups_event(shares, reason))
 
     def review(self) -> None:
-        """An epoch is over."""
+        """Form other workers after an epoch, where that pays."""
         coordinator, plan, living = self._coordinator, self._plan, self._roster.living
         remaining_s = coordinator.epoch_s * (plan.spec.fit.epochs - coordinator.epoch)
         if coordinator.phase != "hold" or remaining_s <= 0:
@@ -55,7 +55,7 @@ class Regrouping:
         if plan.review(living, remaining_s):
             self._replace_all("speeds have changed")
             coordinator.expect(len(plan.posts))
-        elif plan.may_turn and len(living) == len(self._roster.everybody):
+        elif plan.may_turn and len(living) == len(self._roster.workers):
             choice = coordinator.plan_groups(self._network.load, remaining_s)
             if choice is not None:
                 plan.turn(choice.preset.groups)
@@ -64,7 +64,7 @@ class Regrouping:
                 coordinator.renew(plan.seen, plan.sizes)
 
     def _replace_all(self, reason: str) -> None:
-        """Everybody leaves; the worlds of groups come up while nobody trains."""
+        """Replace all workers; the worlds of groups come up while none trains."""
         since = self._agenda.clock.now()
         self._coordinator.retire_all()
         self._roster.retire_all()

@@ -1,4 +1,4 @@
-"""What a simulated job comes to, as JSON and CSV: nothing in it depends on the machine that simulates."""
+"""The results of a simulated job as JSON and CSV, independent of the machine that simulates."""
 
 from __future__ import annotations
 
@@ -108,13 +108,13 @@ def curves_csv(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def staleness_csv(results: Sequence[Mapping[str, Any]]) -> str:
-    """How many gradients missed so many updates."""
+    """Number of gradients by the number of updates they missed."""
     rows = [[r["algorithm"], r["fit"], tau, count] for r in results for tau, count in r["staleness"].items()]
     return _csv(["algorithm", "fit", "staleness", "gradients"], rows)
 
 
 def machines_csv(results: Sequence[Mapping[str, Any]]) -> str:
-    """What each machine did."""
+    """Work of each machine."""
     columns = ("machine", "samples", "steps", "utilisation")
     rows = [[r["algorithm"], r["fit"], *(m[name] for name in columns)] for r in results for m in r["machines"]]
     return _csv(["algorithm", "fit", *columns], rows)

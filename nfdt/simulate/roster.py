@@ -1,4 +1,4 @@
-"""Who works for a simulated job: workers come, their machines fail, others take their place."""
+"""The workers of a simulated job: they come, their machines fail, others take their place."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ class WorkerRoster:
 
     Args:
         agenda: The virtual clock.
-        coordinator: Told who comes and who is gone.
+        coordinator: Coordinator of the job.
         make: Makes workers.
-        changed: Called after somebody came or went.
+        changed: Called after a worker came or went.
 
     Attributes:
-        everybody: By name, the lost ones too.
+        workers: All workers by name, the lost ones too.
         changed: As given.
     """
 
     def __init__(self, agenda: Agenda, coordinator: Coordinator, make: Make, changed: Callable[[], None]) -> None:
-        self.everybody: dict[str, SimulatedWorker] = {}
+        self.workers: dict[str, SimulatedWorker] = {}
         self._agenda, self._coordinator, self._make, self.changed = agenda, coordinator, make, changed
         self._alive: dict[str, Activity] = {}
         self._returning = 0
 
     @property
     def living(self) -> list[SimulatedWorker]:
-        """Those that are there."""
-        return [self.everybody[name] for name in self._alive]
+        """Workers that live."""
+        return [self.workers[name] for name in self._alive]
 
     def seat(self, post: Post, since: float | None = None) -> None:
         """A worker begins to live, with its machines' failures from ``since`` on ahead of it; None: from now on."""
-        index = len(self.everybody)
+        index = len(self.workers)
         name = post.worker = f"worker-{index}"
-        worker = self.everybody[name] = self._make(name, index, post)
+        worker = self.workers[name] = self._make(name, index, post)
         self._coordinator.joined(name, index)
         self._alive[name] = Activity(self._agenda, worker.run())
         for machine in post.group.machines:
@@ -57,7 +57,7 @@ class WorkerRoster:
         if name not in self._alive:
             return
         self._alive.pop(name).end()
-        self.everybody[name].client.lose()
+        self.workers[name].client.lose()
         self._coordinator.left(name, reason)
         if not self._alive and not self._returning:
             self._coordinator.fail("All workers have failed.")
@@ -67,13 +67,13 @@ class WorkerRoster:
         """All leave in order, because others take their place; the coordinator knows."""
         for name, activity in self._alive.items():
             activity.end()
-            self.everybody[name].client.lose()
+            self.workers[name].client.lose()
         self._alive.clear()
 
     def _fail(self, machine: Machine, name: str, post: Post) -> None:
         if name not in self._alive:
             return
-        topology = self.everybody[name].spec.algorithm.topology_facts
+        topology = self.workers[name].spec.algorithm.topology_facts
         if topology.allreduce:
             self._coordinator.fail(
                 f"Machine {machine.number} has failed, and with it the ring. Elastic rings are real."

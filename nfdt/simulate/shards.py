@@ -50,7 +50,7 @@ class TimedStore:
 
 
 class LocalShards:
-    """What a job's coordinator and client ask of its shards.
+    """The shards of a simulated job, with the calls of its coordinator and client.
 
     Args:
         spec: The job.

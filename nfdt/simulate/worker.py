@@ -31,11 +31,11 @@ AskInstruction = Callable[[str, ins.Report], ins.Instruction | Signal]
 
 @dataclass(frozen=True)
 class Share:
-    """What a worker of several machines does with a task.
+    """Division of a task among the machines of a worker.
 
     Attributes:
-        rows: Of a full step, per machine; the rows of a task are split in this proportion.
-        rate: What the learning rate is multiplied by; None: as the job says.
+        rows: Rows of a full step per machine; the rows of a task are split in this proportion.
+        rate: Factor of the learning rate; None: that of the job.
     """
 
     rows: tuple[int, ...]
@@ -57,7 +57,7 @@ class MachineGroup:
 
 @dataclass
 class Post:
-    """What one worker of the coordinator stands for.
+    """The machines and the share of one worker of the coordinator.
 
     Attributes:
         group: Its machines.
@@ -76,7 +76,7 @@ class Post:
 
 
 class WorkerObserver(Protocol):
-    """Told what a worker does, for the record."""
+    """Takes note of what a worker does."""
 
     def applied(self, worker: str, task: int, pushed: Pushed) -> None:
         """The answer to a push has arrived."""
@@ -89,18 +89,18 @@ class WorkerObserver(Protocol):
 
 @dataclass
 class SimulatedWorker:
-    """Works until it is told to leave, or :attr:`client` is lost.
+    """Works until its instruction is Leave, or :attr:`client` is lost.
 
     Attributes:
         spec: The job.
-        name: Of this worker in the job.
-        index: Decides its random seeds.
-        post: What it computes with.
+        name: Name of this worker in the job.
+        index: Number that decides its random seeds.
+        post: Machines it computes with.
         trainer: The model.
         client: The way to the shards.
-        ask: Says what to do, or when that will be said.
-        listener: For the record.
-        clock: Virtual seconds.
+        ask: Returns the next instruction, or a signal that fires with it.
+        listener: Observer of its steps.
+        clock: Returns the virtual time in seconds.
     """
 
     spec: JobSpec
@@ -221,7 +221,7 @@ class SimulatedWorker:
         gradient, logs = self.trainer.gradient(self.index, self._pipeline.weights(), [part for _, part in parts])
         samples = samples_of(task)
         if self.spec.cluster.shards > 1 and not np.isfinite(gradient).all():
-            gradient = np.full_like(gradient, np.nan)  # all shards shall drop it, not some
+            gradient = np.full_like(gradient, np.nan)  # all shards drop it, not some
         self._pipeline.send(
             FinishedTask(task.task, samples),
             gradient,
@@ -241,7 +241,7 @@ class SimulatedWorker:
         return logs
 
     def _parts(self, task: Task) -> list[tuple[Machine, Task]]:
-        """Whose rows are whose, of machines that get any."""
+        """Return the part of each machine that gets any."""
         machines = self.post.group.machines
         if len(machines) == 1 or task.data:
             return [(machines[0], task)]
@@ -254,7 +254,7 @@ class SimulatedWorker:
         ]
 
     def _seconds(self, parts: Sequence[tuple[Machine, Task]]) -> float:
-        """Of the step: its slowest machine's, and the averaging."""
+        """Seconds of the step: those of its slowest machine and of the averaging."""
         now, slowest = self.clock(), 0.0
         for machine, part in parts:
             seconds = machine.seconds(samples_of(part), now)

@@ -32,7 +32,7 @@ def test_who_is_late_may_be_so_for_as_long_again(late_s, gets):
     members = Membership(2, 0.0)
     slow, quick = members.join(A, 0, 0.0), members.join(B, 1, 0.0)
     for member in (slow, quick):
-        members.is_ready(member)
+        members.set_ready(member)
     for _ in range(10):
         parts.speeds.stepped(A, 1, TaskTime(10.0))
         parts.speeds.stepped(B, 1, TaskTime(1.0))
