@@ -23,7 +23,6 @@ SERVERS = (
     "nfdt.jobserver.main",
     "nfdt.shard",
     "nfdt.worker.slot",
-    "nfdt.worker.statistics",
     "nfdt.transport",
     "nfdt.worker.worker",
 )
@@ -32,7 +31,6 @@ SIMULATED = (
     "nfdt.worker.task_times",
     "nfdt.worker.pipeline",
     "nfdt.shard",
-    "nfdt.worker.statistics",
     "nfdt.transport",
 )
 CORE = "nfdt.core"

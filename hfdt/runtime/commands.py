@@ -10,7 +10,7 @@ _LENGTH = 8
 
 
 @dataclass(frozen=True)
-class Order:
+class Command:
     """One message.
 
     Attributes:
@@ -33,7 +33,7 @@ class Order:
         return len(header).to_bytes(_LENGTH, "little") + header + self.reply + self.state
 
     @classmethod
-    def decode(cls, data: bytes) -> Order:
+    def decode(cls, data: bytes) -> Command:
         """Inverse of :meth:`encode`."""
         start = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
         header = json.loads(data[_LENGTH:start])

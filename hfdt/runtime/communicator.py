@@ -21,7 +21,7 @@ FIRST_BYTES = 4096  # short messages take one broadcast, longer ones a second on
 _LENGTH = 8
 
 
-class World:
+class Communicator:
     """This process among the ranks; made once per process.
 
     Every method but the properties is collective: all ranks call it, in the same order.

@@ -11,21 +11,17 @@ from typing import Any
 import tensorflow as tf
 
 from hfdt.runtime.artifacts import RankArtifacts
-from hfdt.runtime.attendance import Attendance
 from hfdt.runtime.batch_split import split_by_shares, weight_of
-from hfdt.runtime.commands import Order
-from hfdt.runtime.communicator import World
+from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.job import RingJob
-from hfdt.runtime.outer import Connect, DeltaOuter, Exchange, GradientOuter, connect
-from hfdt.runtime.roles import Leader, build, obey
-from hfdt.runtime.state_service import StateService
-from hfdt.runtime.step_timer import Pace
+from hfdt.runtime.outer import Connect, DeltaOuter, Exchange, GradientOuter
+from hfdt.runtime.step_timer import StepTimer
 from nfdt.core.program.state import State
-from nfdt.core.specs.job import JobSpec, parse_job
+from nfdt.core.specs.job import JobSpec
 from nfdt.core.training import data
 from nfdt.core.training.flat_weights import WeightSetter
-from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
+from nfdt.core.work.statistics import codec_totals, push_totals, step_totals
 from nfdt.core.work.tasks import Task
 
 LEAST = 4  # of them at any rate
@@ -39,7 +35,7 @@ class GroupJob(RingJob):
 
     Args:
         spec: The job, with the batch of one member in ``fit.batch_size``.
-        world: The group.
+        communicator: The group.
         artifacts: Of the job.
         members: By rank, their numbers among the job's workers.
         connect: Rank 0's way to the shards; None on the others.
@@ -48,7 +44,7 @@ class GroupJob(RingJob):
     def __init__(
         self,
         spec: JobSpec,
-        world: World,
+        communicator: Communicator,
         artifacts: RankArtifacts,
         members: Sequence[int],
         connect: Connect | None = None,
@@ -57,17 +53,19 @@ class GroupJob(RingJob):
         self._rows = [1] * len(members)
         self._rate = 1.0
         self._validated: int | None = None  # the epoch whose final weights the model has
-        self._pace = Pace()
+        self._timer = StepTimer()
         self.speeds: dict[str, Any] = {}
-        super().__init__(spec, world, artifacts, number=self._members[world.rank])
+        super().__init__(spec, communicator, artifacts, number=self._members[communicator.rank])
 
     def _make_step(self, manifest: Mapping[str, Any], state: State) -> GradientOuter | DeltaOuter:
         part = self._part
         client = self._connect(part.layout) if self._connect else None
         self._show = WeightSetter(part.model, part.layout)
-        self.exchange = Exchange(self._world, client, part.layout.size, part.first_update, self.spec.cluster.shards)
+        self.exchange = Exchange(
+            self._communicator, client, part.layout.size, part.first_update, self.spec.cluster.shards
+        )
         outer = DeltaOuter if self.spec.algorithm.outer == "delta" else GradientOuter
-        return outer(part.model, manifest, state, self._world, self.exchange)
+        return outer(part.model, manifest, state, self._communicator, self.exchange)
 
     # ---- instructions
 
@@ -112,7 +110,7 @@ class GroupJob(RingJob):
         return self.step(batch, weight_of(rows, total), pause, samples=total, rate=rate, task=tasks[0])
 
     def _split(self, start: int, stop: int) -> tuple[int, int]:
-        return split_by_shares(start, stop, self._rows, self._world.rank)
+        return split_by_shares(start, stop, self._rows, self._communicator.rank)
 
     def _fed_part(self, tasks: list[Task]) -> tuple[Any, int]:
         """This member's rows of a batch that the client fed: the whole of it is the group's."""
@@ -127,7 +125,7 @@ class GroupJob(RingJob):
         began = time.perf_counter()
         if self._emulates:
             self._pause(rows, seconds)
-        self._pace.note(rows, seconds + time.perf_counter() - began)
+        self._timer.note(rows, seconds + time.perf_counter() - began)
 
     # ---- speeds
 
@@ -142,8 +140,8 @@ class GroupJob(RingJob):
             part = max(1, whole // PART)
             for rows in (whole, part, whole):
                 self._probe(rows)
-            self._world.gather(b"")  # nobody is timed while others compile
-            began, self._pace = time.perf_counter(), Pace()
+            self._communicator.gather(b"")  # nobody is timed while others compile
+            began, self._timer = time.perf_counter(), StepTimer()
             for done in range(1, ROUNDS + 1):
                 for rows in (whole, part):
                     self._probe_block(rows)
@@ -161,73 +159,28 @@ class GroupJob(RingJob):
         seconds = time.perf_counter() - began
         wanted = self.spec.cluster.emulate.step_s(self._number, seconds, self.spec.batch_share(rows))
         time.sleep(wanted - seconds)
-        self._pace.note(rows, wanted)
+        self._timer.note(rows, wanted)
 
     def _probe_block(self, rows: int) -> None:
-        before = self._pace.blocks
-        while self._pace.blocks == before:
+        before = self._timer.blocks
+        while self._timer.blocks == before:
             self._probe(rows)
 
     def tell_speeds(self) -> None:
         """Rank 0 learns the latest steps of every member; collective."""
-        told = [json.loads(text) for text in self._world.gather(self._pace.to_json().encode())]
+        told = [json.loads(text) for text in self._communicator.gather(self._timer.to_json().encode())]
         self.speeds = {str(member): news for member, news in zip(self._members, told, strict=True)}
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self, **more: int) -> dict[str, Any]:
         """The totals of the group, as those of a worker."""
         exchange = self.exchange
-        sent, received = exchange.traffic
+        exchange_s = exchange.counts.exchange_s
         return {
-            "samples": self.samples,
-            "steps": self.steps,
-            "seconds": round(self.compute_s, 6),
-            "compute_s": round(max(0.0, self.compute_s - exchange.exchange_s), 6),
-            "exchange_s": round(exchange.exchange_s, 6),
-            "staleness": {str(tau): count for tau, count in sorted(exchange.staleness.items())},
-            "batch_sizes": {str(size): count for size, count in sorted(exchange.batch_sizes.items())},
-            "dropped": exchange.dropped,
-            "bytes_sent": sent,
-            "bytes_received": received,
-            "codec": self.spec.algorithm.codec,
-            **({"codecs": codecs} if (codecs := exchange.codecs) else {}),
-            "ranks": self._world.size,
+            **step_totals(self.samples, self.steps, self.compute_s, max(0.0, self.compute_s - exchange_s)),
+            "exchange_s": round(exchange_s, 6),
+            **push_totals(exchange.counts, exchange),
+            **codec_totals(self.spec.algorithm.codec, exchange.codecs),
+            "ranks": self._communicator.size,
             "recent": self.speeds,
+            **more,
         }
-
-
-class GroupLeader(Leader):
-    """Rank 0 of a group: between the job server, the shards and the group.
-
-    Args:
-        world: The group.
-        attendance: As a worker.
-        members: By rank, their numbers among the job's workers.
-        ca_file: Certificates to trust, when shards speak TLS.
-    """
-
-    role = "worker"
-
-    def __init__(self, world: World, attendance: Attendance, members: Sequence[int], ca_file: str | None) -> None:
-        super().__init__(world, attendance)
-        self._members, self._ca_file = tuple(members), ca_file
-
-    def _serve(self, assignment: pb.WorkerAssignment) -> None:
-        job_id = assignment.job_id
-        self._attendance.begin(job_id)
-        values = {"spec": assignment.spec_json, "artifacts": assignment.artifact_dir, "members": self._members}
-        spec, number, stopped = parse_job(assignment.spec_json), self._members[0], self._attendance.stopped
-        way = functools.partial(connect, assignment, spec=spec, number=number, stopped=stopped, ca_file=self._ca_file)
-        job: Any = build(self._world, self._tell(Order("job", values)), way)
-        try:
-            self._attendance.say("worker", ready=pb.SlotReady(job_id=job_id))
-            self._work(job, job_id, assignment.worker)
-        finally:
-            job.exchange.close()
-        self._tell(Order("release"))
-        self._attendance.say("worker", finished=pb.SlotFinished(job_id=job_id))
-
-    def _together(self, job: Any, reply: pb.NextReply, service: StateService | None) -> ins.Report:
-        return obey(job, self._tell(Order("do", {}, reply.SerializeToString())), loads_state=False)
-
-    def _statistics(self, job: Any) -> str:
-        return json.dumps(job.statistics())

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from hfdt.runtime.communicator import World
+from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.step import GRADIENT, AllreduceStep
 from nfdt.core.arrays.layout import Array, ParameterLayout
 from nfdt.core.program.state import State
@@ -22,6 +21,7 @@ from nfdt.core.specs.job import JobSpec
 from nfdt.core.training.gradient_step import GradientStep
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.channel import is_loopback, split_address
+from nfdt.core.work.statistics import PushCounts
 from nfdt.core.work.tasks import Task
 from nfdt.transport.base import ParameterClient, Pulled, Pushed
 from nfdt.transport.choice import make_choice
@@ -70,7 +70,7 @@ class Exchange:
     """What all ranks hold of the shards' weights, and how rank 0 changes it. Methods that say so are collective.
 
     Args:
-        world: The group.
+        communicator: The group.
         client: Of rank 0; None on the others.
         size: Elements of the weights, P.
         first_update: The optimizer's ``iterations`` at the start of the job.
@@ -82,23 +82,22 @@ class Exchange:
         wants_weights: Whether the answers to pushes shall hold weights.
     """
 
-    def __init__(self, world: World, client: ParameterClient | None, size: int, first_update: int, shards: int) -> None:
-        self._world, self._client, self._size = world, client, size
+    def __init__(
+        self, communicator: Communicator, client: ParameterClient | None, size: int, first_update: int, shards: int
+    ) -> None:
+        self._communicator, self._client, self._size = communicator, client, size
         self._first, self._shards = first_update, shards
         self.weights: Array | None = None
         self.version = first_update
         self.wants_weights = True
-        self.exchange_s = 0.0
-        self.dropped = 0
-        self.staleness: Counter[int] = Counter()
-        self.batch_sizes: Counter[int] = Counter()
+        self.counts = PushCounts()
 
     def pull(self) -> Array:
         """The weights as they are, on every rank; collective."""
         began = time.perf_counter()
         pulled = self._client.pull() if self._client else None
         weights = self._spread(pulled)
-        self.exchange_s += time.perf_counter() - began
+        self.counts.exchange_s += time.perf_counter() - began
         return weights
 
     def held(self) -> Array:
@@ -124,7 +123,7 @@ class Exchange:
             self._spread(pushed)
         else:
             self.weights = None
-        self.exchange_s += time.perf_counter() - began
+        self.counts.exchange_s += time.perf_counter() - began
 
     def _is_answered(self, task: Task) -> bool:
         """Whether the answer to the task's push holds weights; else they are pulled before the next step."""
@@ -138,25 +137,30 @@ class Exchange:
         numbers = {"round": task.round, "part": task.part, "parts": max(task.parts, 1)}
         answered = self._is_answered(task)
         pushed = self._client.push(vector, samples=samples, rate=rate, want_weights=answered, **numbers)
-        self.staleness[pushed.staleness] += 1
-        self.batch_sizes[samples] += 1
-        self.dropped += not pushed.applied
+        self.counts.staleness[pushed.staleness] += 1
+        self.counts.batch_sizes[samples] += 1
+        self.counts.dropped += not pushed.applied
         return pushed
 
     def _spread(self, answer: Pulled | Pushed | None) -> Array:
         """Rank 0's answer on every rank."""
         if answer is None:
-            weights, version = self._world.receive_vector(self._size)
+            weights, version = self._communicator.receive_vector(self._size)
         else:
             assert answer.weights is not None
-            weights, version = self._world.send_vector(answer.weights, self._first + answer.versions[0])
+            weights, version = self._communicator.send_vector(answer.weights, self._first + answer.versions[0])
         self.weights, self.version = weights, version
         return weights
 
     @property
-    def traffic(self) -> tuple[int, int]:
-        """Bytes that rank 0 sent and received."""
-        return (self._client.bytes_sent, self._client.bytes_received) if self._client else (0, 0)
+    def bytes_sent(self) -> int:
+        """Bytes that rank 0 sent."""
+        return self._client.bytes_sent if self._client else 0
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes that rank 0 received."""
+        return self._client.bytes_received if self._client else 0
 
     @property
     def codecs(self) -> dict[str, Any]:
@@ -176,17 +180,19 @@ class GradientOuter:
         model: A compiled, built model; its optimizer is replaced by one that records.
         manifest: Its program.
         state: What the job starts from.
-        world: The group.
+        communicator: The group.
         exchange: With the shards.
     """
 
-    def __init__(self, model: Any, manifest: Mapping[str, Any], state: State, world: World, exchange: Exchange) -> None:
+    def __init__(
+        self, model: Any, manifest: Mapping[str, Any], state: State, communicator: Communicator, exchange: Exchange
+    ) -> None:
         self.layout = ParameterLayout.of_program(manifest)
         self._start = np.asarray(state.weights, np.float32)
         self._compute = GradientStep(model, self.layout, loss_scale=manifest["loss_scale"])
         self._exchange = exchange
         flat = tf.TensorSpec([self.layout.size], tf.float32)
-        self._reduce: Any = tf.function(lambda gradient: world.sum(gradient, GRADIENT), input_signature=[flat])
+        self._reduce: Any = tf.function(lambda gradient: communicator.sum(gradient, GRADIENT), input_signature=[flat])
 
     def probe(self, batch: Any) -> None:
         """Compute a gradient and forget it."""
@@ -220,15 +226,17 @@ class DeltaOuter:
         model: A compiled, built model.
         manifest: Its program.
         state: What the job starts from; the members' optimizer too.
-        world: The group.
+        communicator: The group.
         exchange: With the shards.
 
     Attributes:
         local_steps: Steps between two pushes.
     """
 
-    def __init__(self, model: Any, manifest: Mapping[str, Any], state: State, world: World, exchange: Exchange) -> None:
-        self.step = AllreduceStep(model, manifest, state, world.sum)
+    def __init__(
+        self, model: Any, manifest: Mapping[str, Any], state: State, communicator: Communicator, exchange: Exchange
+    ) -> None:
+        self.step = AllreduceStep(model, manifest, state, communicator.sum)
         self.layout = self.step.layout
         self._exchange = exchange
         self.local_steps = 1

@@ -9,7 +9,7 @@ RECENT = 19  # latest blocks that are told: what an estimate of speed looks at
 BLOCK_S = 0.06
 
 
-class Pace:
+class StepTimer:
     """Mean seconds per step of consecutive steps of the same number of rows, :data:`BLOCK_S` or more in a block.
 
     A step that takes longer is a block of its own.

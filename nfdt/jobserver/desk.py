@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.topology_view import is_grouped
 from nfdt.core.errors import AuthenticationFailed, JobCancelled, JobFailed, UsageError
-from nfdt.core.jobs.admission import read_manifest, references
+from nfdt.core.jobs.admission import read_manifest
 from nfdt.core.jobs.feed import FeedQueue
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import jobs_pb2
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.job_token import worker_of
 from nfdt.core.work import instructions as ins
+from nfdt.core.work.artifacts import artifact_names
 from nfdt.core.work.messages import to_reply, to_report
 from nfdt.jobserver.client_control import Wishes
 from nfdt.jobserver.context import Site
@@ -68,7 +69,7 @@ class JobDesk:
         self._site, self._clock = site, site.clock
         self.job_id, self.spec = job_id, spec
         self.manifest = read_manifest(spec, site.artifacts)
-        self.artifacts = references(spec)
+        self.artifacts = artifact_names(spec)
         keep = frozenset({*self.artifacts, str(self.manifest.get("state"))})
         self.journal = Journal(site.store, site.artifacts, job_id, keep)
         self._token = secrets.token_hex(32)

@@ -11,11 +11,9 @@ import json
 import logging
 import os
 import queue
-import secrets
 import socket
 import sys
 import threading
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,14 +23,14 @@ import grpc
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import NfdtError, ServerUnreachable
 from nfdt.core.host.fast_imports import quick_imports
-from nfdt.core.host.machine import boot_id, give_back_memory, versions
+from nfdt.core.host.machine import give_back_memory
 from nfdt.core.host.parent import die_with_parent
 from nfdt.core.specs.job import parse_job
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire import workers_pb2_grpc
 from nfdt.core.wire.channel import is_loopback, open_channel, split_address
 from nfdt.core.work.artifacts import ArtifactReader, default_cache
-from nfdt.core.work.slot_connection import PATIENCE_S, AttendStream, Patience, Questions
+from nfdt.core.work.slot_connection import PATIENCE_S, NextCalls, Patience, SlotStream, describe_failure, make_hello
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +65,7 @@ class Slot:
         self._ca_file, self._listening, self._patience_s = ca_file, listening, patience_s
         self._channel = open_channel(address, token, ca_file=ca_file)
         self._stub: Any = workers_pb2_grpc.WorkersStub(self._channel)
-        self._stream = AttendStream(self._stub, self._hello(), address)
+        self._stream = SlotStream(self._stub, make_hello(name, role, resumes=True, patience_s=patience_s), address)
         self._inbox: queue.SimpleQueue[pb.Assignment | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
 
@@ -89,19 +87,6 @@ class Slot:
                 break
         self._stream.close()
         self._channel.close()
-
-    def _hello(self) -> pb.SlotHello:
-        return pb.SlotHello(
-            name=self._name,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            role=self._role,
-            versions=versions(),
-            device="gpu:0" if os.environ.get("CUDA_VISIBLE_DEVICES", "-1") not in ("", "-1") else "cpu",
-            boot_id=boot_id(),
-            key=secrets.token_hex(16),
-            patience_s=self._patience_s,
-        )
 
     def _listen(self) -> None:
         """Take assignments; that they end by themselves means that the server is gone, and so are we."""
@@ -137,14 +122,14 @@ class Slot:
                 logger.info("%s: job %s is over (%s)", self._name, job_id, error)
             else:
                 logger.exception("%s: job %s failed", self._name, job_id)
-                self._stream.say(failed=_failure(job_id, error))
+                self._stream.send(failed=describe_failure(job_id, error))
                 return True
         if (kept := give_back_memory()) > IDLE_BYTES:
             # TensorFlow's allocator keeps what it once had, many times the weights; whoever started this process
             # starts another one.
             logger.info("%s: keeps %d MB after job %s and ends", self._name, kept >> 20, job_id)
             return False
-        self._stream.say(finished=pb.SlotFinished(job_id=job_id))
+        self._stream.send(finished=pb.SlotFinished(job_id=job_id))
         return True
 
     def _reader(self, job_id: str, shared: str) -> ArtifactReader:
@@ -166,7 +151,7 @@ class Slot:
         tables = sparse_tables(manifest, spec.algorithm, len(addresses))
         local = all(is_loopback(split_address(address)[0]) for address in addresses)
         job = (assignment.job_id, assignment.job_token)
-        questions = Questions(self._stub, job, self._address, self._patience_s, self._stopped)
+        calls = NextCalls(self._stub, job, self._address, self._patience_s, self._stopped)
         client = StreamClient(
             addresses,
             layout,
@@ -189,11 +174,11 @@ class Slot:
                 read=reader.read,
                 open_array=reader.open_array,
                 client=client,
-                ask=questions.ask,
+                ask=calls.ask,
                 stopped=self._stopped,
                 tables=tables,
             )
-            self._stream.say(ready=pb.SlotReady(job_id=assignment.job_id))
+            self._stream.send(ready=pb.SlotReady(job_id=assignment.job_id))
             worker.run()
         finally:
             client.close()
@@ -218,22 +203,10 @@ class Slot:
             **self._listening,
         )
         try:
-            self._stream.say(ready=pb.SlotReady(job_id=assignment.job_id, address=shard.address))
+            self._stream.send(ready=pb.SlotReady(job_id=assignment.job_id, address=shard.address))
             self._stopped.wait()
         finally:
             shard.stop()
-
-
-def _failure(job_id: str, error: Exception) -> pb.SlotFailed:
-    # str() of a KeyError quotes its key: the client, which makes the exception anew, wants what it was made of.
-    message = str(error.args[0]) if isinstance(error, KeyError) and len(error.args) == 1 else str(error)
-    return pb.SlotFailed(
-        job_id=job_id,
-        exception_module=type(error).__module__,
-        exception_type=type(error).__qualname__,
-        message=message,
-        traceback="".join(traceback.format_exception(error)),
-    )
 
 
 def load() -> None:

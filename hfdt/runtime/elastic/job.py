@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from hfdt.runtime.artifacts import RankArtifacts
 from hfdt.runtime.batch_split import cut_rows
-from hfdt.runtime.communicator import World
+from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.elastic.snapshot import Snapshot
 from hfdt.runtime.job import RingJob
 from nfdt.core.program.state import State
@@ -23,7 +23,7 @@ class ElasticJob(RingJob):
 
     Args:
         spec: As for :class:`~hfdt.runtime.job.RingJob`.
-        world: As for it.
+        communicator: As for it.
         artifacts: As for it.
         number: This rank's number in the ring.
 
@@ -32,8 +32,8 @@ class ElasticJob(RingJob):
         attempted: The highest step that was begun, also by ranks that are gone.
     """
 
-    def __init__(self, spec: JobSpec, world: World, artifacts: RankArtifacts, *, number: int) -> None:
-        super().__init__(spec, world, artifacts, number=number)
+    def __init__(self, spec: JobSpec, communicator: Communicator, artifacts: RankArtifacts, *, number: int) -> None:
+        super().__init__(spec, communicator, artifacts, number=number)
         self._epoch = -1
         self._orphans: tuple[bytes, ...] = ()
         self.attempted = 0
@@ -51,7 +51,7 @@ class ElasticJob(RingJob):
     def _steps_of(self, work: ins.Work) -> list[list[Task]]:
         """Steps of at most a batch per rank: where ranks were lost, what was planned for more is cut anew."""
         steps = super()._steps_of(work)
-        size, most = self._world.size, self._world.size * self.spec.fit.batch_size
+        size, most = self._communicator.size, self._communicator.size * self.spec.fit.batch_size
         if work.tasks and work.tasks[0].data:
             return [step[at : at + size] for step in steps for at in range(0, len(step), size)]
         if all(task.stop - task.start <= most for task in work.tasks):
@@ -73,7 +73,7 @@ class ElasticJob(RingJob):
 
     def commit(self, report: ins.Report) -> None:
         """Copy the state; when this returns, every rank has its copy. Collective."""
-        found = [_unpack(data) for data in self._world.gather(_pack(self._number, self._metrics.collect()))]
+        found = [_unpack(data) for data in self._communicator.gather(_pack(self._number, self._metrics.collect()))]
         before = self.snapshot.commit if self.snapshot else -1
         state = self.step.read()
         self.snapshot = Snapshot(
@@ -87,7 +87,7 @@ class ElasticJob(RingJob):
             orphans=self._orphans,
             answer=to_request(report).SerializeToString(),
         )
-        self._world.gather(b"")  # nobody reports what somebody has not copied
+        self._communicator.gather(b"")  # nobody reports what somebody has not copied
 
     def resume(self, snapshot: Snapshot, present: Sequence[int]) -> None:
         """Go back to a commit, this rank's or the leader's.

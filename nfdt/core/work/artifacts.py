@@ -13,10 +13,17 @@ import numpy as np
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import ProtocolError
 from nfdt.core.host.private_files import replacing
+from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.status import translated
 
 FETCH_TIMEOUT_S = 600.0
+
+
+def artifact_names(spec: JobSpec) -> set[str]:
+    """The artifacts that a job's specification names, by sha256."""
+    validation = spec.validation.arrays if spec.validation else ()
+    return {spec.program, *spec.artifacts, *spec.train.arrays, *validation}
 
 
 def default_cache() -> Path:
