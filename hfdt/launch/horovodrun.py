@@ -14,7 +14,7 @@ from collections.abc import Callable
 from http.server import HTTPServer
 from typing import Any
 
-from hfdt.launch.patches import mend_horovod
+from hfdt.launch.patches import patch_horovod
 
 LOOK_S = 0.5
 
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> None:
     if argv[:1] == ["--watch-parent"]:
         threading.Thread(target=end_with_parent, args=(os.getppid(),), name="parent", daemon=True).start()
         argv = argv[1:]
-    mend_horovod(only_here=loopback)
+    patch_horovod(only_here=loopback)
     if loopback:
         http_server.find_port = find_loopback_port
         argv = ["--network-interfaces", "lo", *argv]

@@ -11,7 +11,7 @@ from typing import Any
 from nfdt.core.host.launcher_rank import one_name_per_slot, slot_of
 
 
-def mend_horovod(*, only_here: bool) -> None:
+def patch_horovod(*, only_here: bool) -> None:
     """Let Horovod's elastic launcher use :func:`one_name_per_slot`, and start ranks on hosts that have come back.
 
     Args:

@@ -14,7 +14,7 @@ from hfdt.runtime.artifacts import RankArtifacts
 from hfdt.runtime.batch_split import split_by_shares, weight_of
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.job import RingJob
-from hfdt.runtime.outer import Connect, DeltaOuter, Exchange, GradientOuter
+from hfdt.runtime.outer import Connect, DeltaOuter, GradientOuter, GroupExchange
 from hfdt.runtime.step_timer import StepTimer
 from nfdt.core.program.state import State
 from nfdt.core.specs.job import JobSpec
@@ -61,7 +61,7 @@ class GroupJob(RingJob):
         part = self._part
         client = self._connect(part.layout) if self._connect else None
         self._show = WeightSetter(part.model, part.layout)
-        self.exchange = Exchange(
+        self.exchange = GroupExchange(
             self._communicator, client, part.layout.size, part.first_update, self.spec.cluster.shards
         )
         outer = DeltaOuter if self.spec.algorithm.outer == "delta" else GradientOuter
@@ -86,7 +86,7 @@ class GroupJob(RingJob):
         self.exchange.wants_weights = not work.no_weights
         report = super()._on_work(work)
         self.step.settle()  # what is reported as finished is on the shards
-        self.tell_speeds()
+        self.gather_speeds()
         return report
 
     def _on_evaluate(self, request: ins.Evaluate) -> ins.Report:
@@ -149,7 +149,7 @@ class GroupJob(RingJob):
                     break
             self._untrained.write(untrained)
             self._metrics.reset()
-        self.tell_speeds()
+        self.gather_speeds()
 
     def _probe(self, rows: int) -> None:
         assert self._part.train is not None
@@ -166,7 +166,7 @@ class GroupJob(RingJob):
         while self._timer.blocks == before:
             self._probe(rows)
 
-    def tell_speeds(self) -> None:
+    def gather_speeds(self) -> None:
         """Rank 0 learns the latest steps of every member; collective."""
         told = [json.loads(text) for text in self._communicator.gather(self._timer.to_json().encode())]
         self.speeds = {str(member): news for member, news in zip(self._members, told, strict=True)}

@@ -66,7 +66,7 @@ def connect(
     )
 
 
-class Exchange:
+class GroupExchange:
     """What all ranks hold of the shards' weights, and how rank 0 changes it. Methods that say so are collective.
 
     Args:
@@ -185,7 +185,7 @@ class GradientOuter:
     """
 
     def __init__(
-        self, model: Any, manifest: Mapping[str, Any], state: State, communicator: Communicator, exchange: Exchange
+        self, model: Any, manifest: Mapping[str, Any], state: State, communicator: Communicator, exchange: GroupExchange
     ) -> None:
         self.layout = ParameterLayout.of_program(manifest)
         self._start = np.asarray(state.weights, np.float32)
@@ -234,7 +234,7 @@ class DeltaOuter:
     """
 
     def __init__(
-        self, model: Any, manifest: Mapping[str, Any], state: State, communicator: Communicator, exchange: Exchange
+        self, model: Any, manifest: Mapping[str, Any], state: State, communicator: Communicator, exchange: GroupExchange
     ) -> None:
         self.step = AllreduceStep(model, manifest, state, communicator.sum)
         self.layout = self.step.layout

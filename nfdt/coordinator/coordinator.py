@@ -193,7 +193,7 @@ class Coordinator:
             training = self._run.current if isinstance(self._run.current, Training) else None
             self._outbox.useful(now, self.epoch, training)
             if training is not None:
-                self._tell_speeds(now)
+                self._gather_speeds(now)
         self._advance()
         if self._ended:
             member.released = True
@@ -361,7 +361,7 @@ class Coordinator:
         self._ended = Leave("Training is over.")
         self._outbox.add(TrainingDone())
 
-    def _tell_speeds(self, now: float) -> None:
+    def _gather_speeds(self, now: float) -> None:
         if self._pace.may_tell(now) and (news := self._pace.news(self._ready())):
             self._outbox.emit("speed", workers=news)
         if self._pace.may_plan(len(self._members)) and (plan := self._pace.plan(self._ready())):

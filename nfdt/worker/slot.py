@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 IDLE_BYTES = 2**30  # what a slot may keep for itself between two jobs
 
 
-class Slot:
-    """One attending process: takes assignments one after the other until dismissed.
+class SlotProcess:
+    """One registered process: takes assignments one after the other until dismissed.
 
     Args:
         address: ``HOST:PORT`` of the job server.
@@ -69,13 +69,13 @@ class Slot:
         self._inbox: queue.SimpleQueue[pb.Assignment | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
 
-    def attend(self) -> None:
-        """Say hello and serve assignments until dismissed.
+    def run(self) -> None:
+        """Register and serve assignments until dismissed.
 
         Raises:
             NfdtError: the server is gone or refuses this slot.
         """
-        threading.Thread(target=self._listen, name="attend", daemon=True).start()
+        threading.Thread(target=self._listen, name="assignments", daemon=True).start()
         load()
         if self._role == "worker":
             _share_gpus()
@@ -274,7 +274,7 @@ def main(argv: list[str] | None = None) -> int:
         if options.tls_cert:
             listening |= {"cert": options.tls_cert, "key": options.tls_key}
         security = {"ca_file": options.ca_file, "listening": listening}
-        Slot(options.server, token, options.role, options.name, patience_s=options.wait, **security).attend()
+        SlotProcess(options.server, token, options.role, options.name, patience_s=options.wait, **security).run()
     except (NfdtError, grpc.RpcError) as error:
         logger.error("%s", error)
         return getattr(error, "exit_code", 1)

@@ -230,5 +230,5 @@ class Worker:
 def _all_or_nothing(gradient: Any) -> Any:
     """The gradient, or one that every shard drops if a part of it is not finite."""
     if isinstance(gradient, RowVector):
-        return gradient if gradient.finite else gradient.spoiled()
+        return gradient if gradient.finite else gradient.filled_with_nan()
     return gradient if np.isfinite(gradient).all() else np.full_like(gradient, np.nan)

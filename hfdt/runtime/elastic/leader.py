@@ -42,7 +42,7 @@ class ElasticLeader:
         self._answer = self._pending()
         while not (self._dismissed and self._begun is None):
             self._go_on()
-        self._tell(Command("quit"))
+        self._broadcast(Command("quit"))
 
     def _pending(self) -> ins.Report | None:
         return self._state.job.pending if self._state.job is not None and self._command is None else None
@@ -50,7 +50,7 @@ class ElasticLeader:
     def _go_on(self) -> None:
         """Do the next thing that is due."""
         if self._command is not None:
-            self._carry_out(self._command)
+            self._run_command(self._command)
         elif self._begun is None:
             self._on_free(self._next_assignment())
         elif self._service is None:
@@ -65,17 +65,17 @@ class ElasticLeader:
     def _next_assignment(self) -> pb.Assignment | None:
         assignment = self._connection.next_assignment(self._wait_s)
         if assignment is None:
-            self._tell(Command("idle"))
+            self._broadcast(Command("idle"))
         return assignment
 
-    def _tell(self, command: Command) -> ins.Report:
+    def _broadcast(self, command: Command) -> ins.Report:
         self._state.communicator.broadcast(command.encode())
         return self._state.execute(command)
 
-    def _carry_out(self, command: Command) -> None:
+    def _run_command(self, command: Command) -> None:
         """Have an order done; it is told again where ranks come or go meanwhile."""
         self._command = command
-        self._answer = self._tell(command)
+        self._answer = self._broadcast(command)
         self._command = None
         if self._service is not None and self._state.job is not None:
             self._service.version = self._state.job.steps
@@ -91,7 +91,7 @@ class ElasticLeader:
         """Build the job, unless this ring has it, and serve its state."""
         values = {"id": begun.job_id, "spec": begun.spec_json, "artifacts": begun.artifact_dir}
         if not self._state.has(begun.job_id):
-            self._carry_out(Command("job", values))
+            self._run_command(Command("job", values))
         assert self._state.job is not None
         self._answer = self._pending()
         self._service = StateService(self._state.job.step, begun.job_token)
@@ -119,26 +119,26 @@ class ElasticLeader:
         instruction = read_instruction(reply)
         if isinstance(instruction, ins.Leave):
             self._connection.stopped.wait(self._wait_s)
-            self._tell(Command("idle"))
+            self._broadcast(Command("idle"))
         elif isinstance(instruction, ins.Wait):
-            self._tell(Command("idle"))
+            self._broadcast(Command("idle"))
         elif isinstance(instruction, ins.Summarise):
             self._answer = job.summarise(instruction)
         else:
             assert self._service is not None
-            self._carry_out(self._service.command(reply))
-            self._tell(Command("idle"))
+            self._run_command(self._service.command(reply))
+            self._broadcast(Command("idle"))
 
     def _release(self) -> None:
         if self._service is not None:
             self._service.stop()
         job_id = self._connection.job_id
-        self._carry_out(Command("release"))
+        self._run_command(Command("release"))
         self._begun, self._service, self._worker, self._answer = None, None, "", None
         for role in ("worker", "shard"):
             self._connection.send(role, finished=pb.SlotFinished(job_id=job_id))
 
-    def tell_news(self) -> None:
+    def log_members(self) -> None:
         """Write down, for the job's events, who is there now."""
         state = self._state
         if state.resets:

@@ -90,7 +90,7 @@ class ElasticRank:
             wait_s = broadcast_interval_s(os.environ)
             self._leader = ElasticLeader(self._state, self._connection, wait_s)
             FailureWatch(directory, self._connection, own=None)
-        self._leader.tell_news()
+        self._leader.log_members()
         self._leader.run()
 
     def _follow(self) -> None:
