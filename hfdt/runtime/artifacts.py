@@ -15,7 +15,7 @@ from nfdt.core.work.artifacts import default_cache
 
 
 class RankArtifacts:
-    """The artifacts that :func:`share` has brought to this rank."""
+    """Artifacts on this rank, as :func:`share` returns them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -40,7 +40,7 @@ def share(communicator: Communicator, folder: str, names: Iterable[str], cache: 
         communicator: All ranks.
         folder: The server's artifact directory, which rank 0 can read.
         names: The artifacts, the same on every rank.
-        cache: Where a rank that cannot read ``folder`` keeps what it is sent; the user's cache unless given.
+        cache: Directory for received artifacts on a rank that cannot read ``folder``; default: the user's cache.
     """
     own = Path(folder)
     readable = own.is_dir() and os.access(own, os.R_OK | os.X_OK)

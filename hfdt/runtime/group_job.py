@@ -24,7 +24,7 @@ from nfdt.core.work import instructions as ins
 from nfdt.core.work.statistics import codec_totals, push_totals, step_totals
 from nfdt.core.work.tasks import Task
 
-LEAST = 4  # of them at any rate
+LEAST = 4  # blocks of each kind at any rate
 ROUNDS = 9  # blocks of steps of a whole batch, and of a part of it, measured
 PART = 4
 MEASURE_S = 5.0
@@ -36,9 +36,9 @@ class GroupJob(RingJob):
     Args:
         spec: The job, with the batch of one member in ``fit.batch_size``.
         communicator: The group.
-        artifacts: Of the job.
-        members: By rank, their numbers among the job's workers.
-        connect: Rank 0's way to the shards; None on the others.
+        artifacts: Artifacts of the job.
+        members: Numbers of the members among the job's workers, by rank.
+        connect: Connects rank 0 to the shards; None on the others.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class GroupJob(RingJob):
         return tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[start:stop], batch), stop - start
 
     def _timed(self, rows: int, seconds: float) -> None:
-        """Note what a gradient took, the emulated part of it too."""
+        """Record the duration of a gradient, with its emulated part."""
         began = time.perf_counter()
         if self._emulates:
             self._pause(rows, seconds)
@@ -130,9 +130,10 @@ class GroupJob(RingJob):
     # ---- speeds
 
     def measure(self) -> None:
-        """Time some steps of every member on its own, before anything is trained; then tell; collective.
+        """Time some steps of every member before training, then gather the times; collective.
 
-        Steps of a whole batch and of a part of it tell what a step costs besides its rows. Nothing moves.
+        Steps of a whole batch and of a part of it separate the fixed cost of a step from that of its rows.
+        No state changes.
         """
         if self._part.train is not None:
             untrained = self._untrained.read()
@@ -140,7 +141,7 @@ class GroupJob(RingJob):
             part = max(1, whole // PART)
             for rows in (whole, part, whole):
                 self._probe(rows)
-            self._communicator.gather(b"")  # nobody is timed while others compile
+            self._communicator.gather(b"")  # no step is timed while other members compile
             began, self._timer = time.perf_counter(), StepTimer()
             for done in range(1, ROUNDS + 1):
                 for rows in (whole, part):
@@ -167,9 +168,9 @@ class GroupJob(RingJob):
             self._probe(rows)
 
     def gather_speeds(self) -> None:
-        """Rank 0 learns the latest steps of every member; collective."""
-        told = [json.loads(text) for text in self._communicator.gather(self._timer.to_json().encode())]
-        self.speeds = {str(member): news for member, news in zip(self._members, told, strict=True)}
+        """Gather the latest steps of every member; collective."""
+        recent = [json.loads(text) for text in self._communicator.gather(self._timer.to_json().encode())]
+        self.speeds = {str(member): steps for member, steps in zip(self._members, recent, strict=True)}
 
     def statistics(self, **more: int) -> dict[str, Any]:
         """The totals of the group, as those of a worker."""

@@ -1,4 +1,4 @@
-"""One job on one rank: what every rank does when rank 0 passes an instruction of the coordinator on."""
+"""One job on one rank: execution of the instructions that rank 0 broadcasts."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ logger = logging.getLogger(__name__)
 
 
 class RingJob:
-    """The ring's work for one job. All public methods are collective unless they say otherwise.
+    """One job on one rank. All public methods are collective unless documented otherwise.
 
     Args:
         spec: The job, with the batch of one rank in ``fit.batch_size``.
         communicator: The ranks.
-        artifacts: Of the job.
-        number: This rank's among the job's workers, where that is not its rank: its seeds, and what ``emulate`` says.
+        artifacts: Artifacts of the job.
+        number: Number of this rank among the job's workers, for seeds and ``emulate``; default: its rank.
 
     Attributes:
-        advanced: Called after each step and each batch of the validation; rank 0 tells the job server by it.
+        advanced: Called after each step and each validation batch; sends the heartbeat of rank 0.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class RingJob:
         }
 
     def _require_equal_weights(self) -> None:
-        """Every rank has applied the same updates: if their weights differ, somebody's result is wrong.
+        """Check that all ranks have the same weights, as they have applied the same updates.
 
         Raises:
             ProtocolError: they differ.
@@ -238,7 +238,7 @@ class RingJob:
         return bool(self.spec.cluster.emulate.model_dump(exclude_defaults=True))
 
     def _pause(self, rows: int, seconds: float) -> None:
-        """Behave like the rank that ``emulate`` describes: slower, or killed at a scripted step."""
+        """Emulate the rank that ``emulate`` describes: slower, or killed at a scripted step."""
         emulate, rank = self.spec.cluster.emulate, self._number
         if self._is_killed():
             logger.warning("rank %d is killed at its step %d, as emulate.fail asks", rank, self.steps + 1)

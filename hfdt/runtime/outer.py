@@ -1,6 +1,6 @@
 """A group's side of the parameter server: rank 0 pushes for all and pulls for all.
 
-The only file of hfdt that speaks to NFDT's shards.
+No other file of hfdt uses the shards of NFDT.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def connect(
     stopped: threading.Event,
     ca_file: str | None,
 ) -> ParameterClient:
-    """The way of a group's rank 0 to the job's shards.
+    """A client of the job's shards for rank 0 of a group.
 
     Args:
-        assignment: Names them.
-        layout: Of the model.
+        assignment: Addresses of the shards.
+        layout: Layout of the model.
         spec: The job.
-        number: Of rank 0 among the job's workers; its emulated link.
+        number: Number of rank 0 among the job's workers; selects its emulated link.
         stopped: Set when the job is over.
         ca_file: Certificates to trust, where shards speak TLS.
     """
@@ -67,14 +67,14 @@ def connect(
 
 
 class GroupExchange:
-    """What all ranks hold of the shards' weights, and how rank 0 changes it. Methods that say so are collective.
+    """The shards' weights on all ranks, and the pushes of rank 0. Methods are collective where documented.
 
     Args:
         communicator: The group.
-        client: Of rank 0; None on the others.
+        client: Client of rank 0; None on the others.
         size: Elements of the weights, P.
         first_update: The optimizer's ``iterations`` at the start of the job.
-        shards: Of the job.
+        shards: Number of shards of the job.
 
     Attributes:
         weights: Flat, shape ``(P,)``, float32, as this group received them last; None: they have to be pulled.
@@ -112,10 +112,10 @@ class GroupExchange:
         """Apply the group's vector, which rank 0 pushes, and receive weights in return; collective.
 
         Args:
-            vector: The same on all ranks, shape ``(P,)``, float32.
-            samples: Behind it.
+            vector: Vector to push, equal on all ranks, shape ``(P,)``, float32.
+            samples: Number of samples behind the vector.
             rate: Multiplies the learning rate.
-            task: Says which part of a synchronous round it is; the weights then come with the next round.
+            task: Position in a synchronous round, whose weights come with the next round.
         """
         began = time.perf_counter()
         pushed = self._push(vector, samples, rate, task) if self._client else None
@@ -164,7 +164,7 @@ class GroupExchange:
 
     @property
     def codecs(self) -> dict[str, Any]:
-        """How gradients and weights travel, where that is decided on the way."""
+        """Codecs in use, where they are chosen while the job runs."""
         return dict(self._client.codecs) if self._client else {}
 
     def close(self) -> None:
@@ -178,10 +178,10 @@ class GradientOuter:
 
     Args:
         model: A compiled, built model; its optimizer is replaced by one that records.
-        manifest: Its program.
-        state: What the job starts from.
+        manifest: Program of the model.
+        state: State at the start of the job.
         communicator: The group.
-        exchange: With the shards.
+        exchange: Exchange with the shards.
     """
 
     def __init__(
@@ -224,10 +224,10 @@ class DeltaOuter:
 
     Args:
         model: A compiled, built model.
-        manifest: Its program.
-        state: What the job starts from; the members' optimizer too.
+        manifest: Program of the model.
+        state: State at the start of the job, with the members' optimizer.
         communicator: The group.
-        exchange: With the shards.
+        exchange: Exchange with the shards.
 
     Attributes:
         local_steps: Steps between two pushes.

@@ -1,7 +1,7 @@
 """A slot: a process that becomes one worker or one shard of a job; forked, or ``python -m nfdt.worker.slot``.
 
-It loads TensorFlow at once, so that a job finds it warm, and attends the job server over one stream:
-when the process dies the stream ends and the server knows.
+It loads TensorFlow at once, so that jobs start fast, and is registered at the job server over one stream:
+the end of the stream is the end of the process to the server.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class SlotProcess:
 
     Args:
         address: ``HOST:PORT`` of the job server.
-        token: The server's.
+        token: Token of the server.
         role: ``"worker"`` or ``"shard"``.
         name: Unique among the server's slots.
         ca_file: PEM certificates to trust, when the server speaks TLS.
-        listening: How a shard serves: ``host``, ``cert``, ``key``, ``insecure`` of ``start_shard``.
-        patience_s: How long to look for a server, or a shard, that does not answer.
+        listening: Options of a shard's listener: ``host``, ``cert``, ``key``, ``insecure`` of ``start_shard``.
+        patience_s: Time limit for a server, or a shard, that does not answer.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class SlotProcess:
         self._channel.close()
 
     def _listen(self) -> None:
-        """Take assignments; that they end by themselves means that the server is gone, and so are we."""
+        """Take assignments; a stream that ends by itself ends this process: the server is gone."""
         try:
             for assignment in self._stream.assignments():
                 kind = assignment.WhichOneof("assignment")
@@ -125,7 +125,7 @@ class SlotProcess:
                 self._stream.send(failed=describe_failure(job_id, error))
                 return True
         if (kept := give_back_memory()) > IDLE_BYTES:
-            # TensorFlow's allocator keeps what it once had, many times the weights; whoever started this process
+            # TensorFlow's allocator keeps what it once had, many times the weights; the parent of this process
             # starts another one.
             logger.info("%s: keeps %d MB after job %s and ends", self._name, kept >> 20, job_id)
             return False

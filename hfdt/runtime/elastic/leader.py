@@ -1,4 +1,4 @@
-"""The rank that speaks for an elastic ring: what it had begun when ranks were lost, it goes on with."""
+"""Leader of an elastic ring: resumes the work that was under way when ranks were lost."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class ElasticLeader:
     """Between the job server and the ring; :meth:`run` is called again in every new world.
 
     Args:
-        state: The ring's.
-        connection: At the job server.
-        wait_s: The ranks hear from the leader at least that often.
+        state: State of the ring.
+        connection: Registration at the job server.
+        wait_s: Longest time between two broadcasts.
     """
 
     def __init__(self, state: RingState, connection: SlotConnection, wait_s: float) -> None:
@@ -34,7 +34,7 @@ class ElasticLeader:
         self._begun: pb.ShardAssignment | None = None
         self._service: StateService | None = None
         self._worker = ""
-        self._command: Command | None = None  # told, and not yet done by everybody
+        self._command: Command | None = None  # broadcast, and not yet executed by all ranks
         self._answer: ins.Report | None = None
 
     def run(self) -> None:
@@ -48,7 +48,7 @@ class ElasticLeader:
         return self._state.job.pending if self._state.job is not None and self._command is None else None
 
     def _go_on(self) -> None:
-        """Do the next thing that is due."""
+        """Take the next step."""
         if self._command is not None:
             self._run_command(self._command)
         elif self._begun is None:
@@ -73,7 +73,7 @@ class ElasticLeader:
         return self._state.execute(command)
 
     def _run_command(self, command: Command) -> None:
-        """Have an order done; it is told again where ranks come or go meanwhile."""
+        """Execute a command on all ranks; :meth:`run` repeats it where ranks come or go meanwhile."""
         self._command = command
         self._answer = self._broadcast(command)
         self._command = None
@@ -106,7 +106,7 @@ class ElasticLeader:
             self._connection.send("worker", ready=pb.SlotReady(job_id=self._connection.job_id))
 
     def _beat(self) -> None:
-        """The server hears from this worker as its job advances."""
+        """Send heartbeats to the server as the job advances."""
         job = self._state.job
         assert job is not None
         job.advanced = beat(self._connection, job, self._worker)
@@ -139,7 +139,7 @@ class ElasticLeader:
             self._connection.send(role, finished=pb.SlotFinished(job_id=job_id))
 
     def log_members(self) -> None:
-        """Write down, for the job's events, who is there now."""
+        """Log the present ranks, for the job's events."""
         state = self._state
         if state.resets:
             done = f"; {state.redone} steps in all were done again" if state.redone else ""

@@ -27,12 +27,12 @@ BLAME_S = 3.0
 
 
 class ElasticRank:
-    """This process in the ring, over all worlds that it takes part in.
+    """One process of the ring, through all worlds that it takes part in.
 
     Args:
-        communicator: The first one.
-        server: ``host:port`` of the job server; "" where this rank does not know it.
-        directory: The ring's, with the token.
+        communicator: The ranks of the first world.
+        server: ``host:port`` of the job server; "" where it is not known.
+        directory: Directory of the ring, with the token.
     """
 
     def __init__(self, communicator: Communicator, server: str, directory: Path | None) -> None:
@@ -44,18 +44,18 @@ class ElasticRank:
         self._lost: BaseException | None = None
 
     def run(self) -> None:
-        """Take part until the leader says quit.
+        """Take part until the command to quit.
 
         Raises:
-            Exception: what the user's code raised, or why this rank cannot take part any more.
+            Exception: the exception of the user's code, or the reason why this rank cannot take part any more.
         """
         if os.environ.get("HOROVOD_GLOO_IFACE") == "lo":
-            network.find_port = find_loopback_port  # of the service that is told of new hosts
+            network.find_port = find_loopback_port  # of the service that receives news of hosts
         try:
             run_fn(self._work, self._enter_next_world)(self._state)
         except Exception as error:
             if error is not self._lost:
-                self._blame(error)
+                self._report_failure(error)
             raise
         if self._connection is not None:
             self._connection.close()
@@ -97,8 +97,8 @@ class ElasticRank:
         while (command := Command.decode(self._communicator.broadcast())).kind != "quit":
             self._state.execute(command)
 
-    def _blame(self, error: BaseException) -> None:
-        """Tell the server what this rank raised: that ends the job."""
+    def _report_failure(self, error: BaseException) -> None:
+        """Report the exception of this rank to the server, which ends the job."""
         logger.exception("rank %d failed", self._communicator.rank)
         connection: Any = self._connection
         if self._state.directory is not None:

@@ -1,8 +1,8 @@
-"""What the ranks of an elastic ring hold in common, and how they agree on it after some came or went.
+"""State that the ranks of an elastic ring share, and the rendezvous that restores it after ranks came or went.
 
 ::
 
-    meet ──> elect a leader ──> everybody has the leader's job and commit ──> work ... ──a rank is lost──> meet
+    meet ──> elect a leader ──> take the leader's job and commit ──> work ... ──a rank is lost──> meet
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ logger = logging.getLogger(__name__)
 
 
 class RingState(State):
-    """One rank's part of it; Horovod's elastic runtime calls the methods without an argument.
+    """State of one rank; Horovod's elastic runtime calls the methods without an argument.
 
     Args:
         communicator: The ranks.
-        directory: The ring's, where this rank knows it; it learns it from the leader.
+        directory: Directory of the ring; None where only the leader knows it, until the first :meth:`meet`.
         reaches_server: Whether this rank can reach the job server.
 
     Attributes:
-        job: What the ring works at.
-        leads: Whether this rank speaks for the ring, from its first meeting on.
-        resets: How often ranks came or went.
-        redone: Steps that were done again.
+        job: The current job.
+        leads: Whether this rank is the leader; valid after the first :meth:`meet`.
+        resets: Number of changes of the ranks.
+        redone: Number of steps that were done again.
     """
 
     def __init__(self, communicator: Communicator, directory: Path | None, *, reaches_server: bool) -> None:
         super().__init__(bcast_object=hvd.broadcast_object, get_rank=hvd.rank)
         self.communicator, self.directory, self._reaches_server = communicator, directory, reaches_server
         self.job: ElasticJob | None = None
-        self._command = Command("release")  # what the job was built of
+        self._command = Command("release")  # that the job was built from
         self.leads = False
         self.number = -1
         self.resets = self.redone = 0
@@ -59,20 +59,20 @@ class RingState(State):
     # ---- what Horovod asks of a state
 
     def save(self) -> None:
-        """Commits are collective: see :meth:`execute`."""
+        """Do nothing: commits are collective, see :meth:`execute`."""
 
     def restore(self) -> None:
-        """The meeting brings every rank to the leader's commit."""
+        """Do nothing: :meth:`meet` restores the leader's commit."""
 
     def sync(self) -> None:
-        """As :meth:`restore`."""
+        """Do nothing, as :meth:`restore`."""
 
     def reset(self) -> None:
-        """The world is another one."""
+        """Read rank and size in the new world."""
         self.communicator.look()
 
     def leaving(self) -> None:
-        """The world is about to become another one; every world has a timeline of its own."""
+        """Prepare for the next world, which writes a timeline of its own."""
         self.resets += 1
         if self._timeline:
             path = Path(self._timeline)
@@ -82,7 +82,7 @@ class RingState(State):
 
     def meet(self) -> None:
         """Agree on a leader, a job and its state; collective, and the first thing in every world."""
-        found = [json.loads(text) for text in self.communicator.gather(json.dumps(self._told()).encode())]
+        found = [json.loads(text) for text in self.communicator.gather(json.dumps(self._candidacy()).encode())]
         candidates = [Candidate(**answer["candidate"]) for answer in found]
         self.communicator.leader = elect(candidates)
         self.leads = self.communicator.leads
@@ -96,16 +96,16 @@ class RingState(State):
             self.build(self._share_order())
         if self.job is not None:
             self.job.attempted = max(answer["attempted"] for answer in found)
-            self._come_to(self.job, same=len({c.commit for c in candidates}) == 1, present=numbers)
+            self._restore(self.job, same=len({c.commit for c in candidates}) == 1, present=numbers)
 
-    def _told(self) -> dict[str, Any]:
+    def _candidacy(self) -> dict[str, Any]:
         job = self.job
         snapshot = job.snapshot if job is not None else None
         candidate = Candidate(
             number=self.number,
             commit=snapshot.commit if snapshot else -1,
             job=self._command.values.get("id", ""),
-            attends=self._reaches_server,
+            reaches_server=self._reaches_server,
             leads=self.leads,
         )
         return {
@@ -119,7 +119,7 @@ class RingState(State):
     def _share_order(self) -> Command:
         return Command.decode(self.communicator.broadcast(self._command.encode() if self.leads else None))
 
-    def _come_to(self, job: ElasticJob, *, same: bool, present: list[int]) -> None:
+    def _restore(self, job: ElasticJob, *, same: bool, present: list[int]) -> None:
         snapshot = job.snapshot
         if not same:
             own = snapshot.encode() if self.leads and snapshot is not None else b""
@@ -133,7 +133,7 @@ class RingState(State):
         job.commit(job.pending)
 
     def build(self, command: Command) -> None:
-        """Take a job over, or drop the one there is where the order names none; collective."""
+        """Build the job of a command, or drop the current one where it names none; collective."""
         if command.kind != "job":
             self.job, self._command = None, command
             return
@@ -145,11 +145,11 @@ class RingState(State):
         self._command = command
 
     def has(self, job_id: str) -> bool:
-        """Whether this ring works at the job."""
+        """Whether this is the current job."""
         return self.job is not None and self._command.values.get("id") == job_id
 
     def execute(self, command: Command) -> ins.Report:
-        """What every rank does at an order; the answer is the leader's to send. Collective."""
+        """Execute a command on this rank; the report of the leader goes to the coordinator. Collective."""
         if command.kind in ("job", "release"):
             self.build(command)
             if self.job is not None:

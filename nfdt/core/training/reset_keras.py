@@ -1,4 +1,4 @@
-"""Keras as it is in a new process."""
+"""Reset of Keras to its state in a new process."""
 
 from __future__ import annotations
 
