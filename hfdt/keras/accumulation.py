@@ -35,7 +35,7 @@ class Accumulation:
         """Add up one pass's gradients; then ``update`` with the sums if it was the last pass, else ``skip``.
 
         Args:
-            gradients: Of the same variables in the same order at each call. Sparse ones become dense.
+            gradients: Gradients of the same variables in the same order at each call. Sparse ones become dense.
             variables: The variable of each gradient.
             update: Takes the sums, None where there is no gradient.
             skip: Runs in the passes that only add.

@@ -17,7 +17,7 @@ from nfdt.core.errors import UsageError
 
 
 class _RankCallback(keras.callbacks.Callback):
-    """What all callbacks of this module do: prepare the model for its distributed optimizer."""
+    """Base of the callbacks of this module: prepares the model for its distributed optimizer."""
 
     def set_model(self, model: Any) -> None:
         """Keras hands the model over, before it compiles the training step."""
@@ -103,7 +103,7 @@ class LearningRateScheduleCallback(_RankCallback):
         end_epoch: First epoch it no longer acts in; None: it acts to the end.
         staircase: True: once per epoch, with a whole epoch; False: in each batch, with ``epoch + batch / steps``.
         momentum_correction: Scale the momentum's velocity by the change of the rate (Goyal et al. 2017, section 3).
-        steps_per_epoch: Batches of an epoch, if Keras cannot tell.
+        steps_per_epoch: Number of batches of an epoch, if Keras does not know it.
 
     Raises:
         UsageError: no ``initial_lr``.
@@ -191,9 +191,9 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     Args:
         initial_lr: The rate after the warm-up; usually that of one rank times ``size()``.
         warmup_epochs: How many epochs it takes.
-        momentum_correction: As for :class:`LearningRateScheduleCallback`.
-        steps_per_epoch: Batches of an epoch, if Keras cannot tell.
-        verbose: 1: rank 0 says when the warm-up is over.
+        momentum_correction: See :class:`LearningRateScheduleCallback`.
+        steps_per_epoch: Number of batches of an epoch, if Keras does not know it.
+        verbose: 1: rank 0 prints a line at the end of the warm-up.
 
     References:
         Goyal et al. 2017, arXiv:1706.02677, section 2.2.
@@ -222,7 +222,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Log the rate, and say when the warm-up is over."""
+        """Log the rate, and print a line at the end of the warm-up."""
         super().on_epoch_end(epoch, logs)
         if self.verbose > 0 and epoch + 1 == self.end_epoch and rank() == 0:
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._rate():g}.")

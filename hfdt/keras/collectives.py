@@ -32,12 +32,12 @@ def allreduce(
 
     Args:
         value: Anything a tensor can be made of; of the same shape on every rank.
-        name: Of the operation; ranks that call in different orders need it.
+        name: Name of the operation; needed where ranks call in different orders.
         average: Older spelling of ``op``: True is Average, False is Sum.
         prescale_factor: Multiplied before the reduction.
         postscale_factor: Multiplied after it.
         op: ``Average`` (default), ``Sum``, ``Min``, ``Max``, ``Product`` or ``Adasum``.
-        compression: As for ``DistributedOptimizer``, but not ``bf16``.
+        compression: A compressor as in ``DistributedOptimizer``, but not ``bf16``.
 
     Returns:
         A tensor, equal on all ranks.
@@ -131,7 +131,7 @@ def broadcast_global_variables(root_rank: int, model: Any = None) -> None:
 
 
 def shared_state(model: Any) -> list[Any]:
-    """What is to be equal on all ranks: weights and optimizer state; not random seeds, not metrics."""
+    """Variables to keep equal on all ranks: weights and optimizer state, neither random seeds nor metrics."""
     optimizer = getattr(model, "optimizer", None)
     return [*model.weights, *(optimizer.variables if optimizer is not None else ())]
 

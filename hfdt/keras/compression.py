@@ -1,4 +1,4 @@
-"""What gradients look like on the wire."""
+"""Formats of gradients on the wire."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nfdt.core.errors import UsageError
 
 
 class Compressor(Protocol):
-    """How a tensor travels; Horovod's own compressors and the user's have this shape too."""
+    """Format of a tensor on the wire; Horovod's own compressors and the user's have this shape too."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:

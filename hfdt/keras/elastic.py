@@ -66,7 +66,7 @@ class KerasState(ObjectState):
 
     Args:
         model: A built model.
-        optimizer: Its optimizer, where the model is not compiled with it.
+        optimizer: Optimizer of the model, where the model is not compiled with it.
         **values: Kept as attributes, committed and restored too: ``epoch=0, batch=0``.
 
     Raises:

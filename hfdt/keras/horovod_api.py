@@ -33,7 +33,7 @@ def init(*args: Any, **options: Any) -> None:
     """Join the other ranks that ``horovodrun`` or ``mpirun`` started; alone, a world of one.
 
     Args:
-        args: As for ``horovod.tensorflow.init``: ``comm``, a list of ranks or an MPI communicator of mpi4py.
+        args: Arguments of ``horovod.tensorflow.init``: ``comm``, a list of ranks or an MPI communicator of mpi4py.
         options: ``comm``, ``process_sets``.
 
     Raises:
@@ -91,7 +91,7 @@ def cross_size() -> int:
 
 
 def is_elastic() -> bool:
-    """Whether ranks may come and go, as Horovod's elastic launcher says."""
+    """Whether Horovod's elastic launcher started this process: ranks may come and go."""
     return os.environ.get("HOROVOD_ELASTIC", "0") not in ("", "0")
 
 

@@ -117,8 +117,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     Args:
         optimizer: Any Keras optimizer, or a name Keras knows.
         name: Prefix of the operations' names. Default: ``Distributed`` and the optimizer's name.
-        device_dense: Where dense gradients are reduced; empty: where TensorFlow likes.
-        device_sparse: The same for sparse ones.
+        device_dense: Device that reduces dense gradients; empty: TensorFlow chooses.
+        device_sparse: Device that reduces sparse gradients.
         compression: ``Compression.none``, ``.fp16``, ``.bf16``, their names, or a class of yours with ``compress``
             and ``decompress``. Sparse gradients travel as they are.
         sparse_as_dense: Make gradients of embeddings dense before they travel.
@@ -164,7 +164,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
 
 def distributed_apply(optimizer: Any) -> DistributedApply | None:
-    """What :func:`DistributedOptimizer` put in front of this optimizer's ``apply``, if anything."""
+    """The reduction that :func:`DistributedOptimizer` put in front of this optimizer's ``apply``, or None."""
     found = vars(optimizer).get("apply") if optimizer is not None else None
     return found if isinstance(found, DistributedApply) else None
 

@@ -1,4 +1,4 @@
-"""Gradients of all ranks become one: which tensors travel together, how, and what comes back."""
+"""Reduction of the gradients of all ranks: groups of tensors, format on the wire, result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nfdt.core.errors import UsageError
 
 @dataclass(frozen=True)
 class Reduction:
-    """How the gradients of all ranks become one.
+    """Reduction of the gradients of all ranks to one.
 
     Attributes:
         name: Prefix of the operations' names; the same on every rank.
@@ -25,8 +25,8 @@ class Reduction:
         sparse_as_dense: Turn the gradients of embeddings into dense ones before they travel.
         predivide_factor: Average only: divide by this before the sum, and by ``size / factor`` after it.
         groups: None: what has the same dtype travels together; a number: that many groups; or lists of variables.
-        device_dense: Where dense gradients are reduced; empty: where TensorFlow likes.
-        device_sparse: The same for sparse ones.
+        device_dense: Device that reduces dense gradients; empty: TensorFlow chooses.
+        device_sparse: Device that reduces sparse gradients.
     """
 
     name: str

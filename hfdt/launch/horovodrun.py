@@ -1,7 +1,7 @@
 """``horovodrun``, started as ``python -m hfdt.horovodrun [--loopback] [--watch-parent] ARGUMENTS``.
 
-Horovod's launcher opens a key-value store on all interfaces that asks nobody for a password, and what is written there
-is trusted (CVE-2024-10190, CVE-2026-31234). With ``--loopback`` it listens on 127.0.0.1 only: all ranks have to be on
+Horovod's launcher opens a key-value store on all interfaces without a password, and trusts everything that is written
+there (CVE-2024-10190, CVE-2026-31234). With ``--loopback`` it listens on 127.0.0.1 only: all ranks have to be on
 this machine.
 """
 
@@ -14,13 +14,13 @@ from collections.abc import Callable
 from http.server import HTTPServer
 from typing import Any
 
-from hfdt.launch.patches import mend_horovod
+from hfdt.launch.patches import patch_horovod
 
 LOOK_S = 0.5
 
 
 def find_loopback_port(factory: Callable[[tuple[str, int]], HTTPServer]) -> tuple[Any, int]:
-    """What Horovod's ``find_port`` does, on loopback, with a port that the kernel chooses."""
+    """Replacement of Horovod's ``find_port``: on loopback, with a port that the kernel chooses."""
     server = factory(("127.0.0.1", 0))
     return server, int(server.server_address[1])
 
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> None:
     if argv[:1] == ["--watch-parent"]:
         threading.Thread(target=end_with_parent, args=(os.getppid(),), name="parent", daemon=True).start()
         argv = argv[1:]
-    mend_horovod(only_here=loopback)
+    patch_horovod(only_here=loopback)
     if loopback:
         http_server.find_port = find_loopback_port
         argv = ["--network-interfaces", "lo", *argv]

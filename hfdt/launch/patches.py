@@ -1,4 +1,4 @@
-"""What Horovod's elastic launcher lacks on one machine, and where a lost host comes back at once.
+"""Patches of Horovod's elastic launcher: ranks of one machine that fail alone, lost hosts that come back at once.
 
 It gives up the whole host when one of its ranks dies. So that ranks of this machine die alone, each gets a name of its
 own for it: 127.0.0.1, 127.0.0.01, 127.0.0.001, ...; all are the same address.
@@ -11,7 +11,7 @@ from typing import Any
 from nfdt.core.host.launcher_rank import one_name_per_slot, slot_of
 
 
-def mend_horovod(*, only_here: bool) -> None:
+def patch_horovod(*, only_here: bool) -> None:
     """Let Horovod's elastic launcher use :func:`one_name_per_slot`, and start ranks on hosts that have come back.
 
     Args:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from hfdt.runtime.communicator import World
+from hfdt.runtime.communicator import Communicator
 from nfdt.core.arrays.layout import Array
 from nfdt.core.host.private_files import replacing
 from nfdt.core.work.artifacts import default_cache
 
 
 class RankArtifacts:
-    """The artifacts that :func:`share` has brought to this rank."""
+    """Artifacts on this rank, as :func:`share` returns them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -33,22 +33,22 @@ class RankArtifacts:
         return np.load(self.path(sha256), mmap_mode="r", allow_pickle=False)
 
 
-def share(world: World, folder: str, names: Iterable[str], cache: Path | None = None) -> RankArtifacts:
+def share(communicator: Communicator, folder: str, names: Iterable[str], cache: Path | None = None) -> RankArtifacts:
     """Make a job's artifacts readable on this rank; collective.
 
     Args:
-        world: All ranks.
+        communicator: All ranks.
         folder: The server's artifact directory, which rank 0 can read.
         names: The artifacts, the same on every rank.
-        cache: Where a rank that cannot read ``folder`` keeps what it is sent; the user's cache unless given.
+        cache: Directory for received artifacts on a rank that cannot read ``folder``; default: the user's cache.
     """
     own = Path(folder)
     readable = own.is_dir() and os.access(own, os.R_OK | os.X_OK)
-    if all(world.gather(b"1" if readable else b"")):
+    if all(communicator.gather(b"1" if readable else b"")):
         return RankArtifacts(own)
     cache = cache or default_cache()
     for name in sorted(names):
-        data = world.broadcast((own / name).read_bytes() if world.leads else None)
+        data = communicator.broadcast((own / name).read_bytes() if communicator.leads else None)
         if not readable and not (cache / name).exists():
             cache.mkdir(parents=True, exist_ok=True, mode=0o700)
             with replacing(cache / name) as file:

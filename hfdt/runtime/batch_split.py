@@ -1,4 +1,4 @@
-"""Who gets which rows of a global batch: values in, values out."""
+"""Split of a global batch over ranks: values in, values out."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def weight_of(rows: int, total: int) -> float:
 
 
 def learning_rate_factor(kind: str | None, size: int, step: int, warmup_steps: int) -> float:
-    """What the user's learning rate is multiplied by at this step (counted from 0 within the job).
+    """The factor of the user's learning rate at this step (counted from 0 within the job).
 
     Args:
         kind: ``linear``, ``sqrt``, or None for 1.

@@ -1,4 +1,4 @@
-"""What rank 0 tells the others before they all do it: one message per collective action."""
+"""Commands that rank 0 broadcasts before all ranks execute them: one message per collective action."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ _LENGTH = 8
 
 
 @dataclass(frozen=True)
-class Order:
+class Command:
     """One message.
 
     Attributes:
         kind: ``job`` (build it), ``do`` (an instruction of the coordinator), ``release`` (drop the job), ``idle``
-            (nothing: rank 0 waits, and so do the others without being taken for stalled; an elastic ring looks whether
-            there are new hosts), ``quit``.
-        values: JSON: of a job its assignment; of an instruction a new learning rate.
+            (nothing: rank 0 waits, and Horovod must not take the others for stalled; an elastic ring checks for new
+            hosts), ``quit``.
+        values: JSON values: the assignment of a job; the new learning rate of an instruction.
         reply: The coordinator's ``NextReply``, serialised.
-        state: A state that replaces the ring's (safetensors), or nothing.
+        state: The state that replaces the ranks' state (safetensors), or nothing.
     """
 
     kind: str
@@ -33,7 +33,7 @@ class Order:
         return len(header).to_bytes(_LENGTH, "little") + header + self.reply + self.state
 
     @classmethod
-    def decode(cls, data: bytes) -> Order:
+    def decode(cls, data: bytes) -> Command:
         """Inverse of :meth:`encode`."""
         start = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
         header = json.loads(data[_LENGTH:start])

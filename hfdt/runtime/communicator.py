@@ -1,4 +1,4 @@
-"""The ranks of this world and what they say to each other besides gradients: bytes, to all or from all."""
+"""Collective communication of the ranks besides gradients: bytes, to all ranks or from all ranks."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ FIRST_BYTES = 4096  # short messages take one broadcast, longer ones a second on
 _LENGTH = 8
 
 
-class World:
-    """This process among the ranks; made once per process.
+class Communicator:
+    """This process among the ranks; one object per process.
 
     Every method but the properties is collective: all ranks call it, in the same order.
 
     Attributes:
-        rank: Of this process.
-        size: How many there are.
-        leader: The rank that speaks for all.
+        rank: Rank of this process.
+        size: Number of ranks.
+        leader: Rank of the leader.
     """
 
     def __init__(self) -> None:
@@ -42,12 +42,12 @@ class World:
         self.local_size = int(hvd.local_size()) if own is None else max(self.size, own + 1)
 
     def look(self) -> None:
-        """See who is there now."""
+        """Read rank and size."""
         self.rank, self.size = int(hvd.rank()), int(hvd.size())
 
     @property
     def leads(self) -> bool:
-        """Whether this rank speaks for all."""
+        """Whether this rank is the leader."""
         return self.rank == self.leader
 
     @property
@@ -55,7 +55,7 @@ class World:
         return self.size == 1 and not is_elastic()  # graphs outlive an elastic world
 
     def close(self) -> None:
-        """Leave the world; the others have to do so too."""
+        """Shut Horovod down; collective."""
         hvd.shutdown()
 
     def broadcast(self, data: bytes | None = None) -> bytes:
@@ -88,7 +88,7 @@ class World:
         return found
 
     def reducer(self, codec: str) -> Callable[[Any, str], Any]:
-        """:meth:`sum`, of tensors that travel as ``codec`` says: ``identity``, ``fp16`` or ``bf16``.
+        """:meth:`sum` of tensors that travel in the format of a codec: ``identity``, ``fp16`` or ``bf16``.
 
         Raises:
             UsageError: another one.
@@ -106,7 +106,7 @@ class World:
         return self._share_vector(np.concatenate([vector, tail]))
 
     def receive_vector(self, size: int) -> tuple[Array, int]:
-        """What rank 0 sends, a vector of ``size`` elements."""
+        """The vector of ``size`` elements that rank 0 sends, and its integer."""
         return self._share_vector(np.zeros(size + 2, np.float32))
 
     def _share_vector(self, message: Array) -> tuple[Array, int]:

@@ -1,4 +1,4 @@
-"""What a rank raised, on its way to the script: a file that rank 0 and the job server look for."""
+"""The exception of a rank, in a file that rank 0 and the job server look for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from google.protobuf import json_format
 
-from hfdt.runtime.attendance import Attendance, failure_of
+from hfdt.runtime.slot_connection import SlotConnection, failure_of
 from nfdt.core.host.private_files import replacing
 from nfdt.core.wire import workers_pb2 as pb
 
@@ -19,12 +19,12 @@ LOOK_S = 0.3
 
 
 def failure_file(directory: Path, rank: int) -> Path:
-    """Where a rank leaves what it raised."""
+    """The file with the exception of a rank."""
     return directory / f"failure-{rank}.json"
 
 
 def leave_failure(directory: Path, rank: int, error: BaseException) -> None:
-    """Write down what this rank raised, for rank 0 and for the server; appears whole or not at all."""
+    """Write the exception of this rank to its file, atomically."""
     message = failure_of("", error, rank)
     value = json_format.MessageToDict(message, preserving_proto_field_name=True)
     try:
@@ -35,38 +35,38 @@ def leave_failure(directory: Path, rank: int, error: BaseException) -> None:
 
 
 class FailureWatch:
-    """Rank 0, or who leads instead, looks for what other ranks left behind and tells the server, once.
+    """Looks for the failure of a rank and reports it to the server, once; runs on the leader.
 
     Args:
-        directory: The ring's.
-        attendance: At the server.
-        own: The rank that tells what it raised itself; None: any of them may have been.
+        directory: Directory of the ring.
+        connection: Registration at the server.
+        own: The rank that reports its own failure itself; None for none.
 
     Attributes:
-        told: Set when it has.
+        reported: Set when a failure is reported.
     """
 
-    def __init__(self, directory: Path, attendance: Attendance, own: int | None = 0) -> None:
-        self._directory, self._attendance = directory, attendance
+    def __init__(self, directory: Path, connection: SlotConnection, own: int | None = 0) -> None:
+        self._directory, self._connection = directory, connection
         self._own = None if own is None else failure_file(directory, own)
-        self.told = threading.Event()
+        self.reported = threading.Event()
         threading.Thread(target=self._look, name="failures", daemon=True).start()
 
     def _look(self) -> None:
         pause = threading.Event()
         while not pause.wait(LOOK_S):
             try:
-                if self._tell():
-                    self.told.set()
+                if self._report():
+                    self.reported.set()
                     return
             except (OSError, ValueError, json_format.ParseError) as error:  # of one file, at one moment: look again
                 logger.warning("what a rank left behind could not be read: %s", error)
 
-    def _tell(self) -> bool:
+    def _report(self) -> bool:
         for path in sorted(self._directory.glob("failure-*.json"), key=lambda p: p.stat().st_mtime):
-            if self._attendance.job_id and path != self._own:
+            if self._connection.job_id and path != self._own:
                 failed = json_format.ParseDict(json.loads(path.read_text()), pb.SlotFailed())
-                failed.job_id = self._attendance.job_id
-                self._attendance.say("worker", failed=failed)
+                failed.job_id = self._connection.job_id
+                self._connection.send("worker", failed=failed)
                 return True
         return False

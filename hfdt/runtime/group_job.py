@@ -11,25 +11,21 @@ from typing import Any
 import tensorflow as tf
 
 from hfdt.runtime.artifacts import RankArtifacts
-from hfdt.runtime.attendance import Attendance
 from hfdt.runtime.batch_split import split_by_shares, weight_of
-from hfdt.runtime.commands import Order
-from hfdt.runtime.communicator import World
+from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.job import RingJob
-from hfdt.runtime.outer import Connect, DeltaOuter, Exchange, GradientOuter, connect
-from hfdt.runtime.roles import Leader, build, obey
-from hfdt.runtime.state_service import StateService
-from hfdt.runtime.step_timer import Pace
+from hfdt.runtime.outer import Connect, DeltaOuter, GradientOuter, GroupExchange
+from hfdt.runtime.step_timer import StepTimer
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State
-from nfdt.core.specs.job import JobSpec, parse_job
+from nfdt.core.specs.job import JobSpec
 from nfdt.core.training import data
 from nfdt.core.training.flat_weights import WeightSetter
-from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
+from nfdt.core.work.statistics import codec_totals, push_totals, step_totals
 from nfdt.core.work.tasks import Task
 
-LEAST = 4  # of them at any rate
+LEAST = 4  # blocks of each kind at any rate
 ROUNDS = 9  # blocks of steps of a whole batch, and of a part of it, measured
 PART = 4
 MEASURE_S = 5.0
@@ -40,16 +36,16 @@ class GroupJob(RingJob):
 
     Args:
         spec: The job, with the batch of one member in ``fit.batch_size``.
-        world: The group.
-        artifacts: Of the job.
-        members: By rank, their numbers among the job's workers.
-        connect: Rank 0's way to the shards; None on the others.
+        communicator: The group.
+        artifacts: Artifacts of the job.
+        members: Numbers of the members among the job's workers, by rank.
+        connect: Connects rank 0 to the shards; None on the others.
     """
 
     def __init__(
         self,
         spec: JobSpec,
-        world: World,
+        communicator: Communicator,
         artifacts: RankArtifacts,
         members: Sequence[int],
         connect: Connect | None = None,
@@ -58,17 +54,19 @@ class GroupJob(RingJob):
         self._rows = [1] * len(members)
         self._rate = 1.0
         self._validated: int | None = None  # the epoch whose final weights the model has
-        self._pace = Pace()
+        self._timer = StepTimer()
         self.speeds: dict[str, Any] = {}
-        super().__init__(spec, world, artifacts, number=self._members[world.rank])
+        super().__init__(spec, communicator, artifacts, number=self._members[communicator.rank])
 
     def _make_step(self, manifest: Manifest, state: State) -> GradientOuter | DeltaOuter:
         part = self._part
         client = self._connect(part.layout) if self._connect else None
         self._show = WeightSetter(part.model, part.layout)
-        self.exchange = Exchange(self._world, client, part.layout.size, part.first_update, self.spec.cluster.shards)
+        self.exchange = GroupExchange(
+            self._communicator, client, part.layout.size, part.first_update, self.spec.cluster.shards
+        )
         outer = DeltaOuter if self.spec.algorithm.outer == "delta" else GradientOuter
-        return outer(part.model, manifest, state, self._world, self.exchange)
+        return outer(part.model, manifest, state, self._communicator, self.exchange)
 
     # ---- instructions
 
@@ -89,7 +87,7 @@ class GroupJob(RingJob):
         self.exchange.wants_weights = not work.no_weights
         report = super()._on_work(work)
         self.step.settle()  # what is reported as finished is on the shards
-        self.tell_speeds()
+        self.gather_speeds()
         return report
 
     def _on_evaluate(self, request: ins.Evaluate) -> ins.Report:
@@ -113,7 +111,7 @@ class GroupJob(RingJob):
         return self.step(batch, weight_of(rows, total), pause, samples=total, rate=rate, task=tasks[0])
 
     def _split(self, start: int, stop: int) -> tuple[int, int]:
-        return split_by_shares(start, stop, self._rows, self._world.rank)
+        return split_by_shares(start, stop, self._rows, self._communicator.rank)
 
     def _fed_part(self, tasks: list[Task]) -> tuple[Any, int]:
         """This member's rows of a batch that the client fed: the whole of it is the group's."""
@@ -124,18 +122,19 @@ class GroupJob(RingJob):
         return tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[start:stop], batch), stop - start
 
     def _timed(self, rows: int, seconds: float) -> None:
-        """Note what a gradient took, the emulated part of it too."""
+        """Record the duration of a gradient, with its emulated part."""
         began = time.perf_counter()
         if self._emulates:
             self._pause(rows, seconds)
-        self._pace.note(rows, seconds + time.perf_counter() - began)
+        self._timer.note(rows, seconds + time.perf_counter() - began)
 
     # ---- speeds
 
     def measure(self) -> None:
-        """Time some steps of every member on its own, before anything is trained; then tell; collective.
+        """Time some steps of every member before training, then gather the times; collective.
 
-        Steps of a whole batch and of a part of it tell what a step costs besides its rows. Nothing moves.
+        Steps of a whole batch and of a part of it separate the fixed cost of a step from that of its rows.
+        No state changes.
         """
         if self._part.train is not None:
             untrained = self._untrained.read()
@@ -143,8 +142,8 @@ class GroupJob(RingJob):
             part = max(1, whole // PART)
             for rows in (whole, part, whole):
                 self._probe(rows)
-            self._world.gather(b"")  # nobody is timed while others compile
-            began, self._pace = time.perf_counter(), Pace()
+            self._communicator.gather(b"")  # no step is timed while other members compile
+            began, self._timer = time.perf_counter(), StepTimer()
             for done in range(1, ROUNDS + 1):
                 for rows in (whole, part):
                     self._probe_block(rows)
@@ -152,7 +151,7 @@ class GroupJob(RingJob):
                     break
             self._untrained.write(untrained)
             self._metrics.reset()
-        self.tell_speeds()
+        self.gather_speeds()
 
     def _probe(self, rows: int) -> None:
         assert self._part.train is not None
@@ -162,73 +161,28 @@ class GroupJob(RingJob):
         seconds = time.perf_counter() - began
         wanted = self.spec.cluster.emulate.step_s(self._number, seconds, self.spec.batch_share(rows))
         time.sleep(wanted - seconds)
-        self._pace.note(rows, wanted)
+        self._timer.note(rows, wanted)
 
     def _probe_block(self, rows: int) -> None:
-        before = self._pace.blocks
-        while self._pace.blocks == before:
+        before = self._timer.blocks
+        while self._timer.blocks == before:
             self._probe(rows)
 
-    def tell_speeds(self) -> None:
-        """Rank 0 learns the latest steps of every member; collective."""
-        told = [json.loads(text) for text in self._world.gather(self._pace.to_json().encode())]
-        self.speeds = {str(member): news for member, news in zip(self._members, told, strict=True)}
+    def gather_speeds(self) -> None:
+        """Gather the latest steps of every member; collective."""
+        recent = [json.loads(text) for text in self._communicator.gather(self._timer.to_json().encode())]
+        self.speeds = {str(member): steps for member, steps in zip(self._members, recent, strict=True)}
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self, **more: int) -> dict[str, Any]:
         """The totals of the group, as those of a worker."""
         exchange = self.exchange
-        sent, received = exchange.traffic
+        exchange_s = exchange.counts.exchange_s
         return {
-            "samples": self.samples,
-            "steps": self.steps,
-            "seconds": round(self.compute_s, 6),
-            "compute_s": round(max(0.0, self.compute_s - exchange.exchange_s), 6),
-            "exchange_s": round(exchange.exchange_s, 6),
-            "staleness": {str(tau): count for tau, count in sorted(exchange.staleness.items())},
-            "batch_sizes": {str(size): count for size, count in sorted(exchange.batch_sizes.items())},
-            "dropped": exchange.dropped,
-            "bytes_sent": sent,
-            "bytes_received": received,
-            "codec": self.spec.algorithm.codec,
-            **({"codecs": codecs} if (codecs := exchange.codecs) else {}),
-            "ranks": self._world.size,
+            **step_totals(self.samples, self.steps, self.compute_s, max(0.0, self.compute_s - exchange_s)),
+            "exchange_s": round(exchange_s, 6),
+            **push_totals(exchange.counts, exchange),
+            **codec_totals(self.spec.algorithm.codec, exchange.codecs),
+            "ranks": self._communicator.size,
             "recent": self.speeds,
+            **more,
         }
-
-
-class GroupLeader(Leader):
-    """Rank 0 of a group: between the job server, the shards and the group.
-
-    Args:
-        world: The group.
-        attendance: As a worker.
-        members: By rank, their numbers among the job's workers.
-        ca_file: Certificates to trust, when shards speak TLS.
-    """
-
-    role = "worker"
-
-    def __init__(self, world: World, attendance: Attendance, members: Sequence[int], ca_file: str | None) -> None:
-        super().__init__(world, attendance)
-        self._members, self._ca_file = tuple(members), ca_file
-
-    def _serve(self, assignment: pb.WorkerAssignment) -> None:
-        job_id = assignment.job_id
-        self._attendance.begin(job_id)
-        values = {"spec": assignment.spec_json, "artifacts": assignment.artifact_dir, "members": self._members}
-        spec, number, stopped = parse_job(assignment.spec_json), self._members[0], self._attendance.stopped
-        way = functools.partial(connect, assignment, spec=spec, number=number, stopped=stopped, ca_file=self._ca_file)
-        job: Any = build(self._world, self._tell(Order("job", values)), way)
-        try:
-            self._attendance.say("worker", ready=pb.SlotReady(job_id=job_id))
-            self._work(job, job_id, assignment.worker)
-        finally:
-            job.exchange.close()
-        self._tell(Order("release"))
-        self._attendance.say("worker", finished=pb.SlotFinished(job_id=job_id))
-
-    def _together(self, job: Any, reply: pb.NextReply, service: StateService | None) -> ins.Report:
-        return obey(job, self._tell(Order("do", {}, reply.SerializeToString())), loads_state=False)
-
-    def _statistics(self, job: Any) -> str:
-        return json.dumps(job.statistics())

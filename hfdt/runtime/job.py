@@ -1,4 +1,4 @@
-"""One job on one rank: what every rank does when rank 0 passes an instruction of the coordinator on."""
+"""One job on one rank: execution of the instructions that rank 0 broadcasts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from hfdt.runtime.artifacts import RankArtifacts
 from hfdt.runtime.batch_split import learning_rate_factor, split_rows, weight_of
-from hfdt.runtime.communicator import World
+from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.step import AllreduceStep
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import ProtocolError
@@ -29,27 +29,30 @@ from nfdt.core.training.gradient_step import in_graph, numbers, step_logs
 from nfdt.core.training.job_model import JobModel
 from nfdt.core.training.metric_states import merge_metric_states
 from nfdt.core.work import instructions as ins
+from nfdt.core.work.statistics import codec_totals, step_totals
 from nfdt.core.work.tasks import Task
 
 logger = logging.getLogger(__name__)
 
 
 class RingJob:
-    """The ring's work for one job. All public methods are collective unless they say otherwise.
+    """One job on one rank. All public methods are collective unless documented otherwise.
 
     Args:
         spec: The job, with the batch of one rank in ``fit.batch_size``.
-        world: The ranks.
-        artifacts: Of the job.
-        number: This rank's among the job's workers, where that is not its rank: its seeds, and what ``emulate`` says.
+        communicator: The ranks.
+        artifacts: Artifacts of the job.
+        number: Number of this rank among the job's workers, for seeds and ``emulate``; default: its rank.
 
     Attributes:
-        advanced: Called after each step and each batch of the validation; rank 0 tells the job server by it.
+        advanced: Called after each step and each validation batch; sends the heartbeat of rank 0.
     """
 
-    def __init__(self, spec: JobSpec, world: World, artifacts: RankArtifacts, *, number: int | None = None) -> None:
-        self.spec, self._world = spec, world
-        self._number = world.rank if number is None else number
+    def __init__(
+        self, spec: JobSpec, communicator: Communicator, artifacts: RankArtifacts, *, number: int | None = None
+    ) -> None:
+        self.spec, self._communicator = spec, communicator
+        self._number = communicator.rank if number is None else number
         manifest = Manifest.from_bytes(artifacts.read(spec.program))
         self._rules = manifest.untrained_rules
         self._part = JobModel(
@@ -58,7 +61,7 @@ class RingJob:
             artifacts.read,
             artifacts.open_array,
             number=self._number,
-            owner=lambda: f"rank {world.rank}",
+            owner=lambda: f"rank {communicator.rank}",
         )
         model = self._part.model
         self.step = self._make_step(manifest, load_state(artifacts.path(manifest.state)))
@@ -73,7 +76,7 @@ class RingJob:
 
     def _make_step(self, manifest: Manifest, state: State) -> Any:
         scaled = self.spec.algorithm.scale_lr is not None
-        reducer = self._world.reducer(self.spec.algorithm.codec)
+        reducer = self._communicator.reducer(self.spec.algorithm.codec)
         return AllreduceStep(self._part.model, manifest, state, reducer, scales=scaled)
 
     def execute(self, instruction: ins.Instruction) -> ins.Report:
@@ -87,7 +90,7 @@ class RingJob:
                 return self._on_collect_state(instruction)
             case ins.Evaluate():
                 return self._on_evaluate(instruction)
-        raise ProtocolError(f"Rank {self._world.rank}: expected an instruction. Received: {instruction}.")
+        raise ProtocolError(f"Rank {self._communicator.rank}: expected an instruction. Received: {instruction}.")
 
     def _on_begin_epoch(self, begin: ins.BeginEpoch) -> ins.Report:
         self._part.check_order(begin.order_crc)
@@ -146,19 +149,19 @@ class RingJob:
 
     def _fed_part(self, tasks: list[Task]) -> tuple[Any, int]:
         """One batch per rank, as the client fed them."""
-        rank = self._world.rank
+        rank = self._communicator.rank
         if rank >= len(tasks):
             return None, 0
         return data.decode_batch(tasks[rank].data), tasks[rank].stop - tasks[rank].start
 
     def _split(self, start: int, stop: int) -> tuple[int, int]:
         """Which of the rows ``[start, stop)`` this rank computes."""
-        return split_rows(start, stop, self._world.size, self._world.rank)
+        return split_rows(start, stop, self._communicator.size, self._communicator.rank)
 
     def _running_logs(self) -> dict[str, float]:
         """The running logs of the epoch: those of all ranks, weighted by their samples."""
         own = {"samples": self._epoch_samples, "logs": numbers(self._logs)}
-        reports = [json.loads(text) for text in self._world.gather(json.dumps(own).encode())]
+        reports = [json.loads(text) for text in self._communicator.gather(json.dumps(own).encode())]
         found: dict[str, list[tuple[float, int]]] = {}
         for report in reports:
             for name, value in report["logs"].items():
@@ -168,11 +171,11 @@ class RingJob:
     def _on_collect_state(self, collect: ins.CollectState) -> ins.Report:
         self._require_equal_weights()
         own = merge.encode_arrays([np.int64(self._epoch_steps)])
-        parts = self._world.gather(own)
+        parts = self._communicator.gather(own)
         steps = [int(merge.decode_arrays(part)[0]) for part in parts]
         untrained = [merge.decode_arrays(part) for part in self._gather(self._untrained.read())]
         metrics = self._epoch_metrics()
-        if not self._world.leads:
+        if not self._communicator.leads:
             return ins.Report()
         states = [(rank, steps[rank], arrays) for rank, arrays in enumerate(untrained)]
         merged = merge.merge_untrained(self._rules, self._base, states) if self._rules else []
@@ -180,24 +183,33 @@ class RingJob:
         return ins.Report(epoch_state=ins.EpochState(collect.epoch, encoded, counted, max(steps)))
 
     def _epoch_metrics(self) -> list[bytes]:
-        return self._world.gather(self._metrics.collect())
+        return self._communicator.gather(self._metrics.collect())
 
     def _gather(self, arrays: list[Array]) -> list[bytes]:
-        return self._world.gather(merge.encode_arrays(arrays))
+        return self._communicator.gather(merge.encode_arrays(arrays))
 
     def _on_evaluate(self, request: ins.Evaluate) -> ins.Report:
         self._part.take_untrained(request.untrained)
         batches = (self._own_part([task], self._part.validation) for task in request.tasks)
         own = self._part.evaluate(batches, lambda batch: self._test(as_tensors(batch)), self.advanced)
-        merged = merge_metric_states(self._world.gather(own))
+        merged = merge_metric_states(self._communicator.gather(own))
         return ins.Report(evaluated=ins.Evaluated(request.epoch, tuple(t.task for t in request.tasks), merged))
 
     def summarise(self, merged: ins.Summarise) -> ins.Report:
         """Turn merged metrics into logs. Rank 0 alone calls it."""
         return ins.Report(summary=self._part.summarise(merged))
 
+    def statistics(self, **more: int) -> dict[str, Any]:
+        """The totals of all ranks, as those of one worker, with more of them."""
+        return {
+            **step_totals(self.samples, self.steps, self.compute_s, self.compute_s),
+            "ranks": self._communicator.size,
+            **more,
+            **codec_totals(self.spec.algorithm.codec, {}),
+        }
+
     def _require_equal_weights(self) -> None:
-        """Every rank has applied the same updates: if their weights differ, somebody's result is wrong.
+        """Check that all ranks have the same weights, as they have applied the same updates.
 
         Raises:
             ProtocolError: they differ.
@@ -206,7 +218,7 @@ class RingJob:
         crc = zlib.crc32(state.weights.data)
         for array in state.optimizer.values():
             crc = zlib.crc32(np.ascontiguousarray(array).data, crc)
-        sums = [int(text) for text in self._world.gather(str(crc).encode())]
+        sums = [int(text) for text in self._communicator.gather(str(crc).encode())]
         different = [rank for rank, other in enumerate(sums) if other != sums[0]]
         if different:
             raise ProtocolError(
@@ -216,7 +228,7 @@ class RingJob:
             )
 
     def _factor(self) -> float:
-        algorithm, fit, size = self.spec.algorithm, self.spec.fit, self._world.size
+        algorithm, fit, size = self.spec.algorithm, self.spec.fit, self._communicator.size
         rows = self.spec.train.samples
         per_epoch = fit.steps_per_epoch or self.spec.train.batches or -(-(rows or 0) // (size * fit.batch_size))
         warmup = round(algorithm.warmup_epochs * per_epoch)
@@ -227,7 +239,7 @@ class RingJob:
         return bool(self.spec.cluster.emulate.model_dump(exclude_defaults=True))
 
     def _pause(self, rows: int, seconds: float) -> None:
-        """Behave like the rank that ``emulate`` describes: slower, or killed at a scripted step."""
+        """Emulate the rank that ``emulate`` describes: slower, or killed at a scripted step."""
         emulate, rank = self.spec.cluster.emulate, self._number
         if self._is_killed():
             logger.warning("rank %d is killed at its step %d, as emulate.fail asks", rank, self.steps + 1)

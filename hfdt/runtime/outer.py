@@ -1,20 +1,19 @@
 """A group's side of the parameter server: rank 0 pushes for all and pulls for all.
 
-The only file of hfdt that speaks to NFDT's shards.
+No other file of hfdt uses the shards of NFDT.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from hfdt.runtime.communicator import World
+from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.step import GRADIENT, AllreduceStep
 from nfdt.core.arrays.layout import Array, ParameterLayout
 from nfdt.core.program.manifest import Manifest
@@ -23,6 +22,7 @@ from nfdt.core.specs.job import JobSpec
 from nfdt.core.training.gradient_step import GradientStep
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.channel import is_loopback, split_address
+from nfdt.core.work.statistics import PushCounts
 from nfdt.core.work.tasks import Task
 from nfdt.transport.base import ParameterClient, Pulled, Pushed
 from nfdt.transport.choice import make_choice
@@ -43,13 +43,13 @@ def connect(
     stopped: threading.Event,
     ca_file: str | None,
 ) -> ParameterClient:
-    """The way of a group's rank 0 to the job's shards.
+    """A client of the job's shards for rank 0 of a group.
 
     Args:
-        assignment: Names them.
-        layout: Of the model.
+        assignment: Addresses of the shards.
+        layout: Layout of the model.
         spec: The job.
-        number: Of rank 0 among the job's workers; its emulated link.
+        number: Number of rank 0 among the job's workers; selects its emulated link.
         stopped: Set when the job is over.
         ca_file: Certificates to trust, where shards speak TLS.
     """
@@ -67,15 +67,15 @@ def connect(
     )
 
 
-class Exchange:
-    """What all ranks hold of the shards' weights, and how rank 0 changes it. Methods that say so are collective.
+class GroupExchange:
+    """The shards' weights on all ranks, and the pushes of rank 0. Methods are collective where documented.
 
     Args:
-        world: The group.
-        client: Of rank 0; None on the others.
+        communicator: The group.
+        client: Client of rank 0; None on the others.
         size: Elements of the weights, P.
         first_update: The optimizer's ``iterations`` at the start of the job.
-        shards: Of the job.
+        shards: Number of shards of the job.
 
     Attributes:
         weights: Flat, shape ``(P,)``, float32, as this group received them last; None: they have to be pulled.
@@ -83,23 +83,22 @@ class Exchange:
         wants_weights: Whether the answers to pushes shall hold weights.
     """
 
-    def __init__(self, world: World, client: ParameterClient | None, size: int, first_update: int, shards: int) -> None:
-        self._world, self._client, self._size = world, client, size
+    def __init__(
+        self, communicator: Communicator, client: ParameterClient | None, size: int, first_update: int, shards: int
+    ) -> None:
+        self._communicator, self._client, self._size = communicator, client, size
         self._first, self._shards = first_update, shards
         self.weights: Array | None = None
         self.version = first_update
         self.wants_weights = True
-        self.exchange_s = 0.0
-        self.dropped = 0
-        self.staleness: Counter[int] = Counter()
-        self.batch_sizes: Counter[int] = Counter()
+        self.counts = PushCounts()
 
     def pull(self) -> Array:
         """The weights as they are, on every rank; collective."""
         began = time.perf_counter()
         pulled = self._client.pull() if self._client else None
         weights = self._spread(pulled)
-        self.exchange_s += time.perf_counter() - began
+        self.counts.exchange_s += time.perf_counter() - began
         return weights
 
     def held(self) -> Array:
@@ -114,10 +113,10 @@ class Exchange:
         """Apply the group's vector, which rank 0 pushes, and receive weights in return; collective.
 
         Args:
-            vector: The same on all ranks, shape ``(P,)``, float32.
-            samples: Behind it.
+            vector: Vector to push, equal on all ranks, shape ``(P,)``, float32.
+            samples: Number of samples behind the vector.
             rate: Multiplies the learning rate.
-            task: Says which part of a synchronous round it is; the weights then come with the next round.
+            task: Position in a synchronous round, whose weights come with the next round.
         """
         began = time.perf_counter()
         pushed = self._push(vector, samples, rate, task) if self._client else None
@@ -125,7 +124,7 @@ class Exchange:
             self._spread(pushed)
         else:
             self.weights = None
-        self.exchange_s += time.perf_counter() - began
+        self.counts.exchange_s += time.perf_counter() - began
 
     def _is_answered(self, task: Task) -> bool:
         """Whether the answer to the task's push holds weights; else they are pulled before the next step."""
@@ -139,29 +138,34 @@ class Exchange:
         numbers = {"round": task.round, "part": task.part, "parts": max(task.parts, 1)}
         answered = self._is_answered(task)
         pushed = self._client.push(vector, samples=samples, rate=rate, want_weights=answered, **numbers)
-        self.staleness[pushed.staleness] += 1
-        self.batch_sizes[samples] += 1
-        self.dropped += not pushed.applied
+        self.counts.staleness[pushed.staleness] += 1
+        self.counts.batch_sizes[samples] += 1
+        self.counts.dropped += not pushed.applied
         return pushed
 
     def _spread(self, answer: Pulled | Pushed | None) -> Array:
         """Rank 0's answer on every rank."""
         if answer is None:
-            weights, version = self._world.receive_vector(self._size)
+            weights, version = self._communicator.receive_vector(self._size)
         else:
             assert answer.weights is not None
-            weights, version = self._world.send_vector(answer.weights, self._first + answer.versions[0])
+            weights, version = self._communicator.send_vector(answer.weights, self._first + answer.versions[0])
         self.weights, self.version = weights, version
         return weights
 
     @property
-    def traffic(self) -> tuple[int, int]:
-        """Bytes that rank 0 sent and received."""
-        return (self._client.bytes_sent, self._client.bytes_received) if self._client else (0, 0)
+    def bytes_sent(self) -> int:
+        """Bytes that rank 0 sent."""
+        return self._client.bytes_sent if self._client else 0
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes that rank 0 received."""
+        return self._client.bytes_received if self._client else 0
 
     @property
     def codecs(self) -> dict[str, Any]:
-        """How gradients and weights travel, where that is decided on the way."""
+        """Codecs in use, where they are chosen while the job runs."""
         return dict(self._client.codecs) if self._client else {}
 
     def close(self) -> None:
@@ -175,19 +179,21 @@ class GradientOuter:
 
     Args:
         model: A compiled, built model; its optimizer is replaced by one that records.
-        manifest: Its program.
-        state: What the job starts from.
-        world: The group.
-        exchange: With the shards.
+        manifest: Program of the model.
+        state: State at the start of the job.
+        communicator: The group.
+        exchange: Exchange with the shards.
     """
 
-    def __init__(self, model: Any, manifest: Manifest, state: State, world: World, exchange: Exchange) -> None:
+    def __init__(
+        self, model: Any, manifest: Manifest, state: State, communicator: Communicator, exchange: GroupExchange
+    ) -> None:
         self.layout = manifest.layout
         self._start = np.asarray(state.weights, np.float32)
         self._compute = GradientStep(model, self.layout, loss_scale=manifest.loss_scale)
         self._exchange = exchange
         flat = tf.TensorSpec([self.layout.size], tf.float32)
-        self._reduce: Any = tf.function(lambda gradient: world.sum(gradient, GRADIENT), input_signature=[flat])
+        self._reduce: Any = tf.function(lambda gradient: communicator.sum(gradient, GRADIENT), input_signature=[flat])
 
     def probe(self, batch: Any) -> None:
         """Compute a gradient and forget it."""
@@ -219,17 +225,19 @@ class DeltaOuter:
 
     Args:
         model: A compiled, built model.
-        manifest: Its program.
-        state: What the job starts from; the members' optimizer too.
-        world: The group.
-        exchange: With the shards.
+        manifest: Program of the model.
+        state: State at the start of the job, with the members' optimizer.
+        communicator: The group.
+        exchange: Exchange with the shards.
 
     Attributes:
         local_steps: Steps between two pushes.
     """
 
-    def __init__(self, model: Any, manifest: Manifest, state: State, world: World, exchange: Exchange) -> None:
-        self.step = AllreduceStep(model, manifest, state, world.sum)
+    def __init__(
+        self, model: Any, manifest: Manifest, state: State, communicator: Communicator, exchange: GroupExchange
+    ) -> None:
+        self.step = AllreduceStep(model, manifest, state, communicator.sum)
         self.layout = self.step.layout
         self._exchange = exchange
         self.local_steps = 1

@@ -37,18 +37,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with quick_imports():
             from hfdt.keras.horovod_api import is_elastic
-            from hfdt.runtime.communicator import World
-            from hfdt.runtime.roles import prepare, take_part
+            from hfdt.runtime.communicator import Communicator
+            from hfdt.runtime.devices import share_machine
+            from hfdt.runtime.fixed_ring import take_part
 
-        world = World()
-        prepare(world, options.neighbours)
+        communicator = Communicator()
+        share_machine(communicator, options.neighbours)
         if is_elastic():
             from hfdt.runtime.elastic.rank import ElasticRank
 
-            ElasticRank(world, options.server, options.ring).run()
+            ElasticRank(communicator, options.server, options.ring).run()
         else:
-            take_part(world, options)
-        world.close()
+            take_part(communicator, options)
+        communicator.close()
         code = 0
     except NfdtError as error:
         code = error.exit_code

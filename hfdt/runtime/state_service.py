@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from hfdt.runtime.commands import Command
 from hfdt.runtime.step import AllreduceStep
 from nfdt.core.errors import ProtocolError, ShapeMismatch, UsageError
 from nfdt.core.program.state import State, dump_state, load_state
@@ -17,6 +18,7 @@ from nfdt.core.wire import shards_pb2_grpc
 from nfdt.core.wire.channel import DATA_BYTES, make_server, same_token
 from nfdt.core.wire.chunks import split
 from nfdt.core.wire.status import answering
+from nfdt.core.wire.workers_pb2 import NextReply
 
 STOP_GRACE_S = 1.0
 THREADS = 16
@@ -24,11 +26,14 @@ SPARE_BYTES, MAX_STATE_COPIES = 2**24, 64
 
 
 class StateService(shards_pb2_grpc.ShardServicer):
-    """See the module. What is written reaches the other ranks with the next order, before anybody trains on.
+    """See the module. A state that is written reaches the other ranks with the next command, before the next step.
 
     Args:
-        step: Rank 0's model; it stands still whenever the coordinator reads or writes.
-        token: Of the job.
+        step: The model of rank 0; no step runs while the coordinator reads or writes.
+        token: Token of the job.
+
+    Attributes:
+        version: Number of updates.
     """
 
     def __init__(self, step: AllreduceStep, token: str) -> None:
@@ -46,12 +51,18 @@ class StateService(shards_pb2_grpc.ShardServicer):
         shards_pb2_grpc.add_ShardServicer_to_server(self, self._server)
         self._server.start()
 
-    def take_changes(self) -> tuple[float | None, bytes]:
+    def _take_changes(self) -> tuple[float | None, bytes]:
         """The learning rate and the state that were set since the last call."""
         with self._lock:
             changes = self._learning_rate, self._state
             self._learning_rate, self._state = None, b""
             return changes
+
+    def command(self, reply: NextReply) -> Command:
+        """The command to execute an instruction, with the changes since the last one."""
+        rate, state = self._take_changes()
+        values: dict[str, Any] = {} if rate is None else {"learning_rate": rate}
+        return Command("do", values, reply.SerializeToString(), state)
 
     def stop(self) -> None:
         """Stop serving."""

@@ -29,7 +29,7 @@ class AllreduceStep:
 
     Args:
         model: A compiled, built model; its optimizer is replaced by one that records.
-        manifest: Its program.
+        manifest: Program of the model.
         state: What to start from.
         reduce: Sums a tensor over all ranks, by a name.
         scales: Whether :meth:`set_factor` will be called.
@@ -120,7 +120,7 @@ class AllreduceStep:
         tf.cond(finite, move, lambda: None)
 
     def _respect_decay(self, manifest: Manifest) -> None:
-        """``exclude_from_weight_decay()`` leaves no trace in an optimizer's configuration; the program says it."""
+        """Apply the program's ``decay``: an optimizer's configuration lacks ``exclude_from_weight_decay()``."""
         if not self.optimizer.weight_decay or all(manifest.decay or ()):
             return
         key = self.optimizer._var_key

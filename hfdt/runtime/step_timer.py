@@ -1,21 +1,21 @@
-"""What steps took, in blocks long enough to be told from the noise of a busy machine."""
+"""Durations of steps, averaged over blocks that are long compared with the noise of a busy machine."""
 
 from __future__ import annotations
 
 import json
 from collections import deque
 
-RECENT = 19  # latest blocks that are told: what an estimate of speed looks at
+RECENT = 19  # latest blocks that are reported, for an estimate of speed
 BLOCK_S = 0.06
 
 
-class Pace:
+class StepTimer:
     """Mean seconds per step of consecutive steps of the same number of rows, :data:`BLOCK_S` or more in a block.
 
     A step that takes longer is a block of its own.
 
     Attributes:
-        blocks: How many there were in all.
+        blocks: Number of blocks so far.
     """
 
     def __init__(self) -> None:
@@ -25,9 +25,9 @@ class Pace:
         self._seconds = 0.0
 
     def note(self, rows: int, seconds: float) -> None:
-        """A step of so many rows took so long."""
+        """Add the duration of a step of so many rows."""
         if rows != self._rows:
-            self._rows, self._steps, self._seconds = rows, 0, 0.0  # too short a block says nothing
+            self._rows, self._steps, self._seconds = rows, 0, 0.0  # too short a block is dropped
         self._steps += 1
         self._seconds += seconds
         if self._seconds >= BLOCK_S:
@@ -36,5 +36,5 @@ class Pace:
             self._steps, self._seconds = 0, 0.0
 
     def to_json(self) -> str:
-        """How many blocks there were, and the latest ones: (rows, seconds of a step)."""
+        """The number of blocks, and the latest ones as (rows, seconds of a step)."""
         return json.dumps([self.blocks, [(rows, round(seconds, 7)) for rows, seconds in self._recent]])

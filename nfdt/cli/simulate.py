@@ -97,10 +97,10 @@ def simulated_fits(
     """Run the script once; one result per ``fit`` in it."""
     with quiet_start():
         from nfdt.cli.simulated import SimulatedSession
-        from nfdt.core.training.reset_keras import start_afresh
+        from nfdt.core.training.reset_keras import reset_keras
         from nfdt.simulate.results import result_of
 
-        start_afresh(seed)
+        reset_keras(seed)
     click.echo(f"== {algorithm}", err=True)
     sys.stderr.flush()
     with SimulatedSession(options, cluster) as session, _exit_is_an_end():

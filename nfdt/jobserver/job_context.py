@@ -11,9 +11,10 @@ from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.effect_queue import STALL_AFTER_S
 from nfdt.coordinator.progress import StallWatch
 from nfdt.core.errors import JobFailed
-from nfdt.core.jobs.admission import read_manifest, references
+from nfdt.core.jobs.admission import read_manifest
 from nfdt.core.jobs.feed import FeedQueue
 from nfdt.core.specs.job import JobSpec
+from nfdt.core.work.artifacts import artifact_names
 from nfdt.jobserver.client_control import ClientControl
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job_log import JobLog
@@ -70,7 +71,7 @@ class JobContext:
     def __init__(self, server: ServerContext, job_id: str, spec: JobSpec, session: str, listener: SlotListener) -> None:
         self.server, self.clock, self.job_id = server, server.clock, job_id
         self.manifest = read_manifest(spec, server.artifacts)
-        self.artifacts = references(spec)
+        self.artifacts = artifact_names(spec)
         keep = frozenset({*self.artifacts, self.manifest.state})
         self.job_log = JobLog(server.store, server.artifacts, job_id, keep)
         self.token = secrets.token_hex(32)

@@ -26,7 +26,7 @@ Read = Callable[[str], bytes]
 
 
 class Trainer:
-    """What a worker's model does, for any number of workers.
+    """The model of any number of workers.
 
     Args:
         spec: The job.
@@ -34,9 +34,9 @@ class Trainer:
         read: Returns an artifact's bytes by its sha256.
 
     Attributes:
-        gradient_s: Real seconds that gradients took, with gathering their rows.
-        evaluate_s: That evaluations took.
-        gradients: How many there were.
+        gradient_s: Real seconds of all gradients, with gathering their rows.
+        evaluate_s: Real seconds of all evaluations.
+        gradients: Number of gradients.
     """
 
     def __init__(self, spec: JobSpec, manifest: Manifest, read: Read) -> None:
@@ -70,8 +70,8 @@ class Trainer:
         """The mean gradient over the rows of some tasks, and the running logs.
 
         Args:
-            worker: Whose state the model shall have.
-            held: The weights to compute on.
+            worker: Number of the worker whose state the model takes.
+            held: Weights to compute on.
             tasks: One, or one for each member of a group; the mean of their gradients is weighted by their samples.
 
         Returns:

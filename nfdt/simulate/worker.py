@@ -15,6 +15,7 @@ from nfdt.core.specs.job import JobSpec
 from nfdt.core.training.gradient_step import numbers
 from nfdt.core.training.job_model import samples_of
 from nfdt.core.work import instructions as ins
+from nfdt.core.work.statistics import WorkerStatistics
 from nfdt.schedulers import Task
 from nfdt.schedulers.proportions import proportional_split
 from nfdt.simulate.client import VirtualClient
@@ -23,7 +24,6 @@ from nfdt.simulate.machines import Machine
 from nfdt.simulate.trainer import Trainer
 from nfdt.transport.base import Pushed
 from nfdt.worker.pipeline import Pipeline
-from nfdt.worker.statistics import Statistics
 from nfdt.worker.task_times import FinishedTask, TaskTimes, report_finished
 
 AskInstruction = Callable[[str, ins.Report], ins.Instruction | Signal]
@@ -112,7 +112,7 @@ class SimulatedWorker:
     ask: AskInstruction
     listener: WorkerObserver
     clock: Callable[[], float]
-    statistics: Statistics = field(default_factory=Statistics)
+    statistics: WorkerStatistics = field(default_factory=WorkerStatistics)
 
     def __post_init__(self) -> None:
         self._pipeline: Pipeline[FinishedTask] = Pipeline(self.client, self.spec.algorithm.overlap)

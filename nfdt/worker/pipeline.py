@@ -1,4 +1,4 @@
-"""What a worker computes its gradients on, and its pushes on their way.
+"""Weights that a worker computes on, and its pushes in flight.
 
 With ``overlap`` k, gradient n is computed while up to k pushes before it are unanswered, on the weights of the newest
 answer there is::
@@ -25,8 +25,8 @@ class Pipeline(Generic[Tag]):
     """Sends gradients and keeps the newest weights. Not thread-safe.
 
     Args:
-        client: The way to the shards, made for the same ``overlap``.
-        overlap: How many pushes may be unanswered while a gradient is computed.
+        client: Client of the shards, made for the same ``overlap``.
+        overlap: Number of pushes that may be unanswered while a gradient is computed.
 
     Attributes:
         overlap: The same; may change, up to what the client is made for.
@@ -49,9 +49,9 @@ class Pipeline(Generic[Tag]):
         return self._held is not None
 
     def weights(self, *, exact: bool = False) -> Pulled:
-        """What to compute on: of the newest answer, or pulled where there is none; good until the next :meth:`send`.
+        """The weights to compute on: of the newest answer, or pulled where there is none; valid until :meth:`send`.
 
-        ``exact``: what is pulled is what the shards have, whatever the job's codec.
+        ``exact``: pull the weights as they are, whatever the job's codec.
         """
         if self._held is None:
             self._held = self._client.pull(exact=exact)

@@ -1,7 +1,7 @@
 """A slot: a process that becomes one worker or one shard of a job; forked, or ``python -m nfdt.worker.slot``.
 
-It loads TensorFlow at once, so that a job finds it warm, and attends the job server over one stream:
-when the process dies the stream ends and the server knows.
+It loads TensorFlow at once, so that jobs start fast, and is registered at the job server over one stream:
+the end of the stream is the end of the process to the server.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ import argparse
 import logging
 import os
 import queue
-import secrets
 import socket
 import sys
 import threading
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ import grpc
 
 from nfdt.core.errors import NfdtError, ServerUnreachable
 from nfdt.core.host.fast_imports import quick_imports
-from nfdt.core.host.machine import boot_id, give_back_memory, versions
+from nfdt.core.host.machine import give_back_memory
 from nfdt.core.host.parent import die_with_parent
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import parse_job
@@ -31,24 +29,24 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire import workers_pb2_grpc
 from nfdt.core.wire.channel import is_loopback, open_channel, split_address
 from nfdt.core.work.artifacts import ArtifactReader, default_cache
-from nfdt.core.work.slot_connection import PATIENCE_S, AttendStream, Patience, Questions
+from nfdt.core.work.slot_connection import PATIENCE_S, NextCalls, Patience, SlotStream, describe_failure, make_hello
 
 logger = logging.getLogger(__name__)
 
 IDLE_BYTES = 2**30  # what a slot may keep for itself between two jobs
 
 
-class Slot:
-    """One attending process: takes assignments one after the other until dismissed.
+class SlotProcess:
+    """One registered process: takes assignments one after the other until dismissed.
 
     Args:
         address: ``HOST:PORT`` of the job server.
-        token: The server's.
+        token: Token of the server.
         role: ``"worker"`` or ``"shard"``.
         name: Unique among the server's slots.
         ca_file: PEM certificates to trust, when the server speaks TLS.
-        listening: How a shard serves: ``host``, ``cert``, ``key``, ``insecure`` of ``start_shard``.
-        patience_s: How long to look for a server, or a shard, that does not answer.
+        listening: Options of a shard's listener: ``host``, ``cert``, ``key``, ``insecure`` of ``start_shard``.
+        patience_s: Time limit for a server, or a shard, that does not answer.
     """
 
     def __init__(
@@ -66,17 +64,17 @@ class Slot:
         self._ca_file, self._listening, self._patience_s = ca_file, listening, patience_s
         self._channel = open_channel(address, token, ca_file=ca_file)
         self._stub: Any = workers_pb2_grpc.WorkersStub(self._channel)
-        self._stream = AttendStream(self._stub, self._hello(), address)
+        self._stream = SlotStream(self._stub, make_hello(name, role, resumes=True, patience_s=patience_s), address)
         self._inbox: queue.SimpleQueue[pb.Assignment | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
 
-    def attend(self) -> None:
-        """Say hello and serve assignments until dismissed.
+    def run(self) -> None:
+        """Register and serve assignments until dismissed.
 
         Raises:
             NfdtError: the server is gone or refuses this slot.
         """
-        threading.Thread(target=self._listen, name="attend", daemon=True).start()
+        threading.Thread(target=self._listen, name="assignments", daemon=True).start()
         load()
         if self._role == "worker":
             _share_gpus()
@@ -89,21 +87,8 @@ class Slot:
         self._stream.close()
         self._channel.close()
 
-    def _hello(self) -> pb.SlotHello:
-        return pb.SlotHello(
-            name=self._name,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            role=self._role,
-            versions=versions(),
-            device="gpu:0" if os.environ.get("CUDA_VISIBLE_DEVICES", "-1") not in ("", "-1") else "cpu",
-            boot_id=boot_id(),
-            key=secrets.token_hex(16),
-            patience_s=self._patience_s,
-        )
-
     def _listen(self) -> None:
-        """Take assignments; that they end by themselves means that the server is gone, and so are we."""
+        """Take assignments; a stream that ends by itself ends this process: the server is gone."""
         try:
             for assignment in self._stream.assignments():
                 kind = assignment.WhichOneof("assignment")
@@ -136,14 +121,14 @@ class Slot:
                 logger.info("%s: job %s is over (%s)", self._name, job_id, error)
             else:
                 logger.exception("%s: job %s failed", self._name, job_id)
-                self._stream.say(failed=_failure(job_id, error))
+                self._stream.send(failed=describe_failure(job_id, error))
                 return True
         if (kept := give_back_memory()) > IDLE_BYTES:
-            # TensorFlow's allocator keeps what it once had, many times the weights; whoever started this process
+            # TensorFlow's allocator keeps what it once had, many times the weights; the parent of this process
             # starts another one.
             logger.info("%s: keeps %d MB after job %s and ends", self._name, kept >> 20, job_id)
             return False
-        self._stream.say(finished=pb.SlotFinished(job_id=job_id))
+        self._stream.send(finished=pb.SlotFinished(job_id=job_id))
         return True
 
     def _reader(self, job_id: str, shared: str) -> ArtifactReader:
@@ -165,7 +150,7 @@ class Slot:
         tables = sparse_tables(manifest, spec.algorithm, len(addresses))
         local = all(is_loopback(split_address(address)[0]) for address in addresses)
         job = (assignment.job_id, assignment.job_token)
-        questions = Questions(self._stub, job, self._address, self._patience_s, self._stopped)
+        calls = NextCalls(self._stub, job, self._address, self._patience_s, self._stopped)
         client = StreamClient(
             addresses,
             layout,
@@ -188,11 +173,11 @@ class Slot:
                 read=reader.read,
                 open_array=reader.open_array,
                 client=client,
-                ask=questions.ask,
+                ask=calls.ask,
                 stopped=self._stopped,
                 tables=tables,
             )
-            self._stream.say(ready=pb.SlotReady(job_id=assignment.job_id))
+            self._stream.send(ready=pb.SlotReady(job_id=assignment.job_id))
             worker.run()
         finally:
             client.close()
@@ -217,22 +202,10 @@ class Slot:
             **self._listening,
         )
         try:
-            self._stream.say(ready=pb.SlotReady(job_id=assignment.job_id, address=shard.address))
+            self._stream.send(ready=pb.SlotReady(job_id=assignment.job_id, address=shard.address))
             self._stopped.wait()
         finally:
             shard.stop()
-
-
-def _failure(job_id: str, error: Exception) -> pb.SlotFailed:
-    # str() of a KeyError quotes its key: the client, which makes the exception anew, wants what it was made of.
-    message = str(error.args[0]) if isinstance(error, KeyError) and len(error.args) == 1 else str(error)
-    return pb.SlotFailed(
-        job_id=job_id,
-        exception_module=type(error).__module__,
-        exception_type=type(error).__qualname__,
-        message=message,
-        traceback="".join(traceback.format_exception(error)),
-    )
 
 
 def load() -> None:
@@ -300,7 +273,7 @@ def main(argv: list[str] | None = None) -> int:
         if options.tls_cert:
             listening |= {"cert": options.tls_cert, "key": options.tls_key}
         security = {"ca_file": options.ca_file, "listening": listening}
-        Slot(options.server, token, options.role, options.name, patience_s=options.wait, **security).attend()
+        SlotProcess(options.server, token, options.role, options.name, patience_s=options.wait, **security).run()
     except (NfdtError, grpc.RpcError) as error:
         logger.error("%s", error)
         return getattr(error, "exit_code", 1)

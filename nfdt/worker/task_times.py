@@ -16,7 +16,7 @@ class FinishedTask:
 
     Attributes:
         task: Number of the task.
-        samples: Its samples.
+        samples: Number of samples of the task.
         compute_s: Seconds of computing, set by :meth:`TaskTimes.fill`.
         exchange_s: Other seconds, mostly communication that nothing has hidden; set with them.
     """

@@ -25,10 +25,10 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.heartbeat import Heartbeat
 from nfdt.core.work.messages import read_instruction, to_request
+from nfdt.core.work.statistics import WorkerStatistics
 from nfdt.core.work.tasks import Task
 from nfdt.transport.base import ParameterClient, Pushed
 from nfdt.worker.pipeline import Pipeline
-from nfdt.worker.statistics import Statistics
 from nfdt.worker.task_times import FinishedTask, TaskTimes, report_finished
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class Worker:
         model, layout = self._job.model, self._job.layout
         self._step = gradient_step.GradientStep(model, layout, loss_scale=manifest.loss_scale, tables=tables)
         self._evaluate = evaluate.EvaluateStep(model, layout)
-        self._statistics = Statistics()
+        self._statistics = WorkerStatistics()
         self._times = TaskTimes()
         self._heartbeat = Heartbeat(lambda: ask(pb.NextRequest(worker=name, busy=True)), spec.heartbeat_s)
         self._validated: int | None = None  # the epoch whose final weights the pipeline holds, exactly
@@ -231,5 +231,5 @@ class Worker:
 def _all_or_nothing(gradient: Any) -> Any:
     """The gradient, or one that every shard drops if a part of it is not finite."""
     if isinstance(gradient, RowVector):
-        return gradient if gradient.finite else gradient.spoiled()
+        return gradient if gradient.finite else gradient.filled_with_nan()
     return gradient if np.isfinite(gradient).all() else np.full_like(gradient, np.nan)

@@ -10,7 +10,7 @@ import pytest
 
 import hfdt.keras as hvd
 from hfdt.runtime.artifacts import RankArtifacts
-from hfdt.runtime.communicator import World
+from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.group_job import GroupJob
 from nfdt.core.order import order_crc, sample_order
 from nfdt.core.program.pack import pack
@@ -18,7 +18,8 @@ from nfdt.core.program.state import load_state
 from nfdt.core.sharding import make_plan
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.core.training.data import encode_batch
-from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.work import instructions as ins
+from nfdt.core.work.tasks import Task
 from nfdt.shard.engine import Engine
 from nfdt.shard.in_process import InProcessClient
 from nfdt.shard.optimizer import build_optimizer
@@ -70,9 +71,11 @@ class Group:
             validation=DataSpec(kind="arrays", structure=[0, 1, None], arrays=tuple(names), samples=len(x)),
         )
         self.manifest = packed.manifest
-        world = World()
+        communicator = Communicator()
         members = range(hvd.size())
-        self.job = GroupJob(self.spec, world, RankArtifacts(folder), members, self.connect if not world.rank else None)
+        self.job = GroupJob(
+            self.spec, communicator, RankArtifacts(folder), members, self.connect if not communicator.rank else None
+        )
 
     def put(self, content: bytes) -> str:
         name = hashlib.sha256(content).hexdigest()
@@ -94,23 +97,23 @@ class Group:
         weights = self.others.pull().weights
         self.others.push(np.ones_like(weights), samples=1)
 
-    def train(self, *, fed=False, told=None, meanwhile=None, **share) -> np.ndarray:
+    def train(self, *, fed=False, lease=None, meanwhile=None, **share) -> np.ndarray:
         """All tasks, three to a lease, named or fed; the weights that the group then holds.
 
-        ``meanwhile`` is called before each lease, on rank 0; ``told`` is what the leases say beside their tasks.
+        ``meanwhile`` is called before each lease, on rank 0. ``lease`` and ``share`` are fields of the instructions.
         """
         crc = order_crc(sample_order(self.spec.train.samples, False, 0, 0))
-        share = pb.GroupShare(rows=shares(), rate=1.0, **share)
-        self.job.do(pb.NextReply(begin_epoch=pb.BeginEpoch(order_crc=crc, share=share)))
+        options = {"rows": tuple(shares()), "rate": 1.0, **share}
+        self.job.execute(ins.BeginEpoch(0, b"", crc, ins.StepShare(**options)))
         batch = sum(shares())
-        tasks = [pb.Task(task=i, start=i * batch, stop=(i + 1) * batch, parts=1) for i in range(TASKS)]
+        tasks = [Task(i, i * batch, (i + 1) * batch) for i in range(TASKS)]
         if fed:
-            tasks = [pb.Task(task=i, stop=batch, parts=1, data=encode_batch(b)) for i, b in enumerate(batches())]
-        for lease in (tasks[:3], tasks[3:]):
+            tasks = [Task(i, 0, batch, data=encode_batch(b)) for i, b in enumerate(batches())]
+        for leased in (tasks[:3], tasks[3:]):
             if meanwhile is not None and not hvd.rank():
                 meanwhile()
-            answer = self.job.do(pb.NextReply(work=pb.Work(tasks=lease, **(told or {}))))
-            assert [done.task for done in answer.finished] == [task.task for task in lease]
+            report = self.job.execute(ins.Work(0, tuple(leased), **(lease or {})))
+            assert list(report.finished) == [task.task for task in leased]
         return np.array(self.job.exchange.held())
 
 
@@ -156,29 +159,29 @@ def test_differences_of_local_steps_go_through_the_outer_optimizer(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("told", "staleness"), [({}, {0: 5, 1: 1}), ({"pull": True}, {0: 6}), ({"no_weights": True}, {0: 6})]
+    ("lease", "staleness"), [({}, {0: 5, 1: 1}), ({"pull": True}, {0: 6}), ({"no_weights": True}, {0: 6})]
 )
-def test_a_group_computes_on_weights_as_old_as_it_is_told(tmp_path, told, staleness):
+def test_a_group_computes_on_weights_as_old_as_its_lease_allows(tmp_path, lease, staleness):
     group = Group(tmp_path, keras.optimizers.SGD(0.1), consistency="ssp")
-    group.train(told=told, meanwhile=group.others_push)
-    assert hvd.rank() or dict(group.job.exchange.staleness) == staleness
+    group.train(lease=lease, meanwhile=group.others_push)
+    assert hvd.rank() or dict(group.job.exchange.counts.staleness) == staleness
 
 
-def test_a_group_validates_on_the_weights_of_the_epoch_s_end_and_tells_as_it_goes(tmp_path):
-    group, told, results = Group(tmp_path, keras.optimizers.SGD(0.1)), [], []
+def test_a_group_validates_on_the_weights_of_the_epoch_s_end_and_reports_each_batch(tmp_path):
+    group, advanced, results = Group(tmp_path, keras.optimizers.SGD(0.1)), [], []
     group.train()
-    group.job.advanced = lambda: told.append(len(told))
-    tasks = [pb.Task(task=i, start=2 * i, stop=2 * i + 2) for i in range(3)]
+    group.job.advanced = lambda: advanced.append(len(advanced))
+    tasks = tuple(Task(i, 2 * i, 2 * i + 2) for i in range(3))
     for epoch in (0, 0, 1):
-        answer = group.job.do(pb.NextReply(evaluate=pb.Evaluate(epoch=epoch, tasks=tasks)))
-        results.append(answer.evaluated.metrics)
+        report = group.job.execute(ins.Evaluate(epoch, tasks, b""))
+        results.append(report.evaluated.metrics)
         if not hvd.rank():
             group.others_push()
     assert results[0] == results[1] != results[2]
-    assert len(told) == 9
+    assert len(advanced) == 9
 
 
-def test_measuring_moves_nothing_and_tells_every_member_s_steps(tmp_path):
+def test_measuring_moves_nothing_and_times_every_member_s_steps(tmp_path):
     group = Group(tmp_path, keras.optimizers.SGD(0.1))
     before = np.array(group.job.exchange.held())
     group.job.measure()

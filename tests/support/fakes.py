@@ -23,7 +23,7 @@ from nfdt.core.training.merge import decode_arrays, encode_arrays
 from nfdt.core.wire import jobs_pb2, jobs_pb2_grpc, shards_pb2, shards_pb2_grpc, workers_pb2, workers_pb2_grpc
 from nfdt.core.wire.channel import make_server, open_channel, same_token
 from nfdt.core.wire.status import translated
-from nfdt.core.work.slot_connection import AttendStream, Questions
+from nfdt.core.work.slot_connection import NextCalls, SlotStream
 
 TOKEN = "secret-token"
 DEADLINE_S = 30.0
@@ -115,7 +115,7 @@ class FakeSlot:
         greeting = workers_pb2.SlotHello(**{**who, **hello})
         if patience_s:
             greeting.key, greeting.patience_s = secrets.token_hex(8), patience_s
-        self._stream = AttendStream(self._stub, greeting, address)
+        self._stream = SlotStream(self._stub, greeting, address)
         self._threads = [threading.Thread(target=self._attend, daemon=True)]
         self._threads[0].start()
 
@@ -157,7 +157,7 @@ class FakeSlot:
                     return
 
     def _say(self, **message: Any) -> None:
-        self._stream.say(**message)
+        self._stream.send(**message)
 
     def _serve(self, assignment: workers_pb2.ShardAssignment) -> None:
         self.shard = FakeShard(assignment)
@@ -183,7 +183,7 @@ class FakeSlot:
 
     def _loop(self, assignment: workers_pb2.WorkerAssignment) -> None:
         answer = workers_pb2.NextRequest()
-        questions = Questions(
+        questions = NextCalls(
             self._stub, (assignment.job_id, assignment.job_token), "the server", self._patience_s, self.released
         )
         self.metrics, self.state, steps, samples = [0.0], [np.zeros(1, np.float32)], 0, 0

@@ -229,14 +229,14 @@ def test_with_dbs_a_gradient_s_rate_is_its_share_of_the_batch_of_fit():
     assert [options["rate"] for _, options in job.shards.pushes] == [0.5, 1.0, 2.0]
 
 
-@pytest.mark.parametrize(("shards", "spoiled"), [(1, [False, True]), (2, [True, True])])
-def test_all_of_several_shards_drop_a_gradient_of_which_a_part_is_not_finite(shards, spoiled):
+@pytest.mark.parametrize(("shards", "not_finite"), [(1, [False, True]), (2, [True, True])])
+def test_all_of_several_shards_drop_a_gradient_of_which_a_part_is_not_finite(shards, not_finite):
     x = np.array([[1.0, 1e30]], np.float32)
     job = Job(x, shards=shards)
     job.shards.version = 1
     job.run(job.begin(), work(0))
     ((gradient, _),) = job.shards.pushes
-    assert list(~np.isfinite(gradient)) == spoiled
+    assert list(~np.isfinite(gradient)) == not_finite
 
 
 def test_a_worker_that_draws_another_sample_order_refuses_to_train():

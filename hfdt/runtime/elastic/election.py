@@ -1,4 +1,4 @@
-"""Who speaks for an elastic ring: values in, values out."""
+"""Election of the leader of an elastic ring: values in, values out."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from nfdt.core.errors import JobFailed
 
 @dataclass(frozen=True)
 class Candidate:
-    """What one rank tells the others when they meet.
+    """State of one rank at a rendezvous.
 
     Attributes:
-        number: Its own for as long as the process lives; -1 before it has one.
-        commit: How often it has copied its state; -1 for a rank that has none.
-        job: The job it has built; "" for none.
-        attends: Whether it can reach the job server.
-        leads: Whether it is the one that does.
+        number: Number of the rank, for as long as its process lives; -1 before it has one.
+        commit: Number of its last commit; -1 without one.
+        job: Identifier of its job; "" for none.
+        reaches_server: Whether it can reach the job server.
+        leads: Whether it is the leader so far.
     """
 
     number: int
     commit: int
     job: str
-    attends: bool
+    reaches_server: bool
     leads: bool
 
 
 def elect(candidates: Sequence[Candidate]) -> int:
-    """The rank that leads: who does already, else who has the newest copy of the state, else the lowest.
+    """The rank that leads: the leader so far, else the rank with the newest commit, else the lowest.
 
     Raises:
         JobFailed: no rank can reach the job server.
     """
-    able = [rank for rank, candidate in enumerate(candidates) if candidate.attends]
+    able = [rank for rank, candidate in enumerate(candidates) if candidate.reaches_server]
     if not able:
         raise JobFailed(
             "The rank that spoke for the ring is gone, and no other rank can reach the job server: they are on other "
@@ -43,7 +43,7 @@ def elect(candidates: Sequence[Candidate]) -> int:
 
 
 def assign_numbers(candidates: Sequence[Candidate], used: Sequence[int]) -> list[int]:
-    """A number for every rank: its own, or one that nobody had before."""
+    """A number for every rank: its own, or one that no rank has had before."""
     following = max([-1, *used, *(c.number for c in candidates)]) + 1
     numbers = []
     for candidate in candidates:

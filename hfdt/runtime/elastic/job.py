@@ -1,4 +1,4 @@
-"""A ring's job whose ranks may come and go: its state is copied now and then, and that is what they go back to."""
+"""A job whose ranks may come and go: state is committed periodically and restored after a rank failure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from hfdt.runtime.artifacts import RankArtifacts
 from hfdt.runtime.batch_split import cut_rows
-from hfdt.runtime.communicator import World
+from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.elastic.snapshot import Snapshot
 from hfdt.runtime.job import RingJob
 from nfdt.core.program.state import State
@@ -19,21 +19,21 @@ from nfdt.core.work.tasks import Task
 
 
 class ElasticJob(RingJob):
-    """See the module. The world may have become another one between two calls.
+    """See the module. The ranks may have changed between two calls.
 
     Args:
-        spec: As for :class:`~hfdt.runtime.job.RingJob`.
-        world: As for it.
-        artifacts: As for it.
-        number: This rank's number in the ring.
+        spec: The job, with the batch of one rank in ``fit.batch_size``.
+        communicator: The ranks.
+        artifacts: Artifacts of the job.
+        number: Number of this rank in the ring.
 
     Attributes:
         snapshot: The last commit.
-        attempted: The highest step that was begun, also by ranks that are gone.
+        attempted: Highest step that has begun, on lost ranks too.
     """
 
-    def __init__(self, spec: JobSpec, world: World, artifacts: RankArtifacts, *, number: int) -> None:
-        super().__init__(spec, world, artifacts, number=number)
+    def __init__(self, spec: JobSpec, communicator: Communicator, artifacts: RankArtifacts, *, number: int) -> None:
+        super().__init__(spec, communicator, artifacts, number=number)
         self._epoch = -1
         self._orphans: tuple[bytes, ...] = ()
         self.attempted = 0
@@ -49,9 +49,9 @@ class ElasticJob(RingJob):
         return report
 
     def _steps_of(self, work: ins.Work) -> list[list[Task]]:
-        """Steps of at most a batch per rank: where ranks were lost, what was planned for more is cut anew."""
+        """Steps of at most one batch per rank; after a loss of ranks, larger steps are split."""
         steps = super()._steps_of(work)
-        size, most = self._world.size, self._world.size * self.spec.fit.batch_size
+        size, most = self._communicator.size, self._communicator.size * self.spec.fit.batch_size
         if work.tasks and work.tasks[0].data:
             return [step[at : at + size] for step in steps for at in range(0, len(step), size)]
         if all(task.stop - task.start <= most for task in work.tasks):
@@ -72,8 +72,8 @@ class ElasticJob(RingJob):
     # ---- commits
 
     def commit(self, report: ins.Report) -> None:
-        """Copy the state; when this returns, every rank has its copy. Collective."""
-        found = [_unpack(data) for data in self._world.gather(_pack(self._number, self._metrics.collect()))]
+        """Copy the state; every rank has its copy when this returns. Collective."""
+        found = [_unpack(data) for data in self._communicator.gather(_pack(self._number, self._metrics.collect()))]
         before = self.snapshot.commit if self.snapshot else -1
         state = self.step.read()
         self.snapshot = Snapshot(
@@ -87,14 +87,14 @@ class ElasticJob(RingJob):
             orphans=self._orphans,
             answer=to_request(report).SerializeToString(),
         )
-        self._world.gather(b"")  # nobody reports what somebody has not copied
+        self._communicator.gather(b"")  # no report before every rank has its copy
 
     def resume(self, snapshot: Snapshot, present: Sequence[int]) -> None:
-        """Go back to a commit, this rank's or the leader's.
+        """Restore a commit of this rank or of the leader.
 
         Args:
             snapshot: The commit.
-            present: Numbers of the ranks that are there now; the metrics of the others are kept as they were.
+            present: Numbers of the present ranks; the metrics of lost ranks are kept as they were.
         """
         own = self.snapshot
         self.step.load(snapshot.state)

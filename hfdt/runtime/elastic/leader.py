@@ -1,21 +1,20 @@
-"""The rank that speaks for an elastic ring: what it had begun when ranks were lost, it goes on with."""
+"""Leader of an elastic ring: resumes the work that was under way when ranks were lost."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from typing import Any
 
-from hfdt.runtime.attendance import Attendance
-from hfdt.runtime.commands import Order
+from hfdt.runtime.commands import Command
 from hfdt.runtime.elastic.state import RingState
+from hfdt.runtime.leader import beat, leader_request
+from hfdt.runtime.slot_connection import SlotConnection
 from hfdt.runtime.state_service import StateService
 from nfdt.core.specs.horovod_options import NEWS
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
-from nfdt.core.work.heartbeat import Heartbeat
-from nfdt.core.work.messages import read_instruction, to_request
+from nfdt.core.work.messages import read_instruction
 
 logger = logging.getLogger(__name__)
 
@@ -24,18 +23,18 @@ class ElasticLeader:
     """Between the job server and the ring; :meth:`run` is called again in every new world.
 
     Args:
-        state: The ring's.
-        attendance: At the job server.
-        wait_s: The ranks hear from the leader at least that often.
+        state: State of the ring.
+        connection: Registration at the job server.
+        wait_s: Longest time between two broadcasts.
     """
 
-    def __init__(self, state: RingState, attendance: Attendance, wait_s: float) -> None:
-        self._state, self._attendance, self._wait_s = state, attendance, wait_s
+    def __init__(self, state: RingState, connection: SlotConnection, wait_s: float) -> None:
+        self._state, self._connection, self._wait_s = state, connection, wait_s
         self._dismissed = False
         self._begun: pb.ShardAssignment | None = None
         self._service: StateService | None = None
         self._worker = ""
-        self._order: Order | None = None  # told, and not yet done by everybody
+        self._command: Command | None = None  # broadcast, and not yet executed by all ranks
         self._answer: ins.Report | None = None
 
     def run(self) -> None:
@@ -43,20 +42,20 @@ class ElasticLeader:
         self._answer = self._pending()
         while not (self._dismissed and self._begun is None):
             self._go_on()
-        self._tell(Order("quit"))
+        self._broadcast(Command("quit"))
 
     def _pending(self) -> ins.Report | None:
-        return self._state.job.pending if self._state.job is not None and self._order is None else None
+        return self._state.job.pending if self._state.job is not None and self._command is None else None
 
     def _go_on(self) -> None:
-        """Do the next thing that is due."""
-        if self._order is not None:
-            self._carry_out(self._order)
+        """Take the next step."""
+        if self._command is not None:
+            self._run_command(self._command)
         elif self._begun is None:
             self._on_free(self._next_assignment())
         elif self._service is None:
             self._engage(self._begun)
-        elif self._attendance.stopped.is_set():
+        elif self._connection.stopped.is_set():
             self._release()
         elif not self._worker:
             self._on_engaged(self._next_assignment())
@@ -64,20 +63,20 @@ class ElasticLeader:
             self._exchange(self._state.job)
 
     def _next_assignment(self) -> pb.Assignment | None:
-        assignment = self._attendance.next_assignment(self._wait_s)
+        assignment = self._connection.next_assignment(self._wait_s)
         if assignment is None:
-            self._tell(Order("idle"))
+            self._broadcast(Command("idle"))
         return assignment
 
-    def _tell(self, order: Order) -> ins.Report:
-        self._state.world.broadcast(order.encode())
-        return self._state.obey(order)
+    def _broadcast(self, command: Command) -> ins.Report:
+        self._state.communicator.broadcast(command.encode())
+        return self._state.execute(command)
 
-    def _carry_out(self, order: Order) -> None:
-        """Have an order done; it is told again where ranks come or go meanwhile."""
-        self._order = order
-        self._answer = self._tell(order)
-        self._order = None
+    def _run_command(self, command: Command) -> None:
+        """Execute a command on all ranks; :meth:`run` repeats it where ranks come or go meanwhile."""
+        self._command = command
+        self._answer = self._broadcast(command)
+        self._command = None
         if self._service is not None and self._state.job is not None:
             self._service.version = self._state.job.steps
 
@@ -86,82 +85,64 @@ class ElasticLeader:
         self._dismissed |= kind == "dismiss"
         if assignment is not None and kind == "shard":
             self._begun = assignment.shard
-            self._attendance.begin(assignment.shard.job_id)
+            self._connection.begin(assignment.shard.job_id)
 
     def _engage(self, begun: pb.ShardAssignment) -> None:
         """Build the job, unless this ring has it, and serve its state."""
         values = {"id": begun.job_id, "spec": begun.spec_json, "artifacts": begun.artifact_dir}
         if not self._state.has(begun.job_id):
-            self._carry_out(Order("job", values))
+            self._run_command(Command("job", values))
         assert self._state.job is not None
         self._answer = self._pending()
         self._service = StateService(self._state.job.step, begun.job_token)
-        self._attendance.say("shard", ready=pb.SlotReady(job_id=begun.job_id, address=self._service.address))
+        self._connection.send("shard", ready=pb.SlotReady(job_id=begun.job_id, address=self._service.address))
 
     def _on_engaged(self, assignment: pb.Assignment | None) -> None:
         kind = assignment.WhichOneof("assignment") if assignment else None
         self._dismissed |= kind == "dismiss"
-        if assignment is not None and kind == "worker" and assignment.worker.job_id == self._attendance.job_id:
+        if assignment is not None and kind == "worker" and assignment.worker.job_id == self._connection.job_id:
             self._worker = assignment.worker.worker
             self._beat()
-            self._attendance.say("worker", ready=pb.SlotReady(job_id=self._attendance.job_id))
+            self._connection.send("worker", ready=pb.SlotReady(job_id=self._connection.job_id))
 
     def _beat(self) -> None:
-        """The server hears from this worker as its job advances."""
-        job, busy = self._state.job, pb.NextRequest(job_id=self._attendance.job_id, worker=self._worker, busy=True)
+        """Send heartbeats to the server as the job advances."""
+        job = self._state.job
         assert job is not None
-        job.advanced = Heartbeat(lambda: self._attendance.ask(busy), job.spec.heartbeat_s)
+        job.advanced = beat(self._connection, job, self._worker)
 
     def _exchange(self, job: Any) -> None:
-        request = to_request(self._answer or ins.Report())
-        request.job_id, request.worker, request.wait_s = self._attendance.job_id, self._worker, self._wait_s
-        request.statistics_json = self._statistics(job)
-        reply = self._attendance.ask(request)
+        totals = job.statistics(resets=self._state.resets, redone_steps=self._state.redone)
+        request = leader_request(self._answer or ins.Report(), self._worker, self._wait_s, totals)
+        reply = self._connection.ask(request)
         self._answer = None
         instruction = read_instruction(reply)
         if isinstance(instruction, ins.Leave):
-            self._attendance.stopped.wait(self._wait_s)
-            self._tell(Order("idle"))
+            self._connection.stopped.wait(self._wait_s)
+            self._broadcast(Command("idle"))
         elif isinstance(instruction, ins.Wait):
-            self._tell(Order("idle"))
+            self._broadcast(Command("idle"))
         elif isinstance(instruction, ins.Summarise):
             self._answer = job.summarise(instruction)
         else:
             assert self._service is not None
-            rate, state = self._service.take_changes()
-            values: dict[str, Any] = {} if rate is None else {"learning_rate": rate}
-            self._carry_out(Order("do", values, reply.SerializeToString(), state))
-            self._tell(Order("idle"))
+            self._run_command(self._service.command(reply))
+            self._broadcast(Command("idle"))
 
     def _release(self) -> None:
         if self._service is not None:
             self._service.stop()
-        job_id = self._attendance.job_id
-        self._carry_out(Order("release"))
+        job_id = self._connection.job_id
+        self._run_command(Command("release"))
         self._begun, self._service, self._worker, self._answer = None, None, "", None
         for role in ("worker", "shard"):
-            self._attendance.say(role, finished=pb.SlotFinished(job_id=job_id))
+            self._connection.send(role, finished=pb.SlotFinished(job_id=job_id))
 
-    def _statistics(self, job: Any) -> str:
-        state = self._state
-        return json.dumps(
-            {
-                "samples": job.samples,
-                "steps": job.steps,
-                "seconds": round(job.compute_s, 6),
-                "compute_s": round(job.compute_s, 6),
-                "ranks": state.world.size,
-                "resets": state.resets,
-                "redone_steps": state.redone,
-                "codec": job.spec.algorithm.codec,
-            }
-        )
-
-    def tell_news(self) -> None:
-        """Write down, for the job's events, who is there now."""
+    def log_members(self) -> None:
+        """Log the present ranks, for the job's events."""
         state = self._state
         if state.resets:
             done = f"; {state.redone} steps in all were done again" if state.redone else ""
-            logger.warning("%sranks came or went: %d are there now%s", NEWS, state.world.size, done)
+            logger.warning("%sranks came or went: %d are there now%s", NEWS, state.communicator.size, done)
         else:
-            logger.info("%d ranks, process %d leads", state.world.size, os.getpid())
+            logger.info("%d ranks, process %d leads", state.communicator.size, os.getpid())

@@ -13,13 +13,13 @@ from horovod.runner.common.util import network
 
 from hfdt.keras.horovod_api import enter_next_world, is_broken_world
 from hfdt.launch.horovodrun import find_loopback_port
-from hfdt.runtime.attendance import Attendance, failure_of
-from hfdt.runtime.commands import Order
-from hfdt.runtime.communicator import World
+from hfdt.runtime.commands import Command
+from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.elastic.leader import ElasticLeader
 from hfdt.runtime.elastic.state import RingState
 from hfdt.runtime.failures import FailureWatch, leave_failure
-from hfdt.runtime.roles import WAIT_S, artifact_names, stall_warning_s
+from hfdt.runtime.leader import broadcast_interval_s
+from hfdt.runtime.slot_connection import SlotConnection, failure_of
 
 logger = logging.getLogger(__name__)
 
@@ -27,38 +27,38 @@ BLAME_S = 3.0
 
 
 class ElasticRank:
-    """This process in the ring, over all worlds that it takes part in.
+    """One process of the ring, through all worlds that it takes part in.
 
     Args:
-        world: The first one.
-        server: ``host:port`` of the job server; "" where this rank does not know it.
-        directory: The ring's, with the token.
+        communicator: The ranks of the first world.
+        server: ``host:port`` of the job server; "" where it is not known.
+        directory: Directory of the ring, with the token.
     """
 
-    def __init__(self, world: World, server: str, directory: Path | None) -> None:
-        self._world, self._server = world, server
-        attends = bool(server) and directory is not None and os.access(directory / "token", os.R_OK)
-        self._state = RingState(world, directory, attends=attends, names=artifact_names)
+    def __init__(self, communicator: Communicator, server: str, directory: Path | None) -> None:
+        self._communicator, self._server = communicator, server
+        reaches = bool(server) and directory is not None and os.access(directory / "token", os.R_OK)
+        self._state = RingState(communicator, directory, reaches_server=reaches)
         self._leader: ElasticLeader | None = None
-        self._attendance: Attendance | None = None
+        self._connection: SlotConnection | None = None
         self._lost: BaseException | None = None
 
     def run(self) -> None:
-        """Take part until the leader says quit.
+        """Take part until the command to quit.
 
         Raises:
-            Exception: what the user's code raised, or why this rank cannot take part any more.
+            Exception: the exception of the user's code, or the reason why this rank cannot take part any more.
         """
         if os.environ.get("HOROVOD_GLOO_IFACE") == "lo":
-            network.find_port = find_loopback_port  # of the service that is told of new hosts
+            network.find_port = find_loopback_port  # of the service that receives news of hosts
         try:
             run_fn(self._work, self._enter_next_world)(self._state)
         except Exception as error:
             if error is not self._lost:
-                self._blame(error)
+                self._report_failure(error)
             raise
-        if self._attendance is not None:
-            self._attendance.close()
+        if self._connection is not None:
+            self._connection.close()
 
     def _enter_next_world(self) -> None:
         self._state.leaving()
@@ -86,23 +86,23 @@ class ElasticRank:
             directory = self._state.directory
             assert directory is not None
             token = (directory / "token").read_text().strip()
-            self._attendance = Attendance(self._server, token, directory.name)
-            wait_s = min(WAIT_S, stall_warning_s(os.environ) / 2)
-            self._leader = ElasticLeader(self._state, self._attendance, wait_s)
-            FailureWatch(directory, self._attendance, own=None)
-        self._leader.tell_news()
+            self._connection = SlotConnection(self._server, token, directory.name)
+            wait_s = broadcast_interval_s(os.environ)
+            self._leader = ElasticLeader(self._state, self._connection, wait_s)
+            FailureWatch(directory, self._connection, own=None)
+        self._leader.log_members()
         self._leader.run()
 
     def _follow(self) -> None:
-        while (order := Order.decode(self._world.broadcast())).kind != "quit":
-            self._state.obey(order)
+        while (command := Command.decode(self._communicator.broadcast())).kind != "quit":
+            self._state.execute(command)
 
-    def _blame(self, error: BaseException) -> None:
-        """Tell the server what this rank raised: that ends the job."""
-        logger.exception("rank %d failed", self._world.rank)
-        attendance: Any = self._attendance
+    def _report_failure(self, error: BaseException) -> None:
+        """Report the exception of this rank to the server, which ends the job."""
+        logger.exception("rank %d failed", self._communicator.rank)
+        connection: Any = self._connection
         if self._state.directory is not None:
-            leave_failure(self._state.directory, self._world.rank, error)
-        if attendance is not None and attendance.job_id and not attendance.stopped.is_set():
-            attendance.say("worker", failed=failure_of(attendance.job_id, error, self._world.rank))
-            attendance.stopped.wait(BLAME_S)
+            leave_failure(self._state.directory, self._communicator.rank, error)
+        if connection is not None and connection.job_id and not connection.stopped.is_set():
+            connection.send("worker", failed=failure_of(connection.job_id, error, self._communicator.rank))
+            connection.stopped.wait(BLAME_S)

@@ -1,4 +1,4 @@
-"""What a rank of an elastic ring goes back to when others are lost: a copy of a job's state, in memory or as bytes."""
+"""Copy of a job's state that a rank restores when other ranks are lost, in memory or as bytes."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Snapshot:
     """One commit.
 
     Attributes:
-        commit: Its number.
+        commit: Number of the commit.
         state: Weights and optimizer variables, equal on all ranks.
         untrained: This rank's untrained variables.
-        base: Those that all ranks began the epoch with.
+        base: Untrained variables at the beginning of the epoch, equal on all ranks.
         counters: ``epoch``, ``steps`` and ``samples`` of the job, equal on all ranks.
         own: ``epoch_samples`` and ``epoch_steps`` of this rank.
         metrics: Metric variables (encoded) of every rank, by its number.
         orphans: Metric variables (encoded) of ranks that are gone, of this epoch.
-        answer: The report of what was done up to here, for a leader that cannot know whether it was heard.
+        answer: The report of the work up to here; a new leader cannot know whether it was sent, and sends it again.
     """
 
     commit: int

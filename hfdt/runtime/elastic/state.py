@@ -1,8 +1,8 @@
-"""What the ranks of an elastic ring hold in common, and how they agree on it after some came or went.
+"""State that the ranks of an elastic ring share, and the rendezvous that restores it after ranks came or went.
 
 ::
 
-    meet ──> elect a leader ──> everybody has the leader's job and commit ──> work ... ──a rank is lost──> meet
+    meet ──> elect a leader ──> take the leader's job and commit ──> work ... ──a rank is lost──> meet
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,43 +18,39 @@ import horovod.tensorflow as hvd
 from horovod.common.elastic import State
 
 from hfdt.runtime.artifacts import share
-from hfdt.runtime.commands import Order
-from hfdt.runtime.communicator import World
+from hfdt.runtime.commands import Command
+from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.elastic.election import Candidate, assign_numbers, elect
 from hfdt.runtime.elastic.job import ElasticJob
 from hfdt.runtime.elastic.snapshot import Snapshot
-from nfdt.core.program.state import load_state
+from hfdt.runtime.execution import execute, instruction_of
 from nfdt.core.specs.job import parse_job
-from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
-from nfdt.core.work.messages import read_instruction
+from nfdt.core.work.artifacts import artifact_names
 
 logger = logging.getLogger(__name__)
 
 
 class RingState(State):
-    """One rank's part of it; Horovod's elastic runtime calls the methods without an argument.
+    """State of one rank; Horovod's elastic runtime calls the methods without an argument.
 
     Args:
-        world: The ranks.
-        directory: The ring's, where this rank knows it; it learns it from the leader.
-        attends: Whether this one can reach the job server.
-        names: The artifacts of a job specification.
+        communicator: The ranks.
+        directory: Directory of the ring; None where only the leader knows it, until the first :meth:`meet`.
+        reaches_server: Whether this rank can reach the job server.
 
     Attributes:
-        job: What the ring works at.
-        leads: Whether this rank speaks for the ring, from its first meeting on.
-        resets: How often ranks came or went.
-        redone: Steps that were done again.
+        job: The current job.
+        leads: Whether this rank is the leader; valid after the first :meth:`meet`.
+        resets: Number of changes of the ranks.
+        redone: Number of steps that were done again.
     """
 
-    def __init__(
-        self, world: World, directory: Path | None, *, attends: bool, names: Callable[[Any], set[str]]
-    ) -> None:
+    def __init__(self, communicator: Communicator, directory: Path | None, *, reaches_server: bool) -> None:
         super().__init__(bcast_object=hvd.broadcast_object, get_rank=hvd.rank)
-        self.world, self.directory, self._attends, self._names = world, directory, attends, names
+        self.communicator, self.directory, self._reaches_server = communicator, directory, reaches_server
         self.job: ElasticJob | None = None
-        self._order = Order("release")  # what the job was built of
+        self._command = Command("release")  # that the job was built from
         self.leads = False
         self.number = -1
         self.resets = self.redone = 0
@@ -64,20 +59,20 @@ class RingState(State):
     # ---- what Horovod asks of a state
 
     def save(self) -> None:
-        """Commits are collective: see :meth:`obey`."""
+        """Do nothing: commits are collective, see :meth:`execute`."""
 
     def restore(self) -> None:
-        """The meeting brings every rank to the leader's commit."""
+        """Do nothing: :meth:`meet` restores the leader's commit."""
 
     def sync(self) -> None:
-        """As :meth:`restore`."""
+        """Do nothing, as :meth:`restore`."""
 
     def reset(self) -> None:
-        """The world is another one."""
-        self.world.look()
+        """Read rank and size in the new world."""
+        self.communicator.look()
 
     def leaving(self) -> None:
-        """The world is about to become another one; every world has a timeline of its own."""
+        """Prepare for the next world, which writes a timeline of its own."""
         self.resets += 1
         if self._timeline:
             path = Path(self._timeline)
@@ -87,30 +82,30 @@ class RingState(State):
 
     def meet(self) -> None:
         """Agree on a leader, a job and its state; collective, and the first thing in every world."""
-        found = [json.loads(text) for text in self.world.gather(json.dumps(self._told()).encode())]
+        found = [json.loads(text) for text in self.communicator.gather(json.dumps(self._candidacy()).encode())]
         candidates = [Candidate(**answer["candidate"]) for answer in found]
-        self.world.leader = elect(candidates)
-        self.leads = self.world.leads
+        self.communicator.leader = elect(candidates)
+        self.leads = self.communicator.leads
         used = [number for answer in found for number in answer["used"]]
         numbers = assign_numbers(candidates, used)
-        self.number = numbers[self.world.rank]
+        self.number = numbers[self.communicator.rank]
         self.resets = max(answer["resets"] for answer in found)
-        chief = candidates[self.world.leader]
-        self.directory = Path(found[self.world.leader]["directory"])
-        if any(candidate.job != chief.job for candidate in candidates):
+        leader = candidates[self.communicator.leader]
+        self.directory = Path(found[self.communicator.leader]["directory"])
+        if any(candidate.job != leader.job for candidate in candidates):
             self.build(self._share_order())
         if self.job is not None:
             self.job.attempted = max(answer["attempted"] for answer in found)
-            self._come_to(self.job, same=len({c.commit for c in candidates}) == 1, present=numbers)
+            self._restore(self.job, same=len({c.commit for c in candidates}) == 1, present=numbers)
 
-    def _told(self) -> dict[str, Any]:
+    def _candidacy(self) -> dict[str, Any]:
         job = self.job
         snapshot = job.snapshot if job is not None else None
         candidate = Candidate(
             number=self.number,
             commit=snapshot.commit if snapshot else -1,
-            job=self._order.values.get("id", ""),
-            attends=self._attends,
+            job=self._command.values.get("id", ""),
+            reaches_server=self._reaches_server,
             leads=self.leads,
         )
         return {
@@ -121,14 +116,14 @@ class RingState(State):
             "attempted": job.attempted if job is not None else 0,
         }
 
-    def _share_order(self) -> Order:
-        return Order.decode(self.world.broadcast(self._order.encode() if self.leads else None))
+    def _share_order(self) -> Command:
+        return Command.decode(self.communicator.broadcast(self._command.encode() if self.leads else None))
 
-    def _come_to(self, job: ElasticJob, *, same: bool, present: list[int]) -> None:
+    def _restore(self, job: ElasticJob, *, same: bool, present: list[int]) -> None:
         snapshot = job.snapshot
         if not same:
             own = snapshot.encode() if self.leads and snapshot is not None else b""
-            data = self.world.broadcast(own if self.leads else None)
+            data = self.communicator.broadcast(own if self.leads else None)
             if not self.leads:
                 snapshot = Snapshot.decode(data) if data else None
         if snapshot is None:
@@ -137,39 +132,35 @@ class RingState(State):
         job.resume(snapshot, present)
         job.commit(job.pending)
 
-    def build(self, order: Order) -> None:
-        """Take a job over, or drop the one there is where the order names none; collective."""
-        if order.kind != "job":
-            self.job, self._order = None, order
+    def build(self, command: Command) -> None:
+        """Build the job of a command, or drop the current one where it names none; collective."""
+        if command.kind != "job":
+            self.job, self._command = None, command
             return
-        artifacts = share(self.world, order.values["artifacts"], self._names(parse_job(order.values["spec"])))
-        if self._order.values.get("id") != order.values["id"] or self.job is None:
+        spec = parse_job(command.values["spec"])
+        artifacts = share(self.communicator, command.values["artifacts"], artifact_names(spec))
+        if self._command.values.get("id") != command.values["id"] or self.job is None:
             self.job = None
-            self.job = ElasticJob(parse_job(order.values["spec"]), self.world, artifacts, number=self.number)
-        self._order = order
+            self.job = ElasticJob(spec, self.communicator, artifacts, number=self.number)
+        self._command = command
 
     def has(self, job_id: str) -> bool:
-        """Whether this ring works at the job."""
-        return self.job is not None and self._order.values.get("id") == job_id
+        """Whether this is the current job."""
+        return self.job is not None and self._command.values.get("id") == job_id
 
-    def obey(self, order: Order) -> ins.Report:
-        """What every rank does at an order; the answer is the leader's to send. Collective."""
-        if order.kind in ("job", "release"):
-            self.build(order)
+    def execute(self, command: Command) -> ins.Report:
+        """Execute a command on this rank; the report of the leader goes to the coordinator. Collective."""
+        if command.kind in ("job", "release"):
+            self.build(command)
             if self.job is not None:
                 self.job.commit(self.job.pending)
-        elif order.kind == "do" and self.job is not None:
-            return self._do(self.job, order)
-        elif order.kind == "idle":
+        elif command.kind == "do" and self.job is not None:
+            return self._do(self.job, command)
+        elif command.kind == "idle":
             self.check_host_updates()
         return ins.Report()
 
-    def _do(self, job: ElasticJob, order: Order) -> ins.Report:
-        if order.state:
-            job.step.load(load_state(order.state))
-        if (rate := order.values.get("learning_rate")) is not None:
-            job.step.set_learning_rate(rate)
-        instruction = read_instruction(pb.NextReply.FromString(order.reply))
-        report = job.execute(instruction)
-        job.commit(report if isinstance(instruction, ins.Work) else ins.Report())
+    def _do(self, job: ElasticJob, command: Command) -> ins.Report:
+        report = execute(job, command)
+        job.commit(report if isinstance(instruction_of(command), ins.Work) else ins.Report())
         return report

@@ -67,8 +67,8 @@ class RowVector:
         """Whether every element is a number."""
         return bool(np.isfinite(self.dense).all()) and all(bool(np.isfinite(r.values).all()) for r in self.rows)
 
-    def spoiled(self) -> RowVector:
-        """The same rows, and nothing finite."""
+    def filled_with_nan(self) -> RowVector:
+        """The same rows with NaN for every element."""
         rows = tuple(Rows(r.index, np.full_like(r.values, np.nan)) for r in self.rows)
         return RowVector(np.full_like(self.dense, np.nan), rows)
 

@@ -10,6 +10,7 @@ from nfdt.core.errors import PolicyRefused, UsageError, VersionMismatch
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import JobSpec
+from nfdt.core.work.artifacts import artifact_names
 
 MAX_MANIFEST_BYTES = 64 * 2**20
 _MUST_MATCH = ("python", "keras", "tensorflow")
@@ -22,12 +23,6 @@ class Limits:
     jobs_per_token: int = 64
     artifact_bytes: int = 2**38
     state_dir_bytes: int = 2**40
-
-
-def references(spec: JobSpec) -> set[str]:
-    """Every artifact that a job's specification names."""
-    validation = spec.validation.arrays if spec.validation else ()
-    return {spec.program, *spec.artifacts, *spec.train.arrays, *validation}
 
 
 def version_conflict(client: Mapping[str, str], worker: Mapping[str, str]) -> str | None:
@@ -54,7 +49,7 @@ def check_versions(spec: JobSpec, slots: Iterable[Mapping[str, str]]) -> None:
 
 def check_artifacts(spec: JobSpec, artifacts: ArtifactStore) -> None:
     """Raise UsageError when an artifact that the job names is not complete on this server."""
-    missing = sorted(name for name in references(spec) if not artifacts.has(name))
+    missing = sorted(name for name in artifact_names(spec) if not artifacts.has(name))
     if missing:
         raise UsageError(
             f"{len(missing)} artifacts of the job are not on this server, first {missing[0]}. Upload them."

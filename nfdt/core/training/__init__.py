@@ -1,1 +1,1 @@
-"""What runs inside a training step, whoever runs it."""
+"""Code of a training step, for every kind of worker."""

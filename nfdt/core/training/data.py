@@ -51,7 +51,7 @@ def decode_npy(data: bytes) -> Array:
     """Inverse of :func:`encode_npy`; a read-only view of ``data``.
 
     Raises:
-        ProtocolError: not ``.npy``, an object dtype, or a size that differs from what the header says.
+        ProtocolError: not ``.npy``, an object dtype, or a size that differs from the header.
     """
     file = io.BytesIO(data)
     try:
@@ -138,7 +138,7 @@ class ArraySource:
 
     Args:
         structure: The nest, see :mod:`nfdt.core.arrays.pytree`.
-        arrays: Its arrays, usually memory-mapped; read only.
+        arrays: Arrays of the nest, usually memory-mapped; read only.
 
     Raises:
         UsageError: the arrays differ in their number of rows.

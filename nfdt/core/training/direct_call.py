@@ -74,7 +74,7 @@ class DirectCall:
 
     @property
     def traces(self) -> int:
-        """How often the function has been traced; 0 if it runs eagerly."""
+        """Number of traces of the function; 0 if it runs eagerly."""
         return sum(int(traced.experimental_get_tracing_count()) for traced in self._traced.values())
 
     @staticmethod

@@ -14,7 +14,7 @@ class EvaluateStep:
 
     Args:
         model: A compiled, built model.
-        layout: Of its trainable variables.
+        layout: Layout of its trainable variables.
     """
 
     def __init__(self, model: Any, layout: ParameterLayout) -> None:

@@ -16,8 +16,8 @@ class WeightSetter:
 
     Args:
         model: A built model.
-        layout: Of its trainable variables.
-        tables: Those among them, by index, that are left alone: they are no part of the vector.
+        layout: Layout of its trainable variables.
+        tables: Indices of variables that are not part of the vector.
 
     Raises:
         ShapeMismatch: the model has other trainable variables than the layout.

@@ -21,7 +21,7 @@ from nfdt.core.training.tables import Tables
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step gives.
+    """Result of one step.
 
     Attributes:
         gradient: Mean over the batch, flat, shape ``(P,)``, float32, a tensor; a ``RowVector`` of a step with tables.
@@ -42,7 +42,7 @@ class GradientStep:
 
     Args:
         model: A compiled, built model.
-        layout: Of its trainable variables.
+        layout: Layout of its trainable variables.
         loss_scale: The program's ``loss_scale``; None takes it from the model's own LossScaleOptimizer.
         tables: Variables, by index, whose gradients are wanted as rows.
     """
@@ -64,7 +64,7 @@ class GradientStep:
 
     @property
     def traces(self) -> int:
-        """How often the step has been traced; 0 for an eager model."""
+        """Number of traces of the step; 0 for an eager model."""
         return self._run.traces
 
     def prepare(self, batch: Any) -> Prepared:
@@ -111,7 +111,7 @@ def direct_call(function: Any, model: Any) -> DirectCall:
 
 
 def own_loss_scale(optimizer: Any) -> dict[str, Any] | None:
-    """How the optimizer scales the loss by itself, in the form of the program's ``loss_scale``."""
+    """The loss scaling of the optimizer itself, in the form of the program's ``loss_scale``."""
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return None
     return {"initial_scale": optimizer.initial_scale, "dynamic_growth_steps": optimizer.dynamic_growth_steps}
@@ -131,7 +131,7 @@ def replace_optimizer(
 
 
 def step_logs(logs: Any, method: str) -> dict[str, Any]:
-    """What a step returned, nested dictionaries flattened as Keras does: numbers as 0-d float32 tensors, and arrays.
+    """The logs of a step, nested dictionaries flattened as Keras does: numbers as 0-d float32 tensors, and arrays.
 
     Raises:
         CaptureError: not a dictionary, or not of numbers.
@@ -154,5 +154,5 @@ def step_logs(logs: Any, method: str) -> dict[str, Any]:
 
 
 def numbers(logs: Mapping[str, Any]) -> dict[str, float]:
-    """Those of a step's logs that are no arrays."""
+    """The logs of a step that are numbers."""
     return {name: float(value) for name, value in logs.items() if value.shape.rank == 0}

@@ -27,7 +27,7 @@ class JobModel:
 
     Args:
         spec: The job.
-        manifest: Its program.
+        manifest: Program of the job.
         read: Returns an artifact's bytes by its sha256.
         open_array: Returns an artifact that is a ``.npy`` file as an array.
         number: Number of the worker in the job; decides its random seeds.

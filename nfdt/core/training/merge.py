@@ -1,4 +1,4 @@
-"""How the state that is not trained comes together from several workers: pure NumPy, one rule per kind.
+"""Merge of the untrained state of several workers: pure NumPy, one rule per kind.
 
 =========  ===================================================================================================
 rule       merged value
@@ -45,7 +45,7 @@ def merge_untrained(
         states: (worker index, steps done since ``base``, the worker's variables), in any order.
 
     Returns:
-        New list of the merged variables, shapes and dtypes of ``base``; ``base`` itself where nobody did a step.
+        New list of the merged variables, shapes and dtypes of ``base``; ``base`` itself where no worker did a step.
 
     Raises:
         ShapeMismatch: a worker sent another number of variables, or another shape.

@@ -1,4 +1,4 @@
-"""What workers send of their metrics, and how that becomes one: pure NumPy, named arrays in and out.
+"""Metric states of workers and their merge: pure NumPy, named arrays in and out.
 
 ==================  ================================================================================  ==============
 name                content                                                                           of all workers

@@ -1,4 +1,4 @@
-"""A model's metrics: what a worker has counted, and the logs that all workers' counts come to."""
+"""A model's metrics: the counts of one worker, and the logs of the counts of all workers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ModelMetrics:
         self._logs = logs or {}
 
     def collect(self) -> bytes:
-        """What has been counted, for :func:`~nfdt.core.training.metric_states.merge_metric_states`; counting goes on.
+        """Counts since the reset, for :func:`~nfdt.core.training.metric_states.merge_metric_states`; counting goes on.
 
         Empty without a step since the reset.
         """
@@ -173,7 +173,7 @@ def _twin(value: Any, twins: dict[int, Any]) -> Any:
 
     Args:
         value: A metric, or something a metric has.
-        twins: Those so far, by the identity of what they are like.
+        twins: Twins so far, by the identity of their originals.
     """
     if id(value) in twins:
         return twins[id(value)]

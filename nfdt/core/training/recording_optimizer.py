@@ -21,7 +21,7 @@ class RecordingOptimizer(keras.optimizers.Optimizer):
     Args:
         replaced: The model's optimizer.
         variables: The trainable variables, in the layout's order.
-        layout: Where each lies in the flat vector.
+        layout: Place of each variable in the flat vector.
         scale: Scales the loss, and the gradient back.
         tables: Variables, by index, of which only the rows are recorded that have a gradient.
     """
@@ -195,7 +195,7 @@ class _Gradients:
         return flat
 
     def _of(self, place: int) -> Any:
-        """What there is for one variable: what was recorded, and what came through the buffer."""
+        """The gradient of one variable: the recorded part and the part from the buffer."""
         slot, recorded = self._layout.slots[place], self._recorded.get(place)
         written = None if self._buffer is None else self._buffer[slot.start : slot.stop]
         if place in self._index and written is not None:

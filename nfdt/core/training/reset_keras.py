@@ -1,11 +1,11 @@
-"""Keras as it is in a new process."""
+"""Reset of Keras to its state in a new process."""
 
 from __future__ import annotations
 
 import keras
 
 
-def start_afresh(seed: int) -> None:
+def reset_keras(seed: int) -> None:
     """Forget the names of earlier models, and seed Keras, NumPy and Python."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(seed)

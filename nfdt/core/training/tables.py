@@ -35,7 +35,7 @@ class TableVariable:
 
     def update(self, first: int, rows: Rows | Vector) -> None:
         """Other values for some rows, numbered from ``first``; copied."""
-        if self._shares and not self._has(self._memory):  # somebody has assigned to it
+        if self._shares and not self._has(self._memory):  # the script has assigned to it
             self._share(np.asarray(self._variable))
         index = rows.index + np.int32(first) if isinstance(rows, Rows) else np.arange(first, first + len(rows))
         values = rows.values if isinstance(rows, Rows) else rows
@@ -62,8 +62,8 @@ class Tables:
 
     Args:
         model: A built model.
-        layout: Of its trainable variables.
-        tables: Which of them, by index; each of rank 2.
+        layout: Layout of the trainable variables.
+        tables: Indices of the tables among the variables; each of rank 2.
     """
 
     def __init__(self, model: Any, layout: ParameterLayout, tables: Sequence[int]) -> None:
@@ -89,7 +89,7 @@ class Tables:
         return weights.dense
 
     def gradient(self, vector: Any, index: Sequence[Any]) -> RowVector:
-        """What a step recorded: ``vector`` with the tables' rows at its end, and the rows' numbers."""
+        """Recorded gradient of a step: ``vector`` with the tables' rows at its end, and the rows' numbers."""
         flat = np.asarray(vector)
         at = self._layout.dense_size
         rows = []

@@ -1,4 +1,4 @@
-"""What a worker's model remembers beside its weights: BatchNorm statistics, seeds, counters.
+"""State of a worker's model besides its weights: BatchNorm statistics, seeds, counters.
 
 How several workers' states become one is in :mod:`nfdt.core.training.merge`.
 """

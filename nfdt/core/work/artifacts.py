@@ -1,4 +1,4 @@
-"""How a slot reads a job's artifacts: in place on the server's machine, else fetched once and kept."""
+"""A job's artifacts on a slot: read in place on the server's machine, else fetched once and cached."""
 
 from __future__ import annotations
 
@@ -13,14 +13,21 @@ import numpy as np
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import ProtocolError
 from nfdt.core.host.private_files import replacing
+from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.status import translated
 
 FETCH_TIMEOUT_S = 600.0
 
 
+def artifact_names(spec: JobSpec) -> set[str]:
+    """The artifacts that a job's specification names, by sha256."""
+    validation = spec.validation.arrays if spec.validation else ()
+    return {spec.program, *spec.artifacts, *spec.train.arrays, *validation}
+
+
 def default_cache() -> Path:
-    """Where fetched artifacts are kept; ``XDG_CACHE_HOME`` moves it."""
+    """Directory of fetched artifacts; ``XDG_CACHE_HOME`` moves it."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nfdt" / "artifacts"
 
 
@@ -28,11 +35,11 @@ class ArtifactReader:
     """Reads the artifacts of one job.
 
     Args:
-        stub: Of the Workers service.
+        stub: Stub of the Workers service.
         job_id: The job.
         shared: The server's artifact directory where it can be read in place; "" where it cannot.
-        cache: Directory for what is fetched.
-        address: Of the server, for messages.
+        cache: Directory for fetched artifacts.
+        address: Address of the server, for error messages.
     """
 
     def __init__(self, stub: Any, job_id: str, shared: str, cache: Path, address: str) -> None:
@@ -78,7 +85,7 @@ class ArtifactReader:
                 )
 
     def _checked(self, chunks: Iterable[pb.FetchChunk]) -> Iterator[bytes]:
-        """The chunks' data, as long as they follow each other within the size that the first one tells."""
+        """The data of the chunks, checked to be consecutive and within the size that the first one states."""
         at, total = 0, None
         for chunk in chunks:
             total = chunk.total_bytes if total is None else total

@@ -1,4 +1,4 @@
-"""Signs of life from a piece of work that takes long."""
+"""Heartbeats of work that takes long."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Callable
 
 
 class Heartbeat:
-    """Called whenever the work has advanced; tells so, but not too often.
+    """Called whenever the work has advanced; sends a heartbeat, at a limited rate.
 
-    It has no thread: work that hangs calls it no more, and is noticed by its silence.
+    It has no thread: work that hangs sends no heartbeats, which is how it is detected.
 
     Args:
-        tell: Sends one sign of life.
-        every_s: Seconds between two of them, at least.
-        clock: Seconds.
+        send: Sends one heartbeat.
+        every_s: Least number of seconds between two of them.
+        clock: Returns seconds.
     """
 
-    def __init__(self, tell: Callable[[], object], every_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._tell, self._every_s, self._clock = tell, every_s, clock
-        self._told_at = clock()
+    def __init__(self, send: Callable[[], object], every_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._send, self._every_s, self._clock = send, every_s, clock
+        self._sent_at = clock()
 
     def __call__(self) -> None:
-        """The work has advanced."""
+        """Note that the work has advanced."""
         now = self._clock()
-        if now - self._told_at >= self._every_s:
-            self._told_at = now
-            self._tell()
+        if now - self._sent_at >= self._every_s:
+            self._sent_at = now
+            self._send()

@@ -15,7 +15,7 @@ LogValue = float | list[Any]
 
 @dataclass(frozen=True)
 class StepShare:
-    """How the members of a group split a step.
+    """Split of a step over the members of a group.
 
     ``rows`` are the rows of each member in a full step; empty: as before. ``rate`` multiplies the learning rate.
     ``local_steps`` is the number of steps between two pushes. ``learning_rate`` replaces that of the members' optimizer
@@ -85,8 +85,8 @@ class Evaluate:
 class Summarise:
     """Turn merged metric variables into logs.
 
-    ``logs`` are the running logs, for what metrics cannot tell; empty ``metrics``: nobody is left who
-    knows them, use ``logs``. Empty ``validation_metrics``: there was no validation.
+    ``logs`` are the running logs, the only source of logs that are no metrics. Empty ``metrics``: all workers that
+    counted them are lost, use ``logs``. Empty ``validation_metrics``: there was no validation.
     """
 
     epoch: int
@@ -139,7 +139,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class TaskTime:
-    """What a task took its worker, in seconds: the gradient, and what else nothing hid (mostly communication)."""
+    """Duration of a task in seconds: its gradient, and the rest that nothing has hidden (mostly communication)."""
 
     compute_s: float
     exchange_s: float = 0.0

@@ -25,7 +25,7 @@ _UNMEASURED = ins.TaskTime(0.0)
 
 
 def to_report(request: pb.NextRequest) -> ins.Report:
-    """What a worker reports, checked.
+    """The report of a worker, checked.
 
     Raises:
         ProtocolError: a summary that is no JSON of the agreed form, or too many logs.
@@ -52,7 +52,7 @@ def to_report(request: pb.NextRequest) -> ins.Report:
 
 
 def _to_time(done: pb.Finished) -> ins.TaskTime | None:
-    """What a task took; None where the worker did not say, or what cannot be."""
+    """The duration of a task; None where it was not measured, or is impossible."""
     compute_s, exchange_s = done.compute_s, done.exchange_s
     sensible = compute_s >= 0 and exchange_s >= 0 and 0 < compute_s + exchange_s <= MAX_TASK_S
     return ins.TaskTime(compute_s, exchange_s) if sensible else None
@@ -82,7 +82,7 @@ def to_task(task: Task) -> pb.Task:
     message = pb.Task(
         task=task.task,
         start=task.start,
-        # A fed batch has no rows of its own: its length is told all the same.
+        # A fed batch has no rows of its own, but a length.
         stop=task.stop if task.stop > task.start else task.start + task.samples,
         round=task.round,
         part=task.part,

@@ -1,4 +1,4 @@
-"""Messages of one direction of a stream that may break: each is kept until the other side says that it has come."""
+"""Messages of one direction of a stream that may break: each is kept until the other side acknowledges it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class NumberedOutbox(Generic[Message]):
         self._ended = False
 
     def put(self, message: Message) -> None:
-        """One more message."""
+        """Add a message."""
         with self._changed:
             self._last += 1
             message.number = self._last
@@ -32,31 +32,31 @@ class NumberedOutbox(Generic[Message]):
             self._changed.notify_all()
 
     def end(self) -> None:
-        """The stream ends after the messages so far."""
+        """End the stream after the messages so far."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     def arrived(self, number: int) -> None:
-        """The other side has the messages up to this one."""
+        """Drop the messages up to this one: the other side has them."""
         with self._changed:
             while self._kept and self._kept[0].number <= number:
                 self._kept.popleft()
 
     def forget(self) -> None:
-        """The other side knows of no earlier stream: what was meant for it is dropped."""
+        """Drop all messages: they belong to a stream that the other side does not know."""
         with self._changed:
             self._kept.clear()
 
     def open(self) -> int:
-        """A new stream, for :meth:`messages`; older ones end."""
+        """Open a new stream, for :meth:`messages`; older ones end."""
         with self._changed:
             self._stream += 1
             self._changed.notify_all()
             return self._stream
 
     def messages(self, stream: int) -> Iterator[Message]:
-        """What is to be sent on a stream: all that is kept, and what comes, until its end or that of the outbox."""
+        """Messages to send on a stream: all kept ones and new ones, until the end of the stream or of the outbox."""
         sent = 0
         while (message := self._next(stream, sent)) is not None:
             yield message

@@ -1,18 +1,23 @@
-"""A slot's side of its server: a stream that is taken up again when it breaks, calls that are made again.
+"""A slot's side of its server: registration, a stream that is opened again when it breaks, calls that are repeated.
 
-A server that does not answer may be stopped, overloaded or cut off: it is looked for as long as the slot is patient.
+A server that does not answer may be stopped, overloaded or cut off: the slot retries for as long as its patience lasts.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import os
+import secrets
+import socket
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
 from nfdt.core.errors import JobCancelled, NfdtError, ServerUnreachable
+from nfdt.core.host.machine import boot_id, versions
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.status import translated
 from nfdt.core.work.numbered import NumberedOutbox
@@ -22,15 +27,62 @@ logger = logging.getLogger(__name__)
 PATIENCE_S = 90.0
 PAUSE_S = 0.5
 NEXT_TIMEOUT_S = 60.0
-LEAST_S = 15.0  # for one call: a server that is well may take ten seconds to answer
+LEAST_S = 15.0  # for one call: a healthy server may take ten seconds to answer
+
+
+def make_hello(name: str, role: str, *, resumes: bool = False, patience_s: float = 0.0, ring: str = "") -> pb.SlotHello:
+    """The first message of a slot.
+
+    Args:
+        name: Name of the slot, unique at its server.
+        role: ``"worker"`` or ``"shard"``.
+        resumes: Whether the slot opens its stream again when it breaks; otherwise that is the end of the slot.
+        patience_s: Time limit for opening it again.
+        ring: The ring whose slot it is; "" for none.
+    """
+    return pb.SlotHello(
+        name=name,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        role=role,
+        versions=versions(),
+        device="gpu:0" if os.environ.get("CUDA_VISIBLE_DEVICES", "-1") not in ("", "-1") else "cpu",
+        boot_id=boot_id(),
+        key=secrets.token_hex(16) if resumes else "",
+        patience_s=patience_s,
+        ring=ring,
+    )
+
+
+def describe_failure(
+    job_id: str, error: BaseException, *, failed_in: str = "", unquotes_keys: bool = True
+) -> pb.SlotFailed:
+    """The message from which the client raises a slot's exception again.
+
+    Args:
+        job_id: The job.
+        error: The exception.
+        failed_in: Name of the rank whose code raised it; "" for the slot itself.
+        unquotes_keys: Whether the message of a KeyError is its bare key. ``str()`` of a KeyError quotes the key, and
+            the client would quote it once more.
+    """
+    bare = unquotes_keys and isinstance(error, KeyError) and len(error.args) == 1
+    return pb.SlotFailed(
+        job_id=job_id,
+        exception_module=type(error).__module__,
+        exception_type=type(error).__qualname__,
+        message=str(error.args[0]) if bare else str(error),
+        traceback="".join(traceback.format_exception(error)),
+        failed_in=failed_in,
+    )
 
 
 class Patience:
-    """How long to go on after failures in a row.
+    """Time limit for failures in a row.
 
     Args:
-        limit_s: Time limit, from the first of them on.
-        stopped: Set when there is nothing to wait for any more.
+        limit_s: The limit, from the first of them on.
+        stopped: Set when nothing is left to retry for.
     """
 
     def __init__(self, limit_s: float, stopped: threading.Event) -> None:
@@ -43,35 +95,35 @@ class Patience:
         return self._limit_s if self._until is None else self._until - time.monotonic()
 
     def success(self) -> None:
-        """The other side has answered."""
+        """Note an answer of the other side."""
         self._until = None
 
     def failure(self, since: float | None = None) -> bool:
-        """No answer, asked for at ``since`` (now): whether to try again, after a pause."""
+        """Note that a call made at ``since`` (default: now) has failed; whether to try again, after a pause."""
         if self._until is None:
             self._until = (since or time.monotonic()) + self._limit_s
         left_s = self.left_s
         return left_s > 0 and not self._stopped.wait(min(PAUSE_S, left_s))
 
 
-class AttendStream:
-    """What a slot says and is told, over as many streams as it takes.
+class SlotStream:
+    """Messages and assignments of a slot, over one stream or, where the hello has a key, as many as it takes.
 
     Args:
-        stub: Of the Workers service.
-        hello: Who attends; with a key.
-        address: Of the server, for messages.
+        stub: Stub of the Workers service.
+        hello: The registration, see :func:`make_hello`.
+        address: Address of the server, for error messages.
     """
 
     def __init__(self, stub: Any, hello: pb.SlotHello, address: str) -> None:
         self._stub, self._hello, self._address = stub, hello, address
         self._outbox: NumberedOutbox[pb.SlotMessage] = NumberedOutbox()
         self._received = 0
-        self._attended = False
+        self._registered = False
         self._closed = threading.Event()
 
-    def say(self, **message: Any) -> None:
-        """A message to the server."""
+    def send(self, **message: Any) -> None:
+        """Send a message to the server."""
         self._outbox.put(pb.SlotMessage(received=self._received, **message))
 
     @property
@@ -80,16 +132,17 @@ class AttendStream:
         return self._closed.is_set()
 
     def close(self) -> None:
-        """Leave in order."""
+        """Leave in order: with a message where the end of a stream alone is not taken for the slot's end."""
         self._closed.set()
-        self.say(leaving=pb.SlotLeaving())
+        if self._hello.key:
+            self.send(leaving=pb.SlotLeaving())
         self._outbox.end()
 
     def assignments(self) -> Iterator[pb.Assignment]:
-        """What the server wants, each once, until it ends the stream; a release when it has forgotten this slot.
+        """Assignments of the server, each once, until it ends the stream; a release when it has lost this slot.
 
         Raises:
-            NfdtError: the server refuses this slot, or did not answer for as long as the slot is patient.
+            NfdtError: the server refuses this slot, or did not answer while the patience lasted.
         """
         patience = Patience(self._hello.patience_s, self._closed)
         while True:
@@ -110,11 +163,11 @@ class AttendStream:
 
     def _taken(self, assignment: pb.Assignment) -> Iterator[pb.Assignment]:
         if assignment.WhichOneof("assignment") == "welcome":
-            if self._attended and not assignment.welcome.resumed:
+            if self._registered and not assignment.welcome.resumed:
                 self._received = 0
                 self._outbox.forget()
                 yield pb.Assignment(release=pb.Release())
-            self._attended = True
+            self._registered = True
             self._outbox.arrived(assignment.received)
         elif assignment.number > self._received:
             self._received = assignment.number
@@ -122,14 +175,14 @@ class AttendStream:
             yield assignment
 
 
-class Questions:
+class NextCalls:
     """Calls of ``Workers.Next``: one that gets no answer is made again, and the server counts it once.
 
     Args:
-        stub: Of the Workers service.
+        stub: Stub of the Workers service.
         job: The job's identifier, and this worker's token.
-        address: Of the server, for messages.
-        patience_s: How long the server may be silent.
+        address: Address of the server, for error messages.
+        patience_s: Time limit for a silent server.
         stopped: Set when the job is over.
     """
 
@@ -147,16 +200,29 @@ class Questions:
             NfdtError: the server refuses, or did not answer in time.
         """
         self._calls += 1
-        (request.job_id, request.job_token), request.call = self._job, self._calls
+        request.call = self._calls
         patience, began = Patience(self._patience_s, self._stopped), time.monotonic()
         while True:
             try:
-                with translated(self._address):
-                    return self._stub.Next(request, timeout=min(NEXT_TIMEOUT_S, max(patience.left_s, LEAST_S)))
+                timeout_s = min(NEXT_TIMEOUT_S, max(patience.left_s, LEAST_S))
+                return call_next(self._stub, self._job, self._address, request, timeout_s)
             except (ServerUnreachable, JobCancelled) as error:
                 if not patience.failure(began):
                     raise
                 logger.info("%s: %s Asking again.", request.worker, _first_line(error))
+
+
+def call_next(
+    stub: Any, job: tuple[str, str], address: str, request: pb.NextRequest, timeout_s: float = NEXT_TIMEOUT_S
+) -> pb.NextReply:
+    """One call of ``Workers.Next``; arguments as of :class:`NextCalls`.
+
+    Raises:
+        NfdtError: the server refuses, or did not answer in time.
+    """
+    request.job_id, request.job_token = job
+    with translated(address):
+        return stub.Next(request, timeout=timeout_s)
 
 
 def _first_line(error: NfdtError) -> str:

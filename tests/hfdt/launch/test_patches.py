@@ -29,7 +29,7 @@ def mended(monkeypatch):
     from horovod.runner import gloo_run
     from horovod.runner.elastic import discovery
 
-    from hfdt.launch.patches import mend_horovod
+    from hfdt.launch.patches import patch_horovod
 
     monkeypatch.setattr(gloo_run, "ElasticDriver", gloo_run.ElasticDriver)
     monkeypatch.setattr(
@@ -37,7 +37,7 @@ def mended(monkeypatch):
         "find_available_hosts_and_slots",
         discovery.HostDiscoveryScript.find_available_hosts_and_slots,
     )
-    mend_horovod(only_here=True)
+    patch_horovod(only_here=True)
     return gloo_run
 
 

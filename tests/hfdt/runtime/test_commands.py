@@ -2,13 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from hfdt.runtime.commands import Order
+from hfdt.runtime.commands import Command
 
 
 @pytest.mark.parametrize(
-    "order",
-    [Order("quit"), Order("job", {"spec": "{}"}), Order("do", {"learning_rate": 0.5}, b"\x00reply", b"state\xff")],
-    ids=lambda order: order.kind,
+    "command",
+    [
+        Command("quit"),
+        Command("job", {"spec": "{}"}),
+        Command("do", {"learning_rate": 0.5}, b"\x00reply", b"state\xff"),
+    ],
+    ids=lambda command: command.kind,
 )
-def test_an_order_arrives_as_it_was_sent(order):
-    assert Order.decode(order.encode()) == order
+def test_a_command_arrives_as_it_was_sent(command):
+    assert Command.decode(command.encode()) == command

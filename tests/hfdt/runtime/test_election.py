@@ -6,16 +6,16 @@ from hfdt.runtime.elastic.election import Candidate, assign_numbers, elect
 from nfdt.core.errors import JobFailed
 
 
-def rank(number: int = 0, commit: int = -1, *, attends: bool = True, leads: bool = False) -> Candidate:
-    return Candidate(number, commit, "job" if commit >= 0 else "", attends, leads)
+def rank(number: int = 0, commit: int = -1, *, reaches_server: bool = True, leads: bool = False) -> Candidate:
+    return Candidate(number, commit, "job" if commit >= 0 else "", reaches_server, leads)
 
 
 def test_in_a_new_ring_the_lowest_rank_that_reaches_the_server_leads():
     assert elect([rank(-1), rank(-1)]) == 0
-    assert elect([rank(-1, attends=False), rank(-1), rank(-1)]) == 1
+    assert elect([rank(-1, reaches_server=False), rank(-1), rank(-1)]) == 1
 
 
-def test_who_leads_goes_on_leading_whatever_its_rank_is_now():
+def test_the_leader_goes_on_leading_whatever_its_rank_is_now():
     assert elect([rank(1, 7), rank(0, 6, leads=True)]) == 1
 
 
@@ -24,12 +24,12 @@ def test_the_newest_commit_leads_when_the_leader_is_gone():
 
 
 def test_a_rank_that_cannot_reach_the_server_does_not_lead():
-    assert elect([rank(1, 9, attends=False), rank(2, 7)]) == 1
+    assert elect([rank(1, 9, reaches_server=False), rank(2, 7)]) == 1
 
 
-def test_a_ring_that_nobody_can_speak_for_ends_with_a_reason():
+def test_a_ring_without_a_possible_leader_ends_with_a_reason():
     with pytest.raises(JobFailed, match="no other rank can reach the job server"):
-        elect([rank(1, 9, attends=False)])
+        elect([rank(1, 9, reaches_server=False)])
 
 
 def test_numbers_last_as_long_as_their_rank_and_are_never_used_twice():

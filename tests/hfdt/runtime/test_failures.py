@@ -1,4 +1,4 @@
-"""What a rank raised reaches the server."""
+"""The exception of a rank reaches the server."""
 
 import queue
 import stat
@@ -11,15 +11,15 @@ from hfdt.runtime.failures import FailureWatch, failure_file, leave_failure
 TIMEOUT_S = 60
 
 
-class Attendance:
-    """Rank 0's place at the server; what it says is in ``said``."""
+class FakeConnection:
+    """Keeps the failures that are sent in ``sent``."""
 
     def __init__(self):
         self.job_id = "job-1"
-        self.said = queue.SimpleQueue()
+        self.sent = queue.SimpleQueue()
 
-    def say(self, role, **message):
-        self.said.put(message["failed"])
+    def send(self, role, **message):
+        self.sent.put(message["failed"])
 
 
 @pytest.fixture(autouse=True)
@@ -27,13 +27,13 @@ def look_often(monkeypatch):
     monkeypatch.setattr(failures, "LOOK_S", 0.01)
 
 
-def test_what_another_rank_raised_is_told_once_and_kept_private(tmp_path):
-    attendance = Attendance()
-    watch = FailureWatch(tmp_path, attendance)
+def test_the_exception_of_another_rank_is_reported_once_and_kept_private(tmp_path):
+    connection = FakeConnection()
+    watch = FailureWatch(tmp_path, connection)
     leave_failure(tmp_path, 2, ValueError("no more rows"))
-    failed = attendance.said.get(timeout=TIMEOUT_S)
+    failed = connection.sent.get(timeout=TIMEOUT_S)
     assert (failed.job_id, failed.failed_in, failed.message) == ("job-1", "rank-2", "no more rows")
-    assert watch.told.wait(TIMEOUT_S)
+    assert watch.reported.wait(TIMEOUT_S)
     assert stat.S_IMODE(failure_file(tmp_path, 2).stat().st_mode) == 0o600
 
 
@@ -41,9 +41,9 @@ def test_a_file_that_cannot_be_read_does_not_end_the_watch(tmp_path, monkeypatch
     looked = queue.SimpleQueue()
     monkeypatch.setattr(failures.logger, "warning", lambda *_: looked.put(None))
     failure_file(tmp_path, 1).write_text("{")
-    attendance = Attendance()
-    FailureWatch(tmp_path, attendance)
+    connection = FakeConnection()
+    FailureWatch(tmp_path, connection)
     looked.get(timeout=TIMEOUT_S)
     failure_file(tmp_path, 1).unlink()
     leave_failure(tmp_path, 2, ValueError("no more rows"))
-    assert attendance.said.get(timeout=TIMEOUT_S).failed_in == "rank-2"
+    assert connection.sent.get(timeout=TIMEOUT_S).failed_in == "rank-2"

@@ -1,4 +1,4 @@
-"""Rank 0 tells the job server that its world makes headway."""
+"""Rank 0 sends the job server a heartbeat while its ranks execute an instruction."""
 
 from types import SimpleNamespace
 
@@ -6,9 +6,10 @@ import pytest
 
 pytest.importorskip("horovod", reason="no Horovod: ./scripts/install-horovod")
 
+from hfdt.runtime.commands import Command
 from hfdt.runtime.elastic.leader import ElasticLeader
-from hfdt.runtime.group_job import GroupLeader
-from hfdt.runtime.roles import Leader
+from hfdt.runtime.group_leader import GroupLeader
+from hfdt.runtime.leader import Leader
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
 
@@ -16,16 +17,16 @@ EVALUATE = pb.NextReply(evaluate=pb.Evaluate(epoch=0))
 LEAVE = pb.NextReply(leave=pb.Leave(reason="done"))
 
 
-class Attendance:
-    """Answers the leader's calls, and keeps them."""
+class FakeConnection:
+    """Answers the calls of the leader, and keeps them."""
 
     def __init__(self):
         self.stopped = SimpleNamespace(is_set=lambda: False)
-        self.asked, self.told = [], [EVALUATE, LEAVE]
+        self.asked, self._replies = [], [EVALUATE, LEAVE]
 
     def ask(self, request):
         self.asked.append(pb.NextRequest.FromString(request.SerializeToString()))
-        return pb.NextReply(wait=pb.Wait()) if request.busy else self.told.pop(0)
+        return pb.NextReply(wait=pb.Wait()) if request.busy else self._replies.pop(0)
 
 
 class Job:
@@ -44,24 +45,24 @@ class Job:
         return ins.Report(evaluated=ins.Evaluated(0, (), b""))
 
 
-WORLD = SimpleNamespace(size=2, broadcast=lambda data: data)
-SERVICE = SimpleNamespace(take_changes=lambda: (None, b""), version=0)
+COMMUNICATOR = SimpleNamespace(size=2, broadcast=lambda data: data)
+SERVICE = SimpleNamespace(command=lambda reply: Command("do", reply=reply.SerializeToString()), version=0)
 
 
 @pytest.mark.parametrize(("heartbeat_s", "busy"), [(0.0, [False, True, True, False]), (60.0, [False, False])])
 @pytest.mark.parametrize("kind", ["ring", "group"])
-def test_the_server_hears_of_each_batch_if_it_was_told_nothing_for_long(kind, heartbeat_s, busy):
-    attendance = Attendance()
-    leader = Leader(WORLD, attendance) if kind == "ring" else GroupLeader(WORLD, attendance, (0, 1), None)
-    leader._work(Job(heartbeat_s), "job-1", "worker-0", SERVICE)
-    assert [request.busy for request in attendance.asked] == busy
-    assert {(request.job_id, request.worker) for request in attendance.asked} == {("job-1", "worker-0")}
+def test_each_batch_sends_a_heartbeat_if_the_last_message_is_old_enough(kind, heartbeat_s, busy):
+    connection = FakeConnection()
+    leader = Leader(COMMUNICATOR, connection) if kind == "ring" else GroupLeader(COMMUNICATOR, connection, (0, 1), None)
+    leader._work(Job(heartbeat_s), "worker-0", SERVICE)
+    assert [request.busy for request in connection.asked] == busy
+    assert {request.worker for request in connection.asked} == {"worker-0"}
 
 
-def test_the_leader_of_an_elastic_ring_tells_too():
-    attendance, job = Attendance(), Job(0.0)
-    attendance.job_id, attendance.say = "job-1", lambda *_, **__: None
-    leader = ElasticLeader(SimpleNamespace(job=job), attendance, 1.0)
+def test_the_leader_of_an_elastic_ring_sends_heartbeats_too():
+    connection, job = FakeConnection(), Job(0.0)
+    connection.job_id, connection.send = "job-1", lambda *_, **__: None
+    leader = ElasticLeader(SimpleNamespace(job=job), connection, 1.0)
     leader._on_engaged(pb.Assignment(worker=pb.WorkerAssignment(job_id="job-1", worker="worker-0")))
     job.execute(EVALUATE)
-    assert [(request.worker, request.busy) for request in attendance.asked] == [("worker-0", True)] * 2
+    assert [(request.worker, request.busy) for request in connection.asked] == [("worker-0", True)] * 2

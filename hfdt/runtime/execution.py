@@ -1,0 +1,59 @@
+"""Execution of commands on one rank: build the job of a command, carry an instruction out."""
+
+from __future__ import annotations
+
+from hfdt.runtime.artifacts import share
+from hfdt.runtime.commands import Command
+from hfdt.runtime.communicator import Communicator
+from hfdt.runtime.group_job import GroupJob
+from hfdt.runtime.job import RingJob
+from hfdt.runtime.outer import Connect
+from nfdt.core.program.state import load_state
+from nfdt.core.specs.job import parse_job
+from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.work import instructions as ins
+from nfdt.core.work.artifacts import artifact_names
+from nfdt.core.work.messages import read_instruction
+
+
+def build_job(communicator: Communicator, command: Command) -> RingJob:
+    """The job of a command, on this rank; collective."""
+    if "members" in command.values:
+        return build_group_job(communicator, command)
+    spec = parse_job(command.values["spec"])
+    return RingJob(spec, communicator, share(communicator, command.values["artifacts"], artifact_names(spec)))
+
+
+def build_group_job(communicator: Communicator, command: Command, connect: Connect | None = None) -> GroupJob:
+    """The job of a command for a group, on this rank; collective.
+
+    Args:
+        communicator: The group.
+        command: The command.
+        connect: Connects rank 0 to the shards; None on the others.
+    """
+    spec = parse_job(command.values["spec"])
+    artifacts = share(communicator, command.values["artifacts"], artifact_names(spec))
+    job = GroupJob(spec, communicator, artifacts, command.values["members"], connect)
+    job.measure()
+    return job
+
+
+def execute(job: RingJob, command: Command, *, loads_state: bool = True) -> ins.Report:
+    """Execute the instruction of a command; collective.
+
+    Args:
+        job: The job.
+        command: The command; its learning rate and state are set first.
+        loads_state: Whether this rank does not have the state of the command yet.
+    """
+    if command.state and loads_state:
+        job.step.load(load_state(command.state))
+    if (rate := command.values.get("learning_rate")) is not None:
+        job.step.set_learning_rate(rate)
+    return job.execute(instruction_of(command))
+
+
+def instruction_of(command: Command) -> ins.Instruction:
+    """The instruction that a command carries."""
+    return read_instruction(pb.NextReply.FromString(command.reply))

@@ -1,0 +1,85 @@
+"""One rank of a ring whose ranks stay the same: rank 0 leads, the others follow."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from hfdt.keras.horovod_api import is_broken_world
+from hfdt.runtime.communicator import Communicator
+from hfdt.runtime.failures import LOOK_S, FailureWatch, leave_failure
+from hfdt.runtime.follower import Follower
+from hfdt.runtime.group_leader import GroupLeader
+from hfdt.runtime.leader import Leader
+from hfdt.runtime.slot_connection import SlotConnection, failure_of
+
+logger = logging.getLogger(__name__)
+
+LINGER_S = 10.0
+BLAME_S = 3.0
+
+
+def take_part(communicator: Communicator, options: argparse.Namespace) -> None:
+    """Be a rank until the end."""
+    ring = str(options.ring).encode() if communicator.rank == 0 else None
+    directory = Path(communicator.broadcast(ring).decode())
+    if communicator.rank == 0:
+        lead(communicator, options.server, directory, options.members, options.ca_file)
+    else:
+        follow(communicator, directory, lingers=options.watch_stdin)
+
+
+def lead(
+    communicator: Communicator,
+    server: str,
+    directory: Path,
+    members: Sequence[int] = (),
+    ca_file: str | None = None,
+) -> None:
+    """Be rank 0, of a ring or of the group with these members."""
+    token = (directory / "token").read_text().strip()
+    connection = SlotConnection(server, token, directory.name, *([(GroupLeader.role,)] if members else []))
+    leader = GroupLeader(communicator, connection, members, ca_file) if members else Leader(communicator, connection)
+    watch = FailureWatch(directory, connection)
+    try:
+        leader.run()
+    except Exception as error:
+        logger.exception("rank 0 failed")
+        if is_broken_world(error):
+            watch.reported.wait(BLAME_S)  # another rank has the reason; where none does, the launcher's log has it
+        elif connection.job_id and not connection.stopped.is_set():
+            leave_failure(directory, 0, error)
+            connection.send("worker", failed=failure_of(connection.job_id, error, 0))
+        connection.stopped.wait(BLAME_S)
+        raise
+    connection.close()
+
+
+def follow(communicator: Communicator, directory: Path, *, lingers: bool) -> None:
+    """Be another rank.
+
+    Args:
+        communicator: All ranks.
+        directory: Directory of the ring.
+        lingers: Whether the end of this rank would end rank 0's script before it has read the failure.
+    """
+    try:
+        Follower(communicator).run()
+    except Exception as error:
+        logger.exception("rank %d failed", communicator.rank)
+        if not is_broken_world(error):
+            leave_failure(directory, communicator.rank, error)
+        if lingers:
+            _await_removal(directory)
+        raise
+
+
+def _await_removal(directory: Path) -> None:
+    """Wait until the server is gone with its directory, up to a deadline."""
+    pause = threading.Event()
+    for _ in range(round(LINGER_S / LOOK_S)):
+        if not directory.exists() or pause.wait(LOOK_S):
+            return

@@ -1,0 +1,30 @@
+"""A rank other than 0: executes the commands of rank 0."""
+
+from __future__ import annotations
+
+from hfdt.runtime.commands import Command
+from hfdt.runtime.communicator import Communicator
+from hfdt.runtime.execution import build_job, execute
+from hfdt.runtime.job import RingJob
+
+
+class Follower:
+    """A rank other than 0.
+
+    Args:
+        communicator: All ranks.
+    """
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self._job: RingJob | None = None
+
+    def run(self) -> None:
+        """Execute commands until the command to quit."""
+        while (command := Command.decode(self._communicator.broadcast())).kind != "quit":
+            if command.kind == "job":
+                self._job = build_job(self._communicator, command)
+            elif command.kind == "release":
+                self._job = None
+            elif command.kind == "do" and self._job is not None:
+                execute(self._job, command)

@@ -1,0 +1,55 @@
+"""Rank 0 of a group: between the job server, the shards and the group."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from hfdt.runtime.commands import Command
+from hfdt.runtime.communicator import Communicator
+from hfdt.runtime.execution import build_group_job, execute
+from hfdt.runtime.leader import Leader
+from hfdt.runtime.outer import connect
+from hfdt.runtime.slot_connection import SlotConnection
+from hfdt.runtime.state_service import StateService
+from nfdt.core.specs.job import parse_job
+from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.work import instructions as ins
+
+
+class GroupLeader(Leader):
+    """Rank 0 of a group.
+
+    Args:
+        communicator: The group.
+        connection: Registration at the job server, as a worker.
+        members: By rank, their numbers among the job's workers.
+        ca_file: Certificates to trust, when shards speak TLS.
+    """
+
+    role = "worker"
+
+    def __init__(
+        self, communicator: Communicator, connection: SlotConnection, members: Sequence[int], ca_file: str | None
+    ) -> None:
+        super().__init__(communicator, connection)
+        self._members, self._ca_file = tuple(members), ca_file
+
+    def _serve(self, assignment: pb.WorkerAssignment) -> None:
+        job_id = assignment.job_id
+        self._connection.begin(job_id)
+        values = {"spec": assignment.spec_json, "artifacts": assignment.artifact_dir, "members": self._members}
+        spec, number, stopped = parse_job(assignment.spec_json), self._members[0], self._connection.stopped
+        way = functools.partial(connect, assignment, spec=spec, number=number, stopped=stopped, ca_file=self._ca_file)
+        job = build_group_job(self._communicator, self._broadcast(Command("job", values)), way)
+        try:
+            self._connection.send("worker", ready=pb.SlotReady(job_id=job_id))
+            self._work(job, assignment.worker)
+        finally:
+            job.exchange.close()
+        self._broadcast(Command("release"))
+        self._connection.send("worker", finished=pb.SlotFinished(job_id=job_id))
+
+    def _execute(self, job: Any, reply: pb.NextReply, service: StateService | None) -> ins.Report:
+        return execute(job, self._broadcast(Command("do", {}, reply.SerializeToString())), loads_state=False)

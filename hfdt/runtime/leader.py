@@ -1,0 +1,133 @@
+"""Rank 0: registers at the job server and broadcasts every instruction, which all ranks execute together.
+
+It is the worker and the shard of its ranks; the other ranks have no connection to the server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from hfdt.runtime.commands import Command
+from hfdt.runtime.communicator import Communicator
+from hfdt.runtime.execution import build_job, execute
+from hfdt.runtime.slot_connection import SlotConnection
+from hfdt.runtime.state_service import StateService
+from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.work import instructions as ins
+from nfdt.core.work.heartbeat import Heartbeat
+from nfdt.core.work.messages import read_instruction, to_request
+
+WAIT_S = 10.0  # longest time between two broadcasts
+
+
+class Leader:
+    """Rank 0: between the job server and the other ranks.
+
+    Args:
+        communicator: All ranks.
+        connection: Registration at the job server.
+    """
+
+    role = "shard"  # the assignment that a job begins with
+
+    def __init__(self, communicator: Communicator, connection: SlotConnection) -> None:
+        self._communicator, self._connection = communicator, connection
+        self._wait_s = broadcast_interval_s(os.environ)
+        self._dismissed = False
+
+    def run(self) -> None:
+        """Serve jobs until dismissed."""
+        while not self._dismissed:
+            assignment = self._next_assignment()
+            kind = assignment.WhichOneof("assignment")
+            self._dismissed |= kind == "dismiss"
+            if kind == self.role:
+                self._serve(getattr(assignment, self.role))
+        self._broadcast(Command("quit"))
+
+    def _next_assignment(self) -> pb.Assignment:
+        while (assignment := self._connection.next_assignment(self._wait_s)) is None:
+            self._broadcast(Command("idle"))
+        return assignment
+
+    def _broadcast(self, command: Command) -> Command:
+        self._communicator.broadcast(command.encode())
+        return command
+
+    def _serve(self, assignment: Any) -> None:
+        job_id = assignment.job_id
+        self._connection.begin(job_id)
+        values = {"spec": assignment.spec_json, "artifacts": assignment.artifact_dir}
+        job = build_job(self._communicator, self._broadcast(Command("job", values)))
+        service = StateService(job.step, assignment.job_token)
+        try:
+            self._connection.send("shard", ready=pb.SlotReady(job_id=job_id, address=service.address))
+            name = self._await_worker(job_id)
+            if name is not None:
+                self._connection.send("worker", ready=pb.SlotReady(job_id=job_id))
+                self._work(job, name, service)
+                # The coordinator reads the state after the last step: the job ends with its release.
+                while not self._connection.stopped.wait(self._wait_s):
+                    self._broadcast(Command("idle"))
+        finally:
+            service.stop()
+        self._broadcast(Command("release"))
+        for role in ("worker", "shard"):
+            self._connection.send(role, finished=pb.SlotFinished(job_id=job_id))
+
+    def _await_worker(self, job_id: str) -> str | None:
+        """The name of the ranks as a worker; None when the job is over before they have one."""
+        while True:
+            assignment = self._next_assignment()
+            kind = assignment.WhichOneof("assignment")
+            if kind == "worker" and assignment.worker.job_id == job_id:
+                return assignment.worker.worker
+            self._dismissed |= kind == "dismiss"
+            if self._connection.stopped.is_set():
+                return None
+
+    def _work(self, job: Any, name: str, service: StateService | None = None) -> None:
+        report = ins.Report()
+        job.advanced = beat(self._connection, job, name)
+        while not self._connection.stopped.is_set():
+            request = leader_request(report, name, self._wait_s, job.statistics())
+            reply = self._connection.ask(request)
+            instruction = read_instruction(reply)
+            if isinstance(instruction, ins.Leave):
+                return
+            if isinstance(instruction, ins.Wait):
+                self._broadcast(Command("idle"))
+                report = ins.Report()
+            elif isinstance(instruction, ins.Summarise):
+                report = job.summarise(instruction)
+            else:
+                report = self._execute(job, reply, service)
+
+    def _execute(self, job: Any, reply: pb.NextReply, service: StateService | None) -> ins.Report:
+        assert service is not None
+        command = self._broadcast(service.command(reply))
+        report = execute(job, command, loads_state=False)
+        service.version = job.steps
+        return report
+
+
+def beat(connection: SlotConnection, job: Any, name: str) -> Heartbeat:
+    """A heartbeat of the worker of this name, at the interval of its job."""
+    busy = pb.NextRequest(worker=name, busy=True)
+    return Heartbeat(lambda: connection.ask(busy), job.spec.heartbeat_s)
+
+
+def leader_request(report: ins.Report, name: str, wait_s: float, statistics: Mapping[str, Any]) -> pb.NextRequest:
+    """A report as the request of the worker of this name."""
+    request = to_request(report)
+    request.worker, request.wait_s, request.statistics_json = name, wait_s, json.dumps(statistics)
+    return request
+
+
+def broadcast_interval_s(environment: Mapping[str, str]) -> float:
+    """Longest time between two broadcasts: below the time after which Horovod warns of stalled ranks."""
+    text = environment.get("HOROVOD_STALL_CHECK_TIME_SECONDS", "")
+    return min(WAIT_S, (float(text) if text.isdigit() and int(text) else 60.0) / 2)

@@ -1,0 +1,93 @@
+"""Registration of rank 0 at a job server: two slots, one as the worker and one as the shard of its ranks.
+
+Rank 0 of a group has the first one only.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from nfdt.core.errors import NfdtError
+from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.wire import workers_pb2_grpc
+from nfdt.core.wire.channel import open_channel
+from nfdt.core.work.slot_connection import SlotStream, call_next, describe_failure, make_hello
+
+logger = logging.getLogger(__name__)
+
+ROLES = ("shard", "worker")
+
+
+class SlotConnection:
+    """The streams of rank 0's slots. A stream that ends by itself ends this process: the server is gone.
+
+    Attributes:
+        stub: Stub of the Workers service.
+        job_id: The current job.
+        stopped: Set when that job is over.
+    """
+
+    def __init__(self, address: str, token: str, ring: str, roles: Sequence[str] = ROLES) -> None:
+        self.address = address
+        self._channel = open_channel(address, token)
+        self.stub: Any = workers_pb2_grpc.WorkersStub(self._channel)
+        self.job_id = self._job_token = ""
+        self.stopped = threading.Event()
+        self._inbox: queue.SimpleQueue[pb.Assignment] = queue.SimpleQueue()
+        self._streams: dict[str, SlotStream] = {}
+        for role in roles:
+            hello = make_hello(f"{ring}-{role}", role, ring=ring)
+            stream = self._streams[role] = SlotStream(self.stub, hello, address)
+            threading.Thread(target=self._listen, args=(stream,), name=f"slot-{role}", daemon=True).start()
+
+    def _listen(self, stream: SlotStream) -> None:
+        try:
+            for assignment in stream.assignments():
+                kind = assignment.WhichOneof("assignment")
+                if kind == "dismiss" or (kind == "release" and assignment.release.job_id == self.job_id):
+                    self.stopped.set()
+                if kind == "worker":
+                    self._job_token = assignment.worker.job_token
+                self._inbox.put(assignment)
+        except NfdtError as error:
+            if stream.closed:
+                return
+            logger.error("the job server: %s", error)
+            logging.shutdown()
+            os._exit(error.exit_code)
+
+    def begin(self, job_id: str) -> None:
+        """Make this the current job."""
+        self.job_id = job_id
+        self.stopped.clear()
+
+    def next_assignment(self, timeout_s: float) -> pb.Assignment | None:
+        """Wait for the next assignment of the server; None when none comes in time."""
+        try:
+            return self._inbox.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def send(self, role: str, **message: Any) -> None:
+        """Send a message of one of the slots."""
+        self._streams[role].send(**message)
+
+    def ask(self, request: pb.NextRequest) -> pb.NextReply:
+        """Report and ask for the next instruction; the call is not repeated."""
+        return call_next(self.stub, (self.job_id, self._job_token), self.address, request)
+
+    def close(self) -> None:
+        """Leave the server."""
+        for stream in self._streams.values():
+            stream.close()
+        self._channel.close()
+
+
+def failure_of(job_id: str, error: BaseException, rank: int) -> pb.SlotFailed:
+    """The message from which the client raises a rank's exception again."""
+    return describe_failure(job_id, error, failed_in=f"rank-{rank}", unquotes_keys=False)

@@ -1,0 +1,95 @@
+"""Statistics that a worker reports, as JSON: totals since it joined the job. ``history.nfdt`` shows them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+class Traffic(Protocol):
+    """A client of the shards, as far as its traffic is counted."""
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that were sent."""
+        ...
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes that were received."""
+        ...
+
+    @property
+    def codecs(self) -> Mapping[str, Any]:
+        """Codecs in use, where they are chosen while the job runs."""
+        ...
+
+
+@dataclass
+class PushCounts:
+    """Outcomes of a worker's pushes.
+
+    Attributes:
+        exchange_s: Time spent waiting for shards; an exchange during a computation is not counted.
+        staleness: Number of pushes of each staleness.
+        batch_sizes: Number of pushes of each number of samples.
+        dropped: Number of pushes that the shards did not apply.
+    """
+
+    exchange_s: float = 0.0
+    staleness: Counter[int] = field(default_factory=Counter)
+    batch_sizes: Counter[int] = field(default_factory=Counter)
+    dropped: int = 0
+
+
+@dataclass
+class WorkerStatistics(PushCounts):
+    """Totals of one worker.
+
+    Attributes:
+        samples: Samples of its gradients.
+        steps: Number of gradients.
+        compute_s: Time spent computing gradients.
+        wait_s: Time spent waiting for instructions.
+    """
+
+    samples: int = 0
+    steps: int = 0
+    compute_s: float = 0.0
+    wait_s: float = 0.0
+
+    def to_json(self, client: Traffic, codec: str) -> str:
+        """The totals as one JSON object."""
+        return json.dumps(
+            {
+                **step_totals(self.samples, self.steps, self.compute_s + self.exchange_s, self.compute_s),
+                "exchange_s": round(self.exchange_s, 6),
+                "wait_s": round(self.wait_s, 6),
+                **push_totals(self, client),
+                **codec_totals(codec, client.codecs),
+            }
+        )
+
+
+def step_totals(samples: int, steps: int, seconds: float, compute_s: float) -> dict[str, Any]:
+    """Totals that every kind of worker has."""
+    return {"samples": samples, "steps": steps, "seconds": round(seconds, 6), "compute_s": round(compute_s, 6)}
+
+
+def push_totals(counts: PushCounts, traffic: Traffic) -> dict[str, Any]:
+    """Totals of a worker that pushes to shards, without ``exchange_s``."""
+    return {
+        "staleness": {str(k): v for k, v in sorted(counts.staleness.items())},
+        "batch_sizes": {str(k): v for k, v in sorted(counts.batch_sizes.items())},
+        "dropped": counts.dropped,
+        "bytes_sent": traffic.bytes_sent,
+        "bytes_received": traffic.bytes_received,
+    }
+
+
+def codec_totals(codec: str, codecs: Mapping[str, Any]) -> dict[str, Any]:
+    """The codec of the job, and the codecs in use where they are chosen while it runs."""
+    return {"codec": codec, **({"codecs": dict(codecs)} if codecs else {})}
