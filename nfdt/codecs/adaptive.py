@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nfdt.codecs.base import Codec
-from nfdt.codecs.link_estimate import Link, LinkEstimate
+from nfdt.codecs.link_estimate import LinkEstimate, LinkTimes
 
 HYSTERESIS = 0.03
 REMEMBERED = 9
@@ -33,7 +33,7 @@ PROBE_EVERY = 25  # pushes; every second one while a link is learnt
 
 
 @dataclass(frozen=True)
-class Loss:
+class CodecLoss:
     """What a codec costs on vectors of one worker.
 
     Attributes:
@@ -47,7 +47,7 @@ class Loss:
     decode_s: float
 
 
-EXACT = Loss(0.0, 0.0, 0.0)
+EXACT = CodecLoss(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Decision:
     seconds: float
     seconds_before: float
     compute_s: float
-    link: Link
+    link: LinkTimes
 
 
 class AdaptiveWidth:
@@ -82,8 +82,8 @@ class AdaptiveWidth:
         self._link = LinkEstimate(4 * size)
         self._compute: deque[float] = deque(maxlen=REMEMBERED)
         widest = codecs[0].name
-        self._push_losses: dict[str, Loss] = {widest: EXACT}
-        self._reply_losses: dict[str, Loss] = {widest: EXACT}
+        self._push_losses: dict[str, CodecLoss] = {widest: EXACT}
+        self._reply_losses: dict[str, CodecLoss] = {widest: EXACT}
         self._wider, self._probe, self._narrowest = (codec.name for codec in codecs[-3:])
         self._chosen = self._exact = (widest, widest)
         self._pushes = self._probes = 0
@@ -110,11 +110,11 @@ class AdaptiveWidth:
         """An exchange took so long, without the time that the shards took to serve it."""
         self._link.exchanged(sent_bytes, received_bytes, seconds)
 
-    def lost_in_pushes(self, losses: Mapping[str, Loss]) -> None:
+    def lost_in_pushes(self, losses: Mapping[str, CodecLoss]) -> None:
         """What each of these codecs loses of a gradient."""
         self._push_losses.update(losses)
 
-    def lost_in_replies(self, losses: Mapping[str, Loss]) -> None:
+    def lost_in_replies(self, losses: Mapping[str, CodecLoss]) -> None:
         """What each of these codecs loses of a difference of weights.
 
         The difference is known as the codec in use left it, which codecs as wide can write without any loss: only
@@ -124,7 +124,7 @@ class AdaptiveWidth:
         unknown = {n: loss for n, loss in losses.items() if self._bytes[n] < in_use or n not in self._reply_losses}
         self._reply_losses.update(unknown)
 
-    def _other(self, name: str, losses: Mapping[str, Loss]) -> str:
+    def _other(self, name: str, losses: Mapping[str, CodecLoss]) -> str:
         """A codec of another size: a narrower one where there is one, as a wide one would take its time."""
         if name == self._probe:
             return self._narrowest if self._narrowest in self._affordable(losses) else self._wider
@@ -146,14 +146,14 @@ class AdaptiveWidth:
         self._chosen = best
         return Decision(*best, self._seconds(link, compute_s, *best), before, compute_s, link)
 
-    def _affordable(self, losses: Mapping[str, Loss]) -> list[str]:
+    def _affordable(self, losses: Mapping[str, CodecLoss]) -> list[str]:
         return [name for name in self._bytes if name in losses and losses[name].error <= self._budget]
 
-    def _cost(self, link: Link, compute_s: float, push: str, reply: str) -> float:
+    def _cost(self, link: LinkTimes, compute_s: float, push: str, reply: str) -> float:
         error = (1 + self._push_losses[push].error) * (1 + self._reply_losses[reply].error)
         return self._seconds(link, compute_s, push, reply) * error
 
-    def _seconds(self, link: Link, compute_s: float, push: str, reply: str) -> float:
+    def _seconds(self, link: LinkTimes, compute_s: float, push: str, reply: str) -> float:
         up, down = self._push_losses[push], self._reply_losses[reply]
         worker = compute_s + up.encode_s + up.decode_s + down.decode_s
         exchange = link.seconds(self._bytes[push], self._bytes[reply]) + up.decode_s + down.encode_s + down.decode_s

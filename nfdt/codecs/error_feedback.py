@@ -8,7 +8,7 @@ import numpy as np
 
 from nfdt.codecs.base import Codec, Payload, Vector
 from nfdt.codecs.blocks import blocks, is_finite
-from nfdt.codecs.floats import Identity
+from nfdt.codecs.floats import IdentityCodec
 
 
 class ErrorFeedback:
@@ -46,7 +46,7 @@ class ErrorFeedback:
             A payload per part; where nothing is lost or owed, views of ``vector``. None where the sum overflows: the
             residual of what was encoded before that is as if it had been sent.
         """
-        if isinstance(codec, Identity):
+        if isinstance(codec, IdentityCodec):
             exact = vector if self._settled else vector + self._residual
             self._residual[:] = 0
             self._settled = True

@@ -18,7 +18,7 @@ _ROUNDS_DOWN = np.float32(3e38)  # surely not to infinity
 _QUIET_NAN = np.uint32(0x7FC0_0000)
 
 
-class Identity:
+class IdentityCodec:
     """Float32, little-endian: nothing is lost; encoding is a view of the vector."""
 
     name = "identity"

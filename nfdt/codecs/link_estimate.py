@@ -18,7 +18,7 @@ _CLIP = 4.0
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkTimes:
     """``latency_s + sent * send_s_per_byte + received * receive_s_per_byte`` is what an exchange takes."""
 
     latency_s: float
@@ -71,12 +71,12 @@ class LinkEstimate:
         self._products = KEEP * self._products + seconds * row
         self._count += 1
 
-    def link(self) -> Link:
+    def link(self) -> LinkTimes:
         """The link as far as it is known: a byte takes at least this long, one standard error taken off."""
         solution, inverse = self._solve()
         slack = np.sqrt(np.maximum(self._variance * np.diag(inverse), 0.0))
         send, receive = np.maximum(solution[1:] - slack[1:], 0.0) / self._unit
-        return Link(max(0.0, float(solution[0])), float(send), float(receive))
+        return LinkTimes(max(0.0, float(solution[0])), float(send), float(receive))
 
     def _solve(self) -> tuple[Floats, Floats]:
         """(latency, send, receive) in seconds and units, and the inverse of their normal matrix."""

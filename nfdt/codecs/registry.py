@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from nfdt.codecs.base import Codec
 from nfdt.codecs.buckets import Float16, Int4, Int8
-from nfdt.codecs.floats import BFloat16, Identity
+from nfdt.codecs.floats import BFloat16, IdentityCodec
 from nfdt.codecs.rows import ROWS
 from nfdt.codecs.top_k import TopK
 from nfdt.core.errors import ProtocolError
 
-IDENTITY = Identity()
+IDENTITY = IdentityCodec()
 WIDTHS: tuple[Codec, ...] = (IDENTITY, BFloat16(), Int8(), Int4())
 """What an adaptive job chooses from, the widest first."""
 

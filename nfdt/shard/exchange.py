@@ -27,7 +27,7 @@ MAX_NAME = 200
 MAX_ERROR = 4000  # characters
 
 
-class Exchange:
+class WorkerExchange:
     """Puts one worker's pushes together and answers them.
 
     Args:

@@ -14,9 +14,9 @@ from nfdt.shard.delta_reply import ReplyHistory
 from nfdt.shard.messages import DeltaRequest, Gradient, Reply
 from nfdt.shard.store import ShardStore
 from nfdt.transport.base import Pulled, Pushed, PushOptions, Vector, check_gradient, joined, shard_bounds
-from nfdt.transport.choice import Choice
-from nfdt.transport.coding import Coding, Part
-from nfdt.transport.in_flight import InFlight, Pending
+from nfdt.transport.choice import CodecChoice
+from nfdt.transport.coding import AnswerPart, Coding
+from nfdt.transport.in_flight import InFlight, InFlightPush
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class InProcessClient:
         worker: str,
         *,
         overlap: int = 0,
-        choice: Choice | None = None,
+        choice: CodecChoice | None = None,
     ) -> None:
         self._stores = list(stores)
         self._histories = [ReplyHistory() for _ in self._stores]
@@ -97,7 +97,7 @@ class InProcessClient:
         weights = cast(Vector, self._weights(self._sequence, replies))
         return Pulled(weights, tuple(r.version for r in replies), self._sequence)
 
-    def begin_push(self, gradient: Vector, **options: Unpack[PushOptions]) -> Pending:
+    def begin_push(self, gradient: Vector, **options: Unpack[PushOptions]) -> InFlightPush:
         """See ``ParameterClient``."""
         leaving = self._leave(gradient, options)
         self._deliver(leaving)
@@ -166,7 +166,9 @@ class InProcessClient:
         if any(reply.weights is None and reply.delta is None for reply in replies):
             return None
         parts = [
-            Part(None, made.payload, made.codec, made.base) if (made := reply.delta) else Part(reply.weights)
+            AnswerPart(None, made.payload, made.codec, made.base)
+            if (made := reply.delta)
+            else AnswerPart(reply.weights)
             for reply in replies
         ]
         return self._coding.decode(sequence, parts, np.empty(self._bounds[-1].stop, np.float32))

@@ -24,7 +24,7 @@ WARN_EVERY_S = 10.0
 MOST_STRANGERS = 64  # connections that have not shown a ticket yet
 
 
-class Listener:
+class ShardListener:
     """Serves each connection in a thread of its own.
 
     Args:

@@ -23,8 +23,8 @@ from nfdt.core.wire.job_token import worker_of
 from nfdt.core.wire.shards_pb2 import AdminReply, AdminRequest, OpenReply, OpenRequest, ReadRequest, StateChunk
 from nfdt.core.wire.status import answering
 from nfdt.shard.building import Store, build_store
-from nfdt.shard.exchange import Exchange
-from nfdt.shard.listener import Listener
+from nfdt.shard.exchange import WorkerExchange
+from nfdt.shard.listener import ShardListener
 from nfdt.shard.outer import outer_algorithm, outer_program, pushes_differences
 from nfdt.shard.tensors import BufferPool
 from nfdt.shard.terms import Terms
@@ -47,7 +47,7 @@ class ShardServicer:
         self,
         store: Store,
         plan: ShardPlan,
-        listener: Listener,
+        listener: ShardListener,
         key: str,
         *,
         weights_only: bool = False,
@@ -126,7 +126,7 @@ class RunningShard:
     address: str
     store: Store
     _server: grpc.Server
-    _listener: Listener
+    _listener: ShardListener
     _stopped: threading.Event = field(default_factory=threading.Event)
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
@@ -186,7 +186,7 @@ def start_shard(
     )
     serve = serve_streams(store, make_encoders(algorithm.top_k), Terms.of(algorithm, workers))
     cert, key, client_ca = (security.get(name) for name in ("cert", "key", "client_ca"))
-    listener = Listener(serve, host, 2 * workers + SPARE_CALLS, server_tls(cert, key, client_ca) if cert else None)
+    listener = ShardListener(serve, host, 2 * workers + SPARE_CALLS, server_tls(cert, key, client_ca) if cert else None)
     running = RunningShard(address, store, server, listener)
     servicer = ShardServicer(store, plan, listener, token, weights_only=differences)
     server.add_generic_rpc_handlers((servicer.handler(),))
@@ -202,4 +202,4 @@ def _admits(key: str, method: str, token: str) -> bool:
 def serve_streams(store: Store, encoders: Mapping[str, Codec], terms: Terms) -> Callable[[FrameStream, str], None]:
     """What a shard does with the stream of a worker, given its name."""
     buffers = BufferPool(store.size)
-    return lambda stream, worker: Exchange(store, buffers, encoders, terms, worker).serve(stream)
+    return lambda stream, worker: WorkerExchange(store, buffers, encoders, terms, worker).serve(stream)

@@ -179,7 +179,7 @@ class UpdateRule(Protocol):
         ...
 
 
-class Identity:
+class IdentityRule:
     """Defaults of every moment: no state, the gradient as it came, the weights as they are."""
 
     name = "identity"

@@ -9,7 +9,7 @@ import pytest
 from nfdt.core.wire.connection import connect
 from nfdt.core.wire.frame_stream import FrameStream
 from nfdt.shard import listener as listener_module
-from nfdt.shard.listener import MOST_STRANGERS, Listener
+from nfdt.shard.listener import MOST_STRANGERS, ShardListener
 
 TIMEOUT_S = 60
 
@@ -21,7 +21,7 @@ def served():
 
 @pytest.fixture
 def listener(served):
-    made = Listener(served.put, "127.0.0.1", 8)
+    made = ShardListener(served.put, "127.0.0.1", 8)
     yield made
     made.stop(0)
 

@@ -48,9 +48,9 @@ from nfdt.core.wire.shards_pb2 import (
 )
 from nfdt.core.work.slot_connection import Patience
 from nfdt.shard import listener
-from nfdt.shard.listener import Listener
+from nfdt.shard.listener import ShardListener
 from nfdt.shard.servicer import start_shard
-from nfdt.transport.shard_connector import Door
+from nfdt.transport.shard_connector import ShardConnector
 from nfdt.transport.stream import StreamClient
 from tests.support import raw_stream
 from tests.support.raw_stream import encode
@@ -133,14 +133,14 @@ class Relay:
     """A shard's stand-in that passes frames on, and breaks a stream where it is told to."""
 
     def __init__(self, address, worker="w"):
-        self.shard = Door(address, worker_token(TOKEN, worker), 20)
+        self.shard = ShardConnector(address, worker_token(TOKEN, worker), 20)
         self.lose_answers_to = set()
         self.streams = 0
         self.silent = False
         self.refusals = 0
         self.shift = 0  # of the numbers on answers
         self.on_request = lambda: None
-        self.listener = Listener(self.serve, "127.0.0.1", 8)
+        self.listener = ShardListener(self.serve, "127.0.0.1", 8)
         self.server = grpc.server(futures.ThreadPoolExecutor(8))
         handler = grpc.unary_unary_rpc_method_handler(self.open, None, OpenReply.SerializeToString)
         self.server.add_generic_rpc_handlers(
