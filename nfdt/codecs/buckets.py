@@ -85,11 +85,11 @@ class _Bucketed:
         raise NotImplementedError
 
     def _write(self, rows: BucketRows, levels: Payload) -> None:
-        """Elements, scaled, as levels; ``rows`` may be used up, and their last elements may be too many."""
+        """Write scaled elements as levels; ``rows`` may be overwritten, and may have more elements than levels."""
         raise NotImplementedError
 
     def _read(self, levels: Payload, values: Floats) -> None:
-        """Levels as numbers that the scale makes elements again."""
+        """Read levels as numbers to be multiplied with the scale."""
         raise NotImplementedError
 
 
@@ -189,13 +189,13 @@ def _count(size: int) -> int:
 
 
 def _areas(payload: Payload, size: int) -> tuple[Floats, Payload]:
-    """Scales and levels."""
+    """Return scales and levels."""
     border = 4 * _count(size)
     return payload[:border].view(FLOAT32), payload[border:]
 
 
 def _rows(values: Vector, scratch: Any) -> BucketRows:
-    """One row per bucket, the last one filled up with zeros in ``scratch``."""
+    """Return one row per bucket, the last one filled up with zeros in ``scratch``."""
     if values.size % BUCKET == 0:
         return values.reshape(-1, BUCKET)
     rows: BucketRows = scratch[: _count(values.size)]

@@ -39,8 +39,12 @@ MAX_STATE_COPIES = 64
 class ShardServicer:
     """The Shard service over a store; its chunks travel as bytes.
 
-    ``listener``: Where pushes and pulls go. ``key``: Of the job. ``weights_only``: The optimizer's variables are no
-    part of the state that is read and written.
+    Args:
+        store: Store of the shard.
+        plan: Part of the model on this shard.
+        listener: Listener for the streams of pushes and pulls.
+        key: Key of the job.
+        weights_only: Leave the optimizer's variables out of the state that is read and written.
     """
 
     def __init__(
@@ -57,14 +61,14 @@ class ShardServicer:
 
     @answering
     def open(self, request: OpenRequest, context: grpc.ServicerContext) -> OpenReply:
-        """A ticket for the port where pushes and pulls go, good for the worker whose token came with the call."""
+        """Issue a ticket for the port of pushes and pulls, valid for the worker whose token came with the call."""
         worker = worker_of(self._key, token_of(context.invocation_metadata()))
         assert worker is not None, "the call was admitted"
         return OpenReply(port=self._listener.port, ticket=self._listener.ticket(worker))
 
     @answering
     def administer(self, request: AdminRequest, context: grpc.ServicerContext) -> AdminReply:
-        """Flush, learning rate, statistics, a worker that left."""
+        """Flush, set the learning rate, report statistics, or forget a worker that left."""
         action = request.WhichOneof("action")
         if action == "flush":
             self._store.flush()
@@ -121,7 +125,7 @@ class ShardServicer:
 
 @dataclass
 class RunningShard:
-    """A shard that serves: ``address`` is ``host:port``."""
+    """A running shard; ``address`` is ``host:port``."""
 
     address: str
     store: Store
@@ -159,10 +163,10 @@ def start_shard(
         manifest: The program's manifest.
         state: The whole model's state to start from.
         algorithm: Chooses the update rule, how many gradients make an update, and how many pushes of a worker overlap.
-        index: Of this shard, below :func:`nfdt.core.sharding.count_shards`.
+        index: Index of this shard, below :func:`nfdt.core.sharding.count_shards`.
         shards: As asked for in the job's specification.
         workers: Workers of the job; sizes the thread pool and softsync's merge.
-        token: The job's key: who administers presents it, and workers present tokens made of it.
+        token: Key of the job: administration requires it, and workers present tokens made of it.
         host: Interface to listen on.
         custom_objects: The user's own classes, for code jobs.
         **security: ``cert``, ``key``, ``client_ca``, ``insecure`` of :func:`nfdt.core.wire.channel.make_server`.
@@ -195,11 +199,11 @@ def start_shard(
 
 
 def _admits(key: str, method: str, token: str) -> bool:
-    """Whether a token is good for a method: a worker's for its stream, the job's key for everything else."""
+    """Whether a token admits to a method: a worker's to its stream, the job's key to everything else."""
     return worker_of(key, token) is not None if method == OPEN else same_token(key, token)
 
 
 def serve_streams(store: Store, encoders: Mapping[str, Codec], terms: Terms) -> Callable[[FrameStream, str], None]:
-    """What a shard does with the stream of a worker, given its name."""
+    """Return the function that serves the stream of a worker, given its name."""
     buffers = BufferPool(store.size)
     return lambda stream, worker: WorkerExchange(store, buffers, encoders, terms, worker).serve(stream)
