@@ -1,4 +1,4 @@
-"""How gradients and weights are written on the wire: pure, one file each."""
+"""Codecs: encodings of gradients and weights on the wire; pure, one file each."""
 
 from nfdt.codecs.base import Codec
 from nfdt.codecs.error_feedback import ErrorFeedback

@@ -1,4 +1,4 @@
-"""Which codec one worker's pushes and replies get: measurements in, decisions out.
+"""Adaptive choice of the codecs of one worker's pushes and replies: measurements in, decisions out.
 
 For a pair of codecs ``(b, c)``, one for each direction, the time of an iteration is predicted and weighed with what the
 codecs lose, as a step on a gradient of relative squared error omega is worth ``1 / (1 + omega)`` exact ones::
@@ -8,11 +8,11 @@ codecs lose, as a step on a gradient of relative squared error omega is worth ``
     T_worker   = compute + encode(b) + decode(b) + decode(c)
     T_exchange = latency + bytes(b) * send + decode(b) + bytes(c) * receive + encode(c) + decode(c)
 
-because whoever encodes also decodes, to know what is left for later. The cheapest pair is chosen among codecs that lose
-at most the error budget; the pair in use is left for one that costs at least 3 % less, and at once when it takes longer
+because the encoding side also decodes, to compute the residual. The cheapest pair is chosen among codecs that lose at
+most the error budget. It replaces the pair in use if it costs at least 3 % less, or at once if that pair takes longer
 than the identity. On a fast link the identity wins: coding takes longer than it saves, and a byte is given the least
-time that the measurements allow. To tell latency from bandwidth, some pushes and replies are written in another codec;
-with error feedback that costs nothing in the long run.
+time that the measurements allow. To separate latency from bandwidth, some pushes and replies are written in another
+codec; with error feedback that costs nothing in the long run.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nfdt.codecs.base import Codec
-from nfdt.codecs.link_estimate import Link, LinkEstimate
+from nfdt.codecs.link_estimate import LinkEstimate, LinkTimes
 
 HYSTERESIS = 0.03
 REMEMBERED = 9
-PROBE_EVERY = 25  # pushes; every second one while a link is learnt
+PROBE_EVERY = 25  # pushes; every second one until the link is known
 
 
 @dataclass(frozen=True)
-class Loss:
-    """What a codec costs on vectors of one worker.
+class CodecLoss:
+    """Costs of a codec for the vectors of one worker.
 
     Attributes:
         error: Relative squared error, omega.
         encode_s: Seconds to encode one vector of the model's size.
-        decode_s: To decode one.
+        decode_s: Seconds to decode one.
     """
 
     error: float
@@ -47,19 +47,19 @@ class Loss:
     decode_s: float
 
 
-EXACT = Loss(0.0, 0.0, 0.0)
+EXACT = CodecLoss(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The codecs from now on, and what was known when they were chosen."""
+    """The codecs from now on, and the measurements behind the choice."""
 
     push: str
     reply: str
     seconds: float
     seconds_before: float
     compute_s: float
-    link: Link
+    link: LinkTimes
 
 
 class AdaptiveWidth:
@@ -70,10 +70,10 @@ class AdaptiveWidth:
         reply: Codec of the next answer.
 
     Args:
-        codecs: To choose from, the widest first; the first one loses nothing. The last three are for probes.
-        size: Elements of the model.
+        codecs: Codecs to choose from, the widest first; the first one loses nothing. The last three are for probes.
+        size: Number of elements of the model.
         error_budget: Greatest omega of a codec that may be chosen.
-        pipelined: The worker computes while it exchanges.
+        pipelined: Whether the worker computes while it exchanges.
     """
 
     def __init__(self, codecs: Sequence[Codec], size: int, *, error_budget: float, pipelined: bool) -> None:
@@ -82,15 +82,15 @@ class AdaptiveWidth:
         self._link = LinkEstimate(4 * size)
         self._compute: deque[float] = deque(maxlen=REMEMBERED)
         widest = codecs[0].name
-        self._push_losses: dict[str, Loss] = {widest: EXACT}
-        self._reply_losses: dict[str, Loss] = {widest: EXACT}
+        self._push_losses: dict[str, CodecLoss] = {widest: EXACT}
+        self._reply_losses: dict[str, CodecLoss] = {widest: EXACT}
         self._wider, self._probe, self._narrowest = (codec.name for codec in codecs[-3:])
         self._chosen = self._exact = (widest, widest)
         self._pushes = self._probes = 0
         self.push, self.reply = self._chosen
 
     def begin(self) -> Decision | None:
-        """A push comes next: choose its codecs; what was decided, if that is something new."""
+        """Choose the codecs of the next push; returns a new decision, or None."""
         decision = self._decide()
         self.push, self.reply = self._chosen
         self._pushes += 1
@@ -103,35 +103,35 @@ class AdaptiveWidth:
         return decision
 
     def computed(self, seconds: float) -> None:
-        """A gradient took so long; the median of the last nine counts."""
+        """Add the time of a gradient; the median of the last nine counts."""
         self._compute.append(seconds)
 
     def exchanged(self, sent_bytes: int, received_bytes: int, seconds: float) -> None:
-        """An exchange took so long, without the time that the shards took to serve it."""
+        """Add the time of an exchange, without the time that the shards took to serve it."""
         self._link.exchanged(sent_bytes, received_bytes, seconds)
 
-    def lost_in_pushes(self, losses: Mapping[str, Loss]) -> None:
-        """What each of these codecs loses of a gradient."""
+    def lost_in_pushes(self, losses: Mapping[str, CodecLoss]) -> None:
+        """Update the costs of these codecs for gradients."""
         self._push_losses.update(losses)
 
-    def lost_in_replies(self, losses: Mapping[str, Loss]) -> None:
-        """What each of these codecs loses of a difference of weights.
+    def lost_in_replies(self, losses: Mapping[str, CodecLoss]) -> None:
+        """Update the costs of these codecs for deltas of weights.
 
-        The difference is known as the codec in use left it, which codecs as wide can write without any loss: only
-        what is said of narrower ones is taken.
+        A delta is known only after the codec in use, and codecs as wide can encode it without any loss: only the
+        costs of narrower ones are used.
         """
         in_use = self._bytes[self.reply]
         unknown = {n: loss for n, loss in losses.items() if self._bytes[n] < in_use or n not in self._reply_losses}
         self._reply_losses.update(unknown)
 
-    def _other(self, name: str, losses: Mapping[str, Loss]) -> str:
-        """A codec of another size: a narrower one where there is one, as a wide one would take its time."""
+    def _other(self, name: str, losses: Mapping[str, CodecLoss]) -> str:
+        """Return a codec of another size: a narrower one if there is one, as a wide one takes longer."""
         if name == self._probe:
             return self._narrowest if self._narrowest in self._affordable(losses) else self._wider
         return self._wider if name == self._narrowest and self._probes % 4 == 0 else self._probe
 
     def _decide(self) -> Decision | None:
-        """Other codecs from now on; None to stay with those in use."""
+        """Choose other codecs; None to keep those in use."""
         if not self._link.known or not self._compute:
             return None
         link, compute_s = self._link.link(), statistics.median(self._compute)
@@ -146,14 +146,14 @@ class AdaptiveWidth:
         self._chosen = best
         return Decision(*best, self._seconds(link, compute_s, *best), before, compute_s, link)
 
-    def _affordable(self, losses: Mapping[str, Loss]) -> list[str]:
+    def _affordable(self, losses: Mapping[str, CodecLoss]) -> list[str]:
         return [name for name in self._bytes if name in losses and losses[name].error <= self._budget]
 
-    def _cost(self, link: Link, compute_s: float, push: str, reply: str) -> float:
+    def _cost(self, link: LinkTimes, compute_s: float, push: str, reply: str) -> float:
         error = (1 + self._push_losses[push].error) * (1 + self._reply_losses[reply].error)
         return self._seconds(link, compute_s, push, reply) * error
 
-    def _seconds(self, link: Link, compute_s: float, push: str, reply: str) -> float:
+    def _seconds(self, link: LinkTimes, compute_s: float, push: str, reply: str) -> float:
         up, down = self._push_losses[push], self._reply_losses[reply]
         worker = compute_s + up.encode_s + up.decode_s + down.decode_s
         exchange = link.seconds(self._bytes[push], self._bytes[reply]) + up.decode_s + down.encode_s + down.decode_s

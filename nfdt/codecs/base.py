@@ -1,4 +1,4 @@
-"""What a codec is: a float32 vector as fewer bytes, and back.
+"""The interface of a codec, which encodes a float32 vector as fewer bytes.
 
 Every codec but the identity loses something, and every one is a *contraction*: ``|x - decode(encode(x))| <= |x|``,
 strictly less unless ``x`` is zero. That, not unbiasedness, is what error feedback needs to lose nothing in the long
@@ -33,41 +33,41 @@ class Codec(Protocol):
 
     @property
     def block(self) -> int:
-        """So many elements are encoded by themselves, and so are the next; 0: the vector is encoded as a whole.
+        """Block size in elements; blocks are encoded independently. 0: the vector is encoded as a whole.
 
         The payload of a vector is that of its blocks, one after the other.
         """
         ...
 
     def encoded_bytes(self, size: int) -> int:
-        """Bytes that :meth:`encode` makes of ``size`` elements."""
+        """Return the number of bytes of ``size`` encoded elements."""
         ...
 
     def check(self, received_bytes: int, size: int) -> None:
-        """Whether so many bytes can be ``size`` elements; to be called before memory is taken for them.
+        """Check that this number of bytes can be ``size`` elements, before memory is allocated for them.
 
         Raises:
-            ShapeMismatch: they cannot.
+            ShapeMismatch: it cannot.
         """
         ...
 
     def encode(self, vector: Vector) -> Payload:
-        """``vector``, shape ``(n,)`` float32, as bytes, shape ``(encoded_bytes(n),)`` uint8.
+        """Encode ``vector``, shape ``(n,)`` float32, as bytes, shape ``(encoded_bytes(n),)`` uint8.
 
-        Elements that are not finite never become finite ones: what is decoded has such an element as well.
+        A vector with elements that are not finite is decoded to one with such elements, too.
         """
         ...
 
     def decode(self, payload: Payload, out: Vector) -> None:
-        """Write what ``payload`` stands for into ``out``, shape ``(n,)`` float32.
+        """Decode ``payload`` into ``out``, shape ``(n,)`` float32.
 
         Args:
-            payload: Bytes from another process, of a length that :meth:`check` allows for ``n`` elements. Where they
-                lie in memory that the sender can still write to, a change gives other numbers, never more.
-            out: Overwritten; its content is undefined after an error.
+            payload: Bytes from another process, of a length that :meth:`check` allows for ``n`` elements. If
+                the sender can still write to their memory, a change gives other numbers, never more of them.
+            out: Vector that is overwritten; its content is undefined after an error.
 
         Raises:
-            ProtocolError: the bytes stand for nothing.
+            ProtocolError: the bytes are no valid payload.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Where a vector may be cut and encoded piece by piece, while the piece is in cache."""
+"""Blocks of a vector, which are encoded one after the other while they are in cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nfdt.codecs.base import Codec, Vector
 
 
 def blocks(codec: Codec, size: int) -> Iterator[tuple[slice, slice]]:
-    """Ranges of elements that are encoded by themselves, and of their bytes in the payload of all ``size`` elements."""
+    """Yield the ranges of independent blocks, and of their bytes in the payload of all ``size`` elements."""
     at, step = 0, codec.block or max(size, 1)
     for start in range(0, size, step):
         stop = min(start + step, size)

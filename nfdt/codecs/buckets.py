@@ -25,7 +25,7 @@ _TO_INTEGER = np.float32(3 * 2**22)
 """Added to a small number, it leaves the nearest whole number, ties to even, in the lowest bits."""
 
 Floats = npt.NDArray[np.float32]
-Rows = npt.NDArray[np.float32]
+BucketRows = npt.NDArray[np.float32]
 """Shape ``(buckets, 512)``."""
 
 
@@ -84,12 +84,12 @@ class _Bucketed:
         """From the greatest magnitude of each bucket: its scale, and what its elements are multiplied by."""
         raise NotImplementedError
 
-    def _write(self, rows: Rows, levels: Payload) -> None:
-        """Elements, scaled, as levels; ``rows`` may be used up, and their last elements may be too many."""
+    def _write(self, rows: BucketRows, levels: Payload) -> None:
+        """Write scaled elements as levels; ``rows`` may be overwritten, and may have more elements than levels."""
         raise NotImplementedError
 
     def _read(self, levels: Payload, values: Floats) -> None:
-        """Levels as numbers that the scale makes elements again."""
+        """Read levels as numbers to be multiplied with the scale."""
         raise NotImplementedError
 
 
@@ -107,7 +107,7 @@ class Float16(_Bucketed):
         exponents = np.maximum(np.frexp(greatest)[1] - 15, -126)
         return np.ldexp(np.float32(1), exponents), np.ldexp(np.float32(1), -exponents)
 
-    def _write(self, rows: Rows, levels: Payload) -> None:
+    def _write(self, rows: BucketRows, levels: Payload) -> None:
         np.clip(rows, -_BELOW_2_15, _BELOW_2_15, out=rows)  # 2**15 could be decoded as infinity
         # With the exponent of a half in its lowest five bits, subnormal halves are subnormal here as well.
         bits = np.multiply(rows, np.float32(2.0**-112), out=rows).reshape(-1).view(np.uint32)[: levels.size // 2]
@@ -152,7 +152,7 @@ class Int8(_Levels):
     bits = 8
     most = 127
 
-    def _write(self, rows: Rows, levels: Payload) -> None:
+    def _write(self, rows: BucketRows, levels: Payload) -> None:
         rows += _TO_INTEGER
         np.copyto(levels, rows.reshape(-1).view(np.uint32)[: levels.size])
 
@@ -170,7 +170,7 @@ class Int4(_Levels):
     bits = 4
     most = 7
 
-    def _write(self, rows: Rows, levels: Payload) -> None:
+    def _write(self, rows: BucketRows, levels: Payload) -> None:
         rows += _TO_INTEGER + np.float32(8)
         nibbles = rows.reshape(-1).view(np.uint32)[: 2 * levels.size].astype(np.uint8)
         pairs = nibbles.view("<u2")
@@ -189,16 +189,16 @@ def _count(size: int) -> int:
 
 
 def _areas(payload: Payload, size: int) -> tuple[Floats, Payload]:
-    """Scales and levels."""
+    """Return scales and levels."""
     border = 4 * _count(size)
     return payload[:border].view(FLOAT32), payload[border:]
 
 
-def _rows(values: Vector, scratch: Any) -> Rows:
-    """One row per bucket, the last one filled up with zeros in ``scratch``."""
+def _rows(values: Vector, scratch: Any) -> BucketRows:
+    """Return one row per bucket, the last one filled up with zeros in ``scratch``."""
     if values.size % BUCKET == 0:
         return values.reshape(-1, BUCKET)
-    rows: Rows = scratch[: _count(values.size)]
+    rows: BucketRows = scratch[: _count(values.size)]
     flat = rows.reshape(-1)
     flat[: values.size] = values
     flat[values.size :] = 0

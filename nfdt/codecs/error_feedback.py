@@ -1,4 +1,4 @@
-"""What a codec loses is added to what is sent next, so that nothing is lost for good (Seide et al. 2014)."""
+"""Error feedback: the loss of a codec is added to the next vector, so that none is final (Seide et al. 2014)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 
 from nfdt.codecs.base import Codec, Payload, Vector
 from nfdt.codecs.blocks import blocks, is_finite
-from nfdt.codecs.floats import Identity
+from nfdt.codecs.floats import IdentityCodec
 
 
 class ErrorFeedback:
-    """The running difference between what should have been sent and what was.
+    """The running difference between the inputs and the vectors that were sent.
 
     With ``e`` the residual, ``C`` the codec and ``g`` the next vector::
 
@@ -31,22 +31,22 @@ class ErrorFeedback:
 
     @property
     def residual(self) -> Vector:
-        """What has not been sent, shape ``(size,)``; a view that the next call changes."""
+        """The part that has not been sent, shape ``(size,)``; a view that the next call changes."""
         return self._residual
 
     def encode(self, codec: Codec, vector: Vector, bounds: Sequence[slice]) -> list[Payload] | None:
-        """What should be sent now, ``vector`` and the residual, part by part; what is lost becomes the residual.
+        """Encode the sum of ``vector`` and the residual, part by part; the loss becomes the residual.
 
         Args:
-            codec: Another one may be used every time.
-            vector: Shape ``(size,)``, finite.
-            bounds: The parts' elements.
+            codec: Codec of this vector; it may change with every call.
+            vector: Vector of shape ``(size,)``, finite.
+            bounds: Ranges of the parts.
 
         Returns:
-            A payload per part; where nothing is lost or owed, views of ``vector``. None where the sum overflows: the
-            residual of what was encoded before that is as if it had been sent.
+            A payload per part; views of ``vector`` if nothing is lost or owed. None if the sum overflows: the residual
+            of the parts before that is as if they had been sent.
         """
-        if isinstance(codec, Identity):
+        if isinstance(codec, IdentityCodec):
             exact = vector if self._settled else vector + self._residual
             self._residual[:] = 0
             self._settled = True

@@ -18,14 +18,14 @@ _ROUNDS_DOWN = np.float32(3e38)  # surely not to infinity
 _QUIET_NAN = np.uint32(0x7FC0_0000)
 
 
-class Identity:
+class IdentityCodec:
     """Float32, little-endian: nothing is lost; encoding is a view of the vector."""
 
     name = "identity"
     block = BLOCK
 
     def encoded_bytes(self, size: int) -> int:
-        """4 per element."""
+        """4 bytes per element."""
         return 4 * size
 
     def check(self, received_bytes: int, size: int) -> None:
@@ -44,15 +44,15 @@ class Identity:
 class BFloat16:
     """Sign, exponent and 7 bits of the fraction: the range of float32 at half its size.
 
-    Rounds to the nearest, ties to even; the error of an element is at most ``2**-8`` of it. What would round to
-    infinity becomes the largest finite number.
+    Rounds to the nearest, ties to even; the error of an element is at most ``2**-8`` of it. A number that would
+    round to infinity becomes the largest finite one.
     """
 
     name = "bf16"
     block = BLOCK
 
     def encoded_bytes(self, size: int) -> int:
-        """2 per element."""
+        """2 bytes per element."""
         return 2 * size
 
     def check(self, received_bytes: int, size: int) -> None:
@@ -84,7 +84,7 @@ class BFloat16:
 
 
 def _nearest_halves(bits: Bits, out: Bits) -> Bits:
-    """Of numbers that are finite in bfloat16 as well."""
+    """Round numbers that are finite in bfloat16, too."""
     np.right_shift(bits, 16, out=out)
     out &= 1
     out += 0x7FFF
@@ -94,7 +94,7 @@ def _nearest_halves(bits: Bits, out: Bits) -> Bits:
 
 
 def _upper_halves(bits: Bits) -> Bits:
-    """Of any numbers."""
+    """Round any numbers."""
     magnitude = bits & ~_SIGN
     odd = (magnitude >> np.uint32(16)) & np.uint32(1)
     rounded = np.where(magnitude < _INFINITY, np.minimum(magnitude + (np.uint32(0x7FFF) + odd), _LARGEST), magnitude)

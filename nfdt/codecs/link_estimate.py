@@ -1,4 +1,4 @@
-"""How fast a link is, from exchanges of several sizes: latency and the time of a byte in each direction."""
+"""Estimate of a link from exchanges of several sizes: latency and the time of a byte in each direction."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-KEEP = 0.97  # of the weight of earlier exchanges
+KEEP = 0.97  # factor of the weight of earlier exchanges
 ENOUGH = 12
-_FIRST = 4  # exchanges before anything is expected of the next one
+_FIRST = 4  # exchanges before the next one is predicted
 _ALIKE = 0.001  # weight of the assumption that both directions are alike
 _RIDGE = 1e-6
 _CLIP = 4.0
 
 
 @dataclass(frozen=True)
-class Link:
-    """``latency_s + sent * send_s_per_byte + received * receive_s_per_byte`` is what an exchange takes."""
+class LinkTimes:
+    """The time of an exchange is ``latency_s + sent * send_s_per_byte + received * receive_s_per_byte``."""
 
     latency_s: float
     send_s_per_byte: float
     receive_s_per_byte: float
 
     def seconds(self, sent_bytes: float, received_bytes: float) -> float:
-        """Of an exchange of this size."""
+        """Return the time of an exchange of this size."""
         return self.latency_s + sent_bytes * self.send_s_per_byte + received_bytes * self.receive_s_per_byte
 
 
 class LinkEstimate:
     """Least squares with exponentially decaying weights.
 
-    Only exchanges of different sizes tell latency from bandwidth. An exchange that takes more than four times as long
-    as expected counts as four times the expectation; three in a row are another link, which is learnt anew.
+    Only exchanges of different sizes separate latency from bandwidth. An exchange that takes more than four times as
+    long as expected counts as four times the expectation. After three in a row the estimate of the link starts again.
 
     Args:
-        unit_bytes: The size of a large message; for the scaling of numbers only.
+        unit_bytes: Size of a large message; only for the scaling of numbers.
     """
 
     def __init__(self, unit_bytes: int) -> None:
@@ -52,11 +52,11 @@ class LinkEstimate:
 
     @property
     def known(self) -> bool:
-        """Whether there were exchanges enough."""
+        """Whether there were enough exchanges."""
         return self._count >= ENOUGH
 
     def exchanged(self, sent_bytes: int, received_bytes: int, seconds: float) -> None:
-        """One exchange took so long."""
+        """Add the time of an exchange."""
         row = np.array([1.0, sent_bytes / self._unit, received_bytes / self._unit])
         if self._count >= _FIRST:
             expected = max(float(row @ self._solve()[0]), 1e-6)
@@ -71,15 +71,15 @@ class LinkEstimate:
         self._products = KEEP * self._products + seconds * row
         self._count += 1
 
-    def link(self) -> Link:
-        """The link as far as it is known: a byte takes at least this long, one standard error taken off."""
+    def link(self) -> LinkTimes:
+        """Return the estimate of the link; the time of a byte is reduced by one standard error."""
         solution, inverse = self._solve()
         slack = np.sqrt(np.maximum(self._variance * np.diag(inverse), 0.0))
         send, receive = np.maximum(solution[1:] - slack[1:], 0.0) / self._unit
-        return Link(max(0.0, float(solution[0])), float(send), float(receive))
+        return LinkTimes(max(0.0, float(solution[0])), float(send), float(receive))
 
     def _solve(self) -> tuple[Floats, Floats]:
-        """(latency, send, receive) in seconds and units, and the inverse of their normal matrix."""
+        """Return (latency, send, receive) in seconds and units, and the inverse of their normal matrix."""
         total = max(float(self._squares[0, 0]), 1.0)
         alike = np.array([0.0, 1.0, -1.0])
         squares = self._squares + total * (_ALIKE * np.outer(alike, alike) + _RIDGE * np.eye(3))

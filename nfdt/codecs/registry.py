@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from nfdt.codecs.base import Codec
 from nfdt.codecs.buckets import Float16, Int4, Int8
-from nfdt.codecs.floats import BFloat16, Identity
+from nfdt.codecs.floats import BFloat16, IdentityCodec
 from nfdt.codecs.rows import ROWS
 from nfdt.codecs.top_k import TopK
 from nfdt.core.errors import ProtocolError
 
-IDENTITY = Identity()
+IDENTITY = IdentityCodec()
 WIDTHS: tuple[Codec, ...] = (IDENTITY, BFloat16(), Int8(), Int4())
-"""What an adaptive job chooses from, the widest first."""
+"""Codecs of adaptive jobs, the widest first."""
 
 DECODERS: dict[str, Codec] = {codec.name: codec for codec in (*WIDTHS, Float16(), TopK(1.0))}
 
 
 def make_codec(name: str, *, top_k: float) -> Codec:
-    """The codec of this name, to encode with; ``top_k`` is the fraction that ``top-k`` sends."""
+    """Return the codec of this name, to encode with; ``top_k`` is the fraction that ``top-k`` sends."""
     return TopK(top_k) if name == TopK.name else DECODERS[name]
 
 
 def make_encoders(top_k: float) -> dict[str, Codec]:
-    """Every codec by name, to encode with."""
+    """Return every codec by name, to encode with."""
     return {**{name: make_codec(name, top_k=top_k) for name in DECODERS}, ROWS.name: ROWS}
 
 
 def find_decoder(name: str) -> Codec:
-    """The codec that a frame's header names; the empty name is the identity.
+    """Return the codec of a name in a frame's header; the empty name is the identity.
 
     Raises:
         ProtocolError: there is none of this name.

@@ -1,4 +1,4 @@
-"""Only the greatest elements, the others wait in the error feedback until they have grown."""
+"""A codec of the greatest elements; the others stay in the error feedback until they have grown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TopK:
     ``1 - fraction`` of the vector's squared norm. An element that is not finite counts as the greatest.
 
     Attributes:
-        fraction: Above 0, at most 1. Decoding does not depend on it.
+        fraction: Fraction of the elements, above 0, at most 1. Decoding does not depend on it.
     """
 
     fraction: float
@@ -31,11 +31,11 @@ class TopK:
     block = 0
 
     def kept(self, size: int) -> int:
-        """How many of ``size`` elements are sent."""
+        """Return the number of elements sent out of ``size``."""
         return min(size, max(1, math.ceil(self.fraction * size)))
 
     def encoded_bytes(self, size: int) -> int:
-        """8 per element that is sent."""
+        """8 bytes per element that is sent."""
         return _PAIR_BYTES * self.kept(size)
 
     def check(self, received_bytes: int, size: int) -> None:
@@ -79,7 +79,7 @@ class TopK:
 
 
 def _greatest(magnitudes: Vector, count: int) -> npt.NDArray[np.intp]:
-    """The places of the ``count`` greatest, rising; of equal ones those that come first. NaN is the greatest."""
+    """Return the places of the ``count`` greatest, rising; the first ones among equals. NaN is the greatest."""
     least = np.partition(magnitudes, magnitudes.size - count)[magnitudes.size - count]
     if np.isnan(least):
         return np.flatnonzero(np.isnan(magnitudes))[:count]

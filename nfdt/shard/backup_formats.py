@@ -1,4 +1,4 @@
-"""How a shard keeps the weights it sends: as little as its update rule and its workers' codecs need.
+"""Formats of backups: as small as the update rule and the workers' codecs allow.
 
 A backup is the weights that the worker holds, bit for bit: a shard sends what its backup stands for. Three formats::
 

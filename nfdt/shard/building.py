@@ -46,10 +46,10 @@ def build_store(
     Args:
         manifest: The program's manifest.
         state: The whole model's weights, or the shard's; and, unless empty, the whole optimizer's variables.
-        algorithm: Of the job.
-        index: Of this shard.
+        algorithm: Algorithm of the job.
+        index: Index of this shard.
         shards: As asked for in the job's specification.
-        workers: Of the job; sizes softsync's merge.
+        workers: Number of workers of the job; sizes softsync's merge.
         policy: Consistency policy of the workers that push; None: the algorithm's.
         custom_objects: The user's own classes.
 
@@ -80,7 +80,7 @@ def build_store(
 
 
 def blocks_of(manifest: Manifest, run: Run, elsewhere: Sequence[int] = ()) -> KernelBlocks:
-    """What an update rule judges together, of a run of a program's variables without those that go by rows."""
+    """Return the blocks of an update rule for a run of a program's variables, without those handled by rows."""
     pieces = [piece for piece in run.pieces if piece.variable not in elsewhere]
     tables = set(manifest.tables)
     by_rows = [piece.variable in tables and len(piece.shape) == 2 for piece in pieces]
@@ -88,7 +88,7 @@ def blocks_of(manifest: Manifest, run: Run, elsewhere: Sequence[int] = ()) -> Ke
 
 
 def _without_tables(plan: ShardPlan, layout: TableLayout) -> ShardPlan:
-    """The plan of what is outside the tables: one flat vector, whose optimizer has no slots."""
+    """Return the plan of the weights outside the tables: one flat vector, whose optimizer has no slots."""
     size = layout.dense_size
     slots = tuple(slot for slot in plan.slots or () if slot.variable == GLOBAL)
     return replace(plan, layout=ParameterLayout.of({"dense": (size,)}) if size else _NOTHING, slots=slots)

@@ -21,7 +21,7 @@ from nfdt.shard.tensors import AnchoredBf16, TensorOps, Vector, as_array, as_ten
 from nfdt.update_rules.base import State, UpdateRule
 
 LARGE = 1e8
-"""Gradients at least this long are tried: should they leave what is not finite, they have not been applied."""
+"""Gradients at least this long are tried: a step that leaves values that are not finite is undone."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def _are_finite(values: Sequence[Any]) -> bool:
 
 
 def _given(vector: Any) -> Any:
-    """A nest with or without a vector."""
+    """Return a tuple with or without a vector."""
     return () if vector is None else (vector,)
 
 
@@ -100,11 +100,11 @@ class Engine:
 
     @property
     def learning_rate(self) -> float:
-        """Of the next update."""
+        """Learning rate of the next update."""
         return float(self.built.optimizer.learning_rate)
 
     def weights(self) -> Vector:
-        """The weights as they are; later steps leave them so, as TensorFlow copies a variable that is held on write."""
+        """Return the weights; later steps do not change them, as TensorFlow copies a referenced variable on write."""
         if not self.size:
             return tf.zeros(0)
         return read(self.built.variables[0]) if self.built.plan.flat else self._fused.flat()
@@ -120,7 +120,7 @@ class Engine:
         return as_array(decompress(vector))
 
     def no_difference(self) -> Any:
-        """The difference of an anchor to itself."""
+        """Return the difference of an anchor to itself."""
         return tf.zeros(self.size, tf.bfloat16)
 
     def new_worker(self) -> State:
@@ -149,9 +149,9 @@ class Engine:
             backup: Weights it was computed on, a vector or compressed; None for a rule that does not use them.
             staleness: Updates it missed.
             worker: The rule's state for its worker.
-            length: Of the gradient; a long one is tried first.
-            rate: Multiplies the learning rate.
-            anchor: What the reply shall be a difference to; None or a vector at every call.
+            length: Length of the gradient; a long one is tried first.
+            rate: Factor of the learning rate.
+            anchor: Anchor of the compressed reply; None or a vector at every call.
         """
         args = (gradient, _given(backup), _scalar(staleness), _scalar(rate), self._shard, worker, _given(anchor))
         before = self._kept(length * rate)
@@ -200,7 +200,7 @@ class Engine:
         return self._stands(before, {})
 
     def reply(self, staleness: int, *, anchor: Any = None) -> ReplyWeights:
-        """What a worker with this staleness receives when its push changed nothing; ``anchor`` as in :meth:`step`."""
+        """Return weights for a worker whose push had this staleness and changed nothing; see :meth:`step`."""
         if anchor is None and not self.rule.looks_ahead:
             return ReplyWeights(self.weights())
         return self._reply_weights(self._fused.reply(_scalar(staleness), self._shard, _given(anchor)), anchor)
@@ -240,13 +240,13 @@ class Engine:
             self._take_over()
 
     def _kept(self, length: float) -> tuple[list[Any], State] | None:
-        """What a step changes, as it is before a long gradient is tried; None for others, which then cost nothing."""
+        """Copy the state that a step changes, before a long gradient is tried; None for others, which cost nothing."""
         if length < LARGE:
             return None
         return [tf.identity(variable.value) for variable in self._moved()], self._shard
 
     def _stands(self, before: tuple[list[Any], State] | None, worker: State) -> bool:
-        """Whether a step is kept; one that was tried and left what is not finite is taken back."""
+        """Whether a step is kept; a step that was tried and left values that are not finite is undone."""
         moved = self._moved()
         if before is None or _are_finite([*(v.value for v in moved), *self._shard.values(), *worker.values()]):
             return True

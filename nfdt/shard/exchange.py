@@ -1,4 +1,4 @@
-"""One worker's stream as its shard sees it: pushes and pulls in, answers out."""
+"""The shard's side of one worker's stream: pushes and pulls in, answers out."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ MAX_NAME = 200
 MAX_ERROR = 4000  # characters
 
 
-class Exchange:
-    """Puts one worker's pushes together and answers them.
+class WorkerExchange:
+    """Assembles one worker's requests and answers them.
 
     Args:
-        store: The shard's.
-        buffers: Where gradients that come over the stream are put together, or decoded.
-        encoders: For differences of weights, by name.
-        terms: What the job lets its workers ask.
-        worker: Whose stream it is.
+        store: Store of the shard.
+        buffers: Buffers for gradients that come over the stream or are decoded.
+        encoders: Codecs for deltas of weights, by name.
+        terms: Requests that the job allows.
+        worker: Name of the worker.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class Exchange:
         self._encoders = encoders
         self._terms, self._worker = terms, worker
         self._history = ReplyHistory()
-        self._complete_at = 0.0  # when the last byte of the request had come
+        self._complete_at = 0.0  # arrival of the last byte of the request
         self._segment: shared_memory.Segment | None = None
 
     def serve(self, stream: FrameStream) -> None:
         """Answer every push and pull; the first mistake is answered with an error and ends the stream.
 
         Raises:
-            OSError: the worker is gone, or does not go on.
+            OSError: the worker is gone, or stopped in the middle of a frame.
         """
         sequence, before = 0, None
         try:
@@ -75,7 +75,7 @@ class Exchange:
             self._refuse(stream, sequence, error)
         except OSError:
             raise
-        except Exception as error:  # a fault of ours or of the user's code: the worker is told, not only the log
+        except Exception as error:  # an error in this code or the user's: the worker receives it, too
             logger.exception("A request of %s failed", self._worker)
             self._refuse(stream, sequence, ProtocolError(f"It failed on the shard: {type(error).__name__}: {error}"))
 
@@ -93,7 +93,7 @@ class Exchange:
             )
 
     def _accept(self, offer: Frame) -> Frame:
-        """Map what the worker offers; where that fails the stream goes on without it."""
+        """Map the memory that the worker offers; if that fails the stream continues without it."""
         try:
             self._segment = shared_memory.accept(offer, self._store.size * 4, pairs=self._store.overlap + 1)
         except OSError as error:  # Refused is one

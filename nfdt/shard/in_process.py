@@ -14,22 +14,22 @@ from nfdt.shard.delta_reply import ReplyHistory
 from nfdt.shard.messages import DeltaRequest, Gradient, Reply
 from nfdt.shard.store import ShardStore
 from nfdt.transport.base import Pulled, Pushed, PushOptions, Vector, check_gradient, joined, shard_bounds
-from nfdt.transport.choice import Choice
-from nfdt.transport.coding import Coding, Part
-from nfdt.transport.in_flight import InFlight, Pending
+from nfdt.transport.choice import CodecChoice
+from nfdt.transport.coding import AnswerPart, Coding
+from nfdt.transport.in_flight import InFlight, InFlightPush
 
 
 @dataclass(frozen=True)
 class Leaving:
-    """A push on its way to the shards.
+    """A push that has not reached the shards yet.
 
     Attributes:
-        sequence: Of the push.
-        parts: What each shard gets.
+        sequence: Sequence number of the push.
+        parts: Part of the gradient for each shard.
         sizes: Bytes of each part as it is sent.
-        fields: Of :class:`~nfdt.shard.messages.Gradient`, besides.
+        fields: Other fields of :class:`~nfdt.shard.messages.Gradient`.
         want_weights: Whether to answer with weights.
-        reply_codec: In which differences of weights are welcome.
+        reply_codec: Codec of the deltas to request; None for all weights.
     """
 
     sequence: int
@@ -51,11 +51,11 @@ class InProcessClient:
     """A ``ParameterClient`` that calls the stores directly: a push is answered when it has been sent.
 
     Args:
-        stores: One per shard, in order.
-        layout: Of the whole model.
-        worker: This worker's name.
-        overlap: How many pushes may be unanswered while another one is sent; at most the stores' own.
-        choice: Of codecs; None: nothing is encoded.
+        stores: Stores of the shards, in order.
+        layout: Layout of the whole model.
+        worker: Name of this worker.
+        overlap: Number of pushes that may be unanswered while another one is sent; at most the stores' own.
+        choice: Choice of codecs; None: nothing is encoded.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class InProcessClient:
         worker: str,
         *,
         overlap: int = 0,
-        choice: Choice | None = None,
+        choice: CodecChoice | None = None,
     ) -> None:
         self._stores = list(stores)
         self._histories = [ReplyHistory() for _ in self._stores]
@@ -97,7 +97,7 @@ class InProcessClient:
         weights = cast(Vector, self._weights(self._sequence, replies))
         return Pulled(weights, tuple(r.version for r in replies), self._sequence)
 
-    def begin_push(self, gradient: Vector, **options: Unpack[PushOptions]) -> Pending:
+    def begin_push(self, gradient: Vector, **options: Unpack[PushOptions]) -> InFlightPush:
         """See ``ParameterClient``."""
         leaving = self._leave(gradient, options)
         self._deliver(leaving)
@@ -108,10 +108,10 @@ class InProcessClient:
         return self.begin_push(gradient, **options).result()
 
     def close(self) -> None:
-        """Nothing to disconnect."""
+        """Do nothing: there is no connection."""
 
     def _leave(self, gradient: Vector, options: PushOptions) -> Leaving:
-        """What goes to the shards: what a worker does before it has to wait."""
+        """Prepare a push: the part of a worker's work before it has to wait."""
         check_gradient(gradient, self._bounds)
         self._pushes.check_push()
         self._sequence += 1
@@ -123,7 +123,7 @@ class InProcessClient:
         return Leaving(self._sequence, parts, sizes, fields, want_weights, reply_codec)
 
     def _deliver(self, leaving: Leaving) -> list[Reply]:
-        """The push is with the shards, which answer."""
+        """Hand the push to the shards, and keep their replies."""
         replies: list[Reply] = []
         for store, history, part in zip(self._stores, self._histories, leaving.parts, strict=True):
             push, delta = Gradient(leaving.sequence, part, **leaving.fields), history.delta_request(leaving.reply_codec)
@@ -147,7 +147,7 @@ class InProcessClient:
         )
 
     def _parts(self, gradient: Vector, compute_s: float) -> tuple[list[int], list[Vector]]:
-        """Of each shard how many bytes it is sent, and what it makes of them: decoded, as behind a network."""
+        """Return the bytes sent to each shard, and its part of the gradient: decoded, as behind a network."""
         if self._coding is None:
             parts = [gradient[bound] for bound in self._bounds]
             return [part.nbytes for part in parts], parts
@@ -166,7 +166,9 @@ class InProcessClient:
         if any(reply.weights is None and reply.delta is None for reply in replies):
             return None
         parts = [
-            Part(None, made.payload, made.codec, made.base) if (made := reply.delta) else Part(reply.weights)
+            AnswerPart(None, made.payload, made.codec, made.base)
+            if (made := reply.delta)
+            else AnswerPart(reply.weights)
             for reply in replies
         ]
         return self._coding.decode(sequence, parts, np.empty(self._bounds[-1].stop, np.float32))

@@ -1,4 +1,4 @@
-"""The connections on which workers push and pull: a port of its own, open to those who show a ticket."""
+"""The port of the streams on which workers push and pull, open to connections that show a ticket."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ SHOW_TICKET_S = 10.0
 TIMEOUT_S = 120.0  # in the middle of a frame
 ACCEPT_AGAIN_S = 0.1
 WARN_EVERY_S = 10.0
-MOST_STRANGERS = 64  # connections that have not shown a ticket yet
+MOST_ANONYMOUS = 64  # connections that have not shown a ticket yet
 
 
-class Listener:
+class ShardListener:
     """Serves each connection in a thread of its own.
 
     Args:
-        serve: What to do with one, and for whom; it is closed when this returns or raises.
+        serve: Serves a stream, given the worker's name; the stream is closed when it returns or raises.
         host: Interface to listen on, at a free port.
-        most: Connections, and tickets that are not used yet.
-        tls: None for plain text.
+        most: Limit for connections and unused tickets together.
+        tls: TLS context; None for plain text.
     """
 
     def __init__(
@@ -39,9 +39,9 @@ class Listener:
     ) -> None:
         self._serve, self._most, self._tls = serve, most, tls
         self._lock = threading.Lock()
-        self._tickets: dict[bytes, tuple[float, str]] = {}  # until when they are good, and whose
+        self._tickets: dict[bytes, tuple[float, str]] = {}  # end of validity, and worker
         self._serving: dict[FrameStream, threading.Thread] = {}
-        self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
+        self._anonymous = threading.BoundedSemaphore(MOST_ANONYMOUS)
         self._warned_at, self._not_warned = -WARN_EVERY_S, 0
         self._stopped = threading.Event()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -50,7 +50,7 @@ class Listener:
         threading.Thread(target=self._accept, name="shard-accept", daemon=True).start()
 
     def ticket(self, worker: str) -> bytes:
-        """Lets one connection of a worker in, if it comes within ``TICKET_S`` seconds.
+        """Issue a ticket for one connection of a worker within ``TICKET_S`` seconds.
 
         Raises:
             Refused: there are too many.
@@ -65,10 +65,10 @@ class Listener:
         return ticket
 
     def stop(self, grace_s: float) -> None:
-        """Let no more in; what is being answered gets ``grace_s`` seconds in all. Can be called twice."""
+        """Stop listening; running requests get ``grace_s`` seconds in all. Can be called twice."""
         self._stopped.set()
         try:
-            self._listening.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+            self._listening.shutdown(socket.SHUT_RDWR)  # ends the wait in accept
         except OSError:
             logger.debug("Port %d: the listening socket was shut down before.", self.port)
         self._listening.close()
@@ -90,20 +90,20 @@ class Listener:
                 if not self._stopped.wait(ACCEPT_AGAIN_S):
                     self._warn(f"a connection could not be accepted: {error}")
                 continue
-            if not self._strangers.acquire(blocking=False):
-                self._warn(f"more than {MOST_STRANGERS} connections without a ticket")
+            if not self._anonymous.acquire(blocking=False):
+                self._warn(f"more than {MOST_ANONYMOUS} connections without a ticket")
                 peer.close()
                 continue
             thread = threading.Thread(target=self._admit, args=(peer,), name="shard-connection", daemon=True)
             try:
                 thread.start()
             except (RuntimeError, MemoryError) as error:  # a limit on threads or memory, which may pass
-                self._strangers.release()
+                self._anonymous.release()
                 peer.close()
                 self._warn(f"a connection was closed, no thread could serve it: {error}")
 
     def _warn(self, what: str) -> None:
-        """Log what strangers can cause as often as they like: one line in ``WARN_EVERY_S`` seconds."""
+        """Log events that anonymous connections can cause, at most one line in ``WARN_EVERY_S`` seconds."""
         now = time.monotonic()
         if now - self._warned_at < WARN_EVERY_S:
             self._not_warned += 1
@@ -115,12 +115,12 @@ class Listener:
     def _admit(self, peer: socket.socket) -> None:
         with peer:
             try:
-                met = self._met(peer)
+                admitted = self._authenticate(peer)
             finally:
-                self._strangers.release()
-            if met is None:
+                self._anonymous.release()
+            if admitted is None:
                 return
-            stream, worker = met
+            stream, worker = admitted
             try:
                 self._serve(stream, worker)
             except OSError as error:
@@ -130,8 +130,8 @@ class Listener:
                     self._serving.pop(stream, None)
                 stream.close()
 
-    def _met(self, peer: socket.socket) -> tuple[FrameStream, str] | None:
-        """The stream of a connection that shows a good ticket, and whose it is; one that does not is closed."""
+    def _authenticate(self, peer: socket.socket) -> tuple[FrameStream, str] | None:
+        """Return the stream and the worker of a connection that shows a valid ticket; another one is closed."""
         try:
             peer.settimeout(SHOW_TICKET_S)
             if self._tls:
@@ -149,7 +149,7 @@ class Listener:
         return None
 
     def _enter(self, stream: FrameStream, ticket: bytes) -> str | None:
-        """The worker that the ticket was given to; None for one that is not good."""
+        """Return the worker that the ticket was issued to; None for an invalid ticket."""
         with self._lock:
             until, worker = self._tickets.pop(ticket, (0.0, ""))
             if until > time.monotonic():
@@ -160,7 +160,7 @@ class Listener:
 
 
 def _shown(peer: socket.socket, until: float) -> bytes:
-    """The ticket, which must be there before ``until``."""
+    """Receive the ticket, which must come before ``until``."""
     ticket = b""
     while len(ticket) < TICKET_BYTES:
         peer.settimeout(max(0.001, until - time.monotonic()))

@@ -61,7 +61,7 @@ class BuiltOptimizer:
 
 
 def _held(whole: Array, slot: Slot) -> Array:
-    """What this shard holds of a variable of the whole optimizer."""
+    """Return this shard's part of a variable of the whole optimizer."""
     flat = np.asarray(whole).reshape(-1)
     return flat if slot.start is None else flat[slot.start : slot.start + math.prod(slot.shape)]
 
@@ -83,7 +83,7 @@ def _cut(value: Array, members: tuple[Slot, ...]) -> dict[int, Array]:
 
 
 def traits_of(optimizer: Any) -> OptimizerTraits:
-    """What an update rule must know; every optimizer whose step we do not know exactly is "other"."""
+    """Return the traits for update rules; every optimizer whose step is not known exactly is "other"."""
     kind = type(optimizer)
     traits = OptimizerTraits(
         normalizes=not isinstance(optimizer, keras.optimizers.SGD), decays=bool(optimizer.weight_decay)

@@ -1,4 +1,4 @@
-"""The outer optimizer: what a shard applies where workers push differences of weights instead of gradients."""
+"""The outer optimizer of a shard, for workers that push differences of weights instead of gradients."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from nfdt.core.specs.algorithm import AlgorithmSpec
 
 
 def pushes_differences(algorithm: AlgorithmSpec) -> bool:
-    """Whether what arrives are differences ``pulled - own``, made by the user's optimizer elsewhere."""
+    """Whether workers push differences ``pulled - own``, made by the user's optimizer elsewhere."""
     return algorithm.topology_facts.grouped and algorithm.outer == "delta"
 
 
 def outer_program(manifest: Manifest, algorithm: AlgorithmSpec) -> Manifest:
-    """The program with Nesterov SGD in the place of the user's optimizer; a difference is its gradient.
+    """Return the program with Nesterov SGD in place of the user's optimizer; a difference is its gradient.
 
-    Its variables are the shard's own affair: they are no part of the job's state. Weight decay is the user's
-    optimizer's, and has already moved the difference.
+    Its variables are no part of the job's state. Weight decay belongs to the user's optimizer, and is part of the
+    difference.
 
     References:
         Douillard et al., "DiLoCo", arXiv:2311.08105: the outer optimizer and its numbers.
@@ -34,5 +34,5 @@ def outer_program(manifest: Manifest, algorithm: AlgorithmSpec) -> Manifest:
 
 
 def outer_algorithm(algorithm: AlgorithmSpec) -> AlgorithmSpec:
-    """The algorithm without a compensation by curvature, of which differences say nothing; delays count as ever."""
+    """Return the algorithm without compensation by curvature, which differences do not measure; delays still count."""
     return algorithm.model_copy(update={"dc_lambda": 0.0})

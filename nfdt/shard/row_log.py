@@ -1,4 +1,4 @@
-"""What updates did to a table's rows: enough to say which have changed since a version, and what they were then."""
+"""A log of the updates of a table: which rows have changed since a version, and their values at that version."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ class _Change:
 class RowLog:
     """The newest changes of one table.
 
-    It stands in for a copy of the table per worker and version: what a worker held is what there is now, with the
-    changes since then undone.
+    It replaces a copy of the table per worker and version: the backup of a worker is the table with the changes since
+    its version undone.
 
     Args:
-        rows: Of the table.
-        version: Nothing before it is known.
+        rows: Number of rows of the table.
+        version: Oldest version that is known.
     """
 
     def __init__(self, rows: int, version: int = 0) -> None:
-        self._place = np.full(rows, -1, np.int32)  # scratch: where a row lies in what is asked for
+        self._place = np.full(rows, -1, np.int32)  # scratch: position of a row in the request
         self.clear(version)
 
     def clear(self, version: int) -> None:
-        """The table became another one with ``version``."""
+        """Drop all changes: the table was replaced with ``version``."""
         self._changes: deque[_Change] = deque()
         self._known_since = version
         self._kept = 0
 
     def add(self, version: int, index: Index, before: Vector) -> None:
-        """The update that made ``version`` changed these rows, each named once."""
+        """Add the update that made ``version``: rows, each named once, and their values before it."""
         self._changes.append(_Change(version, index, before))
         self._kept += index.size
 
     def keep(self, since: int, most: int) -> None:
-        """Forget what was before version ``since``, and the oldest changes as long as there are over ``most`` rows."""
+        """Drop changes before version ``since``, and the oldest ones as long as they have over ``most`` rows."""
         while self._changes and (self._changes[0].version <= since or self._kept > most):
             oldest = self._changes.popleft()
             self._kept -= oldest.index.size
             self._known_since = oldest.version
 
     def changed_since(self, version: int) -> Index | None:
-        """The rows that have changed since ``version``, rising; None where that is not known any more."""
+        """Return the rows that have changed since ``version``, rising; None if that is not known any more."""
         if version < self._known_since:
             return None
         found = [change.index for change in self._changes if change.version > version]
@@ -65,9 +65,9 @@ class RowLog:
         return found[0] if len(found) == 1 else np.unique(np.concatenate(found))
 
     def undone(self, version: int, index: Index, values: Vector) -> Vector:
-        """``values``, those of the rows ``index`` now, as they were at ``version``; a new array.
+        """Return the values of the rows ``index`` at ``version``, given their current ``values``; a new array.
 
-        Of a version that is not known any more, those of the oldest that is.
+        For a version that is not known any more, values of the oldest known version are returned.
         """
         values = values.copy()
         self._place[index] = np.arange(index.size, dtype=np.int32)

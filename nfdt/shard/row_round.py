@@ -9,21 +9,21 @@ from nfdt.shard.messages import Gradient
 
 
 class RowRound:
-    """The parts of the newest round so far; the dense store has checked them, and knows when they are all."""
+    """The parts of the newest round so far; the dense store checks them, and counts them."""
 
     def __init__(self) -> None:
         self._number = -1
         self._parts: dict[int, tuple[tuple[Rows, ...], int]] = {}
 
     def take(self, gradient: Gradient, vector: RowVector) -> None:
-        """Keep a copy of a part; the first of a new round takes the place of the old one."""
+        """Keep a copy of a part; the first one of a new round replaces the old round."""
         if gradient.round != self._number:
             self._number, self._parts = gradient.round, {}
         rows = tuple(Rows(own.index.copy(), own.values.copy()) for own in vector.rows)
         self._parts[gradient.part] = (rows, gradient.samples)
 
     def mean(self) -> list[Rows]:
-        """For each table the mean over the samples of all parts."""
+        """Return, for each table, the mean over the samples of all parts."""
         parts = [self._parts[part] for part in sorted(self._parts)]
         samples = sum(count for _, count in parts)
         found = []

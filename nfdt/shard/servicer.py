@@ -24,8 +24,8 @@ from nfdt.core.wire.job_token import worker_of
 from nfdt.core.wire.shards_pb2 import AdminReply, AdminRequest, OpenReply, OpenRequest, ReadRequest, StateChunk
 from nfdt.core.wire.status import answering
 from nfdt.shard.building import Store, build_store
-from nfdt.shard.exchange import Exchange
-from nfdt.shard.listener import Listener
+from nfdt.shard.exchange import WorkerExchange
+from nfdt.shard.listener import ShardListener
 from nfdt.shard.outer import outer_algorithm, outer_program, pushes_differences
 from nfdt.shard.tensors import BufferPool
 from nfdt.shard.terms import Terms
@@ -40,15 +40,19 @@ MAX_STATE_COPIES = 64
 class ShardServicer:
     """The Shard service over a store; its chunks travel as bytes.
 
-    ``listener``: Where pushes and pulls go. ``key``: Of the job. ``weights_only``: The optimizer's variables are no
-    part of the state that is read and written.
+    Args:
+        store: Store of the shard.
+        plan: Part of the model on this shard.
+        listener: Listener for the streams of pushes and pulls.
+        key: Key of the job.
+        weights_only: Leave the optimizer's variables out of the state that is read and written.
     """
 
     def __init__(
         self,
         store: Store,
         plan: ShardPlan,
-        listener: Listener,
+        listener: ShardListener,
         key: str,
         *,
         weights_only: bool = False,
@@ -58,14 +62,14 @@ class ShardServicer:
 
     @answering
     def open(self, request: OpenRequest, context: grpc.ServicerContext) -> OpenReply:
-        """A ticket for the port where pushes and pulls go, good for the worker whose token came with the call."""
+        """Issue a ticket for the port of pushes and pulls, valid for the worker whose token came with the call."""
         worker = worker_of(self._key, token_of(context.invocation_metadata()))
         assert worker is not None, "the call was admitted"
         return OpenReply(port=self._listener.port, ticket=self._listener.ticket(worker))
 
     @answering
     def administer(self, request: AdminRequest, context: grpc.ServicerContext) -> AdminReply:
-        """Flush, learning rate, statistics, a worker that left."""
+        """Flush, set the learning rate, report statistics, or forget a worker that left."""
         action = request.WhichOneof("action")
         if action == "flush":
             self._store.flush()
@@ -122,12 +126,12 @@ class ShardServicer:
 
 @dataclass
 class RunningShard:
-    """A shard that serves: ``address`` is ``host:port``."""
+    """A running shard; ``address`` is ``host:port``."""
 
     address: str
     store: Store
     _server: grpc.Server
-    _listener: Listener
+    _listener: ShardListener
     _stopped: threading.Event = field(default_factory=threading.Event)
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
@@ -160,10 +164,10 @@ def start_shard(
         manifest: The program's manifest.
         state: The whole model's state to start from.
         algorithm: Chooses the update rule, how many gradients make an update, and how many pushes of a worker overlap.
-        index: Of this shard, below :func:`nfdt.core.sharding.count_shards`.
+        index: Index of this shard, below :func:`nfdt.core.sharding.count_shards`.
         shards: As asked for in the job's specification.
         workers: Workers of the job; sizes the thread pool and softsync's merge.
-        token: The job's key: who administers presents it, and workers present tokens made of it.
+        token: Key of the job: administration requires it, and workers present tokens made of it.
         host: Interface to listen on.
         custom_objects: The user's own classes, for code jobs.
         **security: ``cert``, ``key``, ``client_ca``, ``insecure`` of :func:`nfdt.core.wire.channel.make_server`.
@@ -187,7 +191,7 @@ def start_shard(
     )
     serve = serve_streams(store, make_encoders(algorithm.top_k), Terms.of(algorithm, workers))
     cert, key, client_ca = (security.get(name) for name in ("cert", "key", "client_ca"))
-    listener = Listener(serve, host, 2 * workers + SPARE_CALLS, server_tls(cert, key, client_ca) if cert else None)
+    listener = ShardListener(serve, host, 2 * workers + SPARE_CALLS, server_tls(cert, key, client_ca) if cert else None)
     running = RunningShard(address, store, server, listener)
     servicer = ShardServicer(store, plan, listener, token, weights_only=differences)
     server.add_generic_rpc_handlers((servicer.handler(),))
@@ -196,11 +200,11 @@ def start_shard(
 
 
 def _admits(key: str, method: str, token: str) -> bool:
-    """Whether a token is good for a method: a worker's for its stream, the job's key for everything else."""
+    """Whether a token admits to a method: a worker's to its stream, the job's key to everything else."""
     return worker_of(key, token) is not None if method == OPEN else same_token(key, token)
 
 
 def serve_streams(store: Store, encoders: Mapping[str, Codec], terms: Terms) -> Callable[[FrameStream, str], None]:
-    """What a shard does with the stream of a worker, given its name."""
+    """Return the function that serves the stream of a worker, given its name."""
     buffers = BufferPool(store.size)
-    return lambda stream, worker: Exchange(store, buffers, encoders, terms, worker).serve(stream)
+    return lambda stream, worker: WorkerExchange(store, buffers, encoders, terms, worker).serve(stream)

@@ -119,7 +119,7 @@ class SparseStore:
             return self.version
 
     def forget(self, worker: str) -> None:
-        """Free what is kept for a worker that is gone; its next sequence may start again."""
+        """Free the records of a worker that is gone; its next sequence may start again."""
         with self._changed:
             self._dense.forget(worker)
             self._backup_versions.pop(worker, None)

@@ -1,4 +1,4 @@
-"""Counts a shard keeps; their size depends on the number of workers only, never on the number of pushes."""
+"""Counts of a shard; their size depends on the number of workers only, never on the number of pushes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def staleness_bin(staleness: int) -> int:
 
 @dataclass
 class PushCounts:
-    """What one worker pushed."""
+    """Counts of one worker's pushes."""
 
     pushes: int = 0
     duplicates: int = 0
@@ -37,12 +37,12 @@ class ShardStatistics:
     wait_s: float = 0.0
 
     def took(self, wait_s: float, busy_s: float) -> None:
-        """A push waited so long for others, and then kept the shard busy so long."""
+        """Add the time that a push waited for others, and the time that it kept the shard busy."""
         self.wait_s += wait_s
         self.busy_s += busy_s
 
     def count(self, worker: str, staleness: int, applied: bool) -> None:
-        """A push arrived; not applied means it was not finite."""
+        """Count a push; one that was not applied was not finite."""
         found = self.workers.setdefault(worker, PushCounts())
         found.pushes += 1
         found.dropped += not applied
@@ -50,11 +50,11 @@ class ShardStatistics:
         found.staleness[bin_] = found.staleness.get(bin_, 0) + 1
 
     def count_duplicate(self, worker: str) -> None:
-        """A push arrived that had been counted before."""
+        """Count a push that had been counted before."""
         self.workers.setdefault(worker, PushCounts()).duplicates += 1
 
     def to_json(self) -> dict[str, Any]:
-        """Totals, and ``workers`` with the same counts each."""
+        """Return totals, and ``workers`` with the same counts each."""
         counts = {name: found.to_json() for name, found in self.workers.items()}
         totals = {key: sum(c[key] for c in counts.values()) for key in ("pushes", "duplicates", "dropped")}
         return {**totals, "busy_s": self.busy_s, "wait_s": self.wait_s, "workers": counts}

@@ -19,8 +19,8 @@ from nfdt.update_rules.base import Push, State, UpdateRule
 class FusedStep:
     """The functions that run under XLA; they move the Keras variables and pass the rule's state through.
 
-    ``backup`` and ``anchor`` are tuples of one, or empty: a rule that does not use the backup may be given none, and
-    without an anchor a reply is what the rule makes of the weights.
+    ``backup`` and ``anchor`` are tuples of one, or empty: a rule that does not use the backup may be given none.
+    Without an anchor a reply is not compressed.
 
     Args:
         built: The user's optimizer on this shard's variables.
@@ -72,7 +72,7 @@ class FusedStep:
         return tf.cast(tf.convert_to_tensor(self._optimizer.learning_rate), tf.float32)
 
     def _decay(self) -> Any:
-        """What decoupled weight decay takes from the weights at a learning rate of 1; None without any."""
+        """Return the decoupled weight decay at a learning rate of 1; None without any."""
         optimizer = self._optimizer
         if not optimizer.weight_decay:
             return None
@@ -85,8 +85,8 @@ class FusedStep:
         return self.joined(self._optimizer._clip_gradients(self._split(gradient)))
 
     def _push(self, gradient: Vector, backup: Any, staleness: Any) -> Push:
-        held = decompress(backup[0]) if backup else gradient
-        return Push(self._clip(gradient), self.flat(), held, staleness, self.updates())
+        base = decompress(backup[0]) if backup else gradient
+        return Push(self._clip(gradient), self.flat(), base, staleness, self.updates())
 
     def _step(
         self, gradient: Vector, backup: Any, staleness: Any, factor: Any, shard: State, worker: State, anchor: Any
@@ -123,7 +123,7 @@ class FusedStep:
         return self._answer(self._rate(), staleness, shard, anchor)
 
     def _answer(self, rate: Any, staleness: Any, shard: State, anchor: Any) -> Any:
-        """What goes out and its difference to the anchor; without these, where it is the weights as they are."""
+        """Return the reply, and its difference to an anchor; nothing if the reply is the weights as they are."""
         if not anchor and not self._rule.looks_ahead:
             return ()
         reply = self._rule.reply(self._ops, self.flat(), rate, staleness, shard, self._decay())

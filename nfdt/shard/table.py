@@ -1,4 +1,4 @@
-"""One table on a shard: its weights and the update rule's state, moved row by row."""
+"""One table of a shard: its weights and the update rule's state, updated row by row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nfdt.update_rules.base import Push, State, UpdateRule
 
 
 class _RowOps:
-    """NumPy for rules; zeros are not written, so that rows which nobody touches take no memory."""
+    """NumPy for rules; zeros are not written, so that untouched rows take no memory."""
 
     sqrt: Any = np.sqrt
     abs: Any = np.abs
@@ -66,8 +66,8 @@ class MovedRows:
 class ShardTable:
     """A table that plain gradient descent moves, with any update rule.
 
-    Rows without a gradient stay as they are, and so does the rule's state of them: exactly what SGD without momentum
-    does to them, whatever the rule. Not thread-safe.
+    Rows without a gradient stay as they are, and so does the rule's state of them, as under SGD without momentum.
+    Not thread-safe.
 
     Args:
         weights: Shape ``(rows, width)``, float32; taken over.
@@ -102,7 +102,7 @@ class ShardTable:
         return MovedRows(index, before, moved.weights, state, made.worker)
 
     def keep_moved(self, worker: str, moved: MovedRows, version: int) -> None:
-        """Move the rows; that makes this version."""
+        """Replace the rows, which makes this version."""
         index = moved.index
         self.weights[index] = moved.weights
         self._state = _put(self._state, index, moved.state)
@@ -110,21 +110,21 @@ class ShardTable:
         self.log.add(version, index, moved.before)
 
     def changed_since(self, version: int) -> Rows | None:
-        """The rows that have changed since ``version``, as they are now; None where that is not known any more."""
+        """Return the rows that have changed since ``version``, as they are now; None if they are not known any more."""
         index = self.log.changed_since(version)
         return None if index is None else Rows(index, self.weights[index])
 
     def keep(self, since: int, tables: int) -> None:
-        """No worker holds weights of before ``since``; no more memory than ``tables`` copies may go for older ones."""
+        """Drop log entries before version ``since``; older values take at most the memory of ``tables`` copies."""
         self.log.keep(since, tables * len(self.weights))
 
     def replace(self, weights: Vector, version: int) -> None:
-        """Other weights from ``version`` on; the rule goes on where it stands."""
+        """Replace the weights from ``version`` on; the state of the rule stays."""
         np.copyto(self.weights, weights)
         self.log.clear(version)
 
     def forget(self, worker: str) -> None:
-        """A worker is gone."""
+        """Free the rule's state of a worker that is gone."""
         self._workers.pop(worker, None)
 
 
@@ -133,7 +133,7 @@ def _rows(state: State, index: Index) -> State:
 
 
 def _put(state: State, index: Index, rows: State) -> State:
-    """The state with these rows in their places; numbers are replaced."""
+    """Write rows to their places in the state, and replace its numbers."""
     for name, value in rows.items():
         if np.ndim(state[name]):
             state[name][index] = value

@@ -54,7 +54,7 @@ def aligned_buffer(size: int) -> npt.NDArray[np.float32]:
 
 
 def as_tensor(vector: npt.NDArray[np.float32]) -> Vector:
-    """``vector`` as a tensor; shares its memory where it is aligned and writable, else copies."""
+    """Return ``vector`` as a tensor; it shares aligned and writable memory, and copies other vectors."""
     fits = vector.ctypes.data % _ALIGNMENT == 0 and vector.flags.c_contiguous and vector.flags.writeable
     if fits and vector.size:
         return tf.experimental.dlpack.from_dlpack(vector.__dlpack__())
@@ -103,7 +103,7 @@ def decompress(vector: Any) -> Vector:
 class Compiled:
     """A function compiled by XLA; one XLA cannot compile (an unusual optimizer) runs as a plain graph instead.
 
-    It is called with nests of tensors of the same structure, shapes and types throughout; its one graph is called
+    It is called with pytrees of tensors of the same structure, shapes and types throughout; its one graph is called
     directly, see :mod:`nfdt.core.training.direct_call`.
     """
 
@@ -129,7 +129,7 @@ class Compiled:
 
 
 class BufferPool:
-    """Lends aligned buffers of one size, and keeps a few, because fresh memory of that size is slow. Thread-safe."""
+    """A pool of aligned buffers of one size, a few of which are kept, as fresh memory is slow. Thread-safe."""
 
     def __init__(self, size: int, keep: int = 2) -> None:
         self._size = size
@@ -138,7 +138,7 @@ class BufferPool:
 
     @contextmanager
     def lend(self) -> Iterator[npt.NDArray[np.float32]]:
-        """A buffer for the block; whoever needs its content longer copies it."""
+        """Lend a buffer for the block; its content is not kept."""
         try:
             buffer = self._free.pop()
         except IndexError:

@@ -1,4 +1,4 @@
-"""What a job lets its workers ask of a shard; whatever else comes from the network is a mistake, or an attack."""
+"""The requests that a job allows its workers; other requests from the network are mistakes, or attacks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ ROUNDING = 1e-5
 
 @dataclass(frozen=True)
 class Terms:
-    """What the frames of one job may say.
+    """Limits for the frames of one job.
 
     Attributes:
-        rounds: Every push is a part of a synchronous round; else none is.
-        most_parts: That a round may have.
+        rounds: Whether every push is a part of a synchronous round; else none is.
+        most_parts: Greatest number of parts of a round.
         most_rate: Greatest factor of the learning rate; 1: no other factor than 1.
-        overlap: How many requests may be unanswered while another one is sent.
+        overlap: Number of requests that may be unanswered while another one is sent.
     """
 
     rounds: bool
@@ -32,7 +32,7 @@ class Terms:
 
     @classmethod
     def of(cls, algorithm: AlgorithmSpec, workers: int) -> Terms:
-        """Those of a job with so many workers, whose batches sum up to ``workers`` of the size in ``fit``."""
+        """Return the terms of a job with this number of workers, whose batches sum up to that many."""
         grouped = algorithm.topology_facts.grouped or algorithm.plan == "topology"
         cut = algorithm.batch_facts.follows_speed
         most_parts = max(LEAST_PARTS, PARTS_PER_WORKER * workers) if cut else workers
@@ -42,7 +42,7 @@ class Terms:
     def check_order(self, worker: str, sequence: int, before: int | None) -> None:
         """Raise ProtocolError unless the request follows the one ``before`` it on its stream.
 
-        A stream that takes the place of a broken one begins with what has not been answered, or after it.
+        A stream that replaces a broken one begins with the first unanswered request, or after it.
         """
         newest = self._newest.get(worker, 0)
         least, most = (1, newest + self.overlap + 2) if before is None else (before + 1, before + 1)

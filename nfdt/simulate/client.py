@@ -12,8 +12,8 @@ from nfdt.shard.store import ShardStore
 from nfdt.simulate.events import ActivitySteps, Agenda, Signal
 from nfdt.simulate.machines import Road, VirtualNetwork
 from nfdt.transport.base import Pushed, PushOptions, Vector
-from nfdt.transport.choice import Choice
-from nfdt.transport.in_flight import InFlight, Pending
+from nfdt.transport.choice import CodecChoice
+from nfdt.transport.in_flight import InFlight, InFlightPush
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class VirtualClient(InProcessClient):
         way: Way,
         *,
         overlap: int = 0,
-        choice: Choice | None = None,
+        choice: CodecChoice | None = None,
     ) -> None:
         super().__init__(stores, layout, worker, overlap=overlap, choice=choice)
         self._way, self._alive = way, True
@@ -86,7 +86,7 @@ class VirtualClient(InProcessClient):
         """The worker is gone: what it has sent and what it would receive is lost on the way."""
         self._alive = False
 
-    def begin_push(self, gradient: Vector, **options: Unpack[PushOptions]) -> Pending:
+    def begin_push(self, gradient: Vector, **options: Unpack[PushOptions]) -> InFlightPush:
         """See ``ParameterClient``; the push leaves now."""
         leaving = self._leave(gradient, options)
         sent_at, agenda = self._now, self._way.agenda

@@ -1,4 +1,4 @@
-"""How a worker reaches the parameters, whatever lies between them."""
+"""The interface between a worker and the parameters, with one implementation per transport."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Pulled:
     """Weights of the whole model, shape ``(P,)`` float32, and each shard's version.
 
     The weights may be read-only, and a view of memory that the client uses again: with a client made for ``overlap``
-    they stay as they are during its next ``overlap`` requests, and the one after these may overwrite them. Whoever
-    needs them longer copies them.
+    they stay as they are during its next ``overlap`` requests, and the one after these may overwrite them. Copy them
+    to keep them longer.
 
     Attributes:
-        weights: Of the whole model. A client made for tables gives
-            :class:`~nfdt.core.arrays.table_rows.RowWeights` where it was sent changed rows; never when asked for exact
+        weights: Weights of the whole model. A client made for tables returns
+            :class:`~nfdt.core.arrays.table_rows.RowWeights` if it received changed rows; never when asked for exact
             weights.
-        versions: Of each shard.
-        sequence: Names this answer among those of the client; what ``computed_on`` of a push says.
+        versions: Version of each shard.
+        sequence: Number of this answer; ``computed_on`` of a push refers to it.
     """
 
     weights: Vector
@@ -41,11 +41,11 @@ class Pushed:
     """The answer to a push.
 
     Attributes:
-        weights: What to compute the next gradient on, as in :class:`Pulled`; None when not asked for.
-        versions: Of each shard after the push.
-        staleness: Updates the gradient missed, on the shard where it missed most.
+        weights: Weights to compute the next gradient on, as in :class:`Pulled`; None when not asked for.
+        versions: Version of each shard after the push.
+        staleness: Number of updates that the gradient missed, on the shard where it missed most.
         applied: False when a shard had seen the push before, or dropped it because it was not finite.
-        sequence: Names this answer; see :class:`Pulled`.
+        sequence: Number of this answer; see :class:`Pulled`.
     """
 
     weights: Vector | None
@@ -56,18 +56,18 @@ class Pushed:
 
 
 class PushOptions(TypedDict, total=False):
-    """What goes with a gradient.
+    """Options of a push.
 
     Attributes:
-        samples: Samples behind the mean.
+        samples: Number of samples behind the mean.
         round: Synchronous round, from 1 on; 0, unless given, for an asynchronous push.
-        part: Which part of the round.
-        parts: Of the round; 1 unless given.
-        rate: Multiplies the learning rate for this gradient; a shard ignores it where it merges gradients.
+        part: Number of the part in its round.
+        parts: Number of parts of the round; 1 unless given.
+        rate: Factor of the learning rate for this gradient; a shard ignores it if it merges gradients.
         want_weights: Whether to answer with weights; True unless given.
         computed_on: ``sequence`` of the answer whose weights the gradient was computed on; unless given, of the newest
             answer with weights that was taken.
-        compute_s: How long the gradient took, in seconds, for clients that choose codecs by it.
+        compute_s: Time that the gradient took, in seconds, for clients that choose codecs by it.
     """
 
     samples: Required[int]
@@ -81,7 +81,7 @@ class PushOptions(TypedDict, total=False):
 
 
 class PendingPush(Protocol):
-    """A push on its way."""
+    """A push that may not have been answered yet."""
 
     @property
     def arrived(self) -> bool:
@@ -89,14 +89,14 @@ class PendingPush(Protocol):
         ...
 
     def result(self) -> Pushed:
-        """The answer; waits for it, and for those to earlier pushes. The same whenever it is called."""
+        """Wait for the answer, and for those to earlier pushes, and return it; every call returns the same."""
         ...
 
 
 class ParameterClient(Protocol):
-    """One worker's way to all shards. Not thread-safe: one worker, one client, one call at a time.
+    """Connects one worker to all shards. Not thread-safe: one worker, one client, one call at a time.
 
-    A client is made for an ``overlap``: so many pushes may be unanswered while another one is sent.
+    A client is made for an ``overlap``, the number of pushes that may be unanswered while another one is sent.
     """
 
     @property
@@ -111,19 +111,19 @@ class ParameterClient(Protocol):
 
     @property
     def codecs(self) -> Mapping[str, Any]:
-        """What was encoded how, ready for JSON; empty where gradients and weights travel as they are.
+        """Report of the codecs in use, ready for JSON; empty if gradients and weights travel as they are.
 
-        ``push`` and ``reply``: ``{codec: {"messages", "bytes"}}``; ``residual``: what pushes still owe, relative to the
-        last one; ``decisions``: of an adaptive job, the oldest first.
+        ``push`` and ``reply``: ``{codec: {"messages", "bytes"}}``; ``residual``: error left to send, relative to
+        the last push; ``decisions``: of an adaptive job, the oldest first.
         """
         ...
 
     def pull(self, min_version: int = 0, *, exact: bool = True) -> Pulled:
-        """The weights as they are, at least at ``min_version`` on every shard.
+        """Return the weights as they are, at least at ``min_version`` on every shard.
 
         Args:
-            min_version: Updates that every shard must have applied.
-            exact: To the last bit; else as near as the job's codec brings them, for computing a gradient on.
+            min_version: Number of updates that every shard must have applied.
+            exact: Return exact weights; False: as near as the job's codec brings them, to compute a gradient on.
 
         Raises:
             UsageError: a push has not been answered yet.
@@ -145,7 +145,7 @@ class ParameterClient(Protocol):
         ...
 
     def push(self, gradient: Vector, **options: Unpack[PushOptions]) -> Pushed:
-        """:meth:`begin_push` and its result; see :class:`Pushed`."""
+        """Call :meth:`begin_push` and return its result; see :class:`Pushed`."""
         ...
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ class ParameterClient(Protocol):
 
 
 def shard_bounds(layout: ParameterLayout, shards: int) -> list[slice]:
-    """Where each shard's elements lie in the flat vector.
+    """Return the range of each shard's elements in the flat vector.
 
     Raises:
         UsageError: the model cannot be cut into that many shards.
@@ -173,7 +173,7 @@ def check_gradient(gradient: Vector, bounds: Sequence[slice]) -> None:
 
 
 def joined(parts: Sequence[Vector | None]) -> Vector | None:
-    """The shards' weights as one vector; None when they were not asked for."""
+    """Join the shards' weights to one vector; None if they were not asked for."""
     present = [part for part in parts if part is not None]
     if len(present) != len(parts):
         return None

@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Request:
-    """One push or pull: its header, the gradient's bytes (empty for a pull), and where all weights go."""
+class ShardRequest:
+    """One push or pull: its header, the gradient's bytes (empty for a pull), and the buffer for weights."""
 
     header: Frame
     payload: memoryview
@@ -34,42 +34,42 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ShardAnswer:
     """The shard's answer.
 
     Attributes:
-        header: What it says.
-        weights: Whether weights came: in the request's buffer, in ``shared``, or as a ``difference``.
-        shared: Read-only view of the weights in shared memory; how long it stays as it is, says ``Pulled``.
-        difference: To the weights of an earlier answer, in the codec that the header names; kept as long as ``shared``.
-        arrived_at: On the monotonic clock.
+        header: Header of the answer.
+        weights: Whether weights came: in the request's buffer, in ``shared``, or as a ``delta``.
+        shared: Read-only view of the weights in shared memory; valid as long as the weights of ``Pulled``.
+        delta: Delta to the weights of an earlier answer, in the header's codec; valid as long as ``shared``.
+        arrived_at: Time of arrival on the monotonic clock.
     """
 
     header: Frame
     weights: bool
     shared: Vector | None = None
-    difference: Payload | None = None
+    delta: Payload | None = None
     arrived_at: float = field(default_factory=time.monotonic)
 
     @property
     def payload_bytes(self) -> int:
-        """How many bytes of weights or difference came."""
+        """Number of bytes of the weights or delta."""
         return self.header.total_bytes if self.weights else 0
 
 
 class ShardCall:
-    """Sends requests and puts answers together.
+    """Sends requests and assembles answers.
 
-    Where it offers shared memory, the offer goes out before the first request, which travels on the stream as the
-    shard has not answered yet; requests after an offer that was accepted put their gradient in the segment. Both sides
-    find a request's areas there by its sequence number.
+    An offer of shared memory goes out before the first request, which travels on the stream as the shard has not
+    answered yet. Once the offer is accepted, requests put their gradient in the segment. Both sides find a request's
+    areas there by its sequence number.
 
     Args:
-        stream: To the shard.
-        offer: Of shared memory.
+        stream: Stream to the shard.
+        offer: Offer of shared memory, or None.
         emulated: Delays requests and answers.
-        threads: Send and receive in threads of its own, so that the caller goes on meanwhile and others are asked at
-            the same time. Else the caller sends in :meth:`ask` and receives in :meth:`answer`, which is sooner done.
+        threads: Send and receive in own threads, so that the caller continues and other shards work at the same time.
+            Else the caller sends in :meth:`ask` and receives in :meth:`answer`, which is faster for one shard.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class ShardCall:
     ) -> None:
         self._stream, self._offer, self._offered = stream, offer, False
         self._emulated, self._threads = emulated, threads
-        self._outbox: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
-        self._on_the_way: queue.SimpleQueue[Answer | Exception] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[Answer | Exception] = queue.SimpleQueue()
-        self._requests: deque[Request] = deque()
+        self._outbox: queue.SimpleQueue[ShardRequest | None] = queue.SimpleQueue()
+        self._on_the_way: queue.SimpleQueue[ShardAnswer | Exception] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[ShardAnswer | Exception] = queue.SimpleQueue()
+        self._requests: deque[ShardRequest] = deque()
         self._shared_sent = self._shared_received = 0
         if threads:
             for work in (self._send_all, self._receive_all, *((self._delay,) if emulated else ())):
@@ -88,11 +88,11 @@ class ShardCall:
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
-        """(sent, received) so far, on the stream and in shared memory."""
+        """Number of bytes (sent, received) so far, on the stream and in shared memory."""
         return self._stream.sent + self._shared_sent, self._stream.received + self._shared_received
 
-    def ask(self, request: Request) -> None:
-        """Send a request. What goes wrong is told to who waits for the answer."""
+    def ask(self, request: ShardRequest) -> None:
+        """Send a request. Errors are raised by the wait for its answer."""
         self._requests.append(request)
         if self._threads:
             self._outbox.put(request)
@@ -101,14 +101,14 @@ class ShardCall:
 
     @property
     def arrived(self) -> int:
-        """How many answers wait to be taken."""
+        """Number of answers that wait to be taken."""
         return self._answers.qsize()
 
-    def answer(self, timeout_s: float) -> Answer | Exception:
-        """The answer to the oldest request, or what ended the stream.
+    def answer(self, timeout_s: float) -> ShardAnswer | Exception:
+        """Return the answer to the oldest request, or the error that ended the stream.
 
         Raises:
-            TimeoutError: nothing came in time.
+            TimeoutError: no answer came in time.
         """
         if self._threads:
             try:
@@ -127,9 +127,9 @@ class ShardCall:
         return answer
 
     def close(self) -> None:
-        """End it; who waits in another thread is woken."""
+        """Close the stream; a wait in another thread ends."""
         if self._offer:
-            self._offer.withdraw()  # first: who waits for the call sees no name any more
+            self._offer.withdraw()  # first, so that its name is gone when the call is over
         self._outbox.put(None)
         self._stream.close()
 
@@ -139,10 +139,10 @@ class ShardCall:
         try:
             while (request := self._outbox.get()) is not None:
                 self._send(request)
-        except Exception as error:  # no answer will come: who waits for one is told at once
+        except Exception as error:  # no answer will come: waiting for one fails at once
             self._answers.put(error)
 
-    def _send(self, request: Request) -> None:
+    def _send(self, request: ShardRequest) -> None:
         if self._emulated:
             self._emulated.send(request.payload.nbytes, request.asked_at)
         header, payload = Frame(), request.payload
@@ -160,7 +160,7 @@ class ShardCall:
                 self._shared_sent += payload.nbytes
                 payload = memoryview(b"")
             self._stream.send(header, payload)
-        except OSError as error:  # then no answer comes either, or one that says why
+        except OSError as error:  # then no answer comes either, or one with the reason
             logger.debug("Request %d could not be sent: %s", header.sequence, error)
 
     # -- in
@@ -170,20 +170,20 @@ class ShardCall:
         try:
             while True:
                 answers.put(self._receive(patiently=True))
-        except Exception as error:  # whatever ends it is told to who waits
+        except Exception as error:  # raised by waiting for an answer
             answers.put(error)
         finally:
             self._outbox.put(None)
 
     def _delay(self) -> None:
-        """Hold answers back as long as an emulated link would; the last thing that comes is what ended the stream."""
-        while isinstance(answer := self._on_the_way.get(), Answer):
+        """Delay answers as an emulated link would, and pass on the error that ended the stream."""
+        while isinstance(answer := self._on_the_way.get(), ShardAnswer):
             if self._emulated:
                 self._emulated.receive(answer.payload_bytes, answer.arrived_at)
             self._answers.put(replace(answer, arrived_at=time.monotonic()))
         self._answers.put(answer)
 
-    def _receive(self, *, patiently: bool = False) -> Answer:
+    def _receive(self, *, patiently: bool = False) -> ShardAnswer:
         while (header := self._stream.receive_header(patiently=patiently)) is not None:
             if header.kind != ACKNOWLEDGE or header.sequence:
                 return self._complete(header)
@@ -191,27 +191,27 @@ class ShardCall:
         raise EOFError("The connection ended without an answer.")
 
     def _settle(self, answer: Frame) -> None:
-        """The shard has answered the offer."""
+        """Take the shard's answer to the offer."""
         if self._offer:
             self._offer.settle(mapped=answer.applied)
             if not answer.applied:
                 logger.info("The shard does not share memory. %s", answer.error)
 
-    def _complete(self, header: Frame) -> Answer:
+    def _complete(self, header: Frame) -> ShardAnswer:
         request = self._requests.popleft() if self._requests else None
         if header.kind != WEIGHTS:
-            return Answer(header, False)
+            return ShardAnswer(header, False)
         if request is not None and header.codec and request.header.reply_codec:
-            return Answer(header, True, difference=self._difference(request, header))
+            return ShardAnswer(header, True, delta=self._delta(request, header))
         if request is None or header.total_bytes != request.weights.nbytes:
             wanted = request.weights.nbytes if request else 0
             raise ProtocolError(f"Answer: expected {wanted} bytes of weights. Received: {header.total_bytes}.")
         if header.shared:
-            return Answer(header, True, self._shared_weights(header))
+            return ShardAnswer(header, True, self._shared_weights(header))
         self._stream.receive_into(request.weights)
-        return Answer(header, True)
+        return ShardAnswer(header, True)
 
-    def _difference(self, request: Request, header: Frame) -> Payload:
+    def _delta(self, request: ShardRequest, header: Frame) -> Payload:
         codec, size = find_decoder(header.codec), request.weights.nbytes // 4
         codec.check(header.total_bytes, size)
         if header.shared:

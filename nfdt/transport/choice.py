@@ -1,4 +1,4 @@
-"""Which codecs a worker's client uses: fixed ones, or those that its own measurements suggest."""
+"""Choice of the codecs of a worker's client: fixed ones, or adaptive ones by its own measurements."""
 
 from __future__ import annotations
 
@@ -9,77 +9,77 @@ from typing import Any, Protocol
 import numpy as np
 
 from nfdt.codecs import IDENTITY, WIDTHS, Codec, make_codec
-from nfdt.codecs.adaptive import AdaptiveWidth, Decision, Loss
+from nfdt.codecs.adaptive import AdaptiveWidth, CodecLoss, Decision
 from nfdt.codecs.base import Vector, relative_error
 from nfdt.codecs.buckets import BUCKET
 from nfdt.core.specs.algorithm import AlgorithmSpec
 
-MEASURE_EVERY = 50  # pushes between two looks at what codecs lose
+MEASURE_EVERY = 50  # pushes between two measurements of the loss of codecs
 SAMPLE_BUCKETS = 128
 MAX_DECISIONS = 50
 
 
-class Choice(Protocol):
-    """Names the codecs of the next exchange, and is told what happens."""
+class CodecChoice(Protocol):
+    """Chooses the codecs of the next exchange from the events of earlier ones."""
 
     @property
     def push(self) -> Codec:
-        """For gradients."""
+        """Codec of gradients."""
         ...
 
     @property
     def reply(self) -> Codec:
-        """For differences of weights."""
+        """Codec of deltas of weights."""
         ...
 
     def pushes(self, gradient: Vector, residual: Vector, compute_s: float) -> None:
-        """The sum of these is about to be pushed; the gradient took so long to compute, 0 if nobody knows."""
+        """Note that the sum of these vectors is pushed next; ``compute_s`` is 0 if it is unknown."""
         ...
 
     def received(self, before: Vector, after: Vector) -> None:
-        """The weights held have changed."""
+        """Note the weights before and after an answer."""
         ...
 
     def exchanged(self, sent_bytes: int, received_bytes: int, seconds: float) -> None:
-        """An exchange took so long, without the time that shards took to serve it."""
+        """Note the time of an exchange, without the time that shards took to serve it."""
         ...
 
     def decisions(self) -> list[dict[str, Any]]:
-        """What was decided and why, the oldest first, ready for JSON."""
+        """Return decisions and their reasons, the oldest first, ready for JSON."""
         ...
 
 
-class FixedChoice:
-    """The codecs that were asked for.
+class FixedCodecs:
+    """The codecs of the options.
 
     Attributes:
-        push: For gradients.
-        reply: For differences of weights.
+        push: Codec of gradients.
+        reply: Codec of deltas of weights.
     """
 
     def __init__(self, push: Codec, reply: Codec) -> None:
         self.push, self.reply = push, reply
 
     def pushes(self, gradient: Vector, residual: Vector, compute_s: float) -> None:
-        """Changes nothing."""
+        """Do nothing."""
 
     def received(self, before: Vector, after: Vector) -> None:
-        """Changes nothing."""
+        """Do nothing."""
 
     def exchanged(self, sent_bytes: int, received_bytes: int, seconds: float) -> None:
-        """Changes nothing."""
+        """Do nothing."""
 
     def decisions(self) -> list[dict[str, Any]]:
-        """None."""
+        """Return no decision."""
         return []
 
 
-class AdaptiveChoice:
-    """What :class:`nfdt.codecs.adaptive.AdaptiveWidth` decides, from measurements on a sample of the vectors.
+class AdaptiveCodecs:
+    """The codecs that :class:`nfdt.codecs.adaptive.AdaptiveWidth` decides on, by measurements on samples of vectors.
 
     Args:
-        width: Decides.
-        clock: Seconds, for the time that codecs take.
+        width: Makes the decisions.
+        clock: Clock in seconds, for the time that codecs take.
     """
 
     def __init__(self, width: AdaptiveWidth, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -92,16 +92,16 @@ class AdaptiveChoice:
 
     @property
     def push(self) -> Codec:
-        """See ``Choice``."""
+        """See ``CodecChoice``."""
         return self._codecs[self._width.push]
 
     @property
     def reply(self) -> Codec:
-        """See ``Choice``."""
+        """See ``CodecChoice``."""
         return self._codecs[self._width.reply]
 
     def pushes(self, gradient: Vector, residual: Vector, compute_s: float) -> None:
-        """See ``Choice``."""
+        """See ``CodecChoice``."""
         if compute_s:
             self._width.computed(compute_s)
         if self._pushes % MEASURE_EVERY == 0:
@@ -112,25 +112,25 @@ class AdaptiveChoice:
             self._decisions = [*self._decisions, _described(decision, self._pushes)][-MAX_DECISIONS:]
 
     def received(self, before: Vector, after: Vector) -> None:
-        """See ``Choice``."""
+        """See ``CodecChoice``."""
         if not self._replies_due:
             return
         with np.errstate(over="ignore", invalid="ignore"):
-            difference = _sample(after) - _sample(before)
-        if losses := self._losses(difference, after.size):
+            delta = _sample(after) - _sample(before)
+        if losses := self._losses(delta, after.size):
             self._width.lost_in_replies(losses)
             self._replies_due = False
 
     def exchanged(self, sent_bytes: int, received_bytes: int, seconds: float) -> None:
-        """See ``Choice``."""
+        """See ``CodecChoice``."""
         self._width.exchanged(sent_bytes, received_bytes, seconds)
 
     def decisions(self) -> list[dict[str, Any]]:
-        """See ``Choice``."""
+        """See ``CodecChoice``."""
         return self._decisions
 
-    def _losses(self, sample: Vector, size: int) -> Mapping[str, Loss]:
-        """What each codec costs on ``size`` elements like these; zeros and what is not finite teach nothing."""
+    def _losses(self, sample: Vector, size: int) -> Mapping[str, CodecLoss]:
+        """Measure the costs of each codec for ``size`` such elements; none for zeros or non-finite samples."""
         if not sample.any() or not np.isfinite(sample).all():
             return {}
         decoded, scale = sample.copy(), size / sample.size
@@ -142,25 +142,27 @@ class AdaptiveChoice:
             codec.decode(payload, decoded)
             done = self._clock()
             error = relative_error(sample, decoded)
-            losses[codec.name] = Loss(error, (encoded - began) * scale, (done - encoded) * scale)
+            losses[codec.name] = CodecLoss(error, (encoded - began) * scale, (done - encoded) * scale)
         return losses
 
 
-def make_choice(spec: AlgorithmSpec, size: int, *, clock: Callable[[], float] = time.perf_counter) -> Choice | None:
-    """The choice of one worker of such a job, for a model of ``size`` elements; None if nothing is encoded.
+def make_choice(
+    spec: AlgorithmSpec, size: int, *, clock: Callable[[], float] = time.perf_counter
+) -> CodecChoice | None:
+    """Make the choice of one worker of a job, for a model of ``size`` elements; None if no codec is used.
 
-    ``clock`` is what an adaptive choice measures the time of codecs with.
+    An adaptive choice measures the time of codecs with ``clock``.
     """
     if spec.codec_facts.adaptive:
         width = AdaptiveWidth(WIDTHS, size, error_budget=spec.error_budget, pipelined=spec.overlap > 0)
-        return AdaptiveChoice(width, clock)
+        return AdaptiveCodecs(width, clock)
     push = make_codec(spec.codec, top_k=spec.top_k)
     reply = make_codec(spec.codec_of_replies, top_k=spec.top_k)
-    return None if push is reply is IDENTITY else FixedChoice(push, reply)
+    return None if push is reply is IDENTITY else FixedCodecs(push, reply)
 
 
 def _sample(vector: Vector) -> Vector:
-    """Whole buckets from all over the vector, or all of a small one."""
+    """Return whole buckets from all over the vector, or all of a small vector."""
     step = vector.size // BUCKET // SAMPLE_BUCKETS
     if step < 2:
         return vector

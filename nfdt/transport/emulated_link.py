@@ -1,4 +1,4 @@
-"""A link that is slower than the real one, for trying things on one machine."""
+"""Emulation of a slower link than the real one, for experiments on one machine."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from nfdt.core.specs.emulation import Emulation
 
 @dataclass
 class _Lane:
-    """One direction: messages go one after the other."""
+    """One direction of the link; messages queue."""
 
     free_at: float = 0.0
 
 
 class EmulatedLink:
-    """Makes messages wait as long as they would take on such a link, whatever really carries them.
+    """Delays messages by the time that they would take on such a link.
 
     Each direction has the whole bandwidth. All shards of a worker lie behind one link: their messages queue up.
     Thread-safe.
 
     Args:
-        bandwidth_mbit: Million bits per second; None for any number of them at once.
-        latency_ms: Of one direction.
-        stopped: Ends every wait.
-        clock: Monotonic seconds.
+        bandwidth_mbit: Million bits per second; None for no limit.
+        latency_ms: Latency of one direction.
+        stopped: Event that ends every wait.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class EmulatedLink:
         self._up, self._down = _Lane(), _Lane()
 
     def send(self, payload_bytes: int, since: float) -> None:
-        """Wait until a message that was ready at ``since`` (monotonic clock) is at the shard, or the job is over."""
+        """Wait until a message that was ready at ``since`` (monotonic clock) arrives at the shard, or the job ends."""
         self._carry(self._up, payload_bytes, since)
 
     def receive(self, payload_bytes: int, since: float) -> None:
-        """Wait until a shard's answer is here; as :meth:`send`."""
+        """Wait until a shard's answer arrives; as :meth:`send`."""
         self._carry(self._down, payload_bytes, since)
 
     def _carry(self, lane: _Lane, payload_bytes: int, since: float) -> None:
@@ -60,6 +60,6 @@ class EmulatedLink:
 
 
 def make_link(emulate: Emulation, worker: int, stopped: threading.Event) -> EmulatedLink | None:
-    """The link of worker number ``worker``; None where it is the real one."""
+    """Return the emulated link of worker number ``worker``; None for the real one."""
     bandwidth, latency = emulate.link_of(worker)
     return EmulatedLink(bandwidth, latency, stopped) if bandwidth or latency else None

@@ -1,4 +1,4 @@
-"""The pushes of one client that are not answered yet: answers are taken in the order of the pushes."""
+"""The unanswered pushes of one client: answers are taken in the order of the pushes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from nfdt.core.errors import UsageError
 from nfdt.transport.base import Pushed
 
 
-class Pending:
+class InFlightPush:
     """A :class:`~nfdt.transport.base.PendingPush`.
 
     Attributes:
-        sequence: Of the push.
-        outcome: The answer, or what came instead of one; None before.
+        sequence: Sequence number of the push.
+        outcome: Answer, or the error in place of one; None before.
     """
 
     def __init__(self, sequence: int, pushes: InFlight) -> None:
@@ -37,19 +37,19 @@ class Pending:
 
 
 class InFlight:
-    """Keeps pushes and answers together, and counts.
+    """Matches pushes and answers, and limits the number of unanswered pushes.
 
     Args:
-        overlap: How many pushes may be unanswered while another one is sent.
-        take: Waits for the answer to the push of this sequence.
-        arrived: Whether the answers to so many pushes, from the oldest on, are there.
+        overlap: Number of pushes that may be unanswered while another one is sent.
+        take: Waits for the answer to the push of a sequence number.
+        arrived: Returns whether the answers to a number of pushes, from the oldest on, are there.
     """
 
     def __init__(self, overlap: int, take: Callable[[int], Pushed], arrived: Callable[[int], bool]) -> None:
         self._overlap = overlap
         self._take = take
         self._arrived = arrived
-        self._waiting: deque[Pending] = deque()
+        self._waiting: deque[InFlightPush] = deque()
 
     def check_push(self) -> None:
         """Raise UsageError if no push may be sent now."""
@@ -64,13 +64,13 @@ class InFlight:
         if self._waiting:
             raise UsageError(f"Pull: expected no unanswered push. Received: {len(self._waiting)}. Take their results.")
 
-    def add(self, sequence: int) -> Pending:
-        """A push has been sent."""
-        pending = Pending(sequence, self)
+    def add(self, sequence: int) -> InFlightPush:
+        """Add a push that has been sent."""
+        pending = InFlightPush(sequence, self)
         self._waiting.append(pending)
         return pending
 
-    def arrived(self, pending: Pending) -> bool:
+    def arrived(self, pending: InFlightPush) -> bool:
         """Whether the answer to this push, and to those before it, is there."""
         return self._arrived(self._waiting.index(pending) + 1)
 
@@ -79,5 +79,5 @@ class InFlight:
         oldest = self._waiting.popleft()
         try:
             oldest.outcome = self._take(oldest.sequence)
-        except Exception as error:  # told to whoever asks for the result
+        except Exception as error:  # raised by the result
             oldest.outcome = error

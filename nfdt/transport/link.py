@@ -1,6 +1,6 @@
-"""One worker's link to one shard: a deadline on every wait; a connection that breaks is opened again.
+"""One worker's link to one shard: a deadline on every wait; a broken connection is opened again.
 
-Answers come in the order of the requests, of which several may be on their way.
+Answers come in the order of the requests, several of which may be unanswered.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from nfdt.core.wire.shards_pb2 import ACKNOWLEDGE, ERROR, WEIGHTS, Frame
 from nfdt.core.wire.shared_memory import Offer
 from nfdt.core.wire.status import translate
 from nfdt.core.work.slot_connection import Patience
-from nfdt.transport.call import Answer, Request, ShardCall
+from nfdt.transport.call import ShardAnswer, ShardCall, ShardRequest
 from nfdt.transport.emulated_link import EmulatedLink
-from nfdt.transport.shard_connector import Door
+from nfdt.transport.shard_connector import ShardConnector
 
 logger = logging.getLogger(__name__)
 
@@ -27,21 +27,21 @@ _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.
 
 
 class ShardLink:
-    """Asks one shard.
+    """Sends requests to one shard and waits for its answers.
 
     Args:
-        door: To it; closed with the link.
+        connector: Opens streams to the shard; closed with the link.
         timeout_s: Longest wait for one answer.
-        overlap: How many requests may be unanswered while another one is sent.
+        overlap: Number of requests that may be unanswered while another one is sent.
         share_memory: Offer memory to a shard on this machine.
         emulated: Delays requests and answers.
-        patience: How long to look for a shard that cannot be reached; None: it is tried once more.
+        patience: Time to search for a shard that cannot be reached; None: one more attempt.
         threads: See :class:`nfdt.transport.call.ShardCall`.
     """
 
     def __init__(
         self,
-        door: Door,
+        connector: ShardConnector,
         timeout_s: float,
         *,
         overlap: int = 0,
@@ -52,25 +52,25 @@ class ShardLink:
     ) -> None:
         self._emulated, self._patience = emulated, patience
         self._share_memory = share_memory
-        self._door, self._address = door, door.address
+        self._connector, self._address = connector, connector.address
         self._threads = threads
         self._timeout_s = timeout_s
         self._overlap = overlap
         self._stream: ShardCall | None = None
         self._not_opened: Exception | None = None
-        self._requests: deque[Request] = deque()
+        self._requests: deque[ShardRequest] = deque()
         self._closed_bytes = (0, 0)
         self._closed = False
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
-        """(sent, received) so far."""
+        """Number of bytes (sent, received) so far."""
         sent, received = self._closed_bytes
         more_sent, more_received = self._stream.bytes_moved if self._stream else (0, 0)
         return sent + more_sent, received + more_received
 
-    def ask(self, request: Request) -> None:
-        """Send a request; its answer is fetched with :meth:`wait`."""
+    def ask(self, request: ShardRequest) -> None:
+        """Send a request; :meth:`wait` returns its answer."""
         self._requests.append(request)
         if self._stream:
             self._stream.ask(request)
@@ -78,32 +78,32 @@ class ShardLink:
             self._ask_again()
 
     def arrived(self, count: int) -> bool:
-        """Whether the answers to the oldest ``count`` requests are there; also when there will be none."""
+        """Whether the answers to the oldest ``count`` requests are there; also if none will come any more."""
         stream = self._stream
         return stream is None or stream.arrived >= count
 
-    def wait(self, sequence: int) -> Answer:
-        """The answer to the oldest request, ``sequence``.
+    def wait(self, sequence: int) -> ShardAnswer:
+        """Return the answer to the oldest request, ``sequence``.
 
-        A stream that breaks is opened again, and what has not been answered is sent again.
+        A broken stream is opened again, and unanswered requests are sent again.
 
         Raises:
             ServerUnreachable: no answer in time, or the shard is gone.
-            NfdtError: what the shard answered.
+            NfdtError: the shard answered with this error.
         """
         try:
             answer = self._wait()
             self._check(answer.header, sequence)
         except BaseException:
             self._drop()
-            self._requests.clear()  # nothing is known of them: who waits for them is told
+            self._requests.clear()  # their fate is unknown: waiting for them fails
             raise
         self._requests.popleft()
         return answer
 
-    def _wait(self) -> Answer:
+    def _wait(self) -> ShardAnswer:
         tried = False
-        while not isinstance(found := self._next(), Answer):
+        while not isinstance(found := self._next(), ShardAnswer):
             self._drop()
             if self._closed or not self._may_retry(found) or not self._goes_on(tried):
                 raise self._explained(found) from found
@@ -114,28 +114,28 @@ class ShardLink:
         return found
 
     def _goes_on(self, tried: bool) -> bool:
-        """Whether to open another stream: the first one at once, more as long as there is patience."""
+        """Whether to open another stream: the first one at once, more until the patience ends."""
         return not tried or (self._patience is not None and self._patience.failure())
 
     def close(self) -> None:
         """End the stream and the channel; a wait in another thread ends with an error."""
         self._closed = True
         self._drop()
-        self._door.close()
+        self._connector.close()
 
     def _ask_again(self) -> None:
-        """Open a stream, and send all that has not been answered, in order."""
+        """Open a stream, and send all unanswered requests in order."""
         try:
             self._stream, self._not_opened = self._open(self._requests[0].weights.nbytes), None
-        except (OSError, grpc.RpcError) as error:  # told to who waits
+        except (OSError, grpc.RpcError) as error:  # raised by the next wait
             self._not_opened = error
             return
         for request in self._requests:
             self._stream.ask(request)
 
     def _open(self, area_bytes: int) -> ShardCall:
-        """A new stream, and memory of its own: an old one's may still be in use at the shard."""
-        stream = self._door.open()
+        """Open a stream with new shared memory: the shard may still use that of an old one."""
+        stream = self._connector.open()
         offer = None
         if self._share_memory and area_bytes:
             try:
@@ -144,7 +144,7 @@ class ShardLink:
                 logger.info("No memory to share with shard %s, its stream carries all bytes: %s", self._address, error)
         return ShardCall(stream, offer, self._emulated, threads=self._threads)
 
-    def _next(self) -> Answer | Exception:
+    def _next(self) -> ShardAnswer | Exception:
         stream = self._stream
         if self._not_opened:
             return self._not_opened

@@ -1,4 +1,4 @@
-"""A worker's side of tables: gradients go out by rows, and changed rows come in."""
+"""A worker's side of tables: gradients are sent as rows, and changed rows are received."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.arrays.table_rows import News, Rows, RowVector, RowWeights, TableLayout, Vector
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.transport.base import check_gradient
-from nfdt.transport.coding import Encoded, Part
+from nfdt.transport.coding import AnswerPart, EncodedGradient
 
 
 class RowCoding:
-    """Encodes one worker's pushes and decodes the answers, in their order; stands where ``Coding`` does.
+    """Encodes one worker's pushes and decodes the answers, in their order; replaces ``Coding`` for tables.
 
     Args:
-        layout: Of the whole model.
-        tables: Variables, by index.
-        shards: Of the job.
+        layout: Layout of the whole model.
+        tables: Indices of the variables that are tables.
+        shards: Number of shards of the job.
     """
 
     def __init__(self, layout: ParameterLayout, tables: Sequence[int], shards: int) -> None:
@@ -38,14 +38,14 @@ class RowCoding:
 
     @property
     def reply_codec(self) -> RowFormat:
-        """Changed rows are welcome."""
+        """Format of changed rows."""
         return ROWS
 
-    def encode(self, gradient: RowVector | Vector) -> Encoded:
-        """A gradient for each shard; of a flat vector, shape ``(P,)``, the rows that are not zero.
+    def encode(self, gradient: RowVector | Vector) -> EncodedGradient:
+        """Encode a gradient for each shard; of a flat vector, shape ``(P,)``, the rows that are not zero.
 
         Raises:
-            ShapeMismatch: it is of another model.
+            ShapeMismatch: the gradient is of another model.
         """
         if not isinstance(gradient, RowVector):
             check_gradient(gradient, self._bounds)
@@ -63,21 +63,21 @@ class RowCoding:
                 for (table, first), place in zip(firsts, part.tables, strict=True)
             ]
             payloads.append(part.encode(RowVector(vector.dense[bound], tuple(own))))
-        return Encoded(ROWS, payloads)
+        return EncodedGradient(ROWS, payloads)
 
-    def decode(self, sequence: int, parts: Sequence[Part], out: Vector) -> Any:
-        """The weights of answer ``sequence``; see :meth:`nfdt.transport.coding.Coding.decode`.
+    def decode(self, sequence: int, parts: Sequence[AnswerPart], out: Vector) -> Any:
+        """Assemble the weights of answer ``sequence``; see :meth:`nfdt.transport.coding.Coding.decode`.
 
         Returns:
             All weights, ``out``, if every shard sent all; else :class:`nfdt.core.arrays.table_rows.RowWeights`.
 
         Raises:
-            ProtocolError: news to other weights than those held.
+            ProtocolError: changes to other weights than those of the last answer.
         """
         dense = np.empty(self._whole.dense_size, np.float32)
         for shard, part in enumerate(parts):
             layout, bound = self._parts[shard], self._bounds[shard]
-            if part.difference is not None:
+            if part.delta is not None:
                 changed = self._changed(part, layout)
                 dense[self._dense[shard]] = changed.dense
                 self._note(shard, changed.rows)
@@ -88,29 +88,29 @@ class RowCoding:
             self._news[:] = [news for news in self._news if (news.table, news.first) not in self._first[shard]]
             self._note(shard, [view.copy() for view in layout.views(out[bound])])
         self._answer = sequence
-        return out if all(part.difference is None for part in parts) else RowWeights(dense, self._news)
+        return out if all(part.delta is None for part in parts) else RowWeights(dense, self._news)
 
     def exchanged(self, sent_bytes: int, received_bytes: int, seconds: float) -> None:
-        """An exchange took so long; nothing depends on it."""
+        """Do nothing: the format of rows does not depend on times."""
 
     def report(self) -> dict[str, Any]:
-        """Nothing is encoded that could be lost."""
+        """Return no report, as rows lose nothing."""
         return {}
 
-    def _changed(self, part: Part, layout: TableLayout) -> RowVector:
-        if part.base != self._answer or part.difference is None:
+    def _changed(self, part: AnswerPart, layout: TableLayout) -> RowVector:
+        if part.base != self._answer or part.delta is None:
             raise ProtocolError(
                 f"Answer: expected all weights, or what is new since answer {self._answer}. Received: what is new "
                 f"since answer {part.base}."
             )
-        return layout.decode(np.array(part.difference))  # kept longer than its memory may stay as it is
+        return layout.decode(np.array(part.delta))  # kept longer than its memory may stay as it is
 
     def _note(self, shard: int, rows: Sequence[Rows | Vector]) -> None:
         for (table, first), new in zip(self._first[shard], rows, strict=True):
             self._news.append(News(table, first, new))
 
     def _first_rows(self, start: int, part: TableLayout) -> list[tuple[int, int]]:
-        """For each table of a shard which one of the model's it is, and the model's row it begins with."""
+        """Return, for each table of a shard, the index of the model's table and its first row there."""
         found = []
         for place in part.tables:
             at = start + place.start

@@ -1,4 +1,4 @@
-"""How a worker gets in: a ticket from the shard's service, shown where its connections are served."""
+"""Connections to a shard: its service issues a ticket, which admits a worker to the port of its streams."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from nfdt.core.wire.shards_pb2 import OpenReply, OpenRequest
 METHOD = "/nfdt.v1.Shard/Open"
 
 
-class Door:
+class ShardConnector:
     """Opens streams to one shard.
 
     Args:
-        address: ``host:port`` of its service.
-        token: The job's token.
+        address: ``host:port`` of the shard's service.
+        token: Token of the worker.
         timeout_s: Longest wait.
         **security: ``ca_file``, ``cert_file``, ``key_file`` of :func:`nfdt.core.wire.channel.open_channel`.
     """
@@ -31,11 +31,11 @@ class Door:
             self._tls = client_tls(security["ca_file"], security.get("cert_file"), security.get("key_file"))
 
     def open(self) -> FrameStream:
-        """A new stream.
+        """Open a new stream.
 
         Raises:
-            grpc.RpcError: the shard did not give a ticket.
-            OSError: it cannot be reached where it says.
+            grpc.RpcError: the shard did not issue a ticket.
+            OSError: the port of its streams cannot be reached.
         """
         ask: Any = self._channel.unary_unary(METHOD, OpenRequest.SerializeToString, OpenReply.FromString)
         found: OpenReply = ask(OpenRequest(), timeout=self._timeout_s)
@@ -43,5 +43,5 @@ class Door:
         return FrameStream(connect(host, found.port, found.ticket, timeout_s=self._timeout_s, tls=self._tls))
 
     def close(self) -> None:
-        """Open no more."""
+        """Close the channel to the service; open streams stay open."""
         self._channel.close()

@@ -1,6 +1,6 @@
-"""Shards behind the network: a connection to each, all shards at the same time.
+"""Shards behind the network, one connection to each; requests go to all shards at the same time.
 
-With a shard on the same machine the connection carries headers only; see :mod:`nfdt.core.wire.shared_memory`.
+To a shard on the same machine the connection carries headers only; see :mod:`nfdt.core.wire.shared_memory`.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from nfdt.core.wire.shards_pb2 import PULL, PUSH, WEIGHTS, Frame
 from nfdt.core.wire.shared_memory import is_this_machine
 from nfdt.core.work.slot_connection import Patience
 from nfdt.transport.base import Pulled, Pushed, PushOptions, Vector, check_gradient, shard_bounds
-from nfdt.transport.call import Answer, Request
-from nfdt.transport.choice import Choice
-from nfdt.transport.coding import Coding, Encoded, Part
+from nfdt.transport.call import ShardAnswer, ShardRequest
+from nfdt.transport.choice import CodecChoice
+from nfdt.transport.coding import AnswerPart, Coding, EncodedGradient
 from nfdt.transport.emulated_link import EmulatedLink
-from nfdt.transport.in_flight import InFlight, Pending
+from nfdt.transport.in_flight import InFlight, InFlightPush
 from nfdt.transport.link import ShardLink
 from nfdt.transport.row_coding import RowCoding
-from nfdt.transport.shard_connector import Door
+from nfdt.transport.shard_connector import ShardConnector
 
 TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A request on its way: where its weights go, its size, and since when."""
+class _SentRequest:
+    """An unanswered request: the buffer for its weights, its size, and when it was sent."""
 
     weights: Vector
     sent_bytes: int
@@ -48,17 +48,17 @@ class StreamClient:
 
     Args:
         addresses: ``host:port`` of each shard, in order.
-        layout: Of the whole model.
-        worker: This worker's name, unique among the workers that live.
-        token: The job's token.
+        layout: Layout of the whole model.
+        worker: Name of this worker, unique among the living workers.
+        token: Token of the worker.
         timeout_s: Longest wait for one answer.
-        overlap: How many pushes may be unanswered while another one is sent; the shards must be made for the same.
+        overlap: Number of pushes that may be unanswered while another one is sent; the shards must expect the same.
         share_memory: Exchange gradients and weights through memory with the shards of this machine that agree.
-        choice: Of codecs; None: gradients and weights travel as they are.
+        choice: Choice of codecs; None: gradients and weights travel as they are.
         tables: Variables, by index, that the shards hold as tables: gradients may be ``RowVector``, and answers
             ``RowWeights``. There is no choice of codecs then.
         emulated: Delays requests and answers.
-        patience: How long to look for a shard that cannot be reached; None: it is tried once more.
+        patience: Time to search for a shard that cannot be reached; None: one more attempt.
         **security: ``ca_file``, ``cert_file``, ``key_file`` of :func:`nfdt.core.wire.channel.open_channel`.
     """
 
@@ -72,7 +72,7 @@ class StreamClient:
         timeout_s: float = TIMEOUT_S,
         overlap: int = 0,
         share_memory: bool = True,
-        choice: Choice | None = None,
+        choice: CodecChoice | None = None,
         tables: Sequence[int] = (),
         emulated: EmulatedLink | None = None,
         patience: Patience | None = None,
@@ -82,9 +82,9 @@ class StreamClient:
         self._buffers = [np.empty(layout.size, np.float32) for _ in range(overlap + (2 if choice else 1))]
         self._worker = worker
         self._sequence = 0
-        self._answers_wanted = 0  # by turns in the buffers: a difference is added to what the other one holds
+        self._answers_wanted = 0  # in turn in the buffers: a delta is added to the weights in another one
         self._newest = 0
-        self._asked: deque[_Asked] = deque()
+        self._asked: deque[_SentRequest] = deque()
         self._coding: Coding | RowCoding | None = Coding(choice, self._bounds) if choice else None
         if tables:
             self._coding = RowCoding(layout, tables, len(addresses))
@@ -92,7 +92,7 @@ class StreamClient:
         self._pushes = InFlight(overlap, self._take, lambda count: all(link.arrived(count) for link in self._links))
         self._links = [
             ShardLink(
-                Door(address, token, timeout_s, **security),
+                ShardConnector(address, token, timeout_s, **security),
                 timeout_s,
                 overlap=overlap,
                 share_memory=share_memory and is_this_machine(split_address(address)[0]),
@@ -125,13 +125,13 @@ class StreamClient:
             ServerUnreachable: a shard is gone or silent; the message names its address.
         """
         self._pushes.check_pull()
-        nothing: Encoded = Encoded(IDENTITY, [np.empty(0, np.uint8)] * len(self._links))
+        nothing: EncodedGradient = EncodedGradient(IDENTITY, [np.empty(0, np.uint8)] * len(self._links))
         self._ask(Frame(kind=PULL, version=min_version), nothing, exact=exact)
         weights, headers = self._answers(self._sequence)
         self._newest = self._sequence
         return Pulled(weights, tuple(header.version for header in headers), self._sequence)
 
-    def begin_push(self, gradient: Vector | RowVector, **options: Unpack[PushOptions]) -> Pending:
+    def begin_push(self, gradient: Vector | RowVector, **options: Unpack[PushOptions]) -> InFlightPush:
         """See ``ParameterClient``; also applied at most once when a stream breaks and the push is sent again.
 
         Raises:
@@ -146,14 +146,14 @@ class StreamClient:
         self._ask(Frame(kind=PUSH, **fields), encoded, exact=not fields["want_weights"])
         return self._pushes.add(self._sequence)
 
-    def _encoded(self, gradient: Any, compute_s: float) -> Encoded:
+    def _encoded(self, gradient: Any, compute_s: float) -> EncodedGradient:
         if isinstance(self._coding, RowCoding):
             return self._coding.encode(gradient)
         check_gradient(gradient, self._bounds)
         if self._coding:
             return self._coding.encode(gradient, compute_s)
         whole = np.ascontiguousarray(gradient)
-        return Encoded(IDENTITY, [IDENTITY.encode(whole[bound]) for bound in self._bounds])
+        return EncodedGradient(IDENTITY, [IDENTITY.encode(whole[bound]) for bound in self._bounds])
 
     def push(self, gradient: Vector | RowVector, **options: Unpack[PushOptions]) -> Pushed:
         """See ``ParameterClient``.
@@ -169,7 +169,7 @@ class StreamClient:
         for link in self._links:
             link.close()
 
-    def _ask(self, header: Frame, encoded: Encoded, *, exact: bool) -> None:
+    def _ask(self, header: Frame, encoded: EncodedGradient, *, exact: bool) -> None:
         self._sequence += 1
         header.sequence, header.worker = self._sequence, self._worker
         if encoded.codec is not IDENTITY:
@@ -178,12 +178,12 @@ class StreamClient:
             header.reply_codec = self._coding.reply_codec.name
         weights = self._buffers[self._answers_wanted % len(self._buffers)]
         self._answers_wanted += header.kind == PULL or header.want_weights
-        self._asked.append(_Asked(weights, sum(payload.nbytes for payload in encoded.payloads), time.monotonic()))
+        self._asked.append(_SentRequest(weights, sum(payload.nbytes for payload in encoded.payloads), time.monotonic()))
         for link, payload, bound in zip(self._links, encoded.payloads, self._bounds, strict=True):
-            link.ask(Request(header, _bytes(payload), _bytes(weights[bound])))
+            link.ask(ShardRequest(header, _bytes(payload), _bytes(weights[bound])))
 
     def _take(self, sequence: int) -> Pushed:
-        """The answer to the oldest push."""
+        """Return the answer to the oldest push."""
         weights, headers = self._answers(sequence)
         sent = all(header.kind == WEIGHTS for header in headers)
         if sent:
@@ -197,7 +197,7 @@ class StreamClient:
         )
 
     def _answers(self, sequence: int) -> tuple[Any, list[Frame]]:
-        """What the shards answered to the oldest request, the weights put together."""
+        """Wait for the shards' answers to the oldest request, and join their weights."""
         asked = self._asked.popleft()
         try:
             answers = [link.wait(sequence) for link in self._links]
@@ -209,7 +209,7 @@ class StreamClient:
             self._measure(self._coding, asked, answers)
             if not all(answer.weights for answer in answers):
                 return asked.weights, headers
-            parts = [Part(a.shared, a.difference, find_decoder(a.header.codec), a.header.base) for a in answers]
+            parts = [AnswerPart(a.shared, a.delta, find_decoder(a.header.codec), a.header.base) for a in answers]
             return self._coding.decode(sequence, parts, asked.weights), headers
         if len(answers) == 1 and answers[0].shared is not None:
             return answers[0].shared, headers
@@ -218,10 +218,10 @@ class StreamClient:
                 np.copyto(asked.weights[bound], answer.shared)
         return asked.weights, headers
 
-    def _measure(self, coding: Coding | RowCoding, asked: _Asked, answers: Sequence[Answer]) -> None:
-        """Tell how long the exchange took; the first one, which connects, does not count.
+    def _measure(self, coding: Coding | RowCoding, asked: _SentRequest, answers: Sequence[ShardAnswer]) -> None:
+        """Measure the time of an exchange, except for the first one, which connects.
 
-        Where pushes overlap, one that waits for the answer before it is counted from then on.
+        If pushes overlap, the time of a push counts from the answer before it.
         """
         began, before = max(asked.at, self._answered_at), self._answered_at
         self._answered_at = max(answer.arrived_at for answer in answers)

@@ -1,4 +1,4 @@
-"""What a delayed gradient becomes: pure rules over arrays, one file per published rule."""
+"""Update rules for delayed gradients: pure functions over arrays, one file per published rule."""
 
 from nfdt.update_rules.base import (
     Advance,

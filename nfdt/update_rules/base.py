@@ -1,4 +1,4 @@
-"""What an update rule is: pure functions over arrays, plus explicit state.
+"""The interface of an update rule: pure functions over arrays, plus explicit state.
 
 A rule is written once with Python operators and the few functions of :class:`ArrayOps`, so that the
 same lines run under XLA on a shard and in NumPy in tests and the simulator. Nothing is mutated:
@@ -12,8 +12,8 @@ The moments of one push, in order::
     observe       (weights before, weights after)   -> state                only when the user's optimizer ran
     reply         (weights, decay)                  -> what this worker receives: its next backup
 
-``decay`` is what decoupled weight decay takes from the weights at a learning rate of 1, shape ``(n,)``: the decay times
-the weights where a variable decays, else 0; None for an optimizer without weight decay.
+``decay`` is the decoupled weight decay at a learning rate of 1, shape ``(n,)``: the decay times the weights where a
+variable decays, else 0; None for an optimizer without weight decay.
 
 ``enter`` and ``leave`` translate between the slots of the user's optimizer and the rule's state.
 """
@@ -50,7 +50,7 @@ class ArrayOps(Protocol):
 
 @dataclass(frozen=True)
 class OptimizerTraits:
-    """What a rule must know of the user's optimizer.
+    """Properties of the user's optimizer.
 
     ``kind`` is ``"sgd"`` (``momentum``, ``nesterov`` count), ``"adam"`` (``beta_1``, ``beta_2``,
     ``epsilon`` count: Adam and AdamW without amsgrad) or ``"other"``: a black box.
@@ -58,9 +58,9 @@ class OptimizerTraits:
 
     kind: Literal["sgd", "adam", "other"] = "other"
     normalizes: bool = True
-    """Of one that is not "sgd": its step does not shrink with its gradients, as it divides by their size, say."""
+    """Whether its step does not shrink with its gradients, as one that divides by their size; unused for "sgd"."""
     decays: bool = False
-    """It has decoupled weight decay."""
+    """Whether it has decoupled weight decay."""
     momentum: float = 0.0
     nesterov: bool = False
     beta_1: float = 0.9
@@ -70,7 +70,7 @@ class OptimizerTraits:
 
 @dataclass(frozen=True)
 class Push:
-    """One arriving gradient and what it met.
+    """One arriving gradient and the state of the shard.
 
     Attributes:
         gradient: Mean gradient ``g`` of one worker's batch, shape ``(n,)``.
@@ -106,19 +106,19 @@ class Advance:
 
 
 class UpdateRule(Protocol):
-    """What a delayed gradient becomes. See the module's docstring for the order of the calls.
+    """Corrects delayed gradients. See the module's docstring for the order of the calls.
 
     Attributes:
-        name: Of the rule.
-        owns_optimizer: ``advance`` stands in for the optimizer's step.
-        looks_ahead: ``reply`` gives something else than the weights as they are.
+        name: Name of the rule.
+        owns_optimizer: Whether ``advance`` replaces the optimizer's step.
+        looks_ahead: Whether ``reply`` returns other weights than the current ones.
     """
 
     name: str
     owns_optimizer: bool
     looks_ahead: bool
     uses_backup: bool
-    """Whether :meth:`correct` looks at ``push.backup``; else a shard need not keep it, and gives anything."""
+    """Whether :meth:`correct` uses ``push.backup``; else a shard need not keep it, and may pass any array."""
     lessens_decay: bool
     """Whether the weight decay of the user's optimizer is :meth:`lessened`; a rule that owns it decays itself."""
 
@@ -131,7 +131,7 @@ class UpdateRule(Protocol):
         ...
 
     def correct(self, ops: ArrayOps, push: Push, shard: State, worker: State) -> Correction:
-        """The gradient the optimizer shall see in place of the delayed one."""
+        """Return the gradient for the optimizer in place of the delayed one."""
         ...
 
     def advance(
@@ -151,11 +151,11 @@ class UpdateRule(Protocol):
         ...
 
     def lessened(self, ops: ArrayOps, decay: Array, shard: State) -> Array:
-        """``decay`` in proportion to what the gradients count. Called only when ``lessens_decay``."""
+        """Return ``decay`` in proportion to the weight of the gradients. Called only when ``lessens_decay``."""
         ...
 
     def observe(self, ops: ArrayOps, before: Array, after: Array, shard: State) -> State:
-        """Note what the user's optimizer did. Called only when not ``owns_optimizer``."""
+        """Measure the step of the user's optimizer. Called only when not ``owns_optimizer``."""
         ...
 
     def reply(
@@ -167,7 +167,7 @@ class UpdateRule(Protocol):
         shard: State,
         decay: Array | None = None,
     ) -> Array:
-        """What a worker whose push had this staleness receives, shape ``(n,)``; it becomes its backup."""
+        """Return the weights for a worker whose push had this staleness, shape ``(n,)``; they become its backup."""
         ...
 
     def enter(self, ops: ArrayOps, slots: State, updates: Array, shard: State) -> State:
@@ -179,7 +179,7 @@ class UpdateRule(Protocol):
         ...
 
 
-class Identity:
+class IdentityRule:
     """Defaults of every moment: no state, the gradient as it came, the weights as they are."""
 
     name = "identity"
@@ -218,7 +218,7 @@ class Identity:
         return decay
 
     def observe(self, ops: ArrayOps, before: Array, after: Array, shard: State) -> State:
-        """Nothing to note."""
+        """Return the state unchanged."""
         return shard
 
     def reply(

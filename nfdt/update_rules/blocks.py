@@ -1,4 +1,4 @@
-"""Which elements of a vector are judged together: of a shard's variables, of a table's rows, or none.
+"""Blocks of elements that a rule treats alike: of a shard's variables, of a table's rows, or single elements.
 
 A kernel, its last axis kept, is a matrix ``(inputs, units)``. A block of it is ``BLOCK_ROWS`` rows of one column, or
 what is left of them at its end: some of the weights that lead into one unit. A vector is a matrix of one column.
@@ -74,8 +74,8 @@ class KernelBlocks:
     """The blocks of some variables that lie one after the other in a flat vector.
 
     Args:
-        shapes: Of the variables, or of the parts of them that are there, in order.
-        tables: Of each variable, whether its rows are the blocks, as in an embedding.
+        shapes: Shapes of the variables, or of the parts of them that are there, in order.
+        tables: For each variable, whether its rows are the blocks, as in an embedding.
     """
 
     def __init__(self, shapes: Iterable[tuple[int, ...]], tables: Iterable[bool]) -> None:
@@ -103,7 +103,7 @@ class KernelBlocks:
 
 
 def _part_shapes(shape: tuple[int, ...], table: bool) -> list[tuple[int, int, int]]:
-    """Full blocks, and what is left over at the end; nothing of a variable without elements."""
+    """Return full blocks, and the rest at the end; none for a variable without elements."""
     size = math.prod(shape)
     columns = shape[-1] if len(shape) > 1 else 1
     if not size:

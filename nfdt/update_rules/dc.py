@@ -7,7 +7,7 @@ References:
 
 from __future__ import annotations
 
-from nfdt.update_rules.base import Array, ArrayOps, Correction, Identity, Push, State, scalar
+from nfdt.update_rules.base import Array, ArrayOps, Correction, IdentityRule, Push, State, scalar
 
 EPSILON = 1e-7
 
@@ -22,7 +22,7 @@ def mean_square(previous: Array, gradient: Array, decay: float) -> Array:
     return decay * previous + (1.0 - decay) * gradient * gradient
 
 
-class DelayCompensated(Identity):
+class DelayCompensated(IdentityRule):
     """DC-ASGD-c: ``g + dc_lambda * g * g * (w - w_backup)``.
 
     ``dc_lambda = 0`` or ``w == w_backup`` returns ``g`` unchanged. ``dc_lambda`` has the unit
@@ -41,7 +41,7 @@ class DelayCompensated(Identity):
         return Correction(gradient, scalar(ops, push.staleness, 1.0), shard, worker)
 
 
-class AdaptiveDelayCompensated(Identity):
+class AdaptiveDelayCompensated(IdentityRule):
     """DC-ASGD-a: the strength is ``dc_lambda / sqrt(MS + 1e-7)``, elementwise; one MS per worker."""
 
     name = "dc-a"

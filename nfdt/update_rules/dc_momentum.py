@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from nfdt.update_rules.base import Array, ArrayOps, Correction, Identity, Push, State, scalar
+from nfdt.update_rules.base import Array, ArrayOps, Correction, IdentityRule, Push, State, scalar
 from nfdt.update_rules.dc import EPSILON, compensation, mean_square
 
 
-class DelayCompensatedMomentum(Identity):
+class DelayCompensatedMomentum(IdentityRule):
     """The adaptive compensation of DC-ASGD-a with one mean square for all workers.
 
     The user's own momentum optimizer runs on the compensated gradient with its one fixed

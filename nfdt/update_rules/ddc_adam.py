@@ -20,7 +20,7 @@ from nfdt.update_rules.base import (
     Array,
     ArrayOps,
     Correction,
-    Identity,
+    IdentityRule,
     OptimizerTraits,
     Push,
     State,
@@ -30,7 +30,7 @@ from nfdt.update_rules.base import (
 from nfdt.update_rules.reliability import Reliability, kept_impulse, updates_ahead
 
 
-class DelayedAdam(Identity):
+class DelayedAdam(IdentityRule):
     """DDC-ASGD around Adam and AdamW (0 < beta_1 < 1); algorithms 5.2."""
 
     name = "ddc"

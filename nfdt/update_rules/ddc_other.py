@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from nfdt.update_rules.base import Array, ArrayOps, Correction, Identity, Push, State, scalar
+from nfdt.update_rules.base import Array, ArrayOps, Correction, IdentityRule, Push, State, scalar
 from nfdt.update_rules.reliability import Reliability
 
 
-class DelayedTransform(Identity):
+class DelayedTransform(IdentityRule):
     """The user's optimizer sees the compensated, trusted gradient only; algorithms 5.2, last paragraph."""
 
     name = "ddc"

@@ -19,11 +19,11 @@ every gradient would seem to meet a drift in its own direction.
 
 from __future__ import annotations
 
-from nfdt.update_rules.base import Advance, Array, ArrayOps, Correction, Identity, Push, State, scalar
+from nfdt.update_rules.base import Advance, Array, ArrayOps, Correction, IdentityRule, Push, State, scalar
 from nfdt.update_rules.reliability import Reliability, kept_impulse, updates_ahead
 
 
-class DelayedSGD(Identity):
+class DelayedSGD(IdentityRule):
     """DDC-ASGD around SGD, SGD with momentum (0 <= momentum < 1) and Nesterov SGD; algorithms 5.1."""
 
     name = "ddc"

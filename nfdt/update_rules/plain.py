@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nfdt.update_rules.base import Identity
+from nfdt.update_rules.base import IdentityRule
 
 
-class Plain(Identity):
+class Plain(IdentityRule):
     """The identity in every moment: ``w <- w - eta * g`` with the user's own optimizer."""
 
     name = "plain"

@@ -35,11 +35,11 @@ RULES: dict[str, Factory] = {
 
 
 def make_rule(spec: AlgorithmSpec, traits: OptimizerTraits, blocks: Blocks | None = None) -> UpdateRule:
-    """The update rule ``spec.update_rule`` with the spec's numbers, for an optimizer with these traits.
+    """Make the update rule ``spec.update_rule`` with the spec's numbers, for an optimizer with these traits.
 
     Args:
-        spec: The row.
-        traits: Of the user's optimizer.
-        blocks: What a rule that does so judges together; None: every element for itself.
+        spec: Algorithm of the job.
+        traits: Traits of the user's optimizer.
+        blocks: Blocks of elements for rules that use them; None: every element is a block.
     """
     return RULES[spec.update_rule](spec, traits, blocks or Elements())

@@ -1,4 +1,4 @@
-"""What all forms of DDC-ASGD share: measured delay, compensation and trust by drift, and weight decay in proportion.
+"""The common part of all forms of DDC-ASGD: measured delay, compensation and trust by drift, and weight decay.
 
 A gradient that counts less must decay the weights less, or the weights at which both balance would move with the
 number of workers. Let f be what a block's gradients are multiplied with. An optimizer whose step is proportional to
@@ -24,15 +24,15 @@ FACTOR_DECAY = 0.99
 
 @dataclass(frozen=True)
 class Reliability:
-    """How far a delayed gradient is compensated and trusted, a block of elements at a time.
+    """Compensation of a delayed gradient and trust in it, a block of elements at a time.
 
     Attributes:
         dc_lambda: Strength of the compensation, >= 0; 0: none.
-        dc_clip: It is at most so many times the gradient, > 0.
-        gap: How strongly drift lowers the trust, >= 0; 0: not at all.
-        blocks: What is judged together.
-        decays: The optimizer has decoupled weight decay.
-        normalizes: The optimizer's step does not shrink with its gradients.
+        dc_clip: Limit of the compensation as a multiple of the gradient, > 0.
+        gap: Strength with which drift lowers the trust, >= 0; 0: not at all.
+        blocks: Blocks of elements that share their factors.
+        decays: Whether the optimizer has decoupled weight decay.
+        normalizes: Whether the optimizer's step does not shrink with its gradients.
     """
 
     dc_lambda: float = 0.2
@@ -85,7 +85,7 @@ class Reliability:
         return self.blocks.scaled(ops, gradient, factor), state
 
     def lessened(self, ops: ArrayOps, decay: Array, shard: State) -> Array:
-        """Weight decay in proportion to what the gradients count, shape ``(n,)``; unchanged while none was late."""
+        """Weight decay in proportion to the weight of the gradients, shape ``(n,)``; unchanged while none was late."""
         factor = shard["factor"]
         if self.normalizes:
             factor = factor / (ops.sqrt(shard["factor_square"]) + NORM_EPSILON)
@@ -104,7 +104,7 @@ def mean_delay(ops: ArrayOps, previous: Array, staleness: Array, seen: Array) ->
 
 
 def updates_ahead(ops: ArrayOps, kept: Array, staleness: Array) -> Array:
-    """How many of the next update's releases the reserve makes in ``tau`` updates, ``(1 - m^tau) / (1 - m)``, 0-d."""
+    """Releases of the reserve in ``tau`` updates, in units of the next one: ``(1 - m^tau) / (1 - m)``, 0-d."""
     return (1.0 - ops.power(kept, staleness)) / (1.0 - kept)
 
 

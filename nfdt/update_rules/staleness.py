@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nfdt.update_rules.base import ArrayOps, Correction, Identity, Push, State, scalar
+from nfdt.update_rules.base import ArrayOps, Correction, IdentityRule, Push, State, scalar
 
 
-class StalenessScaled(Identity):
+class StalenessScaled(IdentityRule):
     """Apply each gradient at ``eta / max(1, tau)``; no state.
 
     References:

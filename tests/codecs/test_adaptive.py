@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from nfdt.codecs import WIDTHS
-from nfdt.codecs.adaptive import HYSTERESIS, AdaptiveWidth, Loss
+from nfdt.codecs.adaptive import HYSTERESIS, AdaptiveWidth, CodecLoss
 from nfdt.codecs.link_estimate import LinkEstimate
-from nfdt.transport.choice import AdaptiveChoice
+from nfdt.transport.choice import AdaptiveCodecs
 
 SIZE = 10**6
 ERRORS = {"bf16": 3e-6, "int8": 6e-5, "int4": 0.02}
@@ -18,7 +18,7 @@ ERRORS = {"bf16": 3e-6, "int8": 6e-5, "int4": 0.02}
 
 def losses(coding_s):
     """Of codecs that take so long to encode and to decode."""
-    return {name: Loss(error, coding_s, coding_s) for name, error in ERRORS.items()}
+    return {name: CodecLoss(error, coding_s, coding_s) for name, error in ERRORS.items()}
 
 
 BYTES = {codec.name: codec.encoded_bytes(SIZE) for codec in WIDTHS}
@@ -32,7 +32,7 @@ class Cluster:
         self.up, self.down = up, down or up
         self.compute_s, self.latency_s, self.noise = compute_s, latency_s, noise
         self.random = np.random.default_rng(seed)
-        self.losses = {"identity": Loss(0, 0, 0), **losses(coding_s)}
+        self.losses = {"identity": CodecLoss(0, 0, 0), **losses(coding_s)}
         self.width.lost_in_pushes(losses(coding_s))
         self.width.lost_in_replies(losses(coding_s))
         self.decisions = []
@@ -103,7 +103,7 @@ class SlowClock:
 @pytest.mark.parametrize(("coding_s", "changed"), [(1e-6, True), (1.0, False)])
 def test_how_long_codecs_take_is_measured(coding_s, changed):
     width = AdaptiveWidth(WIDTHS, SIZE, error_budget=0.05, pipelined=False)
-    choice = AdaptiveChoice(width, clock=SlowClock(coding_s))
+    choice = AdaptiveCodecs(width, clock=SlowClock(coding_s))
     random, weights = np.random.default_rng(0), np.zeros(SIZE, np.float32)
     for _ in range(60):
         choice.pushes(random.normal(size=SIZE).astype(np.float32), np.zeros(SIZE, np.float32), 0.1)
@@ -168,8 +168,8 @@ COARSE = {"noise": 0, "coding_s": 1e-4, "error_budget": 0.3}
 
 def coarse(cluster, loss=0.2):
     """4 bits save a seventh of the time, and lose a sixth of the step."""
-    cluster.width.lost_in_pushes({"int4": Loss(loss, 1e-4, 1e-4)})
-    cluster.width.lost_in_replies({"int4": Loss(loss, 1e-4, 1e-4)})
+    cluster.width.lost_in_pushes({"int4": CodecLoss(loss, 1e-4, 1e-4)})
+    cluster.width.lost_in_replies({"int4": CodecLoss(loss, 1e-4, 1e-4)})
     return cluster.run(100)
 
 
@@ -218,7 +218,7 @@ def test_one_slow_exchange_changes_nothing():
 def test_what_an_answer_cannot_show_is_not_believed():
     cluster = Cluster(up=20).run(60)
     assert cluster.last == ("int4", "int4")
-    much = Loss(0.9, 0.0, 0.0)
+    much = CodecLoss(0.9, 0.0, 0.0)
     cluster.width.lost_in_replies(dict.fromkeys(("identity", "bf16", "int8", "int4"), much))  # as int4 has left it
     assert cluster.run(20).decisions == [("int4", "int4")]
     cluster.up = cluster.down = 1e5
@@ -227,7 +227,7 @@ def test_what_an_answer_cannot_show_is_not_believed():
 
 def test_what_an_answer_shows_of_narrower_codecs_is_believed():
     cluster = Cluster(up=20)
-    cluster.width.lost_in_replies({"int4": Loss(0.9, 0.0, 0.0)})
+    cluster.width.lost_in_replies({"int4": CodecLoss(0.9, 0.0, 0.0)})
     assert cluster.run(60).last == ("int4", "int8")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from nfdt.core.specs.presets import AXES
 from nfdt.update_rules import RULES
-from nfdt.update_rules.base import Correction, Identity, scalar
+from nfdt.update_rules.base import Correction, IdentityRule, scalar
 from tests.support.local_cluster import train
 
 NAME = "halved-rate"
@@ -20,7 +20,7 @@ X = np.random.default_rng(0).normal(size=(192, 6)).astype(np.float32)
 Y = X @ np.arange(6, dtype=np.float32)[:, None]
 
 
-class HalvedRate(Identity):
+class HalvedRate(IdentityRule):
     """Applies each gradient at half of the learning rate."""
 
     name = NAME

@@ -9,7 +9,7 @@ import pytest
 from nfdt.codecs import make_codec
 from nfdt.core.specs.presets import AXES
 from nfdt.shard import delta_reply as differences
-from nfdt.transport.choice import FixedChoice, make_choice
+from nfdt.transport.choice import FixedCodecs, make_choice
 from tests.support.shard_cluster import LAYOUT, Reference, gradients, rule_spec, start_weights
 from tests.support.transports import InProcessShards, SharedMemoryShards, StreamedShards
 
@@ -179,4 +179,4 @@ def test_a_worker_that_comes_back_is_sent_all_weights(connect):
 
 def test_nothing_is_encoded_unless_asked_for():
     assert make_choice(rule_spec("ddc"), 100) is None
-    assert isinstance(make_choice(rule_spec("ddc", reply_codec="int8"), 100), FixedChoice)
+    assert isinstance(make_choice(rule_spec("ddc", reply_codec="int8"), 100), FixedCodecs)

@@ -9,7 +9,7 @@ import pytest
 from nfdt.core.wire.connection import connect
 from nfdt.core.wire.frame_stream import FrameStream
 from nfdt.shard import listener as listener_module
-from nfdt.shard.listener import MOST_STRANGERS, Listener
+from nfdt.shard.listener import MOST_ANONYMOUS, ShardListener
 
 TIMEOUT_S = 60
 
@@ -21,7 +21,7 @@ def served():
 
 @pytest.fixture
 def listener(served):
-    made = Listener(served.put, "127.0.0.1", 8)
+    made = ShardListener(served.put, "127.0.0.1", 8)
     yield made
     made.stop(0)
 
@@ -69,7 +69,7 @@ def test_a_ticket_lets_nobody_in_after_its_time(listener, served, monkeypatch):
 def test_connections_that_find_no_thread_are_closed_and_the_next_ones_served(
     listener, served, start_no_connection_threads
 ):
-    assert all(is_closed(listener.port) for _ in range(MOST_STRANGERS + 1))  # none stays counted as a stranger
+    assert all(is_closed(listener.port) for _ in range(MOST_ANONYMOUS + 1))  # none stays counted as a stranger
     start_no_connection_threads.undo()
     shows(listener, listener.ticket("worker-0")).close()
     served.get(timeout=TIMEOUT_S)

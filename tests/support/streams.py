@@ -15,9 +15,9 @@ from nfdt.core.program.state import State
 from nfdt.core.wire.frame_stream import payload_bytes
 from nfdt.core.wire.job_token import worker_token
 from nfdt.core.wire.shards_pb2 import OpenReply
-from nfdt.shard.listener import Listener
+from nfdt.shard.listener import ShardListener
 from nfdt.shard.servicer import start_shard
-from nfdt.transport.shard_connector import Door
+from nfdt.transport.shard_connector import ShardConnector
 from tests.support import raw_stream
 from tests.support.shard_cluster import LAYOUT, Reference, rule_spec, start_weights
 
@@ -45,14 +45,14 @@ class FrameRelay:
     """Relay between a client and a shard, which forwards frames and breaks streams at chosen ones."""
 
     def __init__(self, address, worker="w"):
-        self.shard = Door(address, worker_token(TOKEN, worker), 20)
+        self.shard = ShardConnector(address, worker_token(TOKEN, worker), 20)
         self.lose_answers_to = set()
         self.streams = 0
         self.silent = False
         self.refusals = 0
         self.shift = 0  # added to the sequence numbers of answers
         self.on_request = lambda: None
-        self.listener = Listener(self.serve, "127.0.0.1", 8)
+        self.listener = ShardListener(self.serve, "127.0.0.1", 8)
         self.server = grpc.server(futures.ThreadPoolExecutor(8))
         handler = grpc.unary_unary_rpc_method_handler(self.open, None, OpenReply.SerializeToString)
         self.server.add_generic_rpc_handlers(

@@ -3,7 +3,7 @@
 import threading
 
 from nfdt.core.wire.shards_pb2 import PULL, Frame
-from nfdt.transport.call import Request, ShardCall
+from nfdt.transport.call import ShardCall, ShardRequest
 
 DEADLINE_S = 60
 
@@ -28,6 +28,6 @@ class Link:
 
 def test_a_request_that_cannot_be_made_ends_the_wait_for_its_answer():
     call = ShardCall(Stream(), None, Link(), threads=True)
-    call.ask(Request(Frame(kind=PULL, sequence=1), memoryview(b""), memoryview(b"")))
+    call.ask(ShardRequest(Frame(kind=PULL, sequence=1), memoryview(b""), memoryview(b"")))
     assert str(call.answer(DEADLINE_S)) == "no such link"
     call.close()

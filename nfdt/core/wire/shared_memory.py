@@ -1,9 +1,9 @@
 """Memory that a worker and a shard of the same machine share: gradients one way, weights the other.
 
 The worker makes one file per stream that has no name and lies in memory, and offers it on the stream. The shard fetches
-the file's descriptor over a Unix socket, and both sides map it: whether they can share memory shows by doing it. The
-memory goes with the last of the two processes, whatever ends them and when. What the frames say stays on the stream:
-order, errors, deadlines and at-most-once are those of the stream.
+the file's descriptor over a Unix socket, and both sides map it: success shows that they can share memory. The memory
+is freed with the last of the two processes, however they end. Frames stay on the stream: order, errors, deadlines and
+at-most-once are those of the stream.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Area = npt.NDArray[np.float32]
 
 PREFIX = "nfdt-"
 FETCH_S = 5.0
-END_S = 1.0  # of a thread that is woken
-MOST_OF_FREE = 0.5  # of the memory that is free: what one segment may take
+END_S = 1.0  # longest wait for the end of a thread
+MOST_OF_FREE = 0.5  # share of the free memory that one segment may take
 
 _NAME = re.compile(PREFIX + r"[0-9a-f]{32}")
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
@@ -50,19 +50,19 @@ class Segment:
 
     Attributes:
         gradients: Written by the worker before a push; the shard reads it until it has answered.
-        replies: Written by the shard in answer to a request of this worker, and at no other time. The worker's view of
-            it therefore stays as it is until that worker has asked as often as there are pairs.
+        replies: Written by the shard in answer to a request of this worker, and at no other time. The worker's view is
+            therefore valid until the worker has sent as many requests as there are pairs.
     """
 
     gradients: tuple[Area, ...]
     replies: tuple[Area, ...]
 
     def gradient(self, sequence: int) -> Area:
-        """Where the gradient of the push ``sequence`` lies."""
+        """Return the area for the gradient of the push ``sequence``."""
         return self.gradients[sequence % len(self.gradients)]
 
     def weights(self, sequence: int) -> Area:
-        """Where the weights that answer the request ``sequence`` lie."""
+        """Return the area for the weights that answer the request ``sequence``."""
         return self.replies[sequence % len(self.replies)]
 
 
@@ -70,11 +70,11 @@ class Offer:
     """The worker's side: a new segment, and a socket at which the shard fetches it until the shard has answered.
 
     Args:
-        area_bytes: Of the shard's weights.
+        area_bytes: Size of the shard's weights.
         pairs: Requests that may be unanswered at a time.
 
     Raises:
-        OSError: this system cannot, or there is not enough memory left.
+        OSError: the system does not support it, or there is not enough memory left.
     """
 
     def __init__(self, area_bytes: int, *, pairs: int = 1) -> None:
@@ -97,22 +97,22 @@ class Offer:
             raise
 
     def frame(self, worker: str) -> Frame:
-        """What the shard is told."""
+        """Return the frame that offers the segment to the shard."""
         return Frame(kind=OFFER, worker=worker, segment=self.name, boot_id=boot_id(), total_bytes=self._area_bytes)
 
     def settle(self, *, mapped: bool) -> None:
-        """The shard has answered: from now on use the segment, or never."""
+        """Take the shard's answer: use the segment from now on, or never."""
         self.mapped = mapped
         self.withdraw()
 
     def withdraw(self) -> None:
-        """Hand it out no more; what is mapped stays mapped. Can be called twice."""
+        """Stop handing out the file; mapped memory stays mapped. Can be called twice."""
         with contextlib.suppress(OSError):  # not listening any more
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+            self._socket.shutdown(socket.SHUT_RDWR)  # ends the wait in accept
         self._thread.join(END_S)
 
     def _hand_out(self, file: int) -> None:
-        """Give the file to every process of this user that asks; only the shard is told where."""
+        """Give the file to every process of this user that connects; only the shard receives the address."""
         with contextlib.suppress(OSError), self._socket:  # withdrawn
             try:
                 while True:
@@ -127,16 +127,16 @@ class Offer:
 def accept(offer: Frame, area_bytes: int, *, pairs: int = 1) -> Segment:
     """The shard's side: fetch and map what a worker offers.
 
-    The offer comes from the network: only what a process of this user on this machine hands out is mapped, and only a
-    file in memory of the exact size that nobody can shrink any more.
+    The offer comes from the network: only a file that a process of this user on this machine hands out is mapped,
+    and only if it lies in memory, has the exact size, and cannot shrink any more.
 
     Args:
         offer: A frame of kind OFFER.
-        area_bytes: Of this shard's weights.
+        area_bytes: Size of this shard's weights.
         pairs: Requests that may be unanswered at a time.
 
     Raises:
-        Refused: it is something else, or lies on another machine; the stream carries the bytes then.
+        Refused: the offer is invalid, or of another machine; the stream carries the bytes then.
         OSError: it cannot be mapped.
     """
     if offer.boot_id != boot_id():
@@ -154,7 +154,7 @@ def accept(offer: Frame, area_bytes: int, *, pairs: int = 1) -> Segment:
 
 
 def segment_bytes(area_bytes: int, pairs: int = 1) -> int:
-    """Of a file with so many pairs of areas, each of whole pages."""
+    """Return the size of a file with ``pairs`` pairs of areas, each of whole pages."""
     return 2 * pairs * _whole_pages(area_bytes)
 
 
@@ -172,7 +172,7 @@ def is_this_machine(host: str) -> bool:
 
 
 def _address(name: str) -> str:
-    """Of the Unix socket; it begins with a zero byte and so names no file: it ends with its process."""
+    """Return the address of the Unix socket; as it begins with a zero byte, it is no file and ends with its process."""
     return f"\0{name}"
 
 
@@ -209,13 +209,13 @@ def _fetch(name: str) -> int:
 
 
 def _user_of(peer: socket.socket) -> int:
-    """The user of the process at the other end, as the kernel knows it."""
+    """Return the user of the process at the other end, as the kernel reports it."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(credentials)[1])
 
 
 def _seals() -> int:
-    """Nobody can change the size: who touches mapped memory that is gone from the file is killed."""
+    """Return the seals of the size: touching mapped memory that is gone from the file kills a process."""
     return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 

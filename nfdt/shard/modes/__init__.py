@@ -1,4 +1,4 @@
-"""How pushes become updates: one file per mode, one mode per store."""
+"""Modes that turn pushes into updates: one file per mode, one mode per store."""
 
 from __future__ import annotations
 
