@@ -59,7 +59,15 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "nfdt.simulate": (CORE, *PURE, *SIMULATED, "nfdt.simulate"),
 }
 
-KERAS_ROOMS = ("nfdt.core.program", "nfdt.core.training", "nfdt.shard", "nfdt.worker.slot", "nfdt_client", "hfdt")
+KERAS_ROOMS = (
+    "nfdt.core.keras_internals",
+    "nfdt.core.program",
+    "nfdt.core.training",
+    "nfdt.shard",
+    "nfdt.worker.slot",
+    "nfdt_client",
+    "hfdt",
+)
 IMPURE = {
     *("asyncio", "concurrent", "logging", "multiprocessing", "os", "pathlib", "queue", "random", "select", "signal"),
     *("socket", "sqlite3", "subprocess", "sys", "tempfile", "threading", "time"),
@@ -135,6 +143,7 @@ def test_the_floor_needs_little_more_than_numpy(module):
     exceptions = {
         **dict.fromkeys((f"nfdt.core.{name}" for name in specifications), {"pydantic"}),  # docs/decisions/0001
         "nfdt.core.arrays.safetensors_io": {"safetensors"},
+        "nfdt.core.keras_internals": {"keras"},
     }
     foreign = {name.split(".")[0] for name in imports_of(MODULES[module])} - set(PACKAGES)
     assert foreign - set(sys.stdlib_module_names) <= {"numpy"} | exceptions.get(module, set())

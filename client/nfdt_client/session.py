@@ -106,7 +106,7 @@ class Session:
 
     def fit(self, original: patch.Fit, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Train ``model`` on the cluster as ``original`` would here; what callbacks call is plain Keras."""
-        self._has_fit()
+        self.note_fit()
         arguments = bind(original, model, args, kwargs)
         token = patch.enter(None)
         try:
@@ -118,20 +118,22 @@ class Session:
         finally:
             patch.leave(token)
 
-    def _has_fit(self) -> None:
+    def note_fit(self) -> None:
         """Note that something is distributed, by this session or by one inside of it."""
         self._idle = False
         if isinstance(self._outer, Session):
-            self._outer._has_fit()
+            self._outer.note_fit()
 
     def _fit(self, model: Any, arguments: dict[str, Any]) -> Any:
+        from nfdt.core import keras_internals
+
         captured = capture(model, arguments, self.options)
         batch = captured.sample_batch()
         check_batch(model, batch)
         listeners = callbacks.callback_list(captured, self.options)
         model.stop_training = False
         listeners.on_train_begin()
-        initial_epoch = int(model._initial_epoch or captured.arguments["initial_epoch"])
+        initial_epoch = int(keras_internals.restored_epoch(model) or captured.arguments["initial_epoch"])
         if initial_epoch >= captured.epochs:
             return _nothing_to_train(captured, listeners)
         begin_epoch(model, listeners, initial_epoch)
