@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from nfdt_client.captured import Capture
 from nfdt_client.mirror import Validation
 from nfdt_client.options import Options
-
-if TYPE_CHECKING:
-    from nfdt_client.capture import Capture
 
 _TEST_HOOKS = ("on_test_begin", "on_test_batch_begin", "on_test_batch_end", "on_test_end")
 # Keras' own callbacks that neither look at the weights nor change them.

@@ -11,9 +11,11 @@ from typing import Any, Self
 
 from nfdt.core.errors import PolicyRefused, ServerUnreachable, UsageError
 from nfdt.core.program.manifest import Manifest
+from nfdt.core.sharding import why_uncuttable
 from nfdt.core.specs.job import ClusterSpec
 from nfdt_client import batch_hooks, callbacks, patch, ring
-from nfdt_client.capture import Capture, bind, capture, check_batch
+from nfdt_client.capture import bind, capture, check_batch
+from nfdt_client.captured import Capture
 from nfdt_client.connection import Connection
 from nfdt_client.embedded import EmbeddedServer
 from nfdt_client.feed import Feeder
@@ -275,11 +277,11 @@ def check_shards(model: Any, manifest: Manifest, cluster: ClusterSpec) -> None:
     """Raise UsageError where the optimizer needs all variables in one place and there would be several shards."""
     if cluster.shards == 1:
         return
-    name = type(model.optimizer).__name__
-    if getattr(model.optimizer, "global_clipnorm", None):
-        reason = f"global_clipnorm of {name} is a norm over all variables"
-    elif manifest.optimizer_variables is None:
-        reason = f"the variables of {name} cannot be attributed to the model's variables"
-    else:
+    obstacle, name = why_uncuttable(manifest), type(model.optimizer).__name__
+    if obstacle is None:
         return
+    reason = {
+        "global norm": f"global_clipnorm of {name} is a norm over all variables",
+        "unattributed": f"the variables of {name} cannot be attributed to the model's variables",
+    }[obstacle]
     raise UsageError(f"shards={cluster.shards}: expected 1, because {reason}. Remove the option shards.")

@@ -14,7 +14,7 @@ from nfdt.core.arrays.pytree import flatten_structure
 from nfdt.core.errors import UsageError
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec
-from nfdt_client.capture import Capture
+from nfdt_client.captured import Capture
 from nfdt_client.options import Options
 from nfdt_client.training_data import Arrays, Stream
 from nfdt_client.upload import Blob, array_blob

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from nfdt.core.errors import ShapeMismatch, UsageError
 from nfdt.core.keras_internals import set_path, set_weight_decay_use
 from nfdt.core.program.manifest import Manifest
-from nfdt.core.sharding import ShardPlan, Slot
+from nfdt.core.sharding import OptimizerSlot, ShardPlan
 from nfdt.update_rules.base import OptimizerTraits
 
 Array = npt.NDArray[Any]
@@ -61,7 +61,7 @@ class BuiltOptimizer:
         return dict(sorted(found.items()))
 
 
-def _held(whole: Array, slot: Slot) -> Array:
+def _held(whole: Array, slot: OptimizerSlot) -> Array:
     """What this shard holds of a variable of the whole optimizer."""
     flat = np.asarray(whole).reshape(-1)
     return flat if slot.start is None else flat[slot.start : slot.start + math.prod(slot.shape)]
@@ -77,7 +77,7 @@ def _joined(variable: Any, parts: list[Array]) -> Array:
     return whole.reshape(tuple(variable.shape))
 
 
-def _cut(value: Array, members: tuple[Slot, ...]) -> dict[int, Array]:
+def _cut(value: Array, members: tuple[OptimizerSlot, ...]) -> dict[int, Array]:
     borders = np.cumsum([int(np.prod(slot.shape)) for slot in members])[:-1]
     parts = np.split(value.reshape(-1), borders)
     return {slot.index: part.reshape(slot.shape) for slot, part in zip(members, parts, strict=True)}
