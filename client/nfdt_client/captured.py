@@ -52,7 +52,7 @@ class Capture:
         """A first batch, to build the model with."""
         if isinstance(self.train, Stream):
             return self.train.peek()
-        return self.train.head(self.train.batch_size).nest
+        return self.train.head(self.train.batch_size).pytree
 
     def steps(self, options: Options) -> int | None:
         """Steps per epoch to show before the cluster says how many there are."""

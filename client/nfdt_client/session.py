@@ -54,7 +54,7 @@ class Session:
         self.fits: list[dict[str, Any]] = []
         self._id = uuid.uuid4().hex
         self._idle = True
-        self._outer: patch.Captor | None = None
+        self._outer: patch.FitHandler | None = None
         self._link: Connection | None = None
         self._embedded: EmbeddedServer | None = None
         self._undo = contextlib.ExitStack()
@@ -259,7 +259,7 @@ def look_at_metrics(captured: Capture, batch: Any, *, attended: bool) -> None:
     from nfdt.core.program.metrics import check_metrics
 
     validation = captured.validation
-    sample = None if validation is None else validation.head(validation.batch_size).nest
+    sample = None if validation is None else validation.head(validation.batch_size).pytree
     own = check_metrics(captured.model, batch, sample)
     if not own:
         return

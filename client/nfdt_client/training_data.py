@@ -13,9 +13,9 @@ from nfdt.core.errors import CaptureError, UsageError
 
 @dataclass(frozen=True)
 class Arrays:
-    """All samples: a nest of NumPy arrays of ``samples`` rows, in the structure that ``train_step`` sees."""
+    """All samples: a pytree of NumPy arrays of ``samples`` rows, in the structure that ``train_step`` sees."""
 
-    nest: Any
+    pytree: Any
     samples: int
     batch_size: int
 
@@ -26,7 +26,7 @@ class Arrays:
 
     def head(self, rows: int) -> Arrays:
         """The first rows only."""
-        return Arrays(map_arrays(lambda a: a[:rows], self.nest), min(rows, self.samples), self.batch_size)
+        return Arrays(map_arrays(lambda a: a[:rows], self.pytree), min(rows, self.samples), self.batch_size)
 
 
 class Stream:
@@ -52,23 +52,23 @@ class Stream:
         return as_batch(batch)
 
     def epoch(self) -> Iterator[Any]:
-        """The batches of the next epoch, as nests of NumPy arrays."""
+        """The batches of the next epoch, as pytrees of NumPy arrays."""
         for _, _, buffer in self._iterator:
             yield from map(as_batch, buffer)
 
 
-def map_arrays(function: Callable[[Any], Any], nest: Any) -> Any:
-    """Apply ``function`` to the leaves of a nest; None stays None, lists become tuples (as Keras' pipeline does)."""
+def map_arrays(function: Callable[[Any], Any], pytree: Any) -> Any:
+    """Apply ``function`` to the leaves of a pytree; None stays None, lists become tuples (as Keras' pipeline does)."""
     from keras import tree
 
-    return tree.lists_to_tuples(tree.map_structure(lambda leaf: None if leaf is None else function(leaf), nest))
+    return tree.lists_to_tuples(tree.map_structure(lambda leaf: None if leaf is None else function(leaf), pytree))
 
 
-def leaves(nest: Any) -> list[Any]:
-    """The leaves of a nest that are not None."""
+def leaves(pytree: Any) -> list[Any]:
+    """The leaves of a pytree that are not None."""
     from keras import tree
 
-    return [leaf for leaf in tree.flatten(nest) if leaf is not None]
+    return [leaf for leaf in tree.flatten(pytree) if leaf is not None]
 
 
 def as_batch(batch: Any) -> Any:
@@ -77,13 +77,13 @@ def as_batch(batch: Any) -> Any:
     Raises:
         CaptureError: a leaf that is no array with a batch dimension, or leaves of different lengths.
     """
-    nest = map_arrays(_as_array, batch)
-    shapes = [leaf.shape for leaf in leaves(nest)]
+    pytree = map_arrays(_as_array, batch)
+    shapes = [leaf.shape for leaf in leaves(pytree)]
     if not shapes or any(not shape for shape in shapes) or len({shape[0] for shape in shapes}) > 1:
         raise CaptureError(
             f"Batch of the data iterator: expected arrays with the same number of rows. Received shapes: {shapes}."
         )
-    return nest
+    return pytree
 
 
 def rows_of(batch: Any) -> int:
@@ -104,21 +104,21 @@ def _as_array(leaf: Any) -> np.ndarray[Any, Any]:
     return np.asarray(leaf)
 
 
-def refuse_ragged(nest: Any) -> None:
+def refuse_ragged(pytree: Any) -> None:
     """Raise CaptureError for ragged tensors, which have no array."""
     from nfdt.core import keras_internals
 
-    if any(keras_internals.is_tensorflow_ragged(leaf) for leaf in leaves(nest)):
+    if any(keras_internals.is_tensorflow_ragged(leaf) for leaf in leaves(pytree)):
         raise CaptureError(
             "Data: expected dense arrays. Received: a RaggedTensor. Convert it with .to_tensor() and mask the padding."
         )
 
 
-def is_sparse(nest: Any) -> bool:
+def is_sparse(pytree: Any) -> bool:
     """Whether any leaf is a sparse matrix or tensor: batches of it are made dense one by one."""
     from nfdt.core import keras_internals
 
-    return any(keras_internals.is_sparse_leaf(leaf) for leaf in leaves(nest))
+    return any(keras_internals.is_sparse_leaf(leaf) for leaf in leaves(pytree))
 
 
 def read(x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Arrays | Stream:
@@ -162,12 +162,12 @@ def check_not_empty(x: Any, y: Any, sample_weight: Any) -> None:
                 raise UsageError(f"Data: expected at least one sample. Received: {name} of shape {tuple(shape)}.")
 
 
-def is_arrays(nest: Any) -> bool:
+def is_arrays(pytree: Any) -> bool:
     """Whether these are dense arrays that can go with a job."""
     from nfdt.core import keras_internals
 
-    ragged = any(keras_internals.is_tensorflow_ragged(leaf) for leaf in leaves(nest))
-    return keras_internals.can_be_sliced(nest) and not is_sparse(nest) and not ragged
+    ragged = any(keras_internals.is_tensorflow_ragged(leaf) for leaf in leaves(pytree))
+    return keras_internals.can_be_sliced(pytree) and not is_sparse(pytree) and not ragged
 
 
 def _whole(inputs: Any) -> Any:

@@ -96,7 +96,7 @@ class SimulatedSession(Session):
         return cast(Feeder, VirtualFeeder(self.jobs[-1], captured.train.epoch))
 
 
-class _Seen(BaseException):
+class FitCaptured(BaseException):
     """Leaves the user's script at its first fit; no ``except Exception`` stops it."""
 
     def __init__(self, work: Work) -> None:
@@ -104,7 +104,7 @@ class _Seen(BaseException):
         self.work = work
 
 
-class _Looker(Session):
+class FitProbe(Session):
     """A session that only looks at the first fit.
 
     Args:
@@ -127,7 +127,7 @@ class _Looker(Session):
         program = pack(model, batch)  # builds it
         weights = sum(int(math.prod(v.shape)) for v in model.trainable_variables)
         samples, measured = self._samples(captured, batch), profile(program, batch) if self._profiled else None
-        raise _Seen(Work(rows_of(batch), samples, weights, measured))
+        raise FitCaptured(Work(rows_of(batch), samples, weights, measured))
 
     @staticmethod
     def _samples(captured: Capture, batch: Any) -> int:
@@ -142,8 +142,8 @@ class _Looker(Session):
 def first_fit(script: Script, options: Options, *, profiled: bool = False) -> Work | None:
     """Run a script up to its first ``fit``, and ``profiled``, a few of its steps; None: it has none."""
     try:
-        with _Looker(options, profiled=profiled):
+        with FitProbe(options, profiled=profiled):
             run_script(script)
-    except _Seen as seen:
-        return seen.work
+    except FitCaptured as captured:
+        return captured.work
     return None

@@ -252,9 +252,9 @@ def is_sparse_leaf(leaf: Any) -> bool:
     return is_tensorflow_sparse(leaf) or is_scipy_sparse(leaf) or bool(is_jax_sparse(leaf))
 
 
-def can_be_sliced(nest: Any) -> bool:
+def can_be_sliced(pytree: Any) -> bool:
     """Whether Keras reads the data as arrays: ``can_convert_arrays`` chooses its ArrayDataAdapter."""
-    return bool(array_data_adapter.can_convert_arrays(nest))
+    return bool(array_data_adapter.can_convert_arrays(pytree))
 
 
 def sliced_array(leaf: Any) -> Any:

@@ -31,7 +31,7 @@ MAX_BATCH_BYTES = 4 * 2**30
 
 
 def describe_batch(batch: Any) -> dict[str, Any]:
-    """A batch's nest with ``[shape, dtype]`` per array (its first dimension None), and its number of rows."""
+    """A batch's pytree with ``[shape, dtype]`` per array (its first dimension None), and its number of rows."""
     structure, arrays = flatten_structure(batch)
     rows = next((array.shape[0] for array in arrays if array.ndim), 1)
     described = [[[None, *array.shape[1:]] if array.ndim else [], array.dtype.str] for array in arrays]
@@ -62,7 +62,7 @@ def build_model(model: Any, batch: Any) -> None:
 
     Args:
         model: A compiled Keras model.
-        batch: A nest of arrays of the shapes and dtypes that the model will be trained on; values do not matter.
+        batch: A pytree of arrays of the shapes and dtypes that the model will be trained on; values do not matter.
 
     Raises:
         Exception: whatever the model's own code raises for such a batch, as in ``fit``.

@@ -67,7 +67,7 @@ class FitSpec(_Spec):
 class DataSpec(_Spec):
     """Where samples come from: arrays in the artifact store, or batches fed by the client.
 
-    ``structure`` is the nest of (x, y, sample_weight) as JSON: lists, dicts, nulls and, in place of
+    ``structure`` is the pytree of (x, y, sample_weight) as JSON: lists, dicts, nulls and, in place of
     each array, its index in ``arrays``; see :mod:`nfdt.core.training.data`.
     """
 
