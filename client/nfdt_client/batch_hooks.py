@@ -56,10 +56,12 @@ def saves_at_batches(callback: Any) -> bool:
 
 def looks_at_batches(callback: Any) -> bool:
     """Whether a callback does something between batches that is not known to be harmless."""
+    from nfdt.core import keras_internals
+
     for hook in _HOOKS:
         method = getattr(callback, hook)
         of_keras = str(getattr(method, "__module__", "")).startswith("keras.")
-        if not of_keras and not getattr(method, "_is_default", False):
+        if not of_keras and not keras_internals.is_default_hook(method):
             return True
     return type(callback).__name__ == "TensorBoard" and getattr(callback, "update_freq", "epoch") != "epoch"
 
@@ -108,7 +110,9 @@ def _named(callbacks: Sequence[Any]) -> str:
 
 def _next_save(saver: Any, done: int, size: int) -> int:
     """The batch, counted from the epoch's first, after which it saves next."""
-    missing = max(1, saver.save_freq - getattr(saver, "_batches_seen_since_last_saving", saver.save_freq - 1))
+    from nfdt.core import keras_internals
+
+    missing = max(1, saver.save_freq - keras_internals.batches_seen(saver, saver.save_freq - 1))
     return done + -(-missing // size) * size
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from nfdt_client.captured import Capture
 from nfdt_client.mirror import Validation
 from nfdt_client.options import Options
-
-if TYPE_CHECKING:
-    from nfdt_client.capture import Capture
 
 _TEST_HOOKS = ("on_test_begin", "on_test_batch_begin", "on_test_batch_end", "on_test_end")
 # Keras' own callbacks that neither look at the weights nor change them.
@@ -29,13 +27,15 @@ def each(callbacks: Any) -> list[Any]:
 
 def watches_tests(callbacks: Any) -> bool:
     """Whether a callback wants to be there when the model is evaluated: then that happens in this process."""
+    from nfdt.core import keras_internals
+
     for callback in each(callbacks):
         if type(callback).__name__ == "SwapEMAWeights":
             return True
         for hook in _TEST_HOOKS:
             method = getattr(callback, hook)
             owner = str(getattr(method, "__module__", ""))
-            if not getattr(method, "_is_default", False) and not owner.startswith("keras."):
+            if not keras_internals.is_default_hook(method) and not owner.startswith("keras."):
                 return True
     return False
 
@@ -75,7 +75,7 @@ def local_validation(captured: Capture, callbacks: Any) -> Validation | None:
     """Keras' own evaluation in this process, for data that only this process can read."""
     if captured.local_validation is None:
         return None
-    from keras.src.backend.tensorflow.trainer import TFEpochIterator
+    from nfdt.core import keras_internals
 
     model, arguments = captured.model, captured.arguments
     x, y, sample_weight = captured.local_validation
@@ -83,11 +83,11 @@ def local_validation(captured: Capture, callbacks: Any) -> Validation | None:
     iterators: list[Any] = []
 
     def validate(epoch: int) -> dict[str, Any] | None:
-        if not model._should_eval(epoch, arguments["validation_freq"]):
+        if not keras_internals.is_due(model, epoch, arguments["validation_freq"]):
             return None
         if not iterators:  # one for all epochs, as Keras does it: a generator goes on where it was
             iterators.append(
-                TFEpochIterator(
+                keras_internals.evaluation_iterator(
                     x=x,
                     y=y,
                     sample_weight=sample_weight,
@@ -98,19 +98,16 @@ def local_validation(captured: Capture, callbacks: Any) -> Validation | None:
                     shuffle=False,
                 )
             )
-        model._eval_epoch_iterator = iterators[0]
-        try:
-            return model.evaluate(
-                x=x,
-                y=y,
-                sample_weight=sample_weight,
-                batch_size=batch_size,
-                steps=arguments["validation_steps"],
-                callbacks=callbacks,
-                return_dict=True,
-                _use_cached_eval_dataset=True,
-            )
-        finally:
-            del model._eval_epoch_iterator
+        logs: dict[str, Any] = keras_internals.evaluate_with(
+            model,
+            iterators[0],
+            x=x,
+            y=y,
+            sample_weight=sample_weight,
+            batch_size=batch_size,
+            steps=arguments["validation_steps"],
+            callbacks=callbacks,
+        )
+        return logs
 
     return validate

@@ -6,68 +6,15 @@ import inspect
 import logging
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from nfdt.core.errors import CaptureError, UsageError
 from nfdt_client import callbacks, training_data
+from nfdt_client.captured import Capture
 from nfdt_client.options import Options
-from nfdt_client.training_data import Arrays, Stream
+from nfdt_client.training_data import Arrays
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class Capture:
-    """One ``fit`` call: its arguments checked, its data read, nothing sent yet.
-
-    Attributes:
-        model: The user's model.
-        arguments: Of ``fit``, by name, defaults filled in.
-        train: Training data.
-        validation: Validation data that go with the job; None when there are none or Keras evaluates here.
-        validation_data: What ``fit`` was given as such, as (x, y, sample_weight).
-    """
-
-    model: Any
-    arguments: dict[str, Any]
-    train: Arrays | Stream
-    validation: Arrays | None = None
-    validation_data: tuple[Any, Any, Any] | None = None
-
-    @property
-    def local_validation(self) -> tuple[Any, Any, Any] | None:
-        """Validation data that Keras evaluates in this process."""
-        return self.validation_data if self.validation is None else None
-
-    @property
-    def epochs(self) -> int:
-        """Index after the last epoch."""
-        return int(self.arguments["epochs"])
-
-    @property
-    def batch_size(self) -> int:
-        """Local batch of one worker."""
-        return self.train.batch_size if isinstance(self.train, Arrays) else 32
-
-    @property
-    def steps_per_epoch(self) -> int | None:
-        """As the job shall count; None for one pass over arrays, and for streams, whose epochs end by themselves."""
-        steps = self.arguments["steps_per_epoch"]
-        return int(steps) if steps and isinstance(self.train, Arrays) else None
-
-    def sample_batch(self) -> Any:
-        """A first batch, to build the model with."""
-        if isinstance(self.train, Stream):
-            return self.train.peek()
-        return self.train.head(self.train.batch_size).nest
-
-    def steps(self, options: Options) -> int | None:
-        """Steps per epoch to show before the cluster says how many there are."""
-        workers = options.cluster.workers if options.algorithm.consistency_facts.synchronous else 1
-        if isinstance(self.train, Stream):
-            return self.train.batches and -(-self.train.batches // workers)
-        return self.steps_per_epoch or -(-self.train.samples // (self.train.batch_size * workers))
 
 
 def bind(fit: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,12 +35,14 @@ def capture(model: Any, arguments: dict[str, Any], options: Options) -> Capture:
     """
     import keras
 
+    from nfdt.core import keras_internals
+
     if keras.backend.backend() != "tensorflow":
         raise CaptureError(f"Expected Keras on TensorFlow. Received: KERAS_BACKEND={keras.backend.backend()!r}.")
-    model._assert_compile_called("fit")
-    if getattr(model, "_distribute_strategy", None) is not None:
+    keras_internals.require_compiled(model)
+    if (strategy := keras_internals.distribution_strategy(model)) is not None:
         raise CaptureError(
-            f"Expected a model made outside tf.distribute. Received: one made under {model._distribute_strategy!r}. "
+            f"Expected a model made outside tf.distribute. Received: one made under {strategy!r}. "
             "Remove the strategy's scope: the workers take its place."
         )
     arguments = {**arguments, "epochs": _limited_epochs(arguments["epochs"])}
@@ -116,23 +65,21 @@ def capture(model: Any, arguments: dict[str, Any], options: Options) -> Capture:
 
 
 def _limited_epochs(epochs: int) -> int:
-    from keras.src.backend import config
+    from nfdt.core import keras_internals
 
-    limit = config.max_epochs()
+    limit = keras_internals.epoch_limit()
     return min(int(epochs), limit) if limit else int(epochs)
 
 
 def _split(arguments: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
-    from keras.src.trainers.data_adapters import array_slicing
+    from nfdt.core import keras_internals
 
     data = (arguments["x"], arguments["y"], arguments["sample_weight"])
     validation_data = arguments["validation_data"]
     if arguments["validation_split"] and validation_data is None:
         training_data.check_not_empty(*data)
         try:
-            data, validation_data = array_slicing.train_validation_split(
-                data, validation_split=arguments["validation_split"]
-            )
+            data, validation_data = keras_internals.split_off_validation(data, arguments["validation_split"])
         except ValueError as error:
             raise UsageError(str(error)) from error
     return (*data, validation_data)
@@ -154,10 +101,10 @@ def _limited_steps(steps: int | None, train: Arrays, options: Options) -> int | 
 
 
 def _with_validation(captured: Capture, validation_data: Any) -> Capture:
-    from keras.src.trainers.data_adapters import data_adapter_utils
+    from nfdt.core import keras_internals
 
     arguments = captured.arguments
-    x, y, sample_weight = data_adapter_utils.unpack_x_y_sample_weight(validation_data)
+    x, y, sample_weight = keras_internals.unpack_batch(validation_data)
     captured.validation_data = (x, y, sample_weight)
     if not training_data.is_arrays((x, y, sample_weight)) or callbacks.watches_tests(arguments["callbacks"]):
         return captured
@@ -178,23 +125,24 @@ def check_batch(model: Any, batch: Any) -> None:
     Raises:
         UsageError: model, loss and data do not fit together.
     """
-    from keras.src import backend
-    from keras.src.models.functional import Functional
-    from keras.src.models.sequential import Sequential
-    from keras.src.trainers.data_adapters import data_adapter_utils
+    import keras
 
-    known = isinstance(model, Functional | Sequential) and type(model).__module__.startswith("keras.")
+    from nfdt.core import keras_internals
+
+    known = isinstance(model, keras_internals.Functional | keras.Sequential) and type(model).__module__.startswith(
+        "keras."
+    )
     if not known or not model.built:
         return
 
     def symbolic(leaf: Any) -> Any:
-        dtype = "string" if leaf.dtype.kind in "OSU" else backend.standardize_dtype(leaf.dtype)
-        return backend.KerasTensor(leaf.shape, dtype)
+        dtype = "string" if leaf.dtype.kind in "OSU" else keras.backend.standardize_dtype(leaf.dtype)
+        return keras.KerasTensor(leaf.shape, dtype)
 
     try:
-        x, y, sample_weight = data_adapter_utils.unpack_x_y_sample_weight(training_data.map_arrays(symbolic, batch))
-        prediction = backend.compute_output_spec(model, x, training=False)
-        backend.compute_output_spec(model._compute_loss, x, y, prediction, sample_weight=sample_weight, training=False)
+        x, y, sample_weight = keras_internals.unpack_batch(training_data.map_arrays(symbolic, batch))
+        prediction = keras_internals.output_spec(model, x)
+        keras_internals.loss_spec(model, x, y, prediction, sample_weight)
     except ValueError as error:
         raise UsageError(f"The training data do not fit the model: {error}") from error
     except Exception as error:  # the symbolic run is a courtesy: what it cannot do, the workers will

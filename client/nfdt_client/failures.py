@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nfdt.core import errors
-from nfdt.core.errors import JobCancelled, JobFailed, NfdtError, WorkerFailed
+from nfdt.core.errors import JobCancelled, JobFailed, WorkerFailed
 
 _NEVER = (StopIteration, StopAsyncIteration)  # would be taken for the end of a loop
 
@@ -51,7 +51,7 @@ def _worker_failure(job_id: str, error: Mapping[str, Any], reason: str) -> Excep
 
 
 def rebuild(module: str, name: str, message: str) -> Exception | None:
-    """An exception by the name of its class; None when it is not one that we make from a stranger's word.
+    """An exception by the name of its class; None unless it is a type that may be reconstructed from remote data.
 
     Nothing is imported: a Keras or TensorFlow type counts only when its module is loaded.
     """
@@ -70,8 +70,7 @@ def _find(module: str, name: str) -> type | None:
     if module == "builtins":
         found: Any = getattr(builtins, name, None)
     elif module == errors.__name__:
-        found = getattr(errors, name, None)
-        found = found if isinstance(found, type) and issubclass(found, NfdtError) else None
+        found = errors.error_class(name)
     elif module.split(".")[0] in ("keras", "tensorflow"):
         found = getattr(sys.modules.get(module), name, None)
     else:

@@ -187,7 +187,9 @@ class Mirror:
         self._steps = int(steps or 0) if self._feeder is None else 0  # a stream may end before it said it would
         if steps and steps != params.get("steps"):
             self._callbacks.set_params({**params, "steps": steps})
-            bar = getattr(getattr(self._callbacks, "_progbar", None), "progbar", None)
+            from nfdt.core import keras_internals
+
+            bar = keras_internals.progress_bar(self._callbacks)
             if bar is not None:
                 bar.target = steps
 

@@ -108,7 +108,9 @@ class ModelState:
         return {i for i, v in enumerate(self._optimizer_variables()) if v is rate}
 
     def _learning_rate_variable(self) -> Any:
-        variable = getattr(self._optimizer(), "_learning_rate", None)
+        from nfdt.core.keras_internals import raw_learning_rate
+
+        variable = raw_learning_rate(self._optimizer())
         return variable if hasattr(variable, "assign") else None
 
 

@@ -12,13 +12,13 @@ from typing import Any
 from nfdt.core.errors import UsageError
 from nfdt.core.host.launcher_rank import LauncherRank, find_world
 from nfdt.core.specs.algorithm import AlgorithmSpec
-from nfdt.core.specs.groups import check_groups
 from nfdt.core.specs.job import (
     CLUSTER_OPTIONS,
     OVERRIDES,
     ClusterSpec,
     Emulation,
     JobSpec,
+    check_groups,
     find_idle,
     resolve_algorithm,
     resolve_cluster,

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 Fit = Callable[..., Any]
 
 
-class Captor(Protocol):
+class FitHandler(Protocol):
     """Runs a ``fit`` call in Keras' place."""
 
     def fit(self, original: Fit, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -20,15 +20,15 @@ class Captor(Protocol):
 
 
 # Which session a fit of this context belongs to; None: Keras' own fit. Other threads have contexts of their own.
-_current: ContextVar[Captor | None] = ContextVar("nfdt_session", default=None)
+_current: ContextVar[FitHandler | None] = ContextVar("nfdt_session", default=None)
 
 
-def enter(captor: Captor | None) -> Token[Captor | None]:
-    """Send this context's fits to ``captor``; None sends them to Keras."""
-    return _current.set(captor)
+def enter(handler: FitHandler | None) -> Token[FitHandler | None]:
+    """Send this context's fits to ``handler``; None sends them to Keras."""
+    return _current.set(handler)
 
 
-def leave(token: Token[Captor | None]) -> None:
+def leave(token: Token[FitHandler | None]) -> None:
     """Undo the matching :func:`enter`."""
     _current.reset(token)
 
@@ -72,8 +72,8 @@ class FitPatch:
 def _capturing(original: Fit) -> Fit:
     @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        captor = _current.get()
-        return original(self, *args, **kwargs) if captor is None else captor.fit(original, self, args, kwargs)
+        handler = _current.get()
+        return original(self, *args, **kwargs) if handler is None else handler.fit(original, self, args, kwargs)
 
     return fit
 

@@ -11,9 +11,11 @@ from typing import Any, Self
 
 from nfdt.core.errors import PolicyRefused, ServerUnreachable, UsageError
 from nfdt.core.program.manifest import Manifest
+from nfdt.core.sharding import why_uncuttable
 from nfdt.core.specs.job import ClusterSpec
 from nfdt_client import batch_hooks, callbacks, patch, ring
-from nfdt_client.capture import Capture, bind, capture, check_batch
+from nfdt_client.capture import bind, capture, check_batch
+from nfdt_client.captured import Capture
 from nfdt_client.connection import Connection
 from nfdt_client.embedded import EmbeddedServer
 from nfdt_client.feed import Feeder
@@ -52,7 +54,7 @@ class Session:
         self.fits: list[dict[str, Any]] = []
         self._id = uuid.uuid4().hex
         self._idle = True
-        self._outer: patch.Captor | None = None
+        self._outer: patch.FitHandler | None = None
         self._link: Connection | None = None
         self._embedded: EmbeddedServer | None = None
         self._undo = contextlib.ExitStack()
@@ -106,7 +108,7 @@ class Session:
 
     def fit(self, original: patch.Fit, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Train ``model`` on the cluster as ``original`` would here; what callbacks call is plain Keras."""
-        self._has_fit()
+        self.note_fit()
         arguments = bind(original, model, args, kwargs)
         token = patch.enter(None)
         try:
@@ -118,20 +120,22 @@ class Session:
         finally:
             patch.leave(token)
 
-    def _has_fit(self) -> None:
+    def note_fit(self) -> None:
         """Note that something is distributed, by this session or by one inside of it."""
         self._idle = False
         if isinstance(self._outer, Session):
-            self._outer._has_fit()
+            self._outer.note_fit()
 
     def _fit(self, model: Any, arguments: dict[str, Any]) -> Any:
+        from nfdt.core import keras_internals
+
         captured = capture(model, arguments, self.options)
         batch = captured.sample_batch()
         check_batch(model, batch)
         listeners = callbacks.callback_list(captured, self.options)
         model.stop_training = False
         listeners.on_train_begin()
-        initial_epoch = int(model._initial_epoch or captured.arguments["initial_epoch"])
+        initial_epoch = int(keras_internals.restored_epoch(model) or captured.arguments["initial_epoch"])
         if initial_epoch >= captured.epochs:
             return _nothing_to_train(captured, listeners)
         begin_epoch(model, listeners, initial_epoch)
@@ -255,7 +259,7 @@ def look_at_metrics(captured: Capture, batch: Any, *, attended: bool) -> None:
     from nfdt.core.program.metrics import check_metrics
 
     validation = captured.validation
-    sample = None if validation is None else validation.head(validation.batch_size).nest
+    sample = None if validation is None else validation.head(validation.batch_size).pytree
     own = check_metrics(captured.model, batch, sample)
     if not own:
         return
@@ -273,11 +277,11 @@ def check_shards(model: Any, manifest: Manifest, cluster: ClusterSpec) -> None:
     """Raise UsageError where the optimizer needs all variables in one place and there would be several shards."""
     if cluster.shards == 1:
         return
-    name = type(model.optimizer).__name__
-    if getattr(model.optimizer, "global_clipnorm", None):
-        reason = f"global_clipnorm of {name} is a norm over all variables"
-    elif manifest.optimizer_variables is None:
-        reason = f"the variables of {name} cannot be attributed to the model's variables"
-    else:
+    obstacle, name = why_uncuttable(manifest), type(model.optimizer).__name__
+    if obstacle is None:
         return
+    reason = {
+        "global norm": f"global_clipnorm of {name} is a norm over all variables",
+        "unattributed": f"the variables of {name} cannot be attributed to the model's variables",
+    }[obstacle]
     raise UsageError(f"shards={cluster.shards}: expected 1, because {reason}. Remove the option shards.")

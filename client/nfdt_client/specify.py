@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import sys
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,9 +10,10 @@ from pydantic import ValidationError
 
 from nfdt.core.arrays.pytree import flatten_structure
 from nfdt.core.errors import UsageError
+from nfdt.core.host.machine import versions
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec
-from nfdt_client.capture import Capture
+from nfdt_client.captured import Capture
 from nfdt_client.options import Options
 from nfdt_client.training_data import Arrays, Stream
 from nfdt_client.upload import Blob, array_blob
@@ -110,7 +109,7 @@ def _fit_spec(captured: Capture, initial_epoch: int) -> FitSpec:
 def _data_spec(data: Arrays | Stream, blobs: dict[str, Blob]) -> DataSpec:
     if isinstance(data, Stream):
         return DataSpec(kind="stream", batches=data.batches, arrays=(), samples=None)
-    structure, arrays = flatten_structure(data.nest)
+    structure, arrays = flatten_structure(data.pytree)
     made = [array_blob(array) for array in arrays]
     blobs.update({blob.sha256: blob for blob in made})
     return DataSpec(
@@ -120,18 +119,3 @@ def _data_spec(data: Arrays | Stream, blobs: dict[str, Blob]) -> DataSpec:
         samples=data.samples,
         batches=None,
     )
-
-
-def versions() -> dict[str, str]:
-    """Versions of this process, for jobs that carry code."""
-    found = {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}
-    for name, distributions in (("keras", ("keras",)), ("tensorflow", ("tensorflow", "tensorflow-cpu"))):
-        found[name] = next((v for v in map(_version, distributions) if v), "")
-    return found
-
-
-def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +13,9 @@ from nfdt.core.errors import CaptureError, UsageError
 
 @dataclass(frozen=True)
 class Arrays:
-    """All samples: a nest of NumPy arrays of ``samples`` rows, in the structure that ``train_step`` sees."""
+    """All samples: a pytree of NumPy arrays of ``samples`` rows, in the structure that ``train_step`` sees."""
 
-    nest: Any
+    pytree: Any
     samples: int
     batch_size: int
 
@@ -27,7 +26,7 @@ class Arrays:
 
     def head(self, rows: int) -> Arrays:
         """The first rows only."""
-        return Arrays(map_arrays(lambda a: a[:rows], self.nest), min(rows, self.samples), self.batch_size)
+        return Arrays(map_arrays(lambda a: a[:rows], self.pytree), min(rows, self.samples), self.batch_size)
 
 
 class Stream:
@@ -53,23 +52,23 @@ class Stream:
         return as_batch(batch)
 
     def epoch(self) -> Iterator[Any]:
-        """The batches of the next epoch, as nests of NumPy arrays."""
+        """The batches of the next epoch, as pytrees of NumPy arrays."""
         for _, _, buffer in self._iterator:
             yield from map(as_batch, buffer)
 
 
-def map_arrays(function: Callable[[Any], Any], nest: Any) -> Any:
-    """Apply ``function`` to the leaves of a nest; None stays None, lists become tuples (as Keras' pipeline does)."""
+def map_arrays(function: Callable[[Any], Any], pytree: Any) -> Any:
+    """Apply ``function`` to the leaves of a pytree; None stays None, lists become tuples (as Keras' pipeline does)."""
     from keras import tree
 
-    return tree.lists_to_tuples(tree.map_structure(lambda leaf: None if leaf is None else function(leaf), nest))
+    return tree.lists_to_tuples(tree.map_structure(lambda leaf: None if leaf is None else function(leaf), pytree))
 
 
-def leaves(nest: Any) -> list[Any]:
-    """The leaves of a nest that are not None."""
+def leaves(pytree: Any) -> list[Any]:
+    """The leaves of a pytree that are not None."""
     from keras import tree
 
-    return [leaf for leaf in tree.flatten(nest) if leaf is not None]
+    return [leaf for leaf in tree.flatten(pytree) if leaf is not None]
 
 
 def as_batch(batch: Any) -> Any:
@@ -78,13 +77,13 @@ def as_batch(batch: Any) -> Any:
     Raises:
         CaptureError: a leaf that is no array with a batch dimension, or leaves of different lengths.
     """
-    nest = map_arrays(_as_array, batch)
-    shapes = [leaf.shape for leaf in leaves(nest)]
+    pytree = map_arrays(_as_array, batch)
+    shapes = [leaf.shape for leaf in leaves(pytree)]
     if not shapes or any(not shape for shape in shapes) or len({shape[0] for shape in shapes}) > 1:
         raise CaptureError(
             f"Batch of the data iterator: expected arrays with the same number of rows. Received shapes: {shapes}."
         )
-    return nest
+    return pytree
 
 
 def rows_of(batch: Any) -> int:
@@ -93,34 +92,33 @@ def rows_of(batch: Any) -> int:
 
 
 def _as_array(leaf: Any) -> np.ndarray[Any, Any]:
-    from keras.src.trainers.data_adapters import data_adapter_utils as adapters
+    from nfdt.core import keras_internals
 
     refuse_ragged(leaf)
-    if adapters.is_tensorflow_sparse(leaf):
+    if keras_internals.is_tensorflow_sparse(leaf):
         import tensorflow as tf
 
         leaf = tf.sparse.to_dense(leaf)
-    elif adapters.is_scipy_sparse(leaf):
+    elif keras_internals.is_scipy_sparse(leaf):
         leaf = leaf.todense()
     return np.asarray(leaf)
 
 
-def refuse_ragged(nest: Any) -> None:
+def refuse_ragged(pytree: Any) -> None:
     """Raise CaptureError for ragged tensors, which have no array."""
-    from keras.src.trainers.data_adapters import data_adapter_utils as adapters
+    from nfdt.core import keras_internals
 
-    if any(adapters.is_tensorflow_ragged(leaf) for leaf in leaves(nest)):
+    if any(keras_internals.is_tensorflow_ragged(leaf) for leaf in leaves(pytree)):
         raise CaptureError(
             "Data: expected dense arrays. Received: a RaggedTensor. Convert it with .to_tensor() and mask the padding."
         )
 
 
-def is_sparse(nest: Any) -> bool:
+def is_sparse(pytree: Any) -> bool:
     """Whether any leaf is a sparse matrix or tensor: batches of it are made dense one by one."""
-    from keras.src.trainers.data_adapters import data_adapter_utils as adapters
+    from nfdt.core import keras_internals
 
-    tests = (adapters.is_tensorflow_sparse, adapters.is_scipy_sparse, adapters.is_jax_sparse)
-    return any(test(leaf) for leaf in leaves(nest) for test in tests)
+    return any(keras_internals.is_sparse_leaf(leaf) for leaf in leaves(pytree))
 
 
 def read(x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Arrays | Stream:
@@ -136,18 +134,19 @@ def read(x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Ar
         UsageError: no data, or what Keras' adapters refuse (lengths that differ, unknown types, ...).
         CaptureError: ragged tensors.
     """
-    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+    from nfdt.core import keras_internals
 
     check_not_empty(x, y, sample_weight)
     refuse_ragged((x, y, sample_weight))
     try:
-        iterator = _epoch_iterator()(x, y, sample_weight, **options)
+        iterator = keras_internals.ReplayingIterator(x, y, sample_weight, **options)
     except ValueError as error:
         raise UsageError(f"Training data: {error}") from error
-    adapter = iterator.data_adapter
-    if not isinstance(adapter, ArrayDataAdapter) or is_sparse((x, y, sample_weight)):
+    arrays = keras_internals.array_inputs(iterator)
+    if arrays is None or is_sparse((x, y, sample_weight)):
         return Stream(iterator)
-    return Arrays(_whole(adapter._inputs), int(adapter._num_samples), int(adapter.batch_size))
+    inputs, samples, batch_size = arrays
+    return Arrays(_whole(inputs), samples, batch_size)
 
 
 def check_not_empty(x: Any, y: Any, sample_weight: Any) -> None:
@@ -163,47 +162,16 @@ def check_not_empty(x: Any, y: Any, sample_weight: Any) -> None:
                 raise UsageError(f"Data: expected at least one sample. Received: {name} of shape {tuple(shape)}.")
 
 
-def is_arrays(nest: Any) -> bool:
+def is_arrays(pytree: Any) -> bool:
     """Whether these are dense arrays that can go with a job."""
-    from keras.src.trainers.data_adapters import array_data_adapter, data_adapter_utils
+    from nfdt.core import keras_internals
 
-    ragged = any(data_adapter_utils.is_tensorflow_ragged(leaf) for leaf in leaves(nest))
-    return bool(array_data_adapter.can_convert_arrays(nest)) and not is_sparse(nest) and not ragged
+    ragged = any(keras_internals.is_tensorflow_ragged(leaf) for leaf in leaves(pytree))
+    return keras_internals.can_be_sliced(pytree) and not is_sparse(pytree) and not ragged
 
 
 def _whole(inputs: Any) -> Any:
     """The adapter's inputs as NumPy arrays, converted as it converts batches (float64 to floatx, pandas, strings)."""
-    from keras.src.trainers.data_adapters import array_slicing
+    from nfdt.core import keras_internals
 
-    def convert(leaf: Any) -> np.ndarray[Any, Any]:
-        sliceable = array_slicing.convert_to_sliceable(leaf, target_backend="numpy")
-        return _as_array(sliceable.convert_to_numpy(sliceable.array))
-
-    return map_arrays(convert, inputs)
-
-
-def _epoch_iterator() -> type[Any]:
-    from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
-    from keras.src.trainers.epoch_iterator import EpochIterator
-
-    class ReplayingIterator(EpochIterator):
-        """Keras' iterator over NumPy batches; the first batch can be looked at without losing it."""
-
-        _peeked: Any = None
-
-        def peek(self) -> Any:
-            if isinstance(self.data_adapter, PyDatasetAdapter):  # asked by index, as Keras does for its signature
-                return self.data_adapter._standardize_batch(self.data_adapter.py_dataset[0])
-            iterator = iter(self._get_iterator())
-            try:
-                first = next(iterator)
-            except StopIteration:
-                raise UsageError("Training data: expected at least one batch. Received: an empty iterator.") from None
-            self._peeked = itertools.chain([first], iterator)
-            return first
-
-        def _get_iterator(self) -> Any:
-            peeked, self._peeked = self._peeked, None
-            return super()._get_iterator() if peeked is None else peeked
-
-    return ReplayingIterator
+    return map_arrays(lambda leaf: _as_array(keras_internals.sliced_array(leaf)), inputs)

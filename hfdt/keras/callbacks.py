@@ -12,6 +12,7 @@ import numpy as np
 from hfdt.keras.collectives import allreduce, broadcast_variables, gather_json, shared_state
 from hfdt.keras.horovod_api import horovod, rank, size
 from hfdt.keras.optimizer import adopt
+from nfdt.core import keras_internals
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import UsageError
 
@@ -140,7 +141,7 @@ class LearningRateScheduleCallback(_RankCallback):
             UsageError: the rate is a schedule's, or the number of batches is unknown.
         """
         optimizer = _inner(self.model.optimizer)
-        if not isinstance(optimizer._learning_rate, keras.Variable):  # private: reading the rate evaluates a schedule
+        if not keras_internals.has_fixed_learning_rate(optimizer):
             raise UsageError(
                 f"{type(self).__name__} sets the learning rate, and {optimizer.name!r} has a schedule. "
                 "Give the optimizer a number as learning_rate, or leave this callback out."
@@ -230,7 +231,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 def _build_optimizer(model: Any) -> bool:
     """Whether the model is built; then its optimizer is, too."""
-    if not model.built or not all(layer.built for layer in model._flatten_layers()):  # private: no public walk
+    if not model.built or not all(layer.built for layer in keras_internals.flatten_layers(model)):
         return False
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
@@ -276,4 +277,4 @@ def _velocities(optimizer: Any) -> list[Any]:
     """Buffers of a momentum that holds ``momentum * velocity + rate * gradient``: SGD's and RMSprop's."""
     if not getattr(optimizer, "momentum", 0):
         return []
-    return [v for v in getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", []) if v is not None]
+    return keras_internals.momentums(optimizer)

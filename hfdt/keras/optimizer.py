@@ -15,6 +15,7 @@ from hfdt.keras.compression import find_compressor
 from hfdt.keras.horovod_api import horovod
 from hfdt.keras.reduction import Reduction, check_reduction
 from nfdt.core.errors import UsageError
+from nfdt.core.keras_internals import optimized_variables
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class DistributedApply:
     def _variables(self, variables: Any) -> list[Any]:
         if variables is None:
             # Private: Keras keeps here what the optimizer was built with, and apply(grads) means these.
-            return list(self._optimizer._trainable_variables)
+            return optimized_variables(self._optimizer)
         variables = list(variables)
         if not self._optimizer.built:  # now, not inside the tf.cond of an accumulation
             with keras.name_scope(self._optimizer.name):

@@ -7,11 +7,10 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import keras
-
 from hfdt.runtime.commands import Command
 from hfdt.runtime.step import AllreduceStep
 from nfdt.core.errors import ProtocolError, ShapeMismatch, UsageError
+from nfdt.core.keras_internals import has_fixed_learning_rate
 from nfdt.core.program.state import State, dump_state, load_state
 from nfdt.core.wire import shards_pb2 as pb
 from nfdt.core.wire import shards_pb2_grpc
@@ -73,7 +72,7 @@ class StateService(shards_pb2_grpc.ShardServicer):
         """Learning rate and statistics; there is nothing to flush or forget."""
         action = request.WhichOneof("action")
         if action == "learning_rate":
-            if not isinstance(self._step.optimizer._learning_rate, keras.Variable):
+            if not has_fixed_learning_rate(self._step.optimizer):
                 raise UsageError("Learning rate: expected a plain number in the optimizer. Received: a schedule.")
             with self._lock:
                 self._learning_rate = request.learning_rate.value

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
+from nfdt.core import keras_internals
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import ShapeMismatch, UsageError
 from nfdt.core.program.manifest import Manifest
@@ -123,9 +123,7 @@ class AllreduceStep:
         """Apply the program's ``decay``: an optimizer's configuration lacks ``exclude_from_weight_decay()``."""
         if not self.optimizer.weight_decay or all(manifest.decay or ()):
             return
-        key = self.optimizer._var_key
-        decays = {key(v): bool(use) for v, use in zip(self._variables, manifest.decay or (), strict=True)}
-        object.__setattr__(self.optimizer, "_use_weight_decay", lambda variable: decays[key(variable)])
+        keras_internals.set_weight_decay_use(self.optimizer, self._variables, manifest.decay or ())
 
     # ---- state
 
@@ -140,7 +138,7 @@ class AllreduceStep:
         Raises:
             UsageError: the optimizer follows a schedule.
         """
-        if not isinstance(self.optimizer._learning_rate, keras.Variable):
+        if not keras_internals.has_fixed_learning_rate(self.optimizer):
             raise UsageError(
                 f"Learning rate: expected a plain number in the optimizer to replace by {value}. Received: a schedule."
             )
@@ -176,10 +174,10 @@ class AllreduceStep:
 def _scale_learning_rate(optimizer: Any) -> Any:
     """Let everything that reads the optimizer's rate while it steps see it times a factor, which starts at 1."""
     factor = tf.Variable(1.0, trainable=False)
-    plain = optimizer._get_current_learning_rate  # private: schedules, functions and numbers all pass through it
+    plain = keras_internals.learning_rate_method(optimizer)
 
     def scaled() -> Any:
         return tf.convert_to_tensor(plain(), tf.float32) * factor
 
-    object.__setattr__(optimizer, "_get_current_learning_rate", scaled)
+    keras_internals.replace_learning_rate_method(optimizer, scaled)
     return factor

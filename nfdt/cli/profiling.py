@@ -31,7 +31,7 @@ def profile(program: PackedProgram, batch: Any, *, clock: Clock | None = None, b
 
     Args:
         program: The captured model.
-        batch: A nest of arrays as ``train_step`` takes it.
+        batch: A pytree of arrays as ``train_step`` takes it.
         clock: That shows real seconds.
         budget_s: For gradients, after those that warm up, and as long at most for updates; one of each is always made.
     """

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
-from nfdt_client.capture import Capture, capture
+from nfdt_client.capture import capture
+from nfdt_client.captured import Capture
 from nfdt_client.feed import Feeder
 from nfdt_client.job import AttendedJob
 from nfdt_client.options import Options
@@ -95,7 +96,7 @@ class SimulatedSession(Session):
         return cast(Feeder, VirtualFeeder(self.jobs[-1], captured.train.epoch))
 
 
-class _Seen(BaseException):
+class FitCaptured(BaseException):
     """Leaves the user's script at its first fit; no ``except Exception`` stops it."""
 
     def __init__(self, work: Work) -> None:
@@ -103,7 +104,7 @@ class _Seen(BaseException):
         self.work = work
 
 
-class _Looker(Session):
+class FitProbe(Session):
     """A session that only looks at the first fit.
 
     Args:
@@ -126,7 +127,7 @@ class _Looker(Session):
         program = pack(model, batch)  # builds it
         weights = sum(int(math.prod(v.shape)) for v in model.trainable_variables)
         samples, measured = self._samples(captured, batch), profile(program, batch) if self._profiled else None
-        raise _Seen(Work(rows_of(batch), samples, weights, measured))
+        raise FitCaptured(Work(rows_of(batch), samples, weights, measured))
 
     @staticmethod
     def _samples(captured: Capture, batch: Any) -> int:
@@ -141,8 +142,8 @@ class _Looker(Session):
 def first_fit(script: Script, options: Options, *, profiled: bool = False) -> Work | None:
     """Run a script up to its first ``fit``, and ``profiled``, a few of its steps; None: it has none."""
     try:
-        with _Looker(options, profiled=profiled):
+        with FitProbe(options, profiled=profiled):
             run_script(script)
-    except _Seen as seen:
-        return seen.work
+    except FitCaptured as captured:
+        return captured.work
     return None

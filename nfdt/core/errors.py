@@ -95,3 +95,9 @@ class ProtocolError(NfdtError, RuntimeError):
 
 class ShapeMismatch(ProtocolError):
     """A payload has another size, shape or dtype than was agreed."""
+
+
+def error_class(name: str | None) -> type[NfdtError] | None:
+    """Return the class of this module with that name; None for any other name, which a peer may have sent."""
+    found = globals().get(name) if name else None
+    return found if isinstance(found, type) and issubclass(found, NfdtError) else None

@@ -15,8 +15,7 @@ from nfdt.core.jobs.lifecycle import is_terminal
 from nfdt.core.jobs.runner import SlotCounts
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.sharding import count_shards
-from nfdt.core.specs.groups import check_groups
-from nfdt.core.specs.job import JobSpec, parse_job
+from nfdt.core.specs.job import JobSpec, check_groups, parse_job
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire.parsing import Seldom
 from nfdt.jobserver.capacity import check_capacity

@@ -17,7 +17,7 @@ from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
 from nfdt.core.errors import NfdtError, ProtocolError, ServerUnreachable, ShapeMismatch
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State
-from nfdt.core.state_cut import StateCut
+from nfdt.core.sharding.state_cut import StateCut
 from nfdt.core.wire import shards_pb2 as pb
 from nfdt.core.wire import shards_pb2_grpc
 from nfdt.core.wire.channel import CHUNK_BYTES, DATA_BYTES, open_channel

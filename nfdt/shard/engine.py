@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import UsageError
+from nfdt.core.keras_internals import has_fixed_learning_rate
 from nfdt.shard.accumulator import GradientAccumulator
 from nfdt.shard.optimizer import BuiltOptimizer
 from nfdt.shard.step import FusedStep
@@ -217,7 +217,7 @@ class Engine:
             UsageError: the optimizer follows a schedule or a function, which Keras does not let replace either.
         """
         optimizer = self.built.optimizer
-        if not isinstance(optimizer._learning_rate, keras.Variable):
+        if not has_fixed_learning_rate(optimizer):
             raise UsageError(
                 f"Learning rate: expected a plain number in the optimizer to replace by {value}. Received: a schedule."
             )

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nfdt.core.errors import ShapeMismatch, UsageError
+from nfdt.core.keras_internals import set_path, set_weight_decay_use
 from nfdt.core.program.manifest import Manifest
-from nfdt.core.sharding import ShardPlan, Slot
+from nfdt.core.sharding import OptimizerSlot, ShardPlan
 from nfdt.update_rules.base import OptimizerTraits
 
 Array = npt.NDArray[Any]
@@ -60,7 +61,7 @@ class BuiltOptimizer:
         return dict(sorted(found.items()))
 
 
-def _held(whole: Array, slot: Slot) -> Array:
+def _held(whole: Array, slot: OptimizerSlot) -> Array:
     """Return this shard's part of a variable of the whole optimizer."""
     flat = np.asarray(whole).reshape(-1)
     return flat if slot.start is None else flat[slot.start : slot.start + math.prod(slot.shape)]
@@ -76,7 +77,7 @@ def _joined(variable: Any, parts: list[Array]) -> Array:
     return whole.reshape(tuple(variable.shape))
 
 
-def _cut(value: Array, members: tuple[Slot, ...]) -> dict[int, Array]:
+def _cut(value: Array, members: tuple[OptimizerSlot, ...]) -> dict[int, Array]:
     borders = np.cumsum([int(np.prod(slot.shape)) for slot in members])[:-1]
     parts = np.split(value.reshape(-1), borders)
     return {slot.index: part.reshape(slot.shape) for slot, part in zip(members, parts, strict=True)}
@@ -105,7 +106,7 @@ def _variables(plan: ShardPlan, weights: Array, custom_objects: Mapping[str, Any
     made = []
     for slot, value, config in zip(plan.layout.slots, plan.layout.unflatten(weights), plan.constraints, strict=True):
         variable = keras.Variable(value, dtype="float32", name=slot.name.rsplit("/", 1)[-1] or "variable")
-        variable._path = slot.name  # optimizers may choose by path; a name cannot hold one
+        set_path(variable, slot.name)  # optimizers may choose by path; a name cannot hold one
         if config is not None:
             constraint = keras.saving.deserialize_keras_object(config, custom_objects=dict(custom_objects))
             variable.constraint = constraint
@@ -142,8 +143,7 @@ def build_optimizer(
     variables = _variables(plan, np.asarray(weights, np.float32), custom)
     optimizer.build(variables)
     if not plan.flat and optimizer.weight_decay:
-        decay = {optimizer._var_key(v): bool(use) for v, use in zip(variables, plan.decay, strict=True)}
-        object.__setattr__(optimizer, "_use_weight_decay", lambda variable: decay[optimizer._var_key(variable)])
+        set_weight_decay_use(optimizer, variables, plan.decay)
     return BuiltOptimizer(optimizer, variables, plan, traits_of(optimizer))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from nfdt.core import keras_internals
 from nfdt.shard.optimizer import BuiltOptimizer, replaced
 from nfdt.shard.tensors import Compiled, TensorOps, Vector, compress, decompress
 from nfdt.update_rules.base import Push, State, UpdateRule
@@ -66,7 +67,7 @@ class FusedStep:
 
     def updates(self) -> Any:
         """Updates the optimizer has seen, 0-d float32."""
-        return tf.cast(tf.convert_to_tensor(self._optimizer._iterations.value), tf.float32)
+        return tf.cast(tf.convert_to_tensor(keras_internals.own_iterations(self._optimizer).value), tf.float32)
 
     def _rate(self) -> Any:
         return tf.cast(tf.convert_to_tensor(self._optimizer.learning_rate), tf.float32)
@@ -76,13 +77,13 @@ class FusedStep:
         optimizer = self._optimizer
         if not optimizer.weight_decay:
             return None
-        rates = [optimizer.weight_decay * optimizer._use_weight_decay(v) for v in self._variables]
+        rates = [optimizer.weight_decay * keras_internals.uses_weight_decay(optimizer, v) for v in self._variables]
         return self.joined([rate * variable.value for rate, variable in zip(rates, self._variables, strict=True)])
 
     def _clip(self, gradient: Vector) -> Vector:
         if self._optimizer.gradient_accumulation_steps:  # Keras clips what it has accumulated
             return gradient
-        return self.joined(self._optimizer._clip_gradients(self._split(gradient)))
+        return self.joined(keras_internals.clipped(self._optimizer, self._split(gradient)))
 
     def _push(self, gradient: Vector, backup: Any, staleness: Any) -> Push:
         base = decompress(backup[0]) if backup else gradient
@@ -132,7 +133,7 @@ class FusedStep:
     def _move(self, gradient: Vector, scale: Any, shard: State) -> State:
         """Move the variables by one Keras ``apply``; returns the rule's new state."""
         optimizer, before, moved = self._optimizer, self.flat(), shard
-        rate_of = optimizer._get_current_learning_rate
+        rate_of = keras_internals.learning_rate_method(optimizer)
 
         def advance(gradients: list[Any], variables: list[Any], learning_rate: Any) -> None:
             nonlocal moved
@@ -147,15 +148,15 @@ class FusedStep:
             self.assign(self._variables, self.flat() - self._rate() * taken)
 
         methods: dict[str, Any] = {
-            "_get_current_learning_rate": lambda: tf.cast(tf.convert_to_tensor(rate_of()), tf.float32) * scale
+            keras_internals.RATE_METHOD: lambda: tf.cast(tf.convert_to_tensor(rate_of()), tf.float32) * scale
         }
         if not optimizer.gradient_accumulation_steps:
-            methods["_clip_gradients"] = lambda gradients: gradients
+            methods[keras_internals.CLIP_METHOD] = lambda gradients: gradients
         if self._rule.owns_optimizer:
-            methods["_backend_update_step"] = advance
-            methods["_apply_weight_decay"] = lambda variables: None
+            methods[keras_internals.UPDATE_METHOD] = advance
+            methods[keras_internals.DECAY_METHOD] = lambda variables: None
         elif optimizer.weight_decay and self._rule.lessens_decay:
-            methods["_apply_weight_decay"] = decay
+            methods[keras_internals.DECAY_METHOD] = decay
         with replaced(optimizer, **methods):
             optimizer.apply(self._split(gradient), self._variables)
         if self._rule.owns_optimizer:

@@ -9,8 +9,7 @@ from nfdt.coordinator.group_plan import GroupPlan
 from nfdt.coordinator.online_planner import WORLDS_S
 from nfdt.coordinator.topology_view import grouped, view_of
 from nfdt.core.errors import UsageError
-from nfdt.core.specs.groups import check_groups
-from nfdt.core.specs.job import JobSpec
+from nfdt.core.specs.job import JobSpec, check_groups
 from nfdt.schedulers.group_shares import FixedSizes, GroupShare
 from nfdt.schedulers.grouping import Groups
 from nfdt.simulate.machines import Machine, VirtualNetwork

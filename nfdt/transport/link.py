@@ -11,8 +11,7 @@ from collections import deque
 
 import grpc
 
-from nfdt.core import errors
-from nfdt.core.errors import NfdtError, ProtocolError, ServerUnreachable
+from nfdt.core.errors import NfdtError, ProtocolError, ServerUnreachable, error_class
 from nfdt.core.wire.shards_pb2 import ACKNOWLEDGE, ERROR, WEIGHTS, Frame
 from nfdt.core.wire.shared_memory import Offer
 from nfdt.core.wire.status import translate
@@ -161,9 +160,7 @@ class ShardLink:
     def _check(self, header: Frame, wanted: int) -> None:
         if header.kind == ERROR:
             name, _, text = header.error.partition(": ")
-            kind = getattr(errors, name, None)
-            known = isinstance(kind, type) and issubclass(kind, NfdtError)
-            raise (kind if known else ProtocolError)(f"Shard {self._address}: {text or header.error}")  # type: ignore[misc]
+            raise (error_class(name) or ProtocolError)(f"Shard {self._address}: {text or header.error}")
         if header.sequence != wanted or header.kind not in (WEIGHTS, ACKNOWLEDGE):
             raise ProtocolError(
                 f"Shard {self._address}: expected the answer to request {wanted}. Received: kind {header.kind}, "

@@ -84,7 +84,7 @@ def test_arrays_are_what_keras_would_train_on(read, arguments):
     start = 0
     for want in keras_batches(**arguments):
         rows = len(keras.tree.flatten(want)[0])
-        same(keras.tree.map_structure(lambda a, s=start, n=rows: a[s : s + n], data.nest), want)
+        same(keras.tree.map_structure(lambda a, s=start, n=rows: a[s : s + n], data.pytree), want)
         start += rows
     assert start == data.samples == 10
 
@@ -176,8 +176,8 @@ def test_sparse_rows_are_fed_densely(read):
 def test_validation_split_takes_the_last_rows(read):
     captured = read(X, Y, validation_split=0.3)
     assert (captured.train.samples, captured.validation.samples) == (7, 3)
-    assert np.array_equal(captured.train.nest[0], X[:7].astype("float32"))
-    assert np.array_equal(captured.validation.nest[0], X[7:].astype("float32"))
+    assert np.array_equal(captured.train.pytree[0], X[:7].astype("float32"))
+    assert np.array_equal(captured.validation.pytree[0], X[7:].astype("float32"))
 
 
 def test_validation_arrays_go_with_the_job_others_stay(read):

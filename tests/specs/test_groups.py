@@ -3,8 +3,8 @@
 import pytest
 
 from nfdt.core.errors import UsageError
-from nfdt.core.specs.groups import check_groups, explicit_groups, wanted_groups
-from nfdt.core.specs.job import resolve_algorithm, resolve_cluster
+from nfdt.core.specs.groups import explicit_groups, wanted_groups
+from nfdt.core.specs.job import check_groups, resolve_algorithm, resolve_cluster
 
 
 @pytest.mark.parametrize(

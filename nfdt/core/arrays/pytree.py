@@ -1,4 +1,4 @@
-"""Nests of arrays - what ``fit`` takes as x, y and sample_weight - taken apart into JSON and a list of arrays.
+"""Pytrees of arrays - what ``fit`` takes as x, y and sample_weight - taken apart into JSON and a list of arrays.
 
 =========  =======================
 in Python  in JSON
@@ -52,8 +52,8 @@ def _all_are(kind: type, array: Array) -> bool:
     return array.size > 0 and all(isinstance(item, kind) for item in array.reshape(-1))
 
 
-def flatten_structure(nest: Any) -> tuple[Any, list[Array]]:
-    """Take a nest apart; an object that occurs twice is kept once.
+def flatten_structure(pytree: Any) -> tuple[Any, list[Array]]:
+    """Take a pytree apart; an object that occurs twice is kept once.
 
     Returns:
         The structure, ready for JSON, and the arrays its numbers point to.
@@ -79,7 +79,7 @@ def flatten_structure(nest: Any) -> tuple[Any, list[Array]]:
             places[id(node)] = len(arrays) - 1
         return places[id(node)]
 
-    return walk(nest, 0), arrays
+    return walk(pytree, 0), arrays
 
 
 def _name(key: Any) -> str:

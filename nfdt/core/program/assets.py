@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from nfdt.core.errors import ProtocolError
+from nfdt.core.keras_internals import flatten_layers
 
 
 def _layers_with(model: Any, method: str) -> dict[int, Any]:
-    layers = enumerate(model._flatten_layers())  # private: there is no public walk over nested layers
+    layers = enumerate(flatten_layers(model))
     return {index: layer for index, layer in layers if hasattr(layer, method)}
 
 

@@ -8,13 +8,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.utils import traceback_utils
 
 from nfdt.core.arrays.pytree import flatten_structure, rebuild
 from nfdt.core.errors import ProtocolError
+from nfdt.core.keras_internals import (
+    build_symbolically,
+    filter_traceback,
+    flatten_layers,
+    is_built_metric,
+    is_unbuilt_stack,
+    set_stacked_layers,
+    stacked_layers,
+)
 from nfdt.core.program.dry_run import as_tensors, without_updates
 from nfdt.core.program.model_metrics import leaf_metrics
 
@@ -24,7 +31,7 @@ MAX_BATCH_BYTES = 4 * 2**30
 
 
 def describe_batch(batch: Any) -> dict[str, Any]:
-    """A batch's nest with ``[shape, dtype]`` per array (its first dimension None), and its number of rows."""
+    """A batch's pytree with ``[shape, dtype]`` per array (its first dimension None), and its number of rows."""
     structure, arrays = flatten_structure(batch)
     rows = next((array.shape[0] for array in arrays if array.ndim), 1)
     described = [[[None, *array.shape[1:]] if array.ndim else [], array.dtype.str] for array in arrays]
@@ -55,7 +62,7 @@ def build_model(model: Any, batch: Any) -> None:
 
     Args:
         model: A compiled Keras model.
-        batch: A nest of arrays of the shapes and dtypes that the model will be trained on; values do not matter.
+        batch: A pytree of arrays of the shapes and dtypes that the model will be trained on; values do not matter.
 
     Raises:
         Exception: whatever the model's own code raises for such a batch, as in ``fit``.
@@ -75,7 +82,7 @@ def build_model(model: Any, batch: Any) -> None:
 def _build_metrics(model: Any, batch: Any) -> None:
     """Create the variables of metrics that do so at their first update, which steps of the model's own make."""
     for step in (model.train_step, model.test_step):
-        if all(getattr(metric, "_built", True) for metric in leaf_metrics(model)):  # private: F1Score, R2Score, AUC
+        if all(map(is_built_metric, leaf_metrics(model))):
             return
         try:
             _trace(model, step, batch)
@@ -83,7 +90,7 @@ def _build_metrics(model: Any, batch: Any) -> None:
             logger.debug("No trace of %s for its metrics: %s", model.name, error)
 
 
-@traceback_utils.filter_traceback  # private: Keras' own errors, as short as in fit()
+@filter_traceback
 def _trace(model: Any, step: Any, batch: Any) -> None:
     """Trace a step as ``fit`` would, without an update."""
     with without_updates(model):
@@ -100,20 +107,16 @@ class _Spec:
 
 
 def _build_symbolically(model: Any, specs: Any) -> bool:
-    unbuilt = [(layer, layer._layers) for layer in model._flatten_layers() if _is_unbuilt_stack(layer)]
+    unbuilt = [(layer, stacked_layers(layer)) for layer in flatten_layers(model) if is_unbuilt_stack(layer)]
     optimizer, model.optimizer = model.optimizer, None
     try:
-        model._symbolic_build(data_batch=specs)  # private: Keras builds symbolically inside fit() only
+        build_symbolically(model, specs)
     except Exception as error:
         logger.debug("No symbolic build of %s: %s", model.name, error)
         for layer, members in unbuilt:
-            if _is_unbuilt_stack(layer):  # it keeps the input it failed on, and would complain about the next one
-                layer._layers = members
+            if is_unbuilt_stack(layer):  # it keeps the input it failed on, and would complain about the next one
+                set_stacked_layers(layer, members)
         return False
     finally:
         model.optimizer = optimizer
     return True
-
-
-def _is_unbuilt_stack(layer: Any) -> bool:
-    return isinstance(layer, keras.Sequential) and layer._functional is None

@@ -23,11 +23,9 @@ from typing import Any
 
 import cloudpickle
 import keras
-from keras.src.saving import serialization_lib  # private: sharing of objects, as in Keras' own loading
-from keras.src.saving.keras_saveable import KerasSaveable  # private: whose pickling would lose custom objects
-from keras.src.utils import tracking  # private: the containers Keras tracks variables with
 
 from nfdt.core.errors import CaptureError, PolicyRefused, ProtocolError, VersionMismatch
+from nfdt.core.keras_internals import KerasSaveable, flatten_layers, serialization_lib, tracking
 from nfdt.core.program.collect import CustomObjects, collecting
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.untrained import values_of
@@ -132,7 +130,7 @@ def dump_custom_objects(objects: Mapping[str, Any], model: Any = None) -> bytes:
     Raises:
         CaptureError: an object that cannot be pickled, named.
     """
-    flat = model._flatten_layers() if model is not None else []  # private: no public walk over nested layers
+    flat = flatten_layers(model) if model is not None else []
     layers = {id(layer): index for index, layer in enumerate(flat)}
     with _own_modules_by_value():
         try:

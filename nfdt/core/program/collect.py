@@ -16,12 +16,8 @@ from typing import Any
 
 import keras
 
-# Private: the two functions below have public names, but Keras calls them through these modules.
-from keras.src.models.functional import Functional  # private: what a model that is a graph of layers is
-from keras.src.saving import object_registration, serialization_lib
-from keras.src.saving.keras_saveable import KerasSaveable  # private: tells what Keras refuses to pickle plainly
-
 from nfdt.core.errors import CaptureError
+from nfdt.core.keras_internals import LAMBDA_METHOD, Functional, KerasSaveable, object_registration, serialization_lib
 from nfdt.core.program.parts import ByParts, can_be_taken_apart, is_keras_own, needs_parts, take_apart
 
 _REMEDY = (
@@ -76,11 +72,9 @@ def collecting(found: CustomObjects) -> Iterator[None]:
     with ExitStack() as undo:
         undo.enter_context(_replaced(name_of, lambda obj: name_of(obj) if is_keras_own(obj) else found.add(obj)))
         undo.enter_context(_replaced(serialize, _Serializer(serialize, found)))
-        # Private: a Lambda layer marshals Python lambdas itself, which loses their globals.
-        marshal = keras.layers.Lambda._serialize_function_to_config
-        undo.callback(setattr, keras.layers.Lambda, "_serialize_function_to_config", marshal)
-        keras.layers.Lambda._serialize_function_to_config = lambda _, fn: serialization_lib.serialize_keras_object(fn)
-        # Private: keeps an object that occurs twice one object, as Keras' own saving does.
+        marshal = getattr(keras.layers.Lambda, LAMBDA_METHOD)
+        undo.callback(setattr, keras.layers.Lambda, LAMBDA_METHOD, marshal)
+        setattr(keras.layers.Lambda, LAMBDA_METHOD, lambda _, fn: serialization_lib.serialize_keras_object(fn))
         undo.enter_context(serialization_lib.ObjectSharingScope())
         yield
 
@@ -172,7 +166,7 @@ def _taken_apart(found: CustomObjects, obj: Any) -> dict[str, Any]:
         "config": take_apart(obj, lambda value: _reference(found, value)),
         "registered_name": found.by_parts(type(obj)),
     }
-    # Private: what Keras does with every configuration, so that building, compiling and sharing work as ever.
+    # As Keras does with every configuration: building, compiling and sharing depend on it.
     serialization_lib.get_build_and_compile_config(obj, config)
     serialization_lib.record_object_after_serialization(obj, config)
     return config

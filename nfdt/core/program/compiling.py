@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
-from keras.src.saving import serialization_lib  # the module attribute, so that collecting() sees these calls too
 
 from nfdt.core.errors import CaptureError
+from nfdt.core.keras_internals import compile_arguments, serialization_lib
 from nfdt.core.program.manifest import CompileEntries, Manifest
 from nfdt.core.program.parts import assigned
 
@@ -33,8 +33,7 @@ def describe_compilation(model: Any, compile_config: Any) -> CompileEntries:
         return CompileEntries(_with_optimizer(model, compile_config), None)
     if overrides(model, "compile_from_config"):
         return CompileEntries(compile_config, {})
-    # Private: the arguments that super().compile() got.
-    config = serialization_lib.serialize_dict(model._compile_config.config)
+    config = serialization_lib.serialize_dict(compile_arguments(model))
     names = sorted(assigned(type(model), "compile") & set(vars(model)))
     return CompileEntries(_with_optimizer(model, config), {name: _describe(model, name) for name in names})
 

@@ -44,6 +44,6 @@ def without_effects(model: Any) -> Iterator[None]:
 
 
 def as_tensors(batch: Any) -> Any:
-    """A nest of arrays with tensors in their place."""
+    """A pytree of arrays with tensors in their place."""
     structure, arrays = flatten_structure(batch)
     return rebuild(structure, [tf.convert_to_tensor(array) for array in arrays])

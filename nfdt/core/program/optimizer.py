@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
-from keras.src.saving import serialization_lib  # the module attribute, so that collecting() sees these calls too
 
 from nfdt.core.errors import CaptureError
+from nfdt.core.keras_internals import optimized_variables, serialization_lib, uses_weight_decay
 from nfdt.core.program.manifest import OptimizerEntries
 
 GLOBAL = -1
@@ -78,10 +78,10 @@ def build_optimizer_variables(model: Any) -> None:
         )
     if not optimizer.built:
         optimizer.build(trainable)
-    # Private: Keras says nowhere else which variables an optimizer was built for.
-    if [id(v) for v in inner._trainable_variables] != [id(v) for v in trainable]:
+    built_for = optimized_variables(inner)
+    if [id(v) for v in built_for] != [id(v) for v in trainable]:
         raise CaptureError(
-            f"{_name(model)}: its optimizer was built for {len(inner._trainable_variables)} variables and the model "
+            f"{_name(model)}: its optimizer was built for {len(built_for)} variables and the model "
             f"now trains {len(trainable)}, not the same ones. Call compile() again after changing `trainable`."
         )
 
@@ -101,8 +101,7 @@ def describe_optimizer(model: Any) -> OptimizerEntries:
         elementwise=elementwise,
         divisible=elementwise and _is_alike(optimizer, trainable),
         constraints=[serialize(v.constraint) for v in trainable],
-        # Private: exclude_from_weight_decay() leaves no trace in the configuration.
-        decay=[bool(optimizer._use_weight_decay(v)) for v in trainable],
+        decay=[uses_weight_decay(optimizer, v) for v in trainable],
         loss_scale=loss_scale(model),
         auto_scale_loss=optimizer is not model.optimizer,
     )
@@ -154,4 +153,4 @@ def _is_elementwise(optimizer: Any, owners: list[dict[str, Any]] | None, trainab
 def _is_alike(optimizer: Any, trainable: list[Any]) -> bool:
     """Whether its options treat every element of every variable alike, so that shards may cut variables."""
     norms = optimizer.clipnorm or optimizer.global_clipnorm or any(v.constraint for v in trainable)
-    return not norms and (not optimizer.weight_decay or all(map(optimizer._use_weight_decay, trainable)))
+    return not norms and (not optimizer.weight_decay or all(uses_weight_decay(optimizer, v) for v in trainable))

@@ -9,10 +9,10 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.saving import serialization_lib  # the module attribute, so that collecting() sees these calls too
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import CaptureError, PolicyRefused
+from nfdt.core.keras_internals import flatten_layers, require_compiled, serialization_lib
 from nfdt.core.program.assets import save_assets
 from nfdt.core.program.building import build_model, describe_batch
 from nfdt.core.program.code import dump_custom_objects
@@ -86,7 +86,7 @@ def prepare(model: Any, sample_batch: Any) -> None:
         raise CaptureError(
             f"Expected Keras on TensorFlow. Received: Keras on {keras.backend.backend()}. Set KERAS_BACKEND=tensorflow."
         )
-    model._assert_compile_called("fit")  # private: raises what fit() raises
+    require_compiled(model)
     require_one_optimizer(model)
     build_model(model, sample_batch)
     if not model.trainable_variables:
@@ -104,7 +104,7 @@ def _describe(model: Any, sample_batch: Any) -> Manifest:
 
 
 def _describe_model(model: Any, sample_batch: Any) -> ModelEntries:
-    layers = model._flatten_layers()  # private: there is no public walk over nested layers
+    layers = flatten_layers(model)
     return ModelEntries(
         tables=_tables(model, layers),
         globals=_globals(),

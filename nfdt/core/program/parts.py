@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
-from keras.src.models.functional import Functional  # private: what a model that is a graph of layers is
-from keras.src.saving import serialization_lib  # the module attribute, so that collecting() sees these calls too
-from keras.src.saving.keras_saveable import KerasSaveable  # private: the base of all that has a configuration
+
+from nfdt.core.keras_internals import Functional, KerasSaveable, serialization_lib
 
 # What Keras itself puts on a model besides what a new, compiled one has.
 _SET_BY_FIT = {"history", "stop_evaluating", "stop_predicting"}

@@ -8,9 +8,9 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras.src.saving import serialization_lib  # private: sharing of objects, as in Keras' own loading
 
 from nfdt.core.errors import ProtocolError, ShapeMismatch
+from nfdt.core.keras_internals import flatten_layers, serialization_lib
 from nfdt.core.program.assets import load_assets
 from nfdt.core.program.building import blank_batch, build_model
 from nfdt.core.program.code import load_code
@@ -50,7 +50,7 @@ def unpack(manifest: Manifest, read: Callable[[str], bytes], *, allow_code: bool
             raise ProtocolError(f"Program: expected a model. Received: {type(model).__name__}.")
         compile_model(model, program, safe_mode=safe_mode)
         for reference in code.references:
-            reference.bind(model._flatten_layers())  # private: there is no public walk over nested layers
+            reference.bind(flatten_layers(model))
         load_assets(model, program.assets, read)
         build_model(model, blank_batch(program.input))
     _set_trainable(model, program)
@@ -67,7 +67,7 @@ def _set_globals(settings: Mapping[str, Any]) -> None:
 
 def _set_trainable(model: Any, program: Manifest) -> None:
     """Freeze what is frozen in the user's model: outer layers first, since freezing reaches inwards."""
-    layers = model._flatten_layers()  # private: there is no public walk over nested layers
+    layers = flatten_layers(model)
     _require_equal("layers", len(program.trainable_layers), len(layers))
     for layer, flag in zip(layers, program.trainable_layers, strict=True):
         if layer.trainable != flag:
@@ -87,7 +87,7 @@ def _load(model: Any, program: Manifest, state: State) -> None:
     for index, variable in enumerate(model.non_trainable_variables):
         if index in state.untrained:
             variable.assign(state.untrained[index])
-    for layer in model._flatten_layers():
+    for layer in flatten_layers(model):
         if isinstance(layer, keras.layers.Normalization):
             layer.finalize_state()  # it computes with a copy of its variables
     if 0 in state.optimizer and state.optimizer[0].shape == ():

@@ -7,6 +7,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from nfdt.core.keras_internals import flatten_layers
+
 SEED_STATE = "seed_generator_state"
 
 
@@ -32,7 +34,7 @@ def _describe(variable: Any, decay: float | None) -> dict[str, Any]:
 
 def _moving_statistics(model: Any) -> dict[int, float]:
     found: dict[int, float] = {}
-    for layer in model._flatten_layers():  # private: there is no public walk over nested layers
+    for layer in flatten_layers(model):
         if isinstance(layer, keras.layers.BatchNormalization) and layer.built:
             found.update({id(v): float(layer.momentum) for v in (layer.moving_mean, layer.moving_variance)})
     return found

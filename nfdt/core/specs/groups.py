@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from nfdt.core.errors import UsageError
-
-if TYPE_CHECKING:
-    from nfdt.core.specs.algorithm import AlgorithmSpec
-    from nfdt.core.specs.job import ClusterSpec
 
 PATTERN = r"^(auto|\d+|\d+(,\d+)*(;\d+(,\d+)*)+)$"
 
@@ -38,19 +32,6 @@ def explicit_groups(text: str, workers: int) -> Members | None:
             f"Received: {text!r}."
         )
     return groups
-
-
-def check_groups(algorithm: AlgorithmSpec, cluster: ClusterSpec) -> None:
-    """Raise UsageError unless the workers of this cluster can form the groups of this algorithm."""
-    if not algorithm.topology_facts.grouped:
-        return
-    explicit_groups(algorithm.groups, cluster.workers)
-    if cluster.hosts or cluster.hostfile or cluster.elastic or cluster.launcher == "world":
-        raise UsageError(
-            f"algorithm={algorithm.name!r}: expected groups whose worlds the server starts on its own machine. "
-            "Received: hosts, hostfile, min_workers, max_workers, host_discovery_script or launcher='world'. "
-            "Leave them out."
-        )
 
 
 def wanted_groups(text: str) -> int | None:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.emulation import Emulation
+from nfdt.core.specs.groups import explicit_groups
 from nfdt.core.specs.horovod_options import ANY_WORLD, LATER_WORLDS, RING, RingElastic, RingTuning
 from nfdt.core.specs.presets import DEFAULT_PRESET, PRESETS
 from nfdt.core.specs.read_with import why_idle
@@ -66,7 +67,7 @@ class FitSpec(_Spec):
 class DataSpec(_Spec):
     """Where samples come from: arrays in the artifact store, or batches fed by the client.
 
-    ``structure`` is the nest of (x, y, sample_weight) as JSON: lists, dicts, nulls and, in place of
+    ``structure`` is the pytree of (x, y, sample_weight) as JSON: lists, dicts, nulls and, in place of
     each array, its index in ``arrays``; see :mod:`nfdt.core.training.data`.
     """
 
@@ -232,3 +233,16 @@ def parse_job(text: str | bytes) -> JobSpec:
         return JobSpec.model_validate_json(text)
     except ValidationError as error:
         raise UsageError(f"Job specification refused: {_explain(error, {})}") from None
+
+
+def check_groups(algorithm: AlgorithmSpec, cluster: ClusterSpec) -> None:
+    """Raise UsageError unless the workers of this cluster can form the groups of this algorithm."""
+    if not algorithm.topology_facts.grouped:
+        return
+    explicit_groups(algorithm.groups, cluster.workers)
+    if cluster.hosts or cluster.hostfile or cluster.elastic or cluster.launcher == "world":
+        raise UsageError(
+            f"algorithm={algorithm.name!r}: expected groups whose worlds the server starts on its own machine. "
+            "Received: hosts, hostfile, min_workers, max_workers, host_discovery_script or launcher='world'. "
+            "Leave them out."
+        )

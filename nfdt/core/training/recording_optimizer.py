@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import CaptureError
+from nfdt.core.keras_internals import raw_learning_rate, variable_key
 from nfdt.core.training.loss_scale import LossScale
 
 
@@ -37,8 +38,8 @@ class RecordingOptimizer(keras.optimizers.Optimizer):
         super().__init__(learning_rate=0.0, name="recording_optimizer")
         self._replaced = replaced
         self._scale = scale
-        self._gradients = _Gradients(layout, {self._var_key(v): i for i, v in enumerate(variables)}, tables)
-        self._iterations.assign(replaced.iterations)
+        self._gradients = _Gradients(layout, {variable_key(self, v): i for i, v in enumerate(variables)}, tables)
+        self.iterations.assign(replaced.iterations)
         self.built = True
 
     def __getattr__(self, name: str) -> Any:
@@ -51,9 +52,10 @@ class RecordingOptimizer(keras.optimizers.Optimizer):
     def learning_rate(self) -> Any:
         """The rate of the replaced optimizer; a schedule's at this step's iterations."""
         inner = getattr(self._replaced, "inner_optimizer", self._replaced)
-        # Private: Keras evaluates a schedule at the replaced optimizer's own counter, which stands still here.
-        if isinstance(inner._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
-            return inner._learning_rate(self._iterations)
+        rate = raw_learning_rate(inner)
+        # Keras evaluates a schedule at the replaced optimizer's own counter, which stands still here.
+        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+            return rate(self.iterations)
         return inner.learning_rate
 
     @learning_rate.setter
@@ -78,17 +80,17 @@ class RecordingOptimizer(keras.optimizers.Optimizer):
         if trainable_variables is None:
             places = list(range(len(grads)))
         else:
-            places = [self._gradients.place(v, self._var_key(v)) for v in trainable_variables]
+            places = [self._gradients.place(v, variable_key(self, v)) for v in trainable_variables]
         pairs = [(place, g) for place, g in zip(places, grads, strict=True) if g is not None]
         if not pairs and grads:
             raise ValueError("No gradients provided for any variable.")
         self._gradients.add(pairs)
-        self._iterations.assign_add(1)
+        self.iterations.assign_add(1)
 
     def begin(self, version: Any) -> None:
         """Forget the last step's gradients; ``version`` becomes ``iterations``."""
         self._gradients.clear()
-        self._iterations.assign(version)
+        self.iterations.assign(version)
 
     def collect(self) -> tuple[Any, Any]:
         """The step's flat, unscaled float32 gradient, shape ``(P,)``, and whether it is finite.

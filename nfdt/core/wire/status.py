@@ -75,8 +75,8 @@ def translate(error: grpc.RpcError, address: str) -> NfdtError:
     details = (error.details() if hasattr(error, "details") else str(error)) or ""
     trailing: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
     name = next((str(value) for key, value in trailing or () if key == ERROR_KEY), None)
-    kind = getattr(errors, name, None) if name else None
-    if isinstance(kind, type) and issubclass(kind, NfdtError):
+    kind = errors.error_class(name)
+    if kind is not None:
         return kind(details)
     return _by_code(code, details, address)
 

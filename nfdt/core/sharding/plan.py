@@ -1,10 +1,10 @@
-"""Which part of a model one shard owns, and where its optimizer state lies in the whole optimizer's. No Keras here."""
+"""The part of a model that one shard owns, and the place of its optimizer state in the whole optimizer's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy.typing as npt
 
@@ -15,17 +15,21 @@ from nfdt.core.specs.algorithm import AlgorithmSpec
 
 GLOBAL = -1
 MIN_TABLE_SIZE = 2**16
+_REASONS = {
+    "global norm": "global_clipnorm needs the norm over all variables",
+    "unattributed": "its state cannot be attributed to single variables",
+}
 
 
 @dataclass(frozen=True)
-class Slot:
+class OptimizerSlot:
     """One variable of the whole optimizer that this shard holds a part of.
 
     Attributes:
         index: Its place in the whole optimizer's variables.
         variable: The variable of *this shard* it belongs to, or ``GLOBAL`` (iterations, learning rate).
-        shape: Of what this shard holds of it.
-        start: Where that begins, in elements; None where it is all of it.
+        shape: Shape of the part that this shard holds.
+        start: Offset of that part, in elements; None if it is all of the variable.
     """
 
     index: int
@@ -54,7 +58,7 @@ class ShardPlan:
     flat: bool
     constraints: tuple[Any, ...]
     decay: tuple[bool, ...]
-    slots: tuple[Slot, ...] | None
+    slots: tuple[OptimizerSlot, ...] | None
 
     def own(self, weights: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The shard's part of weights of the whole model, or weights that are the shard's already.
@@ -71,7 +75,7 @@ class ShardPlan:
             )
         return weights[self.start : self.start + size]
 
-    def bindings(self, variables: int) -> list[tuple[Slot, ...]]:
+    def bindings(self, variables: int) -> list[tuple[OptimizerSlot, ...]]:
         """For each of the shard's own optimizer variables, in order, the whole optimizer's variables it is made of.
 
         A flat optimizer's k-th slot is the concatenation of the k-th slot of every variable.
@@ -83,8 +87,8 @@ class ShardPlan:
             UsageError: the shard's optimizer has other variables than the program says.
         """
         if self.slots is None:
-            return [(Slot(index, GLOBAL, ()),) for index in range(variables)]
-        found: list[tuple[Slot, ...]] = [(slot,) for slot in self.slots]
+            return [(OptimizerSlot(index, GLOBAL, ()),) for index in range(variables)]
+        found: list[tuple[OptimizerSlot, ...]] = [(slot,) for slot in self.slots]
         if self.flat:
             found = _merge_slots(self.slots)
         if len(found) != variables:
@@ -95,14 +99,25 @@ class ShardPlan:
         return found
 
 
-def _merge_slots(slots: Sequence[Slot]) -> list[tuple[Slot, ...]]:
-    own: dict[int, list[Slot]] = {}
+def _merge_slots(slots: Sequence[OptimizerSlot]) -> list[tuple[OptimizerSlot, ...]]:
+    own: dict[int, list[OptimizerSlot]] = {}
     for slot in slots:
         own.setdefault(slot.variable, []).append(slot)
     per_variable = [members for variable, members in own.items() if variable != GLOBAL]
     ranks = zip(*per_variable, strict=True)
     # A single variable's slots come in the order in which a flat optimizer creates them.
     return [(slot,) if slot.variable == GLOBAL else next(ranks) for slot in slots if slot.variable in (GLOBAL, 0)]
+
+
+def why_uncuttable(manifest: Manifest) -> Literal["global norm", "unattributed"] | None:
+    """Return why a program needs a single shard; None if several shards may hold its optimizer.
+
+    ``global norm``: the optimizer clips by a norm over all variables. ``unattributed``: it is not known which
+    trainable variable each of its variables belongs to.
+    """
+    if manifest.optimizer_options.get("global_clipnorm"):
+        return "global norm"
+    return "unattributed" if manifest.optimizer_variables is None else None
 
 
 def count_shards(manifest: Manifest, shards: int) -> int:
@@ -112,13 +127,9 @@ def count_shards(manifest: Manifest, shards: int) -> int:
         UsageError: the optimizer cannot be cut (``global_clipnorm``, variables that cannot be attributed).
     """
     count = len(manifest.layout.cut(shards))
-    reason = None
-    if manifest.optimizer_options.get("global_clipnorm"):
-        reason = "global_clipnorm needs the norm over all variables"
-    elif manifest.optimizer_variables is None:
-        reason = "its state cannot be attributed to single variables"
+    reason = why_uncuttable(manifest)
     if count > 1 and reason:
-        raise UsageError(f"shards={shards}: this optimizer needs one shard, because {reason}. Use shards=1.")
+        raise UsageError(f"shards={shards}: this optimizer needs one shard, because {_REASONS[reason]}. Use shards=1.")
     return count
 
 
@@ -158,7 +169,7 @@ def _of_pieces(run: Run, values: Sequence[Any] | None, default: Any) -> list[Any
     return [values[piece.variable] if values else default for piece in run.pieces]
 
 
-def _own_slots(manifest: Manifest, run: Run) -> tuple[Slot, ...] | None:
+def _own_slots(manifest: Manifest, run: Run) -> tuple[OptimizerSlot, ...] | None:
     described = manifest.optimizer_variables
     if described is None:
         return None
@@ -167,11 +178,11 @@ def _own_slots(manifest: Manifest, run: Run) -> tuple[Slot, ...] | None:
     for index, entry in enumerate(described):
         shape, variable = tuple(entry["shape"]), entry["variable"]
         if variable == GLOBAL:
-            found.append(Slot(index, GLOBAL, shape))
+            found.append(OptimizerSlot(index, GLOBAL, shape))
         elif variable in places:
             piece = run.pieces[places[variable]]
             part = (shape, None) if piece.whole else (piece.shape, piece.start)
-            found.append(Slot(index, places[variable], *part))
+            found.append(OptimizerSlot(index, places[variable], *part))
     return tuple(found)
 
 

@@ -1,0 +1,15 @@
+"""How a program is cut for its shards: parameters, optimizer variables and state. No Keras here."""
+
+from __future__ import annotations
+
+from nfdt.core.sharding.plan import (
+    GLOBAL,
+    OptimizerSlot,
+    ShardPlan,
+    count_shards,
+    make_plan,
+    sparse_tables,
+    why_uncuttable,
+)
+
+__all__ = ["GLOBAL", "OptimizerSlot", "ShardPlan", "count_shards", "make_plan", "sparse_tables", "why_uncuttable"]
