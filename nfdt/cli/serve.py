@@ -31,18 +31,18 @@ def _terminate(_signal: int, _frame: FrameType | None) -> None:
 
 
 def end_on_sigterm() -> None:
-    """Make SIGTERM an orderly exit: what is open is closed, processes that were started are ended."""
+    """Make SIGTERM an orderly exit that closes files and ends child processes."""
     signal.signal(signal.SIGTERM, _terminate)
 
 
 def end_as_killed() -> None:
-    """Make SIGTERM and SIGHUP an orderly exit with the code that a shell shows for a process they have killed."""
+    """Make SIGTERM and SIGHUP an orderly exit with the exit code of a process that they killed."""
 
     def end(number: int, _: FrameType | None) -> None:
         sys.exit(128 + number)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:  # not where nohup has it ignored
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP
             signal.signal(number, end)
 
 

@@ -192,7 +192,7 @@ def test_how_a_slot_ended_is_known_by_its_name(tmp_path, announcements):
         launcher.stop()
 
 
-@pytest.mark.parametrize("command", [SLOT, COMMAND], ids=["slot", "nursery"])
+@pytest.mark.parametrize("command", [SLOT, COMMAND], ids=["slot", "fork server"])
 def test_a_file_where_the_user_is_shadows_no_module_of_ours(tmp_path, command):
     (tmp_path / "queue.py").write_text("raise RuntimeError('the user has a file of this name')")
     python = command[: command.index("-m")]
