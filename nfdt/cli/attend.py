@@ -16,7 +16,8 @@ from nfdt.core.errors import JobFailed, ServerUnreachable
 from nfdt.core.wire import workers_pb2, workers_pb2_grpc
 from nfdt.core.wire.channel import open_channel
 from nfdt.core.work.slot_connection import Patience
-from nfdt.launch.processes import LocalLauncher, SlotOptions
+from nfdt.launch.processes import LocalLauncher
+from nfdt.launch.slot_options import SlotOptions
 
 _log = logging.getLogger(__name__)
 

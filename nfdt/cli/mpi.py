@@ -28,9 +28,9 @@ from nfdt.cli.script import Script
 from nfdt.cli.serve import LOG_DIR, end_as_killed, end_on_sigterm
 from nfdt.core.errors import UsageError
 from nfdt.core.host.launcher_rank import LauncherRank, find_launcher_rank
-from nfdt.jobserver.main import find_gpus
-from nfdt.launch.processes import SlotOptions
+from nfdt.launch.machine import find_gpus
 from nfdt.launch.rendezvous import RendezvousInfo, await_rendezvous, publish_rendezvous, rendezvous_file
+from nfdt.launch.slot_options import SlotOptions
 
 START_S = 60.0
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")

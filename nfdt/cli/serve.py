@@ -18,8 +18,9 @@ from nfdt.cli.options import FILE, LOG_LEVELS, log_to_stderr, server_options
 from nfdt.core.errors import ServerUnreachable, UsageError
 from nfdt.core.jobs.tokens import ensure_token_file
 from nfdt.core.work.slot_connection import PATIENCE_S
-from nfdt.jobserver.main import ServerOptions, find_gpus, serve
-from nfdt.launch.processes import SlotOptions
+from nfdt.jobserver.main import ServerOptions, serve
+from nfdt.launch.machine import find_gpus
+from nfdt.launch.slot_options import SlotOptions
 
 LOG_DIR = Path("~/.cache/nfdt/logs")
 STATE_DIR = Path("~/.nfdt")

@@ -90,7 +90,7 @@ class ForkServerClient:
     """Starts the process that slots are forked from, which ends with this process, and sends it requests.
 
     Args:
-        environment: Environment of the fork server, and without the changes of each request of its slots; no secrets.
+        environment: Environment of the fork server, and of its slots apart from each request's changes; no secrets.
         log: File for its standard output and standard error.
         command: Command line; tests give another one.
 

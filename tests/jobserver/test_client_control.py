@@ -1,4 +1,4 @@
-"""What clients have said: which epochs may begin, what is set, and whether anybody is still there."""
+"""Requests of clients: permitted epochs, settings, and whether a client is still connected."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_an_attended_job_begins_what_was_permitted_and_another_one_everything():
     assert control.permits(4)
 
 
-def test_a_stop_is_heard_once():
+def test_a_stop_is_taken_once():
     control = ClientControl(attended=True, unwatched_since=0.0)
     assert not control.take_stop()
     control.stop_training = True

@@ -34,7 +34,7 @@ class Yard:
         self.slots = []
 
     def fork(self, code, **changes):
-        """A slot, and the path of what it writes."""
+        """Start a slot; returns it and the path of its output."""
         path = self.directory / f"{len(self.slots)}.log"
         environment = {k: v for k, v in {**self.environment, **changes}.items() if v is not None}
         with path.open("w") as log:
@@ -42,7 +42,7 @@ class Yard:
         return self.slots[-1], path
 
     def said(self, code, **changes):
-        """What a slot that runs ``code`` to its end writes."""
+        """Output of a slot that runs ``code`` to its end."""
         slot, path = self.fork(code, **changes)
         assert slot.wait(DEADLINE_S) == 0, path.read_text()
         return path.read_text().strip()

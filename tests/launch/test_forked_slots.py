@@ -9,7 +9,8 @@ import textwrap
 import psutil
 import pytest
 
-from nfdt.launch.processes import LocalLauncher, SlotOptions
+from nfdt.launch.processes import LocalLauncher
+from nfdt.launch.slot_options import SlotOptions
 from tests.support.attendance import DEADLINE_S, TOKEN, Attendance
 
 
@@ -91,7 +92,8 @@ def test_nobody_is_left_when_the_launcher_is_killed(server, tmp_path):
     program = f"""
         import signal
         from pathlib import Path
-        from nfdt.launch.processes import LocalLauncher, SlotOptions
+        from nfdt.launch.processes import LocalLauncher
+        from nfdt.launch.slot_options import SlotOptions
         launcher = LocalLauncher(SlotOptions({server.address!r}, {TOKEN!r}, Path({str(tmp_path)!r})))
         launcher.ensure("worker", 2)
         signal.pause()

@@ -10,16 +10,8 @@ import psutil
 import pytest
 
 from nfdt.launch.fork_client import COMMAND
-from nfdt.launch.processes import (
-    CRASHES,
-    FAILED_STARTS,
-    SLOT,
-    LocalLauncher,
-    SlotOptions,
-    shared_environment,
-    slot_arguments,
-    slot_environment,
-)
+from nfdt.launch.processes import CRASHES, FAILED_STARTS, LocalLauncher
+from nfdt.launch.slot_options import SLOT, SlotOptions, shared_environment, slot_arguments, slot_environment
 
 DEADLINE_S = 30
 # A stand-in for a slot: says it is there through a pipe, ends when its standard input does.
@@ -117,7 +109,7 @@ def test_slots_that_crash_at_once_are_given_up(tmp_path, announcements):
 
 @pytest.fixture
 def failed_starts(monkeypatch):
-    """What a launcher logs of starts that failed, as it happens."""
+    """Log records of failed starts, as they happen."""
     monkeypatch.setattr("nfdt.launch.processes.RESTART_S", 0.01)
     handler = logging.handlers.QueueHandler(queue.SimpleQueue())
     handler.addFilter(lambda record: "cannot be started" in record.getMessage())
@@ -154,7 +146,8 @@ def test_slots_end_when_the_parent_is_killed(tmp_path, announcements):
     program = f"""
 import sys, signal
 from pathlib import Path
-from nfdt.launch.processes import LocalLauncher, SlotOptions
+from nfdt.launch.processes import LocalLauncher
+from nfdt.launch.slot_options import SlotOptions
 command = (sys.executable, "-c", {slot!r})
 launcher = LocalLauncher(SlotOptions("h:1", "t", Path({str(tmp_path / "logs")!r}), command=command))
 launcher.ensure("worker", 2)
