@@ -1,4 +1,4 @@
-"""Worker slots of this machine that serve a job server: started, watched, and ended when it is gone."""
+"""Worker slots of this machine for a job server: started, supervised, and ended when the server is gone."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from nfdt.core.errors import JobFailed, ServerUnreachable
 from nfdt.core.wire import workers_pb2, workers_pb2_grpc
 from nfdt.core.wire.channel import open_channel
 from nfdt.core.work.slot_connection import Patience
-from nfdt.launch.processes import LocalLauncher, SlotOptions
+from nfdt.launch.processes import LocalLauncher
+from nfdt.launch.slot_options import SlotOptions
 
 _log = logging.getLogger(__name__)
 
 LAUNCHER_POLL_S = 0.5
 RETRY_S = 0.5
-TELL_S = 5.0
+REPORT_S = 5.0
 
 
 def wait_for_server(options: SlotOptions, timeout_s: float, *, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -51,15 +52,14 @@ def attend(options: SlotOptions, slots: int, *, wait_s: float = 0.0) -> None:
     """Keep ``slots`` worker slots attending until the server has been gone for ``wait_s`` seconds.
 
     Raises:
-        JobFailed: slots end as fast as they are started, the message says where their logs are; or none can be
-            started.
+        JobFailed: slots end as fast as they are started (the text names their logs), or none can be started.
     """
     gone = threading.Event()
     channel = open_channel(options.server, options.token, ca_file=options.ca_file)
     threading.Thread(target=_watch, args=(channel, Patience(wait_s, gone), gone), name="health", daemon=True).start()
     ended: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    teller = threading.Thread(target=_tell, args=(channel, ended), name="ended", daemon=True)
-    teller.start()
+    reporter = threading.Thread(target=_report_ends, args=(channel, ended), name="ended", daemon=True)
+    reporter.start()
     launcher = LocalLauncher(options, ended.put)
     try:
         launcher.ensure("worker", slots)
@@ -71,7 +71,7 @@ def attend(options: SlotOptions, slots: int, *, wait_s: float = 0.0) -> None:
         gone.set()
         launcher.stop()
         ended.put(None)
-        teller.join(TELL_S)
+        reporter.join(REPORT_S)
         channel.close()
 
 
@@ -88,11 +88,11 @@ def _watch(channel: grpc.Channel, patience: Patience, gone: threading.Event) -> 
             return
 
 
-def _tell(channel: grpc.Channel, ended: queue.SimpleQueue[str | None]) -> None:
-    """Tell the server of slots that have ended; one that cannot be told misses them after a while."""
+def _report_ends(channel: grpc.Channel, ended: queue.SimpleQueue[str | None]) -> None:
+    """Report ended slots to the server; a server that cannot be reached finds out after a while."""
     stub = workers_pb2_grpc.WorkersStub(channel)
     for name in iter(ended.get, None):
         try:
-            stub.Ended(workers_pb2.SlotEnded(name=name), timeout=TELL_S)
+            stub.Ended(workers_pb2.SlotEnded(name=name), timeout=REPORT_S)
         except grpc.RpcError as error:
             _log.info("the server was not told of the end of slot %s: %s", name, error)

@@ -1,4 +1,4 @@
-"""``nfdt mpi``: one allocation of mpirun or srun, in which rank 0 serves and the others work."""
+"""``nfdt mpi``: one allocation of mpirun or srun, in which rank 0 serves and the other ranks work."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ from nfdt.cli.script import Script
 from nfdt.cli.serve import LOG_DIR, end_as_killed, end_on_sigterm
 from nfdt.core.errors import UsageError
 from nfdt.core.host.launcher_rank import LauncherRank, find_launcher_rank
-from nfdt.jobserver.main import find_gpus
-from nfdt.launch.processes import SlotOptions
+from nfdt.launch.machine import find_gpus
 from nfdt.launch.rendezvous import RendezvousInfo, await_rendezvous, publish_rendezvous, rendezvous_file
+from nfdt.launch.slot_options import SlotOptions
 
 START_S = 60.0
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")
 
 
-def on_one_host(place: LauncherRank, environment: Mapping[str, str]) -> bool:
-    """Whether the launcher says that all ranks are on this machine."""
+def on_one_host(rank: LauncherRank, environment: Mapping[str, str]) -> bool:
+    """Whether all ranks are on this machine, by the launcher's environment."""
     if environment.get("SLURM_STEP_NUM_NODES") == "1":
         return True
-    return any(environment.get(name) == str(place.size) for name in _LOCAL_SIZES)
+    return any(environment.get(name) == str(rank.size) for name in _LOCAL_SIZES)
 
 
 @dataclass(frozen=True)
 class Network:
-    """How rank 0 may be reached from other machines; unused when all ranks are on one."""
+    """Options for connections to rank 0 from other machines; unused when all ranks are on one."""
 
     tls_cert: str | None = None
     tls_key: str | None = None
     insecure: bool = False
 
     def server_options(self, *, one_host: bool) -> list[str]:
-        """Arguments of the server: loopback, or all interfaces with TLS or the user's insistence."""
+        """Arguments of the server: loopback, or this machine's name with TLS or ``insecure``."""
         if one_host:
             return ["--listen", "127.0.0.1:0"]
         security = ["--tls-cert", self.tls_cert, "--tls-key", self.tls_key or ""] if self.tls_cert else []
@@ -79,19 +79,23 @@ def mpi(
     For example: mpirun -np 9 nfdt mpi train.py
     """
     log_to_stderr(log_level)
-    place = find_launcher_rank(os.environ)
-    if place is None:
+    launcher_rank = find_launcher_rank(os.environ)
+    if launcher_rank is None:
         raise UsageError("nfdt mpi: started by no launcher. Expected: mpirun -np 3 nfdt mpi SCRIPT, or srun likewise.")
-    if place.size < 2:
+    if launcher_rank.size < 2:
         raise UsageError("nfdt mpi: rank 0 serves, the others work. Expected: 2 ranks or more. Received: 1.")
-    if place.rank:
+    if launcher_rank.rank:
         end_on_sigterm()
-        work(place)
+        work(launcher_rank)
     else:
         end_as_killed()
-        options: dict[str, Any] = {"algorithm": algorithm, "workers": place.size - 1, **parse_settings(settings)}
+        options: dict[str, Any] = {
+            "algorithm": algorithm,
+            "workers": launcher_rank.size - 1,
+            **parse_settings(settings),
+        }
         _require_flat(options)
-        with _serving(place, Network(**network)) as rendezvous:
+        with _serving(launcher_rank, Network(**network)) as rendezvous:
             connection = {
                 "server": rendezvous.address,
                 "token": rendezvous.token,
@@ -103,7 +107,7 @@ def mpi(
 
 
 def _require_flat(options: Mapping[str, Any]) -> None:
-    """Raise UsageError for a job whose workers Horovod launches: the ranks of this launch would have nothing to do."""
+    """Raise UsageError for a job whose workers Horovod launches, so that the ranks of this launch would be idle."""
     chosen = resolve(options).algorithm
     if not chosen.topology_facts.flat:
         raise UsageError(
@@ -114,31 +118,31 @@ def _require_flat(options: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _serving(place: LauncherRank, network: Network) -> Iterator[RendezvousInfo]:
-    """Rank 0: a job server in a process of its own, and a rendezvous that the other ranks read."""
-    one_host = on_one_host(place, os.environ)
+def _serving(rank: LauncherRank, network: Network) -> Iterator[RendezvousInfo]:
+    """Rank 0: run a job server in a separate process, and publish its address to the other ranks."""
+    one_host = on_one_host(rank, os.environ)
     server = EmbeddedServer(0, 1, network=network.server_options(one_host=one_host))
     try:
         server.start()
         ca_file = "" if one_host or not network.tls_cert else str(Path(network.tls_cert).resolve())
         rendezvous = RendezvousInfo(server.address(), server.token, ca_file)
-        with publish_rendezvous(rendezvous_file(place, os.environ), rendezvous):
+        with publish_rendezvous(rendezvous_file(rank, os.environ), rendezvous):
             yield rendezvous
     finally:
         server.stop()
 
 
-def work(place: LauncherRank) -> None:
-    """Be one worker slot of rank 0's server until it is gone."""
-    rendezvous = await_rendezvous(rendezvous_file(place, os.environ), timeout_s=START_S)
+def work(rank: LauncherRank) -> None:
+    """Serve rank 0's server as one worker slot until the server is gone."""
+    rendezvous = await_rendezvous(rendezvous_file(rank, os.environ), timeout_s=START_S)
     gpus = find_gpus(os.environ)
     options = SlotOptions(
         rendezvous.address,
         rendezvous.token,
         LOG_DIR.expanduser(),
-        prefix=f"rank-{place.rank}-",
+        prefix=f"rank-{rank.rank}-",
         ca_file=rendezvous.ca_file or None,
-        gpus=gpus[place.local_rank % len(gpus) :][:1] if gpus else (),
+        gpus=gpus[rank.local_rank % len(gpus) :][:1] if gpus else (),
     )
     wait_for_server(options, START_S)
     attend(options, 1)

@@ -18,8 +18,9 @@ from nfdt.cli.options import FILE, LOG_LEVELS, log_to_stderr, server_options
 from nfdt.core.errors import ServerUnreachable, UsageError
 from nfdt.core.jobs.tokens import ensure_token_file
 from nfdt.core.work.slot_connection import PATIENCE_S
-from nfdt.jobserver.main import ServerOptions, find_gpus, serve
-from nfdt.launch.processes import SlotOptions
+from nfdt.jobserver.main import ServerOptions, serve
+from nfdt.launch.machine import find_gpus
+from nfdt.launch.slot_options import SlotOptions
 
 LOG_DIR = Path("~/.cache/nfdt/logs")
 STATE_DIR = Path("~/.nfdt")
@@ -31,18 +32,18 @@ def _terminate(_signal: int, _frame: FrameType | None) -> None:
 
 
 def end_on_sigterm() -> None:
-    """Make SIGTERM an orderly exit: what is open is closed, processes that were started are ended."""
+    """Make SIGTERM an orderly exit that closes files and ends child processes."""
     signal.signal(signal.SIGTERM, _terminate)
 
 
 def end_as_killed() -> None:
-    """Make SIGTERM and SIGHUP an orderly exit with the code that a shell shows for a process they have killed."""
+    """Make SIGTERM and SIGHUP an orderly exit with the exit code of a process that they killed."""
 
     def end(number: int, _: FrameType | None) -> None:
         sys.exit(128 + number)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:  # not where nohup has it ignored
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP
             signal.signal(number, end)
 
 

@@ -12,7 +12,7 @@ class ClientControl:
     """Requests of the clients of one job, guarded by the job's lock.
 
     Attributes:
-        attended: Whether a client decides at each epoch's end (an interactive job); False once that client is gone.
+        interactive: Whether a client decides at each epoch's end (an interactive job); False once that client is gone.
         unwatched_since: Time of the last change of ``watchers``.
         permitted: Last epoch that the client permits.
         until: Number of steps of that epoch after which, as at its end, it stands still; None: it does not.
@@ -21,7 +21,7 @@ class ClientControl:
         watchers: Number of clients that watch the job.
     """
 
-    attended: bool
+    interactive: bool
     unwatched_since: float
     permitted: int = -1
     until: int | None = None
@@ -41,11 +41,11 @@ class ClientControl:
 
     def permits(self, epoch: int) -> bool:
         """Whether this epoch may begin."""
-        return not self.attended or self.permitted >= epoch
+        return not self.interactive or self.permitted >= epoch
 
     def steps_of(self, epoch: int) -> int | None:
         """Number of steps after which this epoch stands still, as at its end; None: it does not."""
-        return self.until if self.attended and epoch == self.permitted else None
+        return self.until if self.interactive and epoch == self.permitted else None
 
     def set_learning_rate(self, value: float) -> None:
         """Set another learning rate.
@@ -64,4 +64,4 @@ class ClientControl:
 
     def abandoned(self, now: float, timeout_s: float) -> bool:
         """Whether an interactive job has been without a client for too long."""
-        return self.attended and self.watchers <= 0 and now - self.unwatched_since >= timeout_s
+        return self.interactive and self.watchers <= 0 and now - self.unwatched_since >= timeout_s

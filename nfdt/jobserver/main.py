@@ -10,42 +10,35 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 import grpc
 
 from nfdt.core.errors import NfdtError, UsageError
-from nfdt.core.host.machine import boot_id, process_lives, versions
+from nfdt.core.host.machine import versions
 from nfdt.core.host.parent import Parent
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.service import JobsService
-from nfdt.core.jobs.store import JobStore
 from nfdt.core.jobs.tokens import MIN_LENGTH, ensure_token_file
 from nfdt.core.wire import jobs_pb2_grpc, workers_pb2_grpc
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.channel import is_loopback, join_address, make_server, same_token, split_address
 from nfdt.core.wire.descriptors import raise_descriptor_limit
-from nfdt.core.work.artifacts import default_cache
 from nfdt.jobserver.context import ServerContext
-from nfdt.jobserver.options import ServerOptions, shard_host
+from nfdt.jobserver.options import ServerOptions
 from nfdt.jobserver.scheduler import Scheduler
-from nfdt.jobserver.slot_pool import SlotPool
+from nfdt.jobserver.server_parts import make_context, make_launcher, make_rings
 from nfdt.jobserver.workers_service import WorkersService
-from nfdt.launch.horovod import RingLauncher
 from nfdt.launch.horovod_command import RingShape
-from nfdt.launch.machine import find_gpus
-from nfdt.launch.processes import LocalLauncher, SlotOptions
-from nfdt.launch.slot_end import SlotEnd
+from nfdt.launch.processes import LocalLauncher
 
 _log = logging.getLogger(__name__)
 
 GRACE_S = 2.0
-REAP_S = 2.0  # limit from the end of a slot's stream to that of its process
 PARENT_POLL_S = 1.0  # pause between two looks at the parent process
 MAX_THREADS = 4096
 
@@ -129,65 +122,6 @@ def _bind(options: ServerOptions, slot_token: str) -> tuple[grpc.Server, str, st
     return server, address, join_address("127.0.0.1", server.add_insecure_port("127.0.0.1:0"))
 
 
-def _make_launcher(options: ServerOptions, local: str, token: str) -> LocalLauncher | None:
-    if options.slot_command is not None and not options.slot_command:
-        return None
-    host = shard_host(options)
-    security = ["--insecure"] if options.insecure else []
-    if options.tls_cert and options.tls_key:
-        security += ["--tls-cert", options.tls_cert, "--tls-key", options.tls_key]
-    slots = SlotOptions(
-        server=local,
-        token=token,
-        logs=options.state_dir / "logs",
-        prefix="local-",
-        host=host,
-        gpus=find_gpus(os.environ),
-        shard_options=() if is_loopback(host) else tuple(security),
-        kept_logs=default_cache().parent / "logs" if options.embedded else None,
-    )
-    return LocalLauncher(replace(slots, command=tuple(options.slot_command)) if options.slot_command else slots)
-
-
-def _make_rings(options: ServerOptions, local: str, token: str) -> RingLauncher | None:
-    if options.slot_command is not None and not options.slot_command:
-        return None
-    ca_file = None if is_loopback(shard_host(options)) else options.tls_cert
-    return RingLauncher(options.state_dir / "rings", local, token, keeps=options.embedded, shard_ca_file=ca_file)
-
-
-def _make_context(
-    options: ServerOptions, launcher: LocalLauncher | None, rings: RingLauncher | None, artifacts: ArtifactStore
-) -> ServerContext:
-    def kill(hello: pb.SlotHello) -> None:
-        if launcher is not None and hello.boot_id == boot_id() and hello.pid in launcher.pids:
-            os.kill(hello.pid, signal.SIGKILL)
-
-    def end_of(hello: pb.SlotHello) -> SlotEnd | None:
-        return launcher.end_of(hello.name, REAP_S) if launcher is not None else None
-
-    def lives(hello: pb.SlotHello) -> bool:
-        here = hello.boot_id == boot_id() and hello.host == socket.gethostname()
-        return not here or process_lives(hello.pid)
-
-    return ServerContext(
-        store=JobStore(options.state_dir / "jobs.sqlite"),
-        artifacts=artifacts,
-        pool=SlotPool(lives),
-        launcher=launcher,
-        launches_workers=launcher is not None and options.workers > 0,
-        most_workers=None if options.embedded else options.workers,
-        rings=rings,
-        takes_hosts=options.embedded,
-        keeps_checkpoints=not options.embedded,
-        cancels_abandoned=options.embedded,
-        attend_timeout_s=options.attend_timeout_s,
-        shard_ca_file=None if is_loopback(shard_host(options)) else options.tls_cert,
-        kill=kill,
-        end_of=end_of,
-    )
-
-
 def serve(options: ServerOptions) -> RunningServer:
     """Start a job server in this process; it answers when this returns.
 
@@ -208,9 +142,9 @@ def serve(options: ServerOptions) -> RunningServer:
         max_artifact_bytes=options.limits.artifact_bytes,
         in_use=lambda: schedulers[0].artifacts_in_use(),
     )
-    launcher = _make_launcher(options, local, slot_token)
-    rings = _make_rings(options, local, slot_token)
-    context = _make_context(options, launcher, rings, artifacts)
+    launcher = make_launcher(options, local, slot_token)
+    rings = make_rings(options, local, slot_token)
+    context = make_context(options, launcher, rings, artifacts)
     scheduler = Scheduler(context)
     schedulers.append(scheduler)
     jobs = JobsService(

@@ -68,7 +68,7 @@ class TrainingLoop:
             raise JobCancelled(f"{gone}.")
         if context.spec.train.kind == "stream":
             raise JobFailed(f"{gone}, and with it the batches that it fed.")
-        context.control.attended = False
+        context.control.interactive = False
         context.job_log.write("warning", f"{gone}; training goes on without its callbacks.")
 
     def _drain(self) -> list[ins.Effect]:

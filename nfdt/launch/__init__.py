@@ -1,1 +1,1 @@
-"""How processes of the cluster are started."""
+"""Start and end of the cluster's processes."""

@@ -1,4 +1,4 @@
-"""Slots that a nursery forks, seen from the launcher; the nursery's own side is :mod:`nfdt.launch.fork_server`."""
+"""Launcher's side of the fork server; its own side is :mod:`nfdt.launch.fork_server`."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from nfdt.launch.fork_server import READY
 
 SLOT_MODULE = "nfdt.worker.slot"
 COMMAND = (sys.executable, "-P", "-m", "nfdt.launch.fork_server", SLOT_MODULE)
-FORK_SERVER_END_S = 5.0
+FORK_SERVER_END_S = 5.0  # time to end after SIGTERM
 NOT_FORKED = 1
 
 
 class ForkedSlot:
-    """A slot process that is a child of the nursery; has what a launcher uses of ``subprocess.Popen``.
+    """Slot process that is a child of the fork server, with the part of ``subprocess.Popen`` that a launcher uses.
 
     For one thread at a time.
 
     Attributes:
-        pid: Of the process; None until it exists.
-        stdin: The other end of its standard input.
-        returncode: As of Popen; None while it runs. -SIGKILL for slots that ended with their nursery.
+        pid: Identifier of the process; None until it exists.
+        stdin: Other end of its standard input.
+        returncode: Exit code as in Popen; None while it runs. -SIGKILL for slots that ended with their fork server.
     """
 
     def __init__(self, report: socket.socket, stdin: int) -> None:
@@ -40,19 +40,19 @@ class ForkedSlot:
         self._report = report
 
     def poll(self) -> int | None:
-        """The exit code, None while it runs or is yet to be forked."""
+        """Exit code; None while the process runs or is yet to be forked."""
         with contextlib.suppress(BlockingIOError):
             while self.returncode is None:
                 self._take(self._report.recv(64, socket.MSG_DONTWAIT))
         return self.returncode
 
-    def _take(self, said: bytes) -> None:
-        if not said:
+    def _take(self, message: bytes) -> None:
+        if not message:
             self._close(-signal.SIGKILL)
         elif self.pid is not None:
-            self._close(int(said))
+            self._close(int(message))
         else:
-            self.pid = int(said) or None
+            self.pid = int(message) or None
             if self.pid is None:
                 self._close(NOT_FORKED)
 
@@ -61,47 +61,47 @@ class ForkedSlot:
         self._report.close()
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end; the exit code.
+        """Wait for the end; returns the exit code.
 
         Raises:
-            subprocess.TimeoutExpired: it takes longer than ``timeout`` seconds.
+            subprocess.TimeoutExpired: the process runs for longer than ``timeout`` seconds.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 raise subprocess.TimeoutExpired("nfdt.worker.slot", timeout or 0.0)
-            news = select.poll()
-            news.register(self._report, select.POLLIN)
-            news.poll(None if left is None else left * 1000)
+            reports = select.poll()
+            reports.register(self._report, select.POLLIN)
+            reports.poll(None if left is None else left * 1000)
         return code
 
     def terminate(self) -> None:
-        """Send SIGTERM; one that is yet to be forked has ended by this."""
+        """Send SIGTERM; a process that is yet to be forked has ended by this."""
         if self.poll() is None:
             if self.pid is None:
                 self._close(-signal.SIGTERM)
             else:
-                with contextlib.suppress(ProcessLookupError):  # it ended with its nursery just now
+                with contextlib.suppress(ProcessLookupError):  # it ended with its fork server just now
                     os.kill(self.pid, signal.SIGTERM)
 
 
 class ForkServerClient:
-    """The process that slots are forked from; started here, ends with this process.
+    """Starts the process that slots are forked from, which ends with this process, and sends it requests.
 
     Args:
-        environment: Of the nursery and, changed by what each asks for, of its slots; holds no secret.
-        log: Gets what the nursery writes to standard output and standard error.
-        command: The program; tests give another one.
+        environment: Environment of the fork server, and of its slots apart from each request's changes; no secrets.
+        log: File for its standard output and standard error.
+        command: Command line; tests give another one.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the process cannot be started.
     """
 
     def __init__(self, environment: Mapping[str, str], log: Path, *, command: Sequence[str] = COMMAND) -> None:
         self.log = log
         self._ready = False
-        # OpenBLAS would start threads when it is imported. Slots multiply with TensorFlow.
+        # OpenBLAS would start threads when it is imported. Slots do not need them: they compute with TensorFlow.
         self._environment = {"OPENBLAS_NUM_THREADS": "1", **environment}
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as output:
@@ -116,12 +116,12 @@ class ForkServerClient:
 
     @property
     def pid(self) -> int:
-        """Of the nursery itself."""
+        """Process identifier of the fork server."""
         return self._process.pid
 
     @property
     def ready(self) -> bool:
-        """Whether it has ever been able to fork."""
+        """Whether the fork server has ever been able to fork."""
         if not self._ready:
             with contextlib.suppress(OSError):
                 self._ready = self._requests.recv(len(READY), socket.MSG_DONTWAIT) == READY
@@ -129,20 +129,20 @@ class ForkServerClient:
 
     @property
     def returncode(self) -> int | None:
-        """How it ended; None while it lives."""
+        """Exit code of the fork server; None while it lives."""
         return self._process.poll()
 
     def fork(self, arguments: Sequence[str], name: str, environment: Mapping[str, str], log: int) -> ForkedSlot:
-        """Ask for a slot; returns at once, also while the nursery is still importing.
+        """Request a slot; returns at once, even while the fork server is still importing.
 
         Args:
-            arguments: Of ``nfdt.worker.slot``.
-            name: Of the process in ps and top, which show 15 bytes.
-            environment: All of it.
+            arguments: Arguments of ``nfdt.worker.slot``.
+            name: Name of the process in ps and top, which show 15 bytes.
+            environment: Whole environment of the slot.
             log: Descriptor for its standard output and standard error; remains the caller's.
 
         Raises:
-            OSError: the nursery is gone, or the request is too large for a socket.
+            OSError: the fork server is gone, or the request is too large for a socket.
         """
         names = {*self._environment, *environment}
         changes = {n: environment.get(n) for n in names if environment.get(n) != self._environment.get(n)}
@@ -162,7 +162,7 @@ class ForkServerClient:
         return slot
 
     def stop(self) -> None:
-        """End it, and with it whatever slot it still has."""
+        """End the fork server, and with it the slots that it still has."""
         self._process.terminate()
         try:
             self._process.wait(FORK_SERVER_END_S)

@@ -24,18 +24,18 @@ from nfdt.core.host.parent import die_with_parent
 
 READY = b"ready"
 REQUEST_BYTES = 2**20
-DESCRIPTORS = 3  # of a request: the slot's standard input, its log, and the socket that reports on it
+DESCRIPTORS = 3  # in a request: the slot's standard input, its log, and the socket that reports on it
 _PR_SET_NAME = 15
 
 
 class ForkServer:
-    """Forks slots and reports on each, over a socket of its own: its process id (0: not forked), then its exit code.
+    """Forks slots, and reports on each over its own socket: its process id (0: not forked), then its exit code.
 
-    A slot that has ended stays a zombie until the launcher, which has read the report, closes its end: until then
-    nobody else gets its process id.
+    A slot that has ended stays a zombie until the launcher, which has read the report, closes its end of the socket.
+    Until then no other process gets its process id.
 
     Args:
-        requests: The launcher's.
+        requests: Socket of the launcher's requests.
     """
 
     def __init__(self, requests: socket.socket) -> None:
@@ -53,7 +53,7 @@ class ForkServer:
         """Fork until the launcher closes its end; returns None then, and in each slot its arguments.
 
         Raises:
-            RuntimeError: there are other threads, which a fork would cut off in the middle of what they do.
+            RuntimeError: there are other threads, which a fork would cut off in the middle of their work.
         """
         _require_one_thread()
         self._requests.send(READY)
@@ -73,37 +73,37 @@ class ForkServer:
                     self._forget(*key.data)
 
     def _fork(self, stdin: int, log: int, report: int) -> bool:
-        """True in the slot, whose standard input and output are set."""
+        """Fork a slot; returns True in the slot, whose standard input and output are set."""
         connection = socket.socket(fileno=report)
         sys.stdout.flush()
         _require_one_thread()
-        nursery = os.getpid()
+        parent = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:
             print(f"nursery: cannot fork: {error}", file=sys.stderr, flush=True)
             pid = -1
         if pid == 0:
-            self._leave(nursery, stdin, log)
+            self._leave(parent, stdin, log)
             connection.close()
             return True
         os.close(stdin)
         os.close(log)
         if pid < 0:
-            _tell(connection, 0)
+            _send(connection, 0)
             connection.close()
         else:
             self._living[pid] = connection
             self._selector.register(connection, selectors.EVENT_READ, (pid, connection))
-            _tell(connection, pid)
+            _send(connection, pid)
         return False
 
-    def _leave(self, nursery: int, stdin: int, log: int) -> None:
-        """In the slot: end with the nursery, and keep nothing of it."""
+    def _leave(self, parent: int, stdin: int, log: int) -> None:
+        """In the slot: end with the fork server, and close its sockets."""
         os.setsid()
         die_with_parent(watch_stdin=False)
-        if os.getppid() != nursery:
-            os._exit(1)  # it ended before the kernel knew
+        if os.getppid() != parent:
+            os._exit(1)  # the fork server ended before the kernel knew
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         held: list[Any] = [self._alarm, *(key.fileobj for key in self._selector.get_map().values())]
@@ -120,10 +120,10 @@ class ForkServer:
             ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended is not None:
                 del self._living[pid]
-                _tell(connection, ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
+                _send(connection, ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
 
     def _forget(self, pid: int, connection: socket.socket) -> None:
-        """The launcher has closed its end: it knows of the end, or wants this slot no longer."""
+        """Reap a slot whose launcher has closed its end of the socket; kill it if it still runs."""
         if self._living.pop(pid, None) is not None:
             os.kill(pid, signal.SIGKILL)
         self._selector.unregister(connection)
@@ -131,8 +131,8 @@ class ForkServer:
         os.waitpid(pid, 0)
 
 
-def _tell(connection: socket.socket, number: int) -> None:
-    with contextlib.suppress(OSError):  # the launcher has closed its end: that is noticed in its turn
+def _send(connection: socket.socket, number: int) -> None:
+    with contextlib.suppress(OSError):  # the launcher has closed its end, which the selector reports later
         connection.send(str(number).encode())
 
 
@@ -146,7 +146,7 @@ def _require_one_thread() -> None:
 
 
 def _become_slot(request: dict[str, Any]) -> list[str]:
-    """Take over environment, name and randomness of a process of its own."""
+    """Set environment, name and random seeds of the new process."""
     import numpy as np
 
     for name, value in request["environment"].items():

@@ -1,4 +1,4 @@
-"""Allreduce rings of this server: started, claimed by one job at a time, explained when they end, taken down."""
+"""Allreduce rings of this server: started, claimed by one job at a time, ended, and the reasons of their ends."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from nfdt.launch.timeline import finish_timeline, timelines
 _log = logging.getLogger(__name__)
 
 TAIL_LINES = 30
-QUIT_S = 4.0  # how long ranks that were dismissed may take to leave their world
+QUIT_S = 4.0  # time for dismissed ranks to exit
 TERMINATE_S = 5.0
-RING_END_S = 8.0  # how long a ring that has lost a rank may take to end
+RING_END_S = 8.0  # time for a ring that has lost a rank to end
 NAME = "ring-"
 ENDED = ""  # job of a ring that is about to end
 _NOISE = re.compile(r"^\s*(-{10,}|)\s*$")
 
 
 def host_info() -> HostInfo:
-    """This machine as launchers see it."""
+    """Properties of this machine for launchers."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return HostInfo(shutil.which("mpirun"), cores, os.geteuid() == 0)
 
@@ -47,10 +47,12 @@ class Ring:
     """One launcher process with its ranks.
 
     Attributes:
-        name: What rank 0's slots say they belong to.
-        command: The launcher's argv.
-        directory: Token, and what a rank that failed left behind; removed when the ring has ended.
-        job_id: The job it works for; None: it is free.
+        name: Name of the ring, in the hello of rank 0's slots.
+        shape: Shape of the ring.
+        command: Command line of the launcher.
+        directory: Folder for the token and the reports of failed ranks; removed when the ring has ended.
+        process: The launcher.
+        job_id: Job that it works for; None: it is free.
     """
 
     name: str
@@ -65,24 +67,24 @@ class Ring:
         self._messages = RingMessages(self.log)
 
     def messages(self) -> tuple[list[RingStall], list[str]]:
-        """What Horovod has warned of and what the ring has said since the last call."""
+        """Horovod's stall warnings and the ring's messages since the last call."""
         return self._messages.read()
 
     @property
     def failure(self) -> str | None:
-        """What went wrong, once the ring has ended."""
+        """Reason of the ring's end; None while it runs."""
         code = self.process.poll()
         return None if code is None else self._explain(code)
 
     def why(self, timeout_s: float = RING_END_S) -> JobFailed | None:
-        """Why it ended, waiting a moment for the end; None when it still runs."""
+        """Reason of the ring's end, waiting a moment for it; None when it still runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout_s)
         failure = self.failure
         return None if failure is None else JobFailed(failure)
 
     def report(self) -> dict[str, Any] | None:
-        """What the first rank that failed left behind."""
+        """Report that the first failed rank left behind."""
         for path in sorted(self.directory.glob("failure-*.json"), key=lambda p: p.stat().st_mtime):
             with contextlib.suppress(ValueError, OSError):
                 return dict(json.loads(path.read_text()))
@@ -98,13 +100,13 @@ class Ring:
 
     @property
     def log(self) -> Path:
-        """Standard output and error of the launcher and all ranks; stays when the ring has ended."""
+        """File with standard output and error of the launcher and all ranks; remains when the ring has ended."""
         return self.directory.with_suffix(".log")
 
     def clean_up(self) -> None:
-        """Remove the token and what failed ranks left behind: the ring has ended.
+        """Remove the token and the reports of failed ranks after the ring's end.
 
-        Ranks of a world that somebody else started wait for the server to remove the directory.
+        Ranks that a launcher of the user started wait for the server to remove the directory.
         """
         if self.shape.launcher == "world":
             (self.directory / "token").unlink(missing_ok=True)
@@ -116,11 +118,11 @@ class RingLauncher:
     """Starts and ends the rings of a server; any thread may call.
 
     Args:
-        directory: Where each ring gets a directory, beside its log; made with mode 0700.
+        directory: Folder in which each ring gets a directory, beside its log; made with mode 0700.
         server: ``host:port`` that rank 0 attends.
-        token: The slots' token; rank 0 reads it from a file of mode 0600.
+        token: Token of the slots; rank 0 reads it from a file of mode 0600.
         keeps: Whether a ring whose job has ended waits for the next one (a server of one script), or is ended.
-        command: argv of a rank; tests give another one.
+        command: Command line of a rank; tests give another one.
         shard_ca_file: PEM certificates that leaders of groups trust, where shards speak TLS.
     """
 
@@ -140,20 +142,20 @@ class RingLauncher:
         self._lock = threading.Lock()
         self._rings: list[Ring] = []
         self._worlds = 0
-        for left in directory.glob(f"{NAME}*/"):  # by a killed server: a state directory serves one at a time
+        for left in directory.glob(f"{NAME}*/"):  # left by a killed server: a state directory serves one at a time
             shutil.rmtree(left, ignore_errors=True)
 
     def prepare(self, shape: RingShape) -> None:
-        """Start a ring that the first job of this shape will find warm."""
+        """Start a ring in advance for the first job of this shape."""
         with self._lock:
             self._start(shape, None)
 
     def check(self, shape: RingShape) -> None:
-        """Raise UsageError where no launcher for this shape is here."""
+        """Raise UsageError where this machine has no launcher for this shape."""
         choose_launcher(shape, self._look())
 
     def claim(self, job_id: str, shape: RingShape) -> Ring:
-        """The job's ring of this shape: the one it has, a free one, or a new one that comes up in the background."""
+        """Claim a ring of this shape for a job: its own, a free one, or a new one that comes up in the background."""
         with self._lock:
             own = next((ring for ring in self._rings if ring.job_id == job_id and ring.shape == shape), None)
             if own is not None:
@@ -167,7 +169,7 @@ class RingLauncher:
             return self._start(shape, job_id)
 
     def release(self, job_id: str, *, usable: bool) -> None:
-        """The job has ended; ``usable``: its ranks can do another one."""
+        """Release the rings of a job; ``usable``: their ranks can serve another one."""
         with self._lock:
             rings = [ring for ring in self._rings if ring.job_id == job_id]
             for ring in rings:
@@ -177,7 +179,7 @@ class RingLauncher:
         _end(ended)
 
     def end(self, rings: Sequence[Ring]) -> None:
-        """End these rings of a job in the background; their slots have been dismissed: they can leave in order."""
+        """End these rings of a job in the background; their slots have been dismissed."""
         with self._lock:
             for ring in rings:
                 ring.job_id = ENDED
@@ -197,7 +199,7 @@ class RingLauncher:
                 self._rings = [ring for ring in self._rings if ring not in rings]
 
     def stop(self) -> None:
-        """End all rings; their slots have been dismissed, so that those without a job end by themselves."""
+        """End all rings, whose slots have been dismissed; those without a job end by themselves."""
         with self._lock:
             rings, self._rings = self._rings, []
         _end_soon(rings)
@@ -232,7 +234,7 @@ def _launch(command: Sequence[str], shape: RingShape, log: Path) -> subprocess.P
 
 
 def _end_soon(rings: Sequence[Ring]) -> None:
-    """Give ranks that were dismissed some time to leave, then end them."""
+    """Give dismissed ranks some time to exit, then end them."""
     deadline = time.monotonic() + QUIT_S
     for ring in rings:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -241,7 +243,7 @@ def _end_soon(rings: Sequence[Ring]) -> None:
 
 
 def _end(rings: Sequence[Ring]) -> None:
-    """Ask, then kill; a launcher that is asked ends its ranks."""
+    """Terminate launchers, which end their ranks; kill those that remain."""
     living = [ring for ring in rings if ring.process.poll() is None]
     for ring in living:
         ring.process.terminate()

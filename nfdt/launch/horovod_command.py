@@ -1,4 +1,4 @@
-"""The command line that starts the ranks of an allreduce ring: values in, argv out."""
+"""Command line that starts the ranks of an allreduce ring: values in, argv out."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _RENDEZVOUS = ("HOROVOD_GLOO_RENDEZVOUS", "HOROVOD_CONTROLLER", "HOROVOD_CPU_OPE
 
 @dataclass(frozen=True)
 class RingShape:
-    """Which ring a job wants; rings of equal shape can stand in for each other.
+    """Description of the ring that a job wants; rings of equal shape are interchangeable.
 
     Attributes:
-        size: Ranks.
-        launcher: ``auto``, ``mpirun``, ``horovodrun``, or ``world``: this process was started as rank 0 of one.
+        size: Number of ranks.
+        launcher: ``auto``, ``mpirun``, ``horovodrun``, or ``world``: this process was started as rank 0.
         hosts: ``a:2,b:2``; None: this machine.
-        hostfile: A file that the launcher reads instead.
-        tuning: What Horovod is told.
-        elastic: Whether ranks may come and go.
-        members: Of a group of workers, by rank, their numbers; empty: a ring on its own.
-        neighbours: Ranks of other groups that share its machine.
+        hostfile: File that the launcher reads instead.
+        tuning: Options of Horovod.
+        elastic: Options of an elastic ring.
+        members: Numbers of the workers of a group, by rank; empty: a ring that is no group.
+        neighbours: Number of ranks of other groups that share its machine.
     """
 
     size: int
@@ -43,12 +43,12 @@ class RingShape:
 
     @classmethod
     def of(cls, cluster: ClusterSpec) -> RingShape:
-        """The shape that a job's cluster describes."""
+        """Shape for a job's cluster."""
         return cls.from_json({"size": cluster.workers, **cluster.model_dump()})
 
     @classmethod
     def from_json(cls, options: Mapping[str, Any]) -> RingShape:
-        """The shape that a flat mapping of a cluster's options and ``size`` describes; other names are ignored."""
+        """Shape for a flat mapping of a cluster's options and ``size``; other names are ignored."""
         tuning = {name: options[name] for name in RingTuning.model_fields if name in options}
         elastic = {name: options[name] for name in RingElastic.model_fields if name in options}
         hosts, hostfile = options.get("hosts"), options.get("hostfile")
@@ -67,13 +67,13 @@ class RingShape:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files of the server's machine that the ring reads, runs or writes, besides its own."""
+        """Files of the server's machine that the job names, and the ring reads, runs or writes."""
         named = (self.hostfile, self.tuning.timeline, self.tuning.autotune_log, self.elastic.host_discovery_script)
         return tuple(name for name in named if name)
 
     @property
     def one_host(self) -> bool:
-        """Whether all ranks are on this machine, as far as the names tell."""
+        """Whether all ranks are on this machine, by their names."""
         if self.hostfile or self.elastic.network_interfaces:
             return False
         return all(host.split(":")[0] in LOCAL_NAMES for host in (self.hosts or "localhost").split(","))
@@ -81,7 +81,13 @@ class RingShape:
 
 @dataclass(frozen=True)
 class HostInfo:
-    """What decides over a launcher's arguments: ``mpirun`` is its path, None where there is none."""
+    """Properties of this machine that determine a launcher's arguments.
+
+    Attributes:
+        mpirun: Path of ``mpirun``; None where there is none.
+        cores: Number of cores that this process may use.
+        root: Whether this process runs as root.
+    """
 
     mpirun: str | None
     cores: int
@@ -89,10 +95,10 @@ class HostInfo:
 
 
 def choose_launcher(shape: RingShape, here: HostInfo) -> str:
-    """``mpirun``, ``horovodrun`` or ``world``.
+    """Choose ``mpirun``, ``horovodrun`` or ``world``.
 
     Raises:
-        UsageError: mpirun is asked for and there is none.
+        UsageError: mpirun is wanted and not installed, or cannot run an elastic ring.
     """
     if shape.elastic.elastic and shape.launcher == "mpirun":
         raise UsageError(
@@ -112,12 +118,12 @@ def choose_launcher(shape: RingShape, here: HostInfo) -> str:
 
 
 def ring_command(shape: RingShape, program: Sequence[str], here: HostInfo) -> list[str]:
-    """The argv that runs ``program`` as every rank of a ring.
+    """Command line that runs ``program`` as every rank of a ring.
 
-    On one machine everything that the launchers listen on is bound to loopback.
+    On one machine all sockets of the launchers are bound to loopback.
 
     Raises:
-        UsageError: the launcher that is asked for is not there.
+        UsageError: the wanted launcher is not installed.
     """
     launcher = choose_launcher(shape, here)
     if launcher == "world":
@@ -127,8 +133,8 @@ def ring_command(shape: RingShape, program: Sequence[str], here: HostInfo) -> li
         variables = [part for name, value in shape.tuning.variables().items() for part in ("-x", f"{name}={value}")]
         start = [here.mpirun or "mpirun", "-np", str(shape.size), *places, *_mpirun_options(shape, here)]
         return [*start, *variables, *program]
-    # Our own entry of horovodrun: on one machine its key-value store, which asks nobody for a password, listens on
-    # loopback only.
+    # Our own entry of horovodrun: on one machine its key-value store, which has no password, listens on loopback
+    # only.
     start = [sys.executable, "-P", "-m", "hfdt.launch.horovodrun", *(["--loopback"] if shape.one_host else [])]
     if shape.elastic.elastic:
         start.append("--watch-parent")
@@ -138,7 +144,7 @@ def ring_command(shape: RingShape, program: Sequence[str], here: HostInfo) -> li
 
 
 def _own_names(shape: RingShape) -> str:
-    """The hosts, with a name of its own for every rank on this machine: Horovod gives up whole hosts."""
+    """Hosts, with a separate name for every rank on this machine, because Horovod gives up whole hosts."""
     hosts = shape.hosts or f"localhost:{shape.elastic.max_workers or shape.size}"
     slots = {host: int(count or 1) for host, _, count in (place.partition(":") for place in hosts.split(","))}
     return ",".join(f"{host}:{count}" for host, count in one_name_per_slot(slots).items())
@@ -151,11 +157,11 @@ def _mpirun_options(shape: RingShape, here: HostInfo) -> list[str]:
     if shape.one_host:
         if shape.size > here.cores and not shape.hosts:
             options.append("--oversubscribe")
-        # Who waits must not spin where other worlds, or a rank's own gradient, could use the core.
+        # A waiting rank must not spin where other rings, or its own gradient, could use the core.
         if shape.members or 2 * shape.size > here.cores:
             options += ["--mca", "mpi_yield_when_idle", "1"]
         options += ["--mca", "oob_tcp_if_include", "lo", "--mca", "btl", "self,vader"]
-        # Ranks of one machine copy through shared memory in any container, also without the right to trace.
+        # Ranks of one machine copy through shared memory in any container, even without the right to trace.
         options += ["--mca", "btl_vader_single_copy_mechanism", "none"]
     return options
 
@@ -163,9 +169,12 @@ def _mpirun_options(shape: RingShape, here: HostInfo) -> list[str]:
 def ring_environment(
     inherited: Mapping[str, str], *, in_world: bool, variables: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The environment of a launcher: a world that this process belongs to is not passed on, unless it is the ring.
+    """Environment of a launcher, without the variables of a world that this process belongs to.
 
-    ``variables`` are what Horovod is told.
+    Args:
+        inherited: Environment of this process.
+        in_world: Whether that world is the ring, so that its variables are kept.
+        variables: Variables for Horovod.
     """
     kept = dict(inherited)
     if not in_world:
@@ -177,5 +186,5 @@ def ring_environment(
 
 
 def shown(argv: Sequence[str]) -> str:
-    """The command line as one would type it."""
+    """Command line as typed in a shell."""
     return shlex.join(argv)

@@ -1,4 +1,4 @@
-"""What a ring's log says while it grows: the stalls that Horovod warns of."""
+"""Horovod's stall warnings and the ring's own messages, read from a growing log."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 from nfdt.core.specs.horovod_options import NEWS
 
-MOST_BYTES = 2**20  # read at once; the rest waits for the next call
+MOST_BYTES = 2**20  # limit of one read; the rest waits for the next call
 
-# mpirun: "[1,0]<stderr>:", also within lines that were written in pieces; horovodrun: "[0]<stderr>:"; in a world that
-# somebody else started: nothing.
+# mpirun: "[1,0]<stderr>:", also within lines that were written in pieces; horovodrun: "[0]<stderr>:"; under a
+# launcher of the user: nothing.
 _SOURCE = re.compile(r"\[[\d,]+\]<std(?:err|out)>:")
 _BEGIN = re.compile(r"waiting for remainder of ranks for more than (\d+) seconds")
 _MISSING = "Missing ranks:"
@@ -21,11 +21,11 @@ _RANK = re.compile(r"^(\d+)!?: \[(.*)\]\s*$")
 
 @dataclass
 class RingStall:
-    """Ranks that keep the others waiting.
+    """Stall of a ring: ranks that keep the others waiting.
 
     Attributes:
-        since_s: The others have waited for longer than this.
-        missing: The tensors that each of these ranks has not submitted.
+        since_s: Seconds that the others have waited at least.
+        missing: Tensors that each of these ranks has not submitted.
     """
 
     since_s: float
@@ -33,7 +33,7 @@ class RingStall:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """All of them."""
+        """Names of all missing tensors."""
         return tuple(sorted({name for names in self.missing.values() for name in names}))
 
 
@@ -44,7 +44,7 @@ class StallReader:
         self._open: dict[str, RingStall] = {}
 
     def read(self, lines: Iterator[str] | list[str]) -> list[RingStall]:
-        """The stalls that these lines complete; Horovod writes a warning's lines at once."""
+        """Return the stalls that these lines complete; Horovod writes the lines of a warning at once."""
         found: list[RingStall] = []
         for line in lines:
             source = _SOURCE.match(line)
@@ -74,13 +74,13 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 class GrowingFile:
-    """The whole lines that were added to a file since the last call."""
+    """Reader of the complete lines that were added to a file since the last call."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, 0
 
     def lines(self) -> list[str]:
-        """New lines, at most :data:`MOST_BYTES` of them; none while there is no such file."""
+        """New lines, at most :data:`MOST_BYTES` bytes; none while there is no such file."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -93,20 +93,20 @@ class GrowingFile:
 
 
 class RingMessages:
-    """The news in a ring's log since the last call."""
+    """Reader of the messages in a ring's log since the last call."""
 
     def __init__(self, log: Path) -> None:
         self._file, self._stalls = GrowingFile(log), StallReader()
 
     def read(self) -> tuple[list[RingStall], list[str]]:
-        """Stalls, told of as often as Horovod repeats itself, and what the ring itself has to say."""
+        """Stalls, as often as Horovod repeats them, and messages of the ring itself."""
         lines = self._file.lines()
         texts = [_SOURCE.sub("", line).partition(NEWS)[2] for line in lines if NEWS in line]
         return self._stalls.read(lines), texts
 
 
 def describe(stall: RingStall) -> Mapping[str, object]:
-    """The ``stalled`` event of a stall."""
+    """Data of the ``stalled`` event of a stall."""
     return {
         "waiting_for": [f"rank {rank}" for rank in sorted(stall.missing)],
         "since_s": stall.since_s,

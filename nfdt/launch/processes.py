@@ -1,4 +1,4 @@
-"""Slot processes on this machine: started, watched, started again, and ended with their parent."""
+"""Slot processes on this machine: started, supervised, restarted, and ended with their parent."""
 
 from __future__ import annotations
 
@@ -11,85 +11,25 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from nfdt.core.jobs.launcher import Role
-from nfdt.core.work.slot_connection import PATIENCE_S
-from nfdt.launch.fork_client import SLOT_MODULE, ForkedSlot, ForkServerClient
+from nfdt.launch.fork_client import ForkedSlot, ForkServerClient
 from nfdt.launch.slot_end import SlotEnd, keep
+from nfdt.launch.slot_options import SLOT, SlotOptions, shared_environment, slot_arguments, slot_environment
 
 _log = logging.getLogger(__name__)
 
 TERMINATE_S = 5.0
-CRASHES = 5  # in a row, each within CRASH_S of its start: then no slot is started again
+CRASHES = 5  # number in a row, each within CRASH_S of its start, after which no slot is started again
 CRASH_S = 10.0
-MOST_ENDS = 1000  # whose reasons are remembered
-RESTART_S = 0.5  # after a crash before the next start, twice as long after each further one
+MOST_ENDS = 1000  # number of ends that are kept
+RESTART_S = 0.5  # pause after a crash before the next start; doubles with each further crash
 DOUBLINGS = 4
-FAILED_STARTS = 3  # in a row: then they are a failure, and tried again all the same
-SLOT = (sys.executable, "-P", "-m", SLOT_MODULE)  # -P: a file of the user's shadows no module of ours
+FAILED_STARTS = 3  # number in a row that counts as a failure; starts are still tried again
 
 Process = subprocess.Popen[bytes] | ForkedSlot
-
-
-@dataclass(frozen=True)
-class SlotOptions:
-    """How slots are started.
-
-    Attributes:
-        server: ``host:port`` the slots attend.
-        token: Goes through the environment, never through argv.
-        logs: Directory of the slots' standard error; made with mode 0700.
-        prefix: Of the slots' names.
-        host: Address that shards listen on.
-        shard_options: More arguments of shard slots: how they secure an address that is not loopback.
-        ca_file: PEM certificates, when the server speaks TLS.
-        gpus: ``CUDA_VISIBLE_DEVICES`` of worker i is ``gpus[i % len(gpus)]``; empty: as inherited.
-        wait_s: How long a slot looks for a server that does not answer.
-        command: The program; tests give another one. Slots of another one, or with GPUs, are not forked.
-        environment: Added to what is inherited.
-        kept_logs: Where the log of a slot that failed is copied to, if ``logs`` does not outlive the job.
-    """
-
-    server: str
-    token: str = field(repr=False)
-    logs: Path
-    prefix: str = ""
-    host: str = "127.0.0.1"
-    shard_options: tuple[str, ...] = ()
-    ca_file: str | None = None
-    gpus: tuple[str, ...] = ()
-    wait_s: float = PATIENCE_S
-    command: Sequence[str] = SLOT
-    environment: Mapping[str, str] = field(default_factory=dict)
-    kept_logs: Path | None = None
-
-
-def slot_arguments(options: SlotOptions, role: Role, name: str) -> list[str]:
-    """The arguments of one slot; they hold no secret."""
-    argv = ["--server", options.server, "--role", role, "--name", name, "--watch-stdin"]
-    if role == "shard":
-        argv += ["--host", options.host, *options.shard_options]
-    if options.wait_s != PATIENCE_S:
-        argv += ["--wait", str(options.wait_s)]
-    if options.ca_file:
-        argv += ["--ca-file", options.ca_file]
-    return argv
-
-
-def shared_environment(options: SlotOptions, inherited: Mapping[str, str]) -> dict[str, str]:
-    """What all slots have in their environment; it holds no secret."""
-    return {"TF_CPP_MIN_LOG_LEVEL": "3", **inherited, **options.environment}
-
-
-def slot_environment(options: SlotOptions, role: Role, index: int, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The environment of one slot."""
-    chosen = {**inherited, "NFDT_TOKEN": options.token}
-    if role == "worker" and options.gpus:
-        chosen["CUDA_VISIBLE_DEVICES"] = options.gpus[index % len(options.gpus)]
-    return shared_environment(options, chosen)
 
 
 @dataclass
@@ -102,10 +42,10 @@ class _Slot:
 
 
 class LocalLauncher:
-    """Keeps the asked number of slot processes alive; a :class:`~nfdt.core.jobs.launcher.Launcher`.
+    """Keeps the wanted number of slot processes alive; a :class:`~nfdt.core.jobs.launcher.Launcher`.
 
     Slots die with this process however it goes, see :mod:`nfdt.core.host.parent`: one thread starts all of
-    them and holds the pipes that are their standard input. Where they can be forked a nursery does that.
+    them and holds the pipes that are their standard input. Where they can be forked, the fork server does that.
 
     Args:
         options: How slots are started.
@@ -123,10 +63,10 @@ class LocalLauncher:
         self._ends: dict[str, SlotEnd] = {}
         self._crashes = 0
         self._crashed_at = 0.0
-        self._failed_starts = 0  # in a row
+        self._failed_starts = 0  # number in a row
         self._failed_start_at = 0.0
         self._start_error = ""
-        self._nursery: ForkServerClient | None = None
+        self._fork_server: ForkServerClient | None = None
         self._forks = sys.platform.startswith("linux") and options.command == SLOT and not options.gpus
         self.given_up = threading.Event()
         self._stopping = False
@@ -143,13 +83,13 @@ class LocalLauncher:
 
     @property
     def pids(self) -> list[int]:
-        """The living slot processes."""
+        """Identifiers of the living slot processes."""
         with self._changed:
             return [s.process.pid for s in self._slots if s.process.poll() is None and s.process.pid is not None]
 
     @property
     def failure(self) -> str | None:
-        """Why no slots can be started; None while they can."""
+        """Reason why no slots can be started; None while they can."""
         if self.given_up.is_set():
             last = f" The last: {next(reversed(self._ends.values()))}." if self._ends else ""
             what = f"{CRASHES} times slot processes ended within {CRASH_S:.0f} s of their start"
@@ -159,7 +99,7 @@ class LocalLauncher:
         return f"{self._start_error}. It is tried again every {_pause_s(DOUBLINGS + 1):.0f} s"
 
     def end_of(self, name: str, timeout_s: float) -> SlotEnd | None:
-        """How a slot of this launcher ended, once that is known; None for slots of others and such as live."""
+        """End of a slot, waiting for it a moment; None for living slots and those of other launchers."""
         with self._changed:
             self._changed.wait_for(lambda: not any(slot.name == name for slot in self._slots), timeout_s)
             return self._ends.get(name)
@@ -190,8 +130,8 @@ class LocalLauncher:
         _end([slot.process for slot in slots])
         for slot in slots:
             self._ended(slot.name)
-        if self._nursery is not None:
-            self._nursery.stop()
+        if self._fork_server is not None:
+            self._fork_server.stop()
 
     def _reap(self) -> None:
         for slot in [s for s in self._slots if s.process.poll() is not None]:
@@ -214,7 +154,7 @@ class LocalLauncher:
         )
 
     def _count(self, started_at: float, *, crashed: bool) -> None:
-        """Count crashes in a row; processes that run side by side and end together, as with their nursery, are one."""
+        """Count crashes in a row; processes that end together, as with their fork server, are one."""
         now = time.monotonic()
         if not crashed or now - started_at >= CRASH_S:
             self._crashes = 0
@@ -225,7 +165,7 @@ class LocalLauncher:
             self.given_up.set()
 
     def _pauses(self) -> bool:
-        """Whether what crashed, or could not be started, may not be started yet."""
+        """Whether the pause after a crash or a failed start is not over yet."""
         now = time.monotonic()
         start_at = self._failed_start_at + _pause_s(self._failed_starts)
         return now < max(start_at, self._crashed_at + _pause_s(self._crashes))
@@ -238,11 +178,11 @@ class LocalLauncher:
         return missing
 
     def _start(self, role: Role, index: int) -> bool:
-        """Start a slot; False when that failed, and is to be tried again."""
+        """Start a slot; returns False when that failed and has to be tried again."""
         name = f"{self._options.prefix}{role}-{index}-{secrets.token_hex(3)}"
         try:
             process = self._new_process(role, index, name)
-        except Exception as error:  # whatever it is: the other slots live only as long as this thread
+        except Exception as error:  # the other slots live only as long as this thread
             self._start_error = f"{role} slot {index} cannot be started: {type(error).__name__}: {error}"
             self._failed_starts += 1
             self._failed_start_at = time.monotonic()
@@ -270,26 +210,26 @@ class LocalLauncher:
             os.close(log)
 
     def _fork(self, arguments: list[str], name: str, environment: dict[str, str], log: int) -> ForkedSlot | None:
-        """A slot of the nursery, which is started when there is none; None where slots cannot be forked."""
-        if self._nursery is not None and self._nursery.returncode is not None:
-            self._lose(self._nursery)
+        """Fork a slot, starting the fork server if there is none; returns None where slots cannot be forked."""
+        if self._fork_server is not None and self._fork_server.returncode is not None:
+            self._lose(self._fork_server)
         if not self._forks:
             return None
         try:
-            if self._nursery is None:
+            if self._fork_server is None:
                 shared = shared_environment(self._options, os.environ)
-                self._nursery = ForkServerClient(shared, self._options.logs / "nursery.log")
-            return self._nursery.fork(arguments, name, environment, log)
+                self._fork_server = ForkServerClient(shared, self._options.logs / "nursery.log")
+            return self._fork_server.fork(arguments, name, environment, log)
         except OSError as error:
             _log.warning("%s is started, not forked: %s", name, error)
             return None
 
-    def _lose(self, nursery: ForkServerClient) -> None:
-        """The nursery has ended; another one is tried if it has ever been ready."""
-        _log.warning("the nursery of slots ended with %s; see %s", nursery.returncode, nursery.log)
-        self._forks = nursery.ready
-        nursery.stop()
-        self._nursery = None
+    def _lose(self, fork_server: ForkServerClient) -> None:
+        """Stop a fork server that has ended; another one is tried if it has ever been ready."""
+        _log.warning("the nursery of slots ended with %s; see %s", fork_server.returncode, fork_server.log)
+        self._forks = fork_server.ready
+        fork_server.stop()
+        self._fork_server = None
 
 
 def _pause_s(failures: int) -> float:

@@ -1,7 +1,7 @@
-"""One allocation of ``mpirun`` or ``srun``: which rank this is, and how rank 0 tells the others its address.
+"""Rendezvous of the ranks of one allocation of ``mpirun`` or ``srun``.
 
-Nothing here speaks MPI: the launcher's environment says who we are, and a file that every rank can
-read says where to go. Its name holds the launcher's own job id, so two runs never meet.
+MPI is not used: the launcher's environment names the rank, and rank 0 writes its address to a file that every rank can
+read. The name of the file contains the launcher's own job id, so that two runs never mix.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from pathlib import Path
 from nfdt.core.errors import ProtocolError, ServerUnreachable
 from nfdt.core.host.launcher_rank import LauncherRank
 
-WAIT_S = 120.0
-RENDEZVOUS_POLL_S = 0.1
+WAIT_S = 120.0  # limit for the file
+RENDEZVOUS_POLL_S = 0.1  # pause between two looks for the file
 
 
 @dataclass(frozen=True)
 class RendezvousInfo:
-    """Where rank 0 serves, and the token it accepts."""
+    """Address at which rank 0 serves, and the token that it accepts."""
 
     address: str
     token: str = field(repr=False)
     ca_file: str = ""
 
 
-def rendezvous_file(place: LauncherRank, environment: Mapping[str, str]) -> Path:
-    """The file of this launch: in ``NFDT_MEETING_DIR``, or the user's cache directory, which every rank must see."""
+def rendezvous_file(rank: LauncherRank, environment: Mapping[str, str]) -> Path:
+    """File of this launch in ``NFDT_MEETING_DIR`` or the user's cache directory, which every rank must see."""
     base = environment.get("NFDT_MEETING_DIR")
     home = Path(environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME", "~")).expanduser() / ".cache")
-    name = hashlib.sha256(place.job.encode()).hexdigest()[:24]
+    name = hashlib.sha256(rank.job.encode()).hexdigest()[:24]
     return (Path(base) if base else home / "nfdt" / "meetings") / f"{name}.json"
 
 
 @contextlib.contextmanager
 def publish_rendezvous(path: Path, rendezvous: RendezvousInfo) -> Iterator[None]:
-    """Rank 0: let the other ranks read the rendezvous inside the block; mode 0600, appears whole or not at all."""
+    """Rank 0: write the file for the other ranks, atomically and with mode 0600; removed at the block's end."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     text = json.dumps({"address": rendezvous.address, "token": rendezvous.token, "ca_file": rendezvous.ca_file})
@@ -63,11 +63,11 @@ def await_rendezvous(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> RendezvousInfo:
-    """Another rank: wait for rank 0's rendezvous.
+    """Other ranks: wait for rank 0's file.
 
     Raises:
-        ServerUnreachable: none appeared in time.
-        ProtocolError: the file is not a rendezvous, or others may read or write it.
+        ServerUnreachable: the file did not appear in time.
+        ProtocolError: the file is malformed, or other users may read or write it.
     """
     deadline = now() + timeout_s
     while not path.exists():
@@ -81,7 +81,7 @@ def await_rendezvous(
 
 
 def read_rendezvous(path: Path) -> RendezvousInfo:
-    """The rendezvous in a file that only its owner, this user, may read."""
+    """Read a file that only its owner, this user, may read."""
     status = path.stat()
     if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise ProtocolError(f"{path} must belong to this user with mode 0600. Delete it and start again.")

@@ -1,4 +1,4 @@
-"""How a slot process ended, in words."""
+"""End of a slot process, in words."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _CAUSES = {
 
 @dataclass(frozen=True)
 class SlotEnd:
-    """The end of one slot process.
+    """End of one slot process.
 
     Attributes:
-        returncode: As of ``subprocess.Popen``: negative for a signal.
-        log: What it wrote to standard error.
+        returncode: Exit code as in ``subprocess.Popen``: negative for a signal.
+        log: File with its standard error.
     """
 
     returncode: int
@@ -48,7 +48,7 @@ class SlotEnd:
 
 
 def keep(log: Path, folder: Path) -> Path:
-    """Copy a log to a folder that lasts, which holds the newest of them; the copy's path, or the log's if it fails."""
+    """Copy a log to a permanent folder of the newest logs; returns the copy's path, or the log's if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         kept = Path(shutil.copy2(log, folder))

@@ -284,11 +284,11 @@ def test_who_joins_meanwhile_begins_the_epoch_and_waits():
 
 
 def test_a_client_that_is_gone_stops_nothing():
-    wishes = ClientControl(attended=True, unwatched_since=0.0)
+    wishes = ClientControl(interactive=True, unwatched_since=0.0)
     wishes.permit(2, 7)
     assert wishes.permits(2)
     assert (wishes.steps_of(2), wishes.steps_of(1)) == (7, None)
     wishes.permit(1, 3)
     assert wishes.steps_of(2) == 7
-    wishes.attended = False
+    wishes.interactive = False
     assert wishes.steps_of(2) is None

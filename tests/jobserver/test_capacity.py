@@ -1,4 +1,4 @@
-"""Which jobs a server refuses because it can never run them."""
+"""Jobs that a server refuses because it can never run them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What clients have said: which epochs may begin, what is set, and whether anybody is still there."""
+"""Requests of clients: permitted epochs, settings, and whether a client is still connected."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from nfdt.jobserver.client_control import ClientControl
 
 
 def test_an_attended_job_begins_what_was_permitted_and_another_one_everything():
-    control = ClientControl(attended=True, unwatched_since=0.0)
+    control = ClientControl(interactive=True, unwatched_since=0.0)
     assert not control.permits(0)
     control.permitted = 3
     assert [control.permits(epoch) for epoch in (0, 3, 4)] == [True, True, False]
-    control.attended = False
+    control.interactive = False
     assert control.permits(4)
 
 
-def test_a_stop_is_heard_once():
-    control = ClientControl(attended=True, unwatched_since=0.0)
+def test_a_stop_is_taken_once():
+    control = ClientControl(interactive=True, unwatched_since=0.0)
     assert not control.take_stop()
     control.stop_training = True
     assert [control.take_stop(), control.take_stop()] == [True, False]
@@ -26,21 +26,21 @@ def test_a_stop_is_heard_once():
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 5.0])
 def test_a_learning_rate_is_kept(rate):
-    control = ClientControl(attended=True, unwatched_since=0.0)
+    control = ClientControl(interactive=True, unwatched_since=0.0)
     control.set_learning_rate(rate)
     assert control.learning_rate == rate
 
 
 @pytest.mark.parametrize("rate", [-0.1, float("inf"), float("nan")])
 def test_what_is_no_learning_rate_is_refused(rate):
-    control = ClientControl(attended=True, unwatched_since=0.0, learning_rate=0.1)
+    control = ClientControl(interactive=True, unwatched_since=0.0, learning_rate=0.1)
     with pytest.raises(UsageError, match=f"learning_rate: expected a number >= 0. Received: {rate}"):
         control.set_learning_rate(rate)
     assert control.learning_rate == 0.1
 
 
 def test_a_job_is_abandoned_when_its_last_client_has_been_away_for_long():
-    control = ClientControl(attended=True, unwatched_since=5.0)
+    control = ClientControl(interactive=True, unwatched_since=5.0)
     assert not control.abandoned(14.9, timeout_s=10.0)
     assert control.abandoned(15.0, timeout_s=10.0)
     control.watch(+1, 15.0)
@@ -51,5 +51,5 @@ def test_a_job_is_abandoned_when_its_last_client_has_been_away_for_long():
     control.watch(-1, 200.0)
     assert not control.abandoned(209.0, timeout_s=10.0)
     assert control.abandoned(211.0, timeout_s=10.0)
-    control.attended = False
+    control.interactive = False
     assert not control.abandoned(1e9, timeout_s=10.0)

@@ -1,4 +1,4 @@
-"""A disk that is full for a moment: jobs fail and say why, and the server goes on once there is room."""
+"""A disk that is full for a moment: jobs fail with the reason, and the server goes on once there is room."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.fakes import DEADLINE_S
 
 
 class Disk:
-    """Takes no event of these kinds while it is full."""
+    """Store that takes no event of these kinds while it is full."""
 
     def __init__(self, monkeypatch) -> None:
         self.full = threading.Event()

@@ -1,4 +1,4 @@
-"""Another rank takes over: calls to the shard wait for it, and the coordinator tells it what it told the last one."""
+"""Failover of a ring's leader: calls to the shard wait for the next one, which gets the last instruction again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEADLINE_S = 30.0
 
 
 class Shard:
-    """A control whose process may be gone."""
+    """Client of a shard whose process may be gone."""
 
     def __init__(self, name: str, alive: bool = True) -> None:
         self.name, self.alive, self.asked, self.closed = name, alive, threading.Event(), False
@@ -27,7 +27,7 @@ class Shard:
         return self.name
 
     def set_learning_rate(self, value):
-        self.told = [*getattr(self, "told", []), value]
+        self.received = [*getattr(self, "received", []), value]
 
     write = set_learning_rate
 
@@ -58,7 +58,7 @@ def test_a_call_is_made_again_to_the_next_rank():
     assert first.closed
 
 
-def test_what_the_last_rank_may_not_have_passed_on_is_told_again():
+def test_what_the_last_rank_may_not_have_passed_on_is_repeated():
     shard = FailoverShardClients(Shard("first"), DEADLINE_S)
     shard.write("old")
     shard.flush()
@@ -68,20 +68,20 @@ def test_what_the_last_rank_may_not_have_passed_on_is_told_again():
         following = Shard("next")
         shard.replace(following)
         shard.repeat(fresh=fresh)
-        assert following.told == told
+        assert following.received == told
 
 
-def test_what_an_epoch_began_with_is_not_told_again_after_its_end():
+def test_what_an_epoch_began_with_is_not_repeated_after_its_end():
     shard = FailoverShardClients(Shard("first"), DEADLINE_S)
     shard.write("old")
     shard.flush()
     following = Shard("next")
     shard.replace(following)
     shard.repeat(fresh=True)
-    assert not hasattr(following, "told")
+    assert not hasattr(following, "received")
 
 
-def test_a_call_ends_when_nobody_takes_over_in_time_or_the_job_does():
+def test_a_call_ends_when_no_rank_takes_over_in_time_or_the_job_ends():
     with pytest.raises(ServerUnreachable, match="No rank of the ring answers"):
         FailoverShardClients(Shard("first", alive=False), 0.05).read()
     shard = FailoverShardClients(Shard("first", alive=False), DEADLINE_S)
@@ -104,10 +104,10 @@ class Ring:
 
 @dataclass
 class JobSlots:
-    """A shard and a worker whose slot is gone; ``next_one`` says when another one attends."""
+    """Slots of a shard and a worker that are gone; ``next_one`` is set when another one attends."""
 
     next_one: threading.Event
-    told: list[str] = field(default_factory=list)
+    started: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.shards = [JobSlot(None, "shard-0", 0, failing_over=True)]
@@ -123,11 +123,11 @@ class JobSlots:
         return True
 
     def start_shard(self, job_slot):
-        self.told.append("shard")
+        self.started.append("shard")
         job_slot.address = "127.0.0.1:1"
 
     def start_worker(self, job_slot, here):
-        self.told.append("worker")
+        self.started.append("worker")
 
 
 class Pool:
@@ -167,13 +167,13 @@ def lost_leader(monkeypatch):
     return ring, slots, coordinator, (failures, told), begin
 
 
-def test_the_next_rank_is_seated_asked_to_serve_and_then_to_work(lost_leader):
+def test_the_next_rank_is_acquired_asked_to_serve_and_then_to_work(lost_leader):
     _, slots, coordinator, failures, begin = lost_leader
     failover = begin(DEADLINE_S)
     slots.next_one.set()
     assert failover.shard.read() == "next"
     assert coordinator.resumed_by.wait(DEADLINE_S)
-    assert slots.told == ["shard", "worker"]
+    assert slots.started == ["shard", "worker"]
     assert failures[0] == []
 
 
@@ -188,7 +188,7 @@ def test_a_ring_without_another_rank_fails_the_job_with_the_reason(lost_leader, 
         failover.shard.read()
 
 
-def test_whatever_goes_wrong_while_another_rank_is_seated_fails_the_job(lost_leader):
+def test_whatever_goes_wrong_while_another_rank_is_started_fails_the_job(lost_leader):
     _, slots, _, (failures, told), begin = lost_leader
 
     def start_shard(job_slot):

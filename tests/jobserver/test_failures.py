@@ -13,7 +13,7 @@ from tests.support.fakes import DEADLINE_S, TOKEN, VERSIONS, of
 
 
 class Gate:
-    """Holds a worker inside its first task until the test lets it go."""
+    """Gate that holds a worker inside its first task until the test opens it."""
 
     def __init__(self):
         self.reached, self.open = threading.Event(), threading.Event()
@@ -295,7 +295,7 @@ def test_an_embedded_job_without_its_client_is_cancelled(start):
 
 
 def _ended(client, job):
-    """The job's description once it has ended; its events are not watched, which would count as attending."""
+    """Description of the job once it has ended; its events are not watched, which would count as a client."""
     for _ in range(int(DEADLINE_S * 100)):
         described = client.show(job)
         if described.ended_at:

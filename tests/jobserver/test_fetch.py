@@ -23,7 +23,7 @@ from tests.support.fakes import DEADLINE_S, TOKEN
 
 @pytest.fixture
 def job(start, cluster) -> Iterator[SimpleNamespace]:
-    """A running job whose worker stands in its first task, and the data that it was submitted with."""
+    """Running job whose worker is in its first task, and the data that it was submitted with."""
     client = start(shards=1)
     reached, go_on = threading.Event(), threading.Event()
 
@@ -90,7 +90,7 @@ def test_a_wrong_token_fetches_nothing(job, reader, tmp_path):
 
 @pytest.fixture
 def liar() -> Iterator:
-    """A server that sends what the test wants; the address, and what is to be sent."""
+    """Server that sends given chunks; returns its address and the list of chunks."""
     chunks: list[pb.FetchChunk] = []
 
     class Liar(workers_pb2_grpc.WorkersServicer):

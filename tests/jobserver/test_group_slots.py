@@ -1,4 +1,4 @@
-"""Who is in which world, and when that changes: with worlds and slots that only pretend."""
+"""Members of groups, and when they change: with fake rings and slots."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS = 32
 
 
 class Worlds:
-    """Stands in for launcher, slots and job_log: a world attends at once, and its members tell the speeds set here."""
+    """Fake launcher, slots and log: a ring attends at once, and its members report the speeds that are set here."""
 
     def __init__(self, *seconds: float) -> None:
         self.seconds = list(seconds)
@@ -209,7 +209,7 @@ def test_groups_do_not_change_for_little_that_is_left():
         assert review(slots, remaining_s=5.0) == ([], [])
 
 
-def test_a_group_that_is_gone_is_told_of_once_and_the_others_share_the_work():
+def test_a_group_that_is_gone_is_reported_once_and_the_others_share_the_work():
     worlds = Worlds(0.01, 0.01, 0.04, 0.04)
     slots = formed(worlds)
     next(job_slot for job_slot in slots._leaders.values() if job_slot.members == (2, 3)).gone = True
@@ -246,7 +246,7 @@ def test_what_a_rank_raised_names_the_worker_it_is():
     assert SlotError("worker-0", failed).error["worker"] == "rank-1"
 
 
-def test_members_are_told_their_rows_and_a_rate_of_their_own_optimizer():
+def test_members_get_their_rows_and_a_rate_of_their_own_optimizer():
     worlds = Worlds(0.01, 0.01, 0.04, 0.04)
     slots = formed(worlds, outer="delta", local_steps=8, batch="fixed")
     worker = next(worker for worker, share in slots._shares.items() if share.members == (2, 3))
@@ -254,10 +254,10 @@ def test_members_are_told_their_rows_and_a_rate_of_their_own_optimizer():
     slots.learning_rate = 0.25
     share = slots.share_of(worker)
     assert (list(share.rows), share.local_steps, share.learning_rate) == ([32, 32], 2, 0.25)
-    assert slots.share_of("nobody") is None
+    assert slots.share_of("unknown") is None
 
 
-def test_a_step_is_measured_once_however_often_it_is_told():
+def test_a_step_is_measured_once_however_often_it_is_reported():
     worlds = Worlds(0.01, 0.01)
     slots = formed(worlds)
     measured = []

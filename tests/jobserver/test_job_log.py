@@ -1,4 +1,4 @@
-"""What a job leaves in the store."""
+"""Records of a job in the store."""
 
 from __future__ import annotations
 

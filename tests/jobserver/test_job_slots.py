@@ -1,4 +1,4 @@
-"""When workers that die as fast as they come end a job."""
+"""End of a job whose workers die as fast as they start."""
 
 from types import SimpleNamespace
 
@@ -23,8 +23,8 @@ def slots(clock):
     pool = SlotPool()
     for number in range(20):
         pool.join(pb.SlotHello(name=f"slot-{number}", role="worker"))
-    site = SimpleNamespace(pool=pool, clock=clock, is_here=lambda hello: False)
-    return JobSlots(site, "job-1", job(workers=2), "", "token", lambda *message: None, wanted=2)
+    server = SimpleNamespace(pool=pool, clock=clock, is_here=lambda hello: False)
+    return JobSlots(server, "job-1", job(workers=2), "", "token", lambda *message: None, wanted=2)
 
 
 def join(slots, count=1):
@@ -45,7 +45,7 @@ def test_a_row_of_quick_deaths_ends_the_job_and_the_last_one_is_named(slots):
     assert slots.last_death == f"worker-{QUICK_DEATHS - 1} is lost: {HOW}"
 
 
-def test_somebody_who_was_there_before_goes_on_alone(slots):
+def test_a_worker_that_was_there_before_goes_on_alone(slots):
     first, other = join(slots, 2)
     assert not any([die(slots, first), *(die(slots, join(slots)) for _ in range(2 * QUICK_DEATHS))])
     assert die(slots, other)

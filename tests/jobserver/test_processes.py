@@ -15,7 +15,8 @@ import pytest
 from nfdt.core.errors import UsageError
 from nfdt.core.jobs.tokens import ensure_token_file, read_tokens
 from nfdt.core.wire import jobs_pb2
-from nfdt.jobserver.main import ServerOptions, serve, shard_host
+from nfdt.jobserver.main import ServerOptions, serve
+from nfdt.jobserver.options import shard_host
 from nfdt.launch.machine import find_gpus
 from tests.support.fakes import DEADLINE_S, TOKEN, Client, of
 

@@ -30,7 +30,7 @@ def relay(cluster) -> Iterator[Relay]:
 
 
 class Gate:
-    """Holds a worker inside one of its tasks (None: the first) until the test lets it go."""
+    """Gate that holds a worker inside one of its tasks (None: the first) until the test opens it."""
 
     def __init__(self, task: int | None) -> None:
         self._task = task
@@ -42,7 +42,7 @@ class Gate:
             assert self.open.wait(DEADLINE_S)
 
     def after(self, slot, task):
-        """Holds another worker until this one is reached."""
+        """Gate for another worker that opens when this one is reached."""
         assert self.reached.wait(DEADLINE_S)
 
 
@@ -104,7 +104,7 @@ def test_a_worker_whose_connection_is_cut_goes_on_and_nothing_is_done_twice(clus
 
 
 def test_a_call_whose_answer_was_lost_is_answered_again_and_counts_once(cluster, relay, monkeypatch):
-    """The connection is cut whenever the server has answered: every third answer is lost."""
+    """Cut the connection whenever the server has answered: every third answer is lost."""
     from nfdt.jobserver.job import Job
 
     real, calls = Job.next, []
@@ -215,7 +215,7 @@ def test_slots_outlive_a_restart_of_the_server(cluster, relay, gate):
     assert told[:3] == ["WorkerAssignment", "Release", "WorkerAssignment"]
 
 
-def test_a_call_that_comes_late_is_not_taken_for_news(cluster, relay, gate):
+def test_a_call_that_comes_late_is_not_taken_for_a_new_one(cluster, relay, gate):
     slots_of(cluster, relay.address, gate)
     client = cluster.client()
     job = client.submit(client.spec(epochs=1, workers=1))

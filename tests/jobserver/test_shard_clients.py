@@ -71,7 +71,7 @@ def test_chunks_that_leave_a_gap_are_refused(control, shards):
 
 
 def _replaced(shard, control):
-    """Ask a fresh server for the shard: handlers are bound when a servicer is registered."""
+    """Start a new server for the shard: handlers are bound when a servicer is registered."""
     from nfdt.core.wire import shards_pb2_grpc
     from nfdt.core.wire.channel import make_server
 

@@ -1,4 +1,4 @@
-"""Which slots a job gets, and whose messages count."""
+"""Slots that a job gets, and the messages that count."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def hello(name="worker", **fields) -> pb.SlotHello:
     return pb.SlotHello(name=name, role="worker", **fields)
 
 
-class Heard(list):
-    def __call__(self, slot, news, message):
-        self.append((slot.name, news))
+class Messages(list):
+    def __call__(self, slot, kind, message):
+        self.append((slot.name, kind))
 
 
 @pytest.fixture
@@ -37,9 +37,9 @@ def finished(job_id) -> pb.SlotMessage:
 
 
 def test_a_late_message_about_another_job_is_dropped(pool):
-    heard = Heard()
+    heard = Messages()
     pool.join(hello())
-    slot = taken(pool, "first", Heard())
+    slot = taken(pool, "first", Messages())
     pool.receive(slot, finished("first"))
     slot = taken(pool, "second", heard)
     pool.receive(slot, finished("first"))
@@ -52,17 +52,17 @@ def test_a_late_message_about_another_job_is_dropped(pool):
 
 def test_a_slot_that_ran_code_of_another_session_is_dismissed_and_not_taken(pool):
     pool.join(hello())
-    pool.receive(taken(pool, "job", Heard(), session="one", code=True), finished("job"))
-    assert pool.take("worker", 1, "other", Heard(), session="two") == []
+    pool.receive(taken(pool, "job", Messages(), session="one", code=True), finished("job"))
+    assert pool.take("worker", 1, "other", Messages(), session="two") == []
     assert pool.attending("worker") == (0, 0)
 
 
-def test_a_slot_that_was_taken_and_told_nothing_is_free_when_its_job_ends(pool):
+def test_a_slot_that_was_taken_but_not_assigned_is_free_when_its_job_ends(pool):
     pool.join(hello())
-    (slot,) = pool.take("worker", 1, "job", Heard())
+    (slot,) = pool.take("worker", 1, "job", Messages())
     pool.release(slot, "job")
     assert pool.attending("worker") == (1, 1)
-    told = taken(pool, "job", Heard())
+    told = taken(pool, "job", Messages())
     pool.release(told, "job")
     assert pool.attending("worker") == (1, 0), "it has to answer first"
 
@@ -91,7 +91,7 @@ def test_what_a_slot_did_not_receive_is_sent_again_on_its_next_stream(pool):
 
 
 def test_a_message_that_is_sent_again_counts_once(pool):
-    heard = Heard()
+    heard = Messages()
     pool.join(hello(key="k", patience_s=60.0))
     slot = taken(pool, "job", heard)
     ready = pb.SlotMessage(ready=pb.SlotReady(job_id="job"), number=1)
@@ -102,7 +102,7 @@ def test_a_message_that_is_sent_again_counts_once(pool):
 
 def test_the_number_of_workers_that_replace_lost_ones_is_limited(pool):
     spec = SimpleNamespace(code=False)
-    slots = JobSlots(SimpleNamespace(pool=pool), "job", spec, "session", "token", Heard(), wanted=2)
+    slots = JobSlots(SimpleNamespace(pool=pool), "job", spec, "session", "token", Messages(), wanted=2)
     for number in range(40):
         pool.join(hello(f"worker-{number}"))
     joined = sum(len(slots.acquire_workers(2)) for _ in range(20))
@@ -111,5 +111,5 @@ def test_the_number_of_workers_that_replace_lost_ones_is_limited(pool):
 
 @pytest.mark.parametrize(("boot", "host", "here"), [("b", "h", True), ("other", "h", False), ("b", "other", False)])
 def test_a_slot_is_here_on_the_same_start_of_the_same_machine(boot, host, here):
-    site = ServerContext(store=None, artifacts=None, pool=None, host="h", boot="b")
-    assert site.is_here(hello(host=host, boot_id=boot)) is here
+    context = ServerContext(store=None, artifacts=None, pool=None, host="h", boot="b")
+    assert context.is_here(hello(host=host, boot_id=boot)) is here

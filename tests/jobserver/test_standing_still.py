@@ -1,4 +1,4 @@
-"""A job whose epoch stands still for its client, over real gRPC: what the client may read and replace meanwhile."""
+"""Job whose epoch stands still for its client, over real gRPC: reading and replacing its state meanwhile."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ def counted(state):
 
 
 class Steps:
-    """Runs a job by one step at a time; ``at`` is called with (client, job, steps) whenever it stands still."""
+    """Client that runs a job one step at a time; ``at`` is called with (client, job, steps) at each halt."""
 
     def __init__(self, start, at, **spec):
         self.client = start(workers=1, shards=1)

@@ -89,7 +89,7 @@ def test_every_end_has_its_state_and_error(error, state, kind):
 
 
 def test_an_attended_job_waits_for_its_client_and_misses_it_after_a_while():
-    control = ClientControl(attended=True, unwatched_since=0.0)
+    control = ClientControl(interactive=True, unwatched_since=0.0)
     assert not control.permits(0)
     control.watch(1, 0.0)
     assert not control.abandoned(1000.0, 60.0)
@@ -99,11 +99,11 @@ def test_an_attended_job_waits_for_its_client_and_misses_it_after_a_while():
 
 
 def test_a_wish_to_stop_is_heard_once():
-    control = ClientControl(attended=False, unwatched_since=0.0, stop_training=True)
+    control = ClientControl(interactive=False, unwatched_since=0.0, stop_training=True)
     assert [control.take_stop(), control.take_stop()] == [True, False]
 
 
 @pytest.mark.parametrize("value", [-1.0, float("inf"), float("nan")])
 def test_a_learning_rate_is_a_number(value):
     with pytest.raises(UsageError, match="learning_rate"):
-        ClientControl(attended=False, unwatched_since=0.0).set_learning_rate(value)
+        ClientControl(interactive=False, unwatched_since=0.0).set_learning_rate(value)

@@ -1,4 +1,4 @@
-"""The nursery alone, with programs that import next to nothing in place of slots."""
+"""The fork server alone, with programs that import next to nothing in place of slots."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import pytest
 from nfdt.launch.fork_client import NOT_FORKED, ForkServerClient
 
 DEADLINE_S = 30
-# A nursery whose slots run the code that they get as their argument.
+# A fork server whose slots run the code that they get as their argument.
 PROGRAM = """
 import os, socket, numpy
 from nfdt.launch.fork_server import ForkServer
@@ -24,25 +24,25 @@ WAIT = "import sys; sys.stdin.read()"
 
 
 class Yard:
-    """One nursery and the logs of its slots."""
+    """One fork server and the logs of its slots."""
 
     def __init__(self, directory, before="", **environment):
         self.directory = directory
         self.environment = {**os.environ, **environment}
         program = [sys.executable, "-c", PROGRAM.format(before=before)]
-        self.nursery = ForkServerClient(self.environment, directory / "nursery.log", command=program)
+        self.fork_server = ForkServerClient(self.environment, directory / "nursery.log", command=program)
         self.slots = []
 
     def fork(self, code, **changes):
-        """A slot, and the path of what it writes."""
+        """Start a slot; returns it and the path of its output."""
         path = self.directory / f"{len(self.slots)}.log"
         environment = {k: v for k, v in {**self.environment, **changes}.items() if v is not None}
         with path.open("w") as log:
-            self.slots.append(self.nursery.fork([code], "nfdt slot 1", environment, log.fileno()))
+            self.slots.append(self.fork_server.fork([code], "nfdt slot 1", environment, log.fileno()))
         return self.slots[-1], path
 
     def said(self, code, **changes):
-        """What a slot that runs ``code`` to its end writes."""
+        """Output of a slot that runs ``code`` to its end."""
         slot, path = self.fork(code, **changes)
         assert slot.wait(DEADLINE_S) == 0, path.read_text()
         return path.read_text().strip()
@@ -51,7 +51,7 @@ class Yard:
         for slot in self.slots:
             slot.terminate()
             slot.stdin.close()
-        self.nursery.stop()
+        self.fork_server.stop()
 
 
 @pytest.fixture
@@ -89,10 +89,10 @@ def test_a_slot_has_its_own_environment(yard):
     assert yard.said(code) == "['1', '1', None, None]"
 
 
-def test_the_nursery_never_has_what_only_slots_get(yard):
+def test_the_fork_server_never_has_what_only_slots_get(yard):
     yard.said("pass", NFDT_TOKEN="secret")
-    nursery = psutil.Process(yard.nursery.pid)
-    assert "secret" not in str(nursery.environ()) + str(nursery.cmdline())
+    fork_server = psutil.Process(yard.fork_server.pid)
+    assert "secret" not in str(fork_server.environ()) + str(fork_server.cmdline())
 
 
 def test_slots_draw_different_random_numbers(yard):
@@ -150,20 +150,20 @@ def test_a_slot_that_is_terminated_before_it_exists_does_not_remain(tmp_path):
         assert unborn.wait(DEADLINE_S) == -signal.SIGTERM
         (tmp_path / "gate").write_text("open")
         assert yard.said("print('alive')") == "alive"
-        assert ended(*(child.pid for child in psutil.Process(yard.nursery.pid).children()))
+        assert ended(*(child.pid for child in psutil.Process(yard.fork_server.pid).children()))
     finally:
         yard.close()
 
 
-def test_a_nursery_that_is_killed_takes_its_slots_along(yard):
+def test_a_fork_server_that_is_killed_takes_its_slots_along(yard):
     slots = [yard.fork(WAIT)[0] for _ in range(2)]
     while any(slot.poll() is None and slot.pid is None for slot in slots):
         pass
-    os.kill(yard.nursery.pid, signal.SIGKILL)
+    os.kill(yard.fork_server.pid, signal.SIGKILL)
     assert [slot.wait(DEADLINE_S) for slot in slots] == [-signal.SIGKILL] * 2
     assert ended(*(slot.pid for slot in slots))
-    assert yard.nursery.ready
-    assert yard.nursery._process.wait(DEADLINE_S) == yard.nursery.returncode == -signal.SIGKILL
+    assert yard.fork_server.ready
+    assert yard.fork_server._process.wait(DEADLINE_S) == yard.fork_server.returncode == -signal.SIGKILL
     with pytest.raises(OSError, match="Broken pipe"):
         yard.fork(WAIT)
 
@@ -174,8 +174,8 @@ def test_a_process_with_threads_does_not_fork(tmp_path):
     slot, _ = yard.fork("pass")
     assert slot.wait(DEADLINE_S) == -signal.SIGKILL
     assert slot.pid is None
-    assert not yard.nursery.ready
-    assert "one thread" in yard.nursery.log.read_text()
+    assert not yard.fork_server.ready
+    assert "one thread" in yard.fork_server.log.read_text()
     yard.close()
 
 
@@ -194,5 +194,5 @@ os.fork, real = fork, os.fork
     assert slot.wait(DEADLINE_S) == NOT_FORKED
     assert slot.pid is None
     assert yard.said("print('next')") == "next"
-    assert "no memory for it" in yard.nursery.log.read_text()
+    assert "no memory for it" in yard.fork_server.log.read_text()
     yard.close()

@@ -1,4 +1,4 @@
-"""Real slots, forked by a nursery that a launcher keeps."""
+"""Real slots, forked by a fork server that a launcher keeps."""
 
 import os
 import signal
@@ -9,7 +9,8 @@ import textwrap
 import psutil
 import pytest
 
-from nfdt.launch.processes import LocalLauncher, SlotOptions
+from nfdt.launch.processes import LocalLauncher
+from nfdt.launch.slot_options import SlotOptions
 from tests.support.hello_server import DEADLINE_S, TOKEN, HelloServer
 
 
@@ -41,7 +42,7 @@ def parent_of(pid):
     return psutil.Process(pid).parent()
 
 
-def is_nursery(process):
+def is_fork_server(process):
     return "nfdt.launch.fork_server" in process.cmdline() and parent_of(process.pid).pid == os.getpid()
 
 
@@ -49,41 +50,41 @@ def all_ended(processes):
     return not psutil.wait_procs(processes, timeout=DEADLINE_S)[1]
 
 
-def test_slots_are_children_of_one_nursery_and_outlive_each_other(launch, server):
+def test_slots_are_children_of_one_fork_server_and_outlive_each_other(launch, server):
     launcher = launch()
     launcher.ensure("worker", 2)
     launcher.ensure("shard", 1)
     hellos = [server.next() for _ in range(3)]
     assert sorted(hello.role for hello in hellos) == ["shard", "worker", "worker"]
-    (nursery,) = {parent_of(hello.pid) for hello in hellos}
-    assert is_nursery(nursery)
-    assert len(os.listdir(f"/proc/{nursery.pid}/task")) == 1
+    (fork_server,) = {parent_of(hello.pid) for hello in hellos}
+    assert is_fork_server(fork_server)
+    assert len(os.listdir(f"/proc/{fork_server.pid}/task")) == 1
     assert {psutil.Process(hello.pid).name() for hello in hellos} == {"nfdt worker 0", "nfdt worker 1", "nfdt shard 0"}
     assert set(launcher.pids) == {hello.pid for hello in hellos}
 
     os.kill(hellos[0].pid, signal.SIGKILL)
     replacement = server.next()
     assert replacement.role == hellos[0].role
-    assert parent_of(replacement.pid) == nursery
+    assert parent_of(replacement.pid) == fork_server
     assert set(launcher.pids) == {replacement.pid, hellos[1].pid, hellos[2].pid}
 
-    processes = [nursery, *nursery.children()]
+    processes = [fork_server, *fork_server.children()]
     launcher.stop()
     assert all_ended(processes)
     assert launcher.pids == []
 
 
-def test_a_killed_nursery_is_replaced_and_counts_as_one_crash(launch, server, tmp_path):
+def test_a_killed_fork_server_is_replaced_and_counts_as_one_crash(launch, server, tmp_path):
     launcher = launch()
     launcher.ensure("worker", 6)  # more than the crashes that are forgiven
     first = [server.next().pid for _ in range(6)]
-    nursery = parent_of(first[0])
+    fork_server = parent_of(first[0])
     processes = [psutil.Process(pid) for pid in first]
-    nursery.kill()
+    fork_server.kill()
     assert all_ended(processes)
     second = [server.next().pid for _ in range(6)]
-    assert is_nursery(parent_of(second[0]))
-    assert parent_of(second[0]) != nursery
+    assert is_fork_server(parent_of(second[0]))
+    assert parent_of(second[0]) != fork_server
     assert launcher.failure is None
 
 
@@ -91,18 +92,19 @@ def test_nobody_is_left_when_the_launcher_is_killed(server, tmp_path):
     program = f"""
         import signal
         from pathlib import Path
-        from nfdt.launch.processes import LocalLauncher, SlotOptions
+        from nfdt.launch.processes import LocalLauncher
+        from nfdt.launch.slot_options import SlotOptions
         launcher = LocalLauncher(SlotOptions({server.address!r}, {TOKEN!r}, Path({str(tmp_path)!r})))
         launcher.ensure("worker", 2)
         signal.pause()
     """
     launcher = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)])
     slots = [psutil.Process(server.next().pid) for _ in range(2)]
-    nursery = slots[0].parent()
-    assert nursery.ppid() == launcher.pid
+    fork_server = slots[0].parent()
+    assert fork_server.ppid() == launcher.pid
     launcher.kill()
     launcher.wait(DEADLINE_S)
-    assert all_ended([nursery, *slots])
+    assert all_ended([fork_server, *slots])
 
 
 def test_stop_does_not_wait_for_imports(launch):
@@ -113,7 +115,7 @@ def test_stop_does_not_wait_for_imports(launch):
     assert launcher.pids == []
 
 
-def test_where_imports_start_threads_slots_are_started_without_a_nursery(launch, server, tmp_path):
+def test_where_imports_start_threads_slots_are_started_without_a_fork_server(launch, server, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
     )

@@ -1,4 +1,4 @@
-"""Rings of stand-ins: a launcher is any program that lives until it is told to end."""
+"""Rings of stand-ins: a launcher is any program that lives until SIGTERM."""
 
 from __future__ import annotations
 

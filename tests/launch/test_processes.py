@@ -10,16 +10,8 @@ import psutil
 import pytest
 
 from nfdt.launch.fork_client import COMMAND
-from nfdt.launch.processes import (
-    CRASHES,
-    FAILED_STARTS,
-    SLOT,
-    LocalLauncher,
-    SlotOptions,
-    shared_environment,
-    slot_arguments,
-    slot_environment,
-)
+from nfdt.launch.processes import CRASHES, FAILED_STARTS, LocalLauncher
+from nfdt.launch.slot_options import SLOT, SlotOptions, shared_environment, slot_arguments, slot_environment
 
 DEADLINE_S = 30
 # A stand-in for a slot: says it is there through a pipe, ends when its standard input does.
@@ -153,7 +145,8 @@ def test_slots_end_when_the_parent_is_killed(tmp_path, announcements):
     program = f"""
 import sys, signal
 from pathlib import Path
-from nfdt.launch.processes import LocalLauncher, SlotOptions
+from nfdt.launch.processes import LocalLauncher
+from nfdt.launch.slot_options import SlotOptions
 command = (sys.executable, "-c", {slot!r})
 launcher = LocalLauncher(SlotOptions("h:1", "t", Path({str(tmp_path / "logs")!r}), command=command))
 launcher.ensure("worker", 2)
@@ -191,7 +184,7 @@ def test_how_a_slot_ended_is_known_by_its_name(tmp_path, announcements):
         launcher.stop()
 
 
-@pytest.mark.parametrize("command", [SLOT, COMMAND], ids=["slot", "nursery"])
+@pytest.mark.parametrize("command", [SLOT, COMMAND], ids=["slot", "fork server"])
 def test_a_file_where_the_user_is_shadows_no_module_of_ours(tmp_path, command):
     (tmp_path / "queue.py").write_text("raise RuntimeError('the user has a file of this name')")
     python = command[: command.index("-m")]

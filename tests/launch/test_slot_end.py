@@ -1,4 +1,4 @@
-"""What is said of a slot process that has ended."""
+"""Texts about slot processes that have ended."""
 
 import os
 import signal

@@ -1,0 +1,88 @@
+"""Parts of a job server, made from its options: launchers, and the context of its jobs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from dataclasses import replace
+
+from nfdt.core.host.machine import boot_id, process_lives
+from nfdt.core.jobs.artifacts import ArtifactStore
+from nfdt.core.jobs.store import JobStore
+from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.wire.channel import is_loopback
+from nfdt.core.work.artifacts import default_cache
+from nfdt.jobserver.context import ServerContext
+from nfdt.jobserver.options import ServerOptions, shard_host
+from nfdt.jobserver.slot_pool import SlotPool
+from nfdt.launch.horovod import RingLauncher
+from nfdt.launch.machine import find_gpus
+from nfdt.launch.processes import LocalLauncher
+from nfdt.launch.slot_end import SlotEnd
+from nfdt.launch.slot_options import SlotOptions
+
+REAP_S = 2.0  # limit from the end of a slot's stream to that of its process
+
+
+def make_launcher(options: ServerOptions, local: str, token: str) -> LocalLauncher | None:
+    """Launcher of slots on this machine; None where the options start none."""
+    if options.slot_command is not None and not options.slot_command:
+        return None
+    host = shard_host(options)
+    security = ["--insecure"] if options.insecure else []
+    if options.tls_cert and options.tls_key:
+        security += ["--tls-cert", options.tls_cert, "--tls-key", options.tls_key]
+    slots = SlotOptions(
+        server=local,
+        token=token,
+        logs=options.state_dir / "logs",
+        prefix="local-",
+        host=host,
+        gpus=find_gpus(os.environ),
+        shard_options=() if is_loopback(host) else tuple(security),
+        kept_logs=default_cache().parent / "logs" if options.embedded else None,
+    )
+    return LocalLauncher(replace(slots, command=tuple(options.slot_command)) if options.slot_command else slots)
+
+
+def make_rings(options: ServerOptions, local: str, token: str) -> RingLauncher | None:
+    """Launcher of Horovod rings on this machine; None where the options start no slots."""
+    if options.slot_command is not None and not options.slot_command:
+        return None
+    ca_file = None if is_loopback(shard_host(options)) else options.tls_cert
+    return RingLauncher(options.state_dir / "rings", local, token, keeps=options.embedded, shard_ca_file=ca_file)
+
+
+def make_context(
+    options: ServerOptions, launcher: LocalLauncher | None, rings: RingLauncher | None, artifacts: ArtifactStore
+) -> ServerContext:
+    """Context of all jobs of the server."""
+
+    def kill(hello: pb.SlotHello) -> None:
+        if launcher is not None and hello.boot_id == boot_id() and hello.pid in launcher.pids:
+            os.kill(hello.pid, signal.SIGKILL)
+
+    def end_of(hello: pb.SlotHello) -> SlotEnd | None:
+        return launcher.end_of(hello.name, REAP_S) if launcher is not None else None
+
+    def lives(hello: pb.SlotHello) -> bool:
+        here = hello.boot_id == boot_id() and hello.host == socket.gethostname()
+        return not here or process_lives(hello.pid)
+
+    return ServerContext(
+        store=JobStore(options.state_dir / "jobs.sqlite"),
+        artifacts=artifacts,
+        pool=SlotPool(lives),
+        launcher=launcher,
+        launches_workers=launcher is not None and options.workers > 0,
+        most_workers=None if options.embedded else options.workers,
+        rings=rings,
+        takes_hosts=options.embedded,
+        keeps_checkpoints=not options.embedded,
+        cancels_abandoned=options.embedded,
+        attend_timeout_s=options.attend_timeout_s,
+        shard_ca_file=None if is_loopback(shard_host(options)) else options.tls_cert,
+        kill=kill,
+        end_of=end_of,
+    )

@@ -1,0 +1,72 @@
+"""Options, arguments and environment of slot processes: values in, values out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nfdt.core.jobs.launcher import Role
+from nfdt.core.work.slot_connection import PATIENCE_S
+from nfdt.launch.fork_client import SLOT_MODULE
+
+SLOT = (sys.executable, "-P", "-m", SLOT_MODULE)  # -P: no file of the user shadows our modules
+
+
+@dataclass(frozen=True)
+class SlotOptions:
+    """Options for starting slots.
+
+    Attributes:
+        server: ``host:port`` the slots attend.
+        token: Secret, passed through the environment, never through argv.
+        logs: Directory of the slots' standard error; made with mode 0700.
+        prefix: Prefix of the slots' names.
+        host: Address that shards listen on.
+        shard_options: More arguments of shard slots: how they secure an address that is not loopback.
+        ca_file: PEM certificates, when the server speaks TLS.
+        gpus: ``CUDA_VISIBLE_DEVICES`` of worker i is ``gpus[i % len(gpus)]``; empty: as inherited.
+        wait_s: Seconds that a slot looks for a server that does not answer.
+        command: Command line; tests give another one. Slots of another one, or with GPUs, are not forked.
+        environment: Variables that are added to the inherited ones.
+        kept_logs: Folder to which the log of a failed slot is copied, if ``logs`` does not outlive the job.
+    """
+
+    server: str
+    token: str = field(repr=False)
+    logs: Path
+    prefix: str = ""
+    host: str = "127.0.0.1"
+    shard_options: tuple[str, ...] = ()
+    ca_file: str | None = None
+    gpus: tuple[str, ...] = ()
+    wait_s: float = PATIENCE_S
+    command: Sequence[str] = SLOT
+    environment: Mapping[str, str] = field(default_factory=dict)
+    kept_logs: Path | None = None
+
+
+def slot_arguments(options: SlotOptions, role: Role, name: str) -> list[str]:
+    """Arguments of one slot, without secrets."""
+    argv = ["--server", options.server, "--role", role, "--name", name, "--watch-stdin"]
+    if role == "shard":
+        argv += ["--host", options.host, *options.shard_options]
+    if options.wait_s != PATIENCE_S:
+        argv += ["--wait", str(options.wait_s)]
+    if options.ca_file:
+        argv += ["--ca-file", options.ca_file]
+    return argv
+
+
+def shared_environment(options: SlotOptions, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Environment that all slots share, without secrets."""
+    return {"TF_CPP_MIN_LOG_LEVEL": "3", **inherited, **options.environment}
+
+
+def slot_environment(options: SlotOptions, role: Role, index: int, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Environment of one slot."""
+    chosen = {**inherited, "NFDT_TOKEN": options.token}
+    if role == "worker" and options.gpus:
+        chosen["CUDA_VISIBLE_DEVICES"] = options.gpus[index % len(options.gpus)]
+    return shared_environment(options, chosen)
