@@ -2,10 +2,10 @@
 
 from nfdt.core.order import order_crc, sample_order
 from nfdt.schedulers.batch_size import BatchSizes, Bounds
-from nfdt.schedulers.cutting import SizedTasks
 from nfdt.schedulers.finish_together import Runner, steps_to_share
 from nfdt.schedulers.leases import LeaseBook
 from nfdt.schedulers.proportions import equal_time_split, largest_remainder, proportional_split, water_fill
+from nfdt.schedulers.sized_tasks import SizedTasks
 from nfdt.schedulers.sources import FedTasks, PlannedTasks, TaskSource
 from nfdt.schedulers.tasks import Position, Task, TaskPlan
 from nfdt.schedulers.throughput import Speeds, StepTime, Throughput, lease_size
