@@ -22,7 +22,7 @@ from nfdt.core.specs.job import JobSpec
 from nfdt.core.training.gradient_step import GradientStep
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.channel import is_loopback, split_address
-from nfdt.core.work.statistics import PushCounts
+from nfdt.core.work.statistics import PushOutcomes
 from nfdt.core.work.tasks import Task
 from nfdt.transport.base import ParameterClient, Pulled, Pushed
 from nfdt.transport.choice import make_choice
@@ -91,7 +91,7 @@ class GroupExchange:
         self.weights: Array | None = None
         self.version = first_update
         self.wants_weights = True
-        self.counts = PushCounts()
+        self.counts = PushOutcomes()
 
     def pull(self) -> Array:
         """The weights as they are, on every rank; collective."""

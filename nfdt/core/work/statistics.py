@@ -29,7 +29,7 @@ class Traffic(Protocol):
 
 
 @dataclass
-class PushCounts:
+class PushOutcomes:
     """Outcomes of a worker's pushes.
 
     Attributes:
@@ -46,7 +46,7 @@ class PushCounts:
 
 
 @dataclass
-class WorkerStatistics(PushCounts):
+class WorkerStatistics(PushOutcomes):
     """Totals of one worker.
 
     Attributes:
@@ -79,7 +79,7 @@ def step_totals(samples: int, steps: int, seconds: float, compute_s: float) -> d
     return {"samples": samples, "steps": steps, "seconds": round(seconds, 6), "compute_s": round(compute_s, 6)}
 
 
-def push_totals(counts: PushCounts, traffic: Traffic) -> dict[str, Any]:
+def push_totals(counts: PushOutcomes, traffic: Traffic) -> dict[str, Any]:
     """Totals of a worker that pushes to shards, without ``exchange_s``."""
     return {
         "staleness": {str(k): v for k, v in sorted(counts.staleness.items())},
