@@ -12,8 +12,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -55,7 +53,7 @@ class ShardStore:
         self.overlap = overlap
         self._engine = engine
         self._changed = threading.Condition()
-        self._weights = VersionedWeights(engine)
+        self._weights = VersionedWeights(engine, lambda: self._changed.notify_all())
         self._backups = BackupStore(engine, backup_format, overlap + 1)
         self._mode = mode(self._weights, self._backups)
         self._statistics = ShardStatistics()
@@ -129,17 +127,17 @@ class ShardStore:
         length = length_of(gradient.values)  # outside the lock, which the other workers wait for
         arrived = ArrivedPush(worker, gradient, length, math.isfinite(length) and not drop)
         asked_at = time.perf_counter()
-        with self._updating():
+        with self._changed:
             began_at = time.perf_counter()
-            base = self._backups.base_of(worker, gradient.sequence, delta)
+            base = self._backups.base_of(worker, gradient.sequence, delta) if delta else None
             reply = self._push(arrived, want_weights)
-            backup = self._backups.get(worker, gradient.sequence)
+            backup = self._backups.get(worker, gradient.sequence) if base else None
             self._statistics.took(began_at - asked_at, time.perf_counter() - began_at)
-        return self._with_delta(worker, gradient.sequence, reply, delta, base, backup)
+        return self._with_delta(worker, gradient.sequence, reply, delta, base, backup) if base else reply
 
     def flush(self) -> int:
         """Apply the gradients that wait for others; returns the version."""
-        with self._updating():
+        with self._changed:
             self._mode.flush()
             return self.version
 
@@ -171,7 +169,7 @@ class ShardStore:
         """
         if weights.shape != (self.size,):
             raise ShapeMismatch(f"Write: expected {self.size} weights. Received: shape {weights.shape}.")
-        with self._updating():
+        with self._changed:
             self._mode.discard()
             self._engine.write(weights, optimizer)
             self._backups.resync()
@@ -218,17 +216,6 @@ class ShardStore:
 
     # -- under the lock
 
-    @contextmanager
-    def _updating(self) -> Iterator[None]:
-        """Hold the lock, and notify waiting pulls if there is a new version."""
-        with self._changed:
-            before = self.version
-            try:
-                yield
-            finally:
-                if self.version != before:
-                    self._changed.notify_all()
-
     def _push(self, arrived: ArrivedPush, want_weights: bool) -> Reply:
         worker, sequence = arrived.worker, arrived.gradient.sequence
         outcome = self._mode.apply(arrived)
@@ -265,5 +252,6 @@ class ShardStore:
         self, worker: str, sequence: int, reply: ReplyWeights, *, staleness: int = 0, applied: bool = True
     ) -> Reply:
         """Keep the backup of a reply and return it."""
-        self._backups.add(worker, sequence, reply, self.version, staleness)
-        return Reply(self.version, self._engine.array(reply.weights), staleness, applied)
+        version = self._weights.version
+        self._backups.add(worker, sequence, reply, version, staleness)
+        return Reply(version, self._engine.array(reply.weights), staleness, applied)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from nfdt.shard.engine import Engine
 from nfdt.shard.tensors import Vector
 
@@ -9,13 +11,17 @@ from nfdt.shard.tensors import Vector
 class VersionedWeights:
     """Counts the updates of one shard. Used under the store's lock.
 
-    Attributes:
+    Args:
         engine: Weights, optimizer and rule.
+        notify: Called for every new version.
+
+    Attributes:
         version: Number of updates applied so far.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, notify: Callable[[], None]) -> None:
         self.engine = engine
+        self._notify = notify
         self.version = 0
         self._snapshot: Vector = None
 
@@ -29,3 +35,4 @@ class VersionedWeights:
         """Count an update that the engine has made."""
         self.version += 1
         self._snapshot = None
+        self._notify()

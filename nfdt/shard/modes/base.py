@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from nfdt.shard.backups import Backup, BackupStore, WorkerRecord
 from nfdt.shard.engine import ReplyWeights
@@ -12,8 +11,7 @@ from nfdt.shard.messages import Gradient
 from nfdt.shard.versioned_weights import VersionedWeights
 
 
-@dataclass(frozen=True)
-class ArrivedPush:
+class ArrivedPush(NamedTuple):
     """A push as its mode sees it.
 
     Attributes:
@@ -29,8 +27,7 @@ class ArrivedPush:
     usable: bool
 
 
-@dataclass(frozen=True)
-class PushOutcome:
+class PushOutcome(NamedTuple):
     """The effect of a push.
 
     Attributes:
@@ -82,8 +79,7 @@ class ModeFactory(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class DelayedPush:
+class DelayedPush(NamedTuple):
     """An asynchronous push and its delay.
 
     Attributes:
