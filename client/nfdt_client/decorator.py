@@ -101,7 +101,7 @@ class _Submitted(BaseException):
 
 
 class _Submitter(Session):
-    """A session whose first fit is handed in, unattended, instead of run."""
+    """A session whose first fit is submitted as a detached job instead of run."""
 
     tells_idle = False
 
@@ -126,7 +126,7 @@ class _Submitter(Session):
         initial_epoch = int(arguments["initial_epoch"])
         if initial_epoch >= captured.epochs:
             raise UsageError(f"submit: expected epochs above {initial_epoch}. Received: {captured.epochs}.")
-        submission, _ = self.prepare(captured, batch, initial_epoch, attended=False)
+        submission, _ = self.prepare(captured, batch, initial_epoch, interactive=False)
         job_id = self.send(submission)
         raise _Submitted(JobHandle(job_id, self.release_connection()))
 

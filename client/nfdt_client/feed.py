@@ -13,7 +13,7 @@ import grpc
 from nfdt.core.training.data import encode_batch
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire.status import translate
-from nfdt_client.job import AttendedJob
+from nfdt_client.job import InteractiveJob
 from nfdt_client.training_data import rows_of
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Feeder:
         error: What the user's iterator raised, or why the stream broke; None while all is well.
     """
 
-    def __init__(self, job: AttendedJob, epoch: Callable[[], Iterator[Any]]) -> None:
+    def __init__(self, job: InteractiveJob, epoch: Callable[[], Iterator[Any]]) -> None:
         self.error: Exception | None = None
         self._job, self._epoch = job, epoch
         self._orders: queue.SimpleQueue[int | None] = queue.SimpleQueue()

@@ -15,7 +15,7 @@ class FitHandler(Protocol):
     """Runs a ``fit`` call in Keras' place."""
 
     def fit(self, original: Fit, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What ``model.fit(*args, **kwargs)`` shall do; ``original`` is Keras' own method."""
+        """Carry out ``model.fit(*args, **kwargs)``; ``original`` is Keras' own method."""
         ...
 
 

@@ -33,7 +33,7 @@ Peer = tuple[str, int]
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """What a server takes.
+    """Limits of the calls that a server takes.
 
     Attributes:
         total: Connections in all, beyond which grpcio closes newcomers.
@@ -164,7 +164,7 @@ def _normal(host: str) -> str:
 
 
 def _peer(name: str) -> Peer | None:
-    """What grpcio calls ``ipv4:1.2.3.4:5`` or ``ipv6:%5B::1%5D:5``; None for anything that is no such address."""
+    """Return host and port of a peer that grpcio names ``ipv4:1.2.3.4:5`` or ``ipv6:%5B::1%5D:5``, or None."""
     host, _, port = unquote(name.partition(":")[2]).rpartition(":")
     try:
         return _normal(host.removeprefix("[").removesuffix("]")), int(port)

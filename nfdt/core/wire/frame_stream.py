@@ -25,7 +25,7 @@ _READ_AHEAD = 4096
 
 
 def payload_bytes(header: Frame) -> int:
-    """How many bytes follow a header."""
+    """Return the number of bytes that follow a header."""
     return header.total_bytes if header.kind in (PUSH, WEIGHTS) and not header.shared else 0
 
 
