@@ -56,7 +56,7 @@ def distribute(
         algorithm: A preset, as in ``"ddc-asgd"`` (default), ``"bsp"``, ``"asgd"``.
         server: ``HOST:PORT`` of a job server; without it one is started here for each call and taken down after it.
         options: More options as a mapping, for names that are no Python identifiers (``"emulate.slowdown"``).
-        default_algorithm: The preset where nobody names one, in code, environment or file.
+        default_algorithm: The preset where none is named in code, environment or file.
         **overrides: Any other option: ``update_rule``, ``staleness_bound``, ``dc_lambda``, ``shards``, ``emulate``, ...
 
     Raises:

@@ -83,7 +83,7 @@ class Feeder:
             try:
                 self._feed(epoch)
             except Exception as error:  # whatever the user's code raises is the job's end
-                self.error = error  # before the job fails of it: whoever hears of that shall find it
+                self.error = error  # before the job fails of it: handlers of that failure read it
                 self._outbox.put(pb.FedBatch(epoch=epoch, error=f"{type(error).__name__}: {error}"))
                 return
 

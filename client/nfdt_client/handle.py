@@ -172,7 +172,7 @@ def attach(job_id: str, server: str | None = None, *, token: str | None = None, 
 
     Raises:
         UsageError: no server is named, or it does not know the job.
-        ServerUnreachable: nobody answers there.
+        ServerUnreachable: no server answers at the address.
     """
     options = resolve({"server": server, "token": token, **connection})
     if options.server is None:

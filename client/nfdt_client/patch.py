@@ -57,7 +57,7 @@ class FitPatch:
     def remove(self, model_class: Any) -> None:
         """Give one :meth:`install` back; the last one puts the class as it was.
 
-        Where somebody has wrapped our replacement meanwhile it stays, and passes every fit on to Keras.
+        A replacement that other code has wrapped meanwhile stays, and passes every fit on to Keras.
         """
         with self._lock:
             self._users -= 1

@@ -254,7 +254,7 @@ def look_at_metrics(captured: Capture, batch: Any, *, interactive: bool) -> None
 
     Raises:
         CaptureError: a metric cannot be merged.
-        UsageError: nobody is here to validate.
+        UsageError: a detached job has no process that validates.
     """
     from nfdt.core.program.metrics import check_metrics
 

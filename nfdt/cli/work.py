@@ -27,8 +27,8 @@ class Work:
     Attributes:
         batch_size: Of one worker.
         samples: Of an epoch.
-        weights: Elements of the model; 0 where nobody has said.
-        profile: What it takes here; None where nobody has measured.
+        weights: Elements of the model; 0 if unknown.
+        profile: Measured durations on this machine, or None.
     """
 
     batch_size: int

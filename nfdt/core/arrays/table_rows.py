@@ -93,7 +93,7 @@ class RowWeights:
 
     Args:
         dense: Everything outside the tables.
-        news: Shared with whoever adds to it, oldest first.
+        news: Changes, oldest first; the list is shared with the code that adds to it.
     """
 
     def __init__(self, dense: Vector, news: list[ChangedRows]) -> None:

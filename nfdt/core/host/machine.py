@@ -103,7 +103,7 @@ def give_back_memory() -> int:
 
 
 def process_lives(pid: int) -> bool:
-    """Whether a process of this machine runs; one that nobody has waited for yet does not."""
+    """Whether a process of this machine runs; a zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         return state not in "ZX"

@@ -195,8 +195,8 @@ def sparse_tables(manifest: Manifest, algorithm: AlgorithmSpec, shards: int) -> 
     options, layout = manifest.optimizer_options, manifest.layout
     plain = manifest.optimizer_class == "SGD" and layout.divisible
     moved = ("momentum", "weight_decay", "use_ema", "clipvalue", "gradient_accumulation_steps")
-    row = (algorithm.topology, algorithm.codec, algorithm.reply_codec or "identity")
-    as_they_are = algorithm.consistency in ("free", "ssp", "bsp") and row == ("flat", "identity", "identity")
+    parts = (algorithm.topology, algorithm.codec, algorithm.reply_codec or "identity")
+    as_they_are = algorithm.consistency in ("free", "ssp", "bsp") and parts == ("flat", "identity", "identity")
     if not (algorithm.sparse and plain and as_they_are) or any(options.get(name) for name in moved):
         return ()
     pieces = [piece for run in layout.cut(shards) for piece in run.pieces]

@@ -144,7 +144,7 @@ class JobSpec(_Spec):
 
 CLUSTER_OPTIONS = tuple(k for k in ClusterSpec.model_fields if k != "emulate")
 _ALGORITHM_OPTIONS = tuple(k for k in AlgorithmSpec.model_fields if k != "name")
-_PARTS = frozenset(name for row in PRESETS.values() for name in row)
+_PARTS = frozenset(name for preset in PRESETS.values() for name in preset)
 OVERRIDES: tuple[str, ...] = (*_ALGORITHM_OPTIONS, *CLUSTER_OPTIONS, "emulate")
 
 
@@ -204,8 +204,8 @@ def find_idle(algorithm: AlgorithmSpec, cluster: ClusterSpec, given: Iterable[st
             continue
         metadata = options[name].metadata
         if reason := why_idle(metadata, chosen):
-            rows = [row for row, parts in PRESETS.items() if not why_idle(metadata, {**chosen, **parts})]
-            instead = f" It has one with algorithm={' or '.join(map(repr, rows))}." if rows else ""
+            presets = [preset for preset, parts in PRESETS.items() if not why_idle(metadata, {**chosen, **parts})]
+            instead = f" It has one with algorithm={' or '.join(map(repr, presets))}." if presets else ""
             idle[name] = f"{reason}{instead}"
     return idle
 

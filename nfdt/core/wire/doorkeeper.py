@@ -1,4 +1,4 @@
-"""Connections that strangers hold: few at a time, and not for long.
+"""Limits on connections without a valid token: few at a time, and not for long.
 
 grpcio accepts whatever connects and does not say what it holds, so the sockets of this process are looked at from
 outside. A connection is a stranger's until a call with a valid token has come over it. Strangers beyond the limits are
@@ -80,7 +80,7 @@ class Doorkeeper:
         self._stopped.set()
 
     def admit(self, context: Any) -> None:
-        """The connection of this call belongs to somebody with a valid token."""
+        """Mark the connection of this call: a valid token has come over it."""
         name = context.peer()
         if name not in self._known and (peer := _peer(name)) is not None:
             self._known[name] = peer
