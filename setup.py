@@ -31,7 +31,6 @@ setup(
         "tensorflow": ["tensorflow>=2.20"],
         "cpu": ["tensorflow-cpu>=2.20"],
         "horovod": ["mpi4py>=4.0"],  # Horovod itself does not compile as pip gets it: ./scripts/install-horovod
-        "metrics": ["prometheus_client>=0.20"],
         "plots": ["matplotlib>=3.8"],
         "dev": [
             "cryptography>=42",

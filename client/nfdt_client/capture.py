@@ -1,4 +1,4 @@
-"""What ``fit`` was given, understood as Keras would."""
+"""Arguments and data of a ``fit`` call, interpreted as Keras does."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Connection:
         self._channel.close()
 
     def describe(self) -> pb.ServerDescription:
-        """Who is there. Fails at once where nobody listens."""
+        """Return the server's description; fail at once if nothing listens at the address."""
         with translated(self.address):
             return self.stub.Describe(pb.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S)
 

@@ -56,7 +56,7 @@ def distribute(
         algorithm: A preset, as in ``"ddc-asgd"`` (default), ``"bsp"``, ``"asgd"``.
         server: ``HOST:PORT`` of a job server; without it one is started here for each call and taken down after it.
         options: More options as a mapping, for names that are no Python identifiers (``"emulate.slowdown"``).
-        default_algorithm: The preset where nobody names one, in code, environment or file.
+        default_algorithm: The preset where none is named in code, environment or file.
         **overrides: Any other option: ``update_rule``, ``staleness_bound``, ``dc_lambda``, ``shards``, ``emulate``, ...
 
     Raises:
@@ -101,7 +101,7 @@ class _Submitted(BaseException):
 
 
 class _Submitter(Session):
-    """A session whose first fit is handed in, unattended, instead of run."""
+    """A session whose first fit is submitted as a detached job instead of run."""
 
     tells_idle = False
 
@@ -126,7 +126,7 @@ class _Submitter(Session):
         initial_epoch = int(arguments["initial_epoch"])
         if initial_epoch >= captured.epochs:
             raise UsageError(f"submit: expected epochs above {initial_epoch}. Received: {captured.epochs}.")
-        submission, _ = self.prepare(captured, batch, initial_epoch, attended=False)
+        submission, _ = self.prepare(captured, batch, initial_epoch, interactive=False)
         job_id = self.send(submission)
         raise _Submitted(JobHandle(job_id, self.release_connection()))
 

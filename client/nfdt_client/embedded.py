@@ -30,7 +30,7 @@ TAIL_LINES = 20
 def server_command(
     workers: int, shards: int, folder: Path, rings: Sequence[Mapping[str, Any]] = (), network: Sequence[str] = ()
 ) -> list[str]:
-    """How the server is started; ``-P`` keeps a file of the user's from shadowing a module of ours.
+    """Return the command that starts the server; ``-P`` keeps a file of the user's from shadowing a module of ours.
 
     Args:
         workers: Worker processes it starts.

@@ -13,7 +13,7 @@ import grpc
 from nfdt.core.training.data import encode_batch
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire.status import translate
-from nfdt_client.job import AttendedJob
+from nfdt_client.job import InteractiveJob
 from nfdt_client.training_data import rows_of
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Feeder:
         error: What the user's iterator raised, or why the stream broke; None while all is well.
     """
 
-    def __init__(self, job: AttendedJob, epoch: Callable[[], Iterator[Any]]) -> None:
+    def __init__(self, job: InteractiveJob, epoch: Callable[[], Iterator[Any]]) -> None:
         self.error: Exception | None = None
         self._job, self._epoch = job, epoch
         self._orders: queue.SimpleQueue[int | None] = queue.SimpleQueue()
@@ -83,7 +83,7 @@ class Feeder:
             try:
                 self._feed(epoch)
             except Exception as error:  # whatever the user's code raises is the job's end
-                self.error = error  # before the job fails of it: whoever hears of that shall find it
+                self.error = error  # before the job fails of it: handlers of that failure read it
                 self._outbox.put(pb.FedBatch(epoch=epoch, error=f"{type(error).__name__}: {error}"))
                 return
 

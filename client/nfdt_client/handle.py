@@ -30,7 +30,7 @@ LogValue = float | npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class JobStatus:
-    """What a server says about a job; times are Unix seconds, 0 when not reached."""
+    """Description of a job by its server; times are Unix seconds, 0 when not reached."""
 
     job_id: str
     name: str
@@ -53,7 +53,7 @@ class JobStatus:
 
 @dataclass(frozen=True)
 class JobResult:
-    """What a job produced.
+    """Result of a job.
 
     Attributes:
         weights: The trainable variables in model order; one flat vector where the server does not tell the shapes.
@@ -104,7 +104,7 @@ class JobHandle:
         return self._connection.watch(self.job_id, after)
 
     def logs(self, follow: bool = False) -> Iterator[str]:
-        """What happened, one line each: so far, or with ``follow`` until the job has ended."""
+        """Yield one line per event: those so far, or with ``follow`` until the job has ended."""
         events = self.events() if follow else self._connection.recorded(self.job_id)
         return map(format_event, events)
 
@@ -172,7 +172,7 @@ def attach(job_id: str, server: str | None = None, *, token: str | None = None, 
 
     Raises:
         UsageError: no server is named, or it does not know the job.
-        ServerUnreachable: nobody answers there.
+        ServerUnreachable: no server answers at the address.
     """
     options = resolve({"server": server, "token": token, **connection})
     if options.server is None:

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 CANCEL_TIMEOUT_S = 5.0
 
 
-class AttendedJob:
+class InteractiveJob:
     """The client's side of a job whose callbacks run here.
 
     Args:

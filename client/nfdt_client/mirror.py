@@ -1,4 +1,4 @@
-"""What happens on the cluster, replayed to Keras' callbacks here, and what they decide, sent back."""
+"""Replay of a job's events to Keras' callbacks in this process; their decisions are sent back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nfdt_client.batch_hooks import BatchHooks, Pauses
 from nfdt_client.failures import failure_of
 from nfdt_client.feed import Feeder
 from nfdt_client.handle import describe_stall, epoch_logs
-from nfdt_client.job import AttendedJob
+from nfdt_client.job import InteractiveJob
 from nfdt_client.model_state import ModelState
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class Fit:
 
 
 def begin_epoch(model: Any, callbacks: Any, epoch: int) -> None:
-    """What Keras does in an epoch before it trains."""
+    """Prepare the model for an epoch as Keras does before it trains."""
     model.reset_metrics()
     callbacks.on_epoch_begin(epoch)
     callbacks.on_train_batch_begin(0)
@@ -80,7 +80,7 @@ class Mirror:
         feeder: Of a job whose batches come from here.
     """
 
-    def __init__(self, fit: Fit, job: AttendedJob, feeder: Feeder | None = None) -> None:
+    def __init__(self, fit: Fit, job: InteractiveJob, feeder: Feeder | None = None) -> None:
         self._fit, self._job, self._feeder = fit, job, feeder
         self._callbacks, self._model = fit.callbacks, fit.model
         self._hooks = BatchHooks(fit.callbacks, fit.model, fit.steps_per_execution)

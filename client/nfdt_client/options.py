@@ -58,7 +58,7 @@ class Options:
     Attributes:
         server: ``HOST:PORT`` of a job server; None for the embedded one.
         batch_hooks: When the batch hooks of callbacks are called: auto, exact, or approximate.
-        workers_given: Whether somebody asked for a number of workers, or it is the default.
+        workers_given: Whether a number of workers is asked for, or it is the default.
         world: The launcher's world that this script is a rank of, for jobs whose ranks it shall be.
         settings: Every option by name with its value and origin, for ``nfdt config``.
     """

@@ -15,7 +15,7 @@ class FitHandler(Protocol):
     """Runs a ``fit`` call in Keras' place."""
 
     def fit(self, original: Fit, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What ``model.fit(*args, **kwargs)`` shall do; ``original`` is Keras' own method."""
+        """Carry out ``model.fit(*args, **kwargs)``; ``original`` is Keras' own method."""
         ...
 
 
@@ -57,7 +57,7 @@ class FitPatch:
     def remove(self, model_class: Any) -> None:
         """Give one :meth:`install` back; the last one puts the class as it was.
 
-        Where somebody has wrapped our replacement meanwhile it stays, and passes every fit on to Keras.
+        A replacement that other code has wrapped meanwhile stays, and passes every fit on to Keras.
         """
         with self._lock:
             self._users -= 1

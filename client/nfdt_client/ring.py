@@ -42,7 +42,7 @@ def describe_groups(algorithm: AlgorithmSpec, cluster: ClusterSpec) -> list[dict
 
 
 def comes_and_goes(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Between how many ranks a world is elastic says its launcher: nobody else needs to know."""
+    """Return the limits of an elastic world: only its launcher needs them."""
     elastic = environ.get("HOROVOD_ELASTIC", "0") not in ("", "0")
     return {"min_workers": 1 if elastic else None, "max_workers": None, "host_discovery_script": None}
 

@@ -19,7 +19,7 @@ from nfdt_client.captured import Capture
 from nfdt_client.connection import Connection
 from nfdt_client.embedded import EmbeddedServer
 from nfdt_client.feed import Feeder
-from nfdt_client.job import AttendedJob
+from nfdt_client.job import InteractiveJob
 from nfdt_client.mirror import Fit, Mirror, begin_epoch
 from nfdt_client.model_state import ModelState
 from nfdt_client.options import Options
@@ -139,7 +139,7 @@ class Session:
         if initial_epoch >= captured.epochs:
             return _nothing_to_train(captured, listeners)
         begin_epoch(model, listeners, initial_epoch)
-        submission, manifest = self.prepare(captured, batch, initial_epoch, attended=True)
+        submission, manifest = self.prepare(captured, batch, initial_epoch, interactive=True)
         each, size = callbacks.each(listeners), int(model.steps_per_execution or 1)
         pauses = batch_hooks.plan_pauses(self.options.batch_hooks, self.options.algorithm, each, size)
         job = self._start(submission, manifest)
@@ -163,7 +163,7 @@ class Session:
         return model.history
 
     def prepare(
-        self, captured: Capture, batch: Any, initial_epoch: int, *, attended: bool
+        self, captured: Capture, batch: Any, initial_epoch: int, *, interactive: bool
     ) -> tuple[Submission, Manifest]:
         """Pack the model and check that the server would take the job, before anything is uploaded.
 
@@ -173,16 +173,16 @@ class Session:
         from nfdt.core.program.pack import pack
 
         packed = pack(captured.model, batch)
-        look_at_metrics(captured, batch, attended=attended)
+        look_at_metrics(captured, batch, interactive=interactive)
         cluster = self._place(packed.code)
         check_shards(captured.model, packed.manifest, cluster)
         submission = specify(
-            captured, packed, self.options, cluster=cluster, initial_epoch=initial_epoch, attended=attended
+            captured, packed, self.options, cluster=cluster, initial_epoch=initial_epoch, interactive=interactive
         )
         return submission, packed.manifest
 
     def _place(self, code: bool) -> ClusterSpec:
-        """How many workers and shards the job gets; ``code``: it carries code of the script."""
+        """Return the numbers of workers and shards; ``code``: the job carries code of the script."""
         server = self.connection().describe()
         if code and not server.allow_code:
             raise PolicyRefused(
@@ -195,12 +195,12 @@ class Session:
             cluster = cluster.model_copy(update={"workers": server.slots})
         return cluster
 
-    def _start(self, submission: Submission, manifest: Manifest) -> AttendedJob:
+    def _start(self, submission: Submission, manifest: Manifest) -> InteractiveJob:
         """Hand the job in; ``manifest`` is its program's."""
-        return AttendedJob(self.connection(), self.send(submission))
+        return InteractiveJob(self.connection(), self.send(submission))
 
-    def _feed(self, job: AttendedJob, captured: Capture) -> Feeder | None:
-        """What sends the batches of a stream."""
+    def _feed(self, job: InteractiveJob, captured: Capture) -> Feeder | None:
+        """Return the feeder of a stream's batches, or None."""
         return Feeder(job, captured.train.epoch) if isinstance(captured.train, Stream) else None
 
     def send(self, submission: Submission) -> str:
@@ -249,12 +249,12 @@ def _nothing_to_train(captured: Capture, listeners: Any) -> Any:
     return captured.model.history
 
 
-def look_at_metrics(captured: Capture, batch: Any, *, attended: bool) -> None:
+def look_at_metrics(captured: Capture, batch: Any, *, interactive: bool) -> None:
     """Have the validation run here where ``test_step`` returns what workers cannot tell.
 
     Raises:
         CaptureError: a metric cannot be merged.
-        UsageError: nobody is here to validate.
+        UsageError: a detached job has no process that validates.
     """
     from nfdt.core.program.metrics import check_metrics
 
@@ -264,7 +264,7 @@ def look_at_metrics(captured: Capture, batch: Any, *, attended: bool) -> None:
     if not own:
         return
     what = f"test_step returns logs that are no results of metrics: {', '.join(own)}."
-    if not attended:
+    if not interactive:
         raise UsageError(
             f"submit: {what} Workers validate with metrics alone. Expected: for instance keras.metrics.Mean, updated "
             "and returned by test_step; or nfdt.distribute, which validates such a model in this script."

@@ -20,7 +20,7 @@ from nfdt_client.upload import Blob, array_blob
 
 
 class Packed(Protocol):
-    """What :func:`nfdt.core.program.pack.pack` returns."""
+    """Result of :func:`nfdt.core.program.pack.pack`."""
 
     @property
     def manifest(self) -> Manifest:
@@ -29,7 +29,7 @@ class Packed(Protocol):
 
     @property
     def artifacts(self) -> dict[str, bytes]:
-        """What the manifest names by hash."""
+        """Artifacts that the manifest names, by hash."""
         ...
 
     @property
@@ -53,7 +53,7 @@ def specify(
     *,
     cluster: ClusterSpec,
     initial_epoch: int,
-    attended: bool = True,
+    interactive: bool = True,
 ) -> Submission:
     """The job of a captured ``fit``.
 
@@ -76,7 +76,7 @@ def specify(
             fit=_fit_spec(captured, initial_epoch),
             train=train,
             validation=validation,
-            attended=attended,
+            attended=interactive,  # the stored field keeps its name
             versions=versions(),
             start_timeout_s=options.start_timeout_s,
             step_timeout_s=options.step_timeout_s,

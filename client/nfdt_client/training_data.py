@@ -1,4 +1,4 @@
-"""What ``fit`` may be given as data, read with Keras' own adapters: whole arrays, or a stream of batches."""
+"""Data of ``fit``, read with Keras' own adapters: whole arrays, or a stream of batches."""
 
 from __future__ import annotations
 

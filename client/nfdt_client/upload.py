@@ -64,7 +64,7 @@ def array_blob(array: np.ndarray[Any, Any]) -> Blob:
 
 
 def find_missing(connection: Connection, names: Iterable[str]) -> dict[str, int]:
-    """Of these artifacts, those the server lacks, with how many bytes of each it holds already."""
+    """Return the artifacts that the server lacks, each with the number of bytes that it holds already."""
     with translated(connection.address):
         reply = connection.stub.FindMissing(pb.ArtifactNames(sha256=sorted(set(names))), timeout=CALL_TIMEOUT_S)
     return {item.sha256: int(item.have_bytes) for item in reply.missing}

@@ -1,4 +1,4 @@
-"""How a command ends: errors of the product become one message on stderr and their exit code."""
+"""Exit of a command: errors of the product become one message on stderr and their exit code."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def _profiled(profile: Profile, work: Work, count: int | None) -> str:
 
 
 def _seen(context: click.Context, script: Script, options: Options, *, profiled: bool) -> Work:
-    """What the script's first ``fit`` asks for."""
+    """Return the size of the script's first ``fit``."""
     try:
         with quiet_start():
             from nfdt.cli.simulated import first_fit

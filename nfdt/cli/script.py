@@ -19,7 +19,7 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class Script:
-    """What ``python`` would be given.
+    """Script as given on Python's command line.
 
     Attributes:
         name: A file, or the name of a module.
@@ -36,7 +36,7 @@ class Script:
 
     @property
     def directory(self) -> str:
-        """What Python puts first on ``sys.path``: where the file lies, links followed; for a module, where we are."""
+        """First entry of ``sys.path``: folder of the file, links followed; for a module the working directory."""
         return os.getcwd() if self.is_module else os.path.dirname(os.path.realpath(self.name))
 
 
@@ -126,7 +126,7 @@ def _is_import(frame: traceback.FrameSummary) -> bool:
 
 
 def describe_failure(error: BaseException) -> str:
-    """What to print on stderr: Python's traceback from the script's first line on.
+    """Return the text for stderr: Python's traceback from the script's first line on.
 
     Nothing for an interrupt or a plain exit code; the message alone for an error of the product that
     was raised before the script's first line ran.

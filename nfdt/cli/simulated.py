@@ -11,7 +11,7 @@ from typing import Any, cast
 from nfdt_client.capture import capture
 from nfdt_client.captured import Capture
 from nfdt_client.feed import Feeder
-from nfdt_client.job import AttendedJob
+from nfdt_client.job import InteractiveJob
 from nfdt_client.options import Options
 from nfdt_client.session import Session
 from nfdt_client.specify import Submission
@@ -83,14 +83,14 @@ class SimulatedSession(Session):
         size = {"workers": self._described.count, "shards": self._described.shards.count}
         return self.options.cluster.model_copy(update=size)
 
-    def _start(self, submission: Submission, manifest: Manifest) -> AttendedJob:
+    def _start(self, submission: Submission, manifest: Manifest) -> InteractiveJob:
         def read(name: str) -> bytes:
             return b"".join(content for _, content in submission.blobs[name].chunks())
 
         self.jobs.append(SimulatedJob(submission.spec, manifest, read, self._described))
-        return cast(AttendedJob, self.jobs[-1])  # it has all that is asked of one
+        return cast(InteractiveJob, self.jobs[-1])  # it has all that is asked of one
 
-    def _feed(self, job: AttendedJob, captured: Capture) -> Feeder | None:
+    def _feed(self, job: InteractiveJob, captured: Capture) -> Feeder | None:
         if not isinstance(captured.train, Stream):
             return None
         return cast(Feeder, VirtualFeeder(self.jobs[-1], captured.train.epoch))

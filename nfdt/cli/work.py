@@ -1,4 +1,4 @@
-"""How much there is to do in an epoch, and what that takes on this machine."""
+"""Amount of work of an epoch, and its duration on this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nfdt.schedulers import StepTime
 
 @dataclass(frozen=True)
 class Profile:
-    """What a few steps of a script's model took here.
+    """Measured duration of a few steps of a script's model.
 
     Attributes:
         step: Seconds of a gradient, by the samples of its batch.
@@ -22,13 +22,13 @@ class Profile:
 
 @dataclass(frozen=True)
 class Work:
-    """What a ``fit`` asks for, as far as a prediction needs it.
+    """Size of a ``fit``, as far as a prediction needs it.
 
     Attributes:
         batch_size: Of one worker.
         samples: Of an epoch.
-        weights: Elements of the model; 0 where nobody has said.
-        profile: What it takes here; None where nobody has measured.
+        weights: Elements of the model; 0 if unknown.
+        profile: Measured durations on this machine, or None.
     """
 
     batch_size: int

@@ -8,12 +8,12 @@
      ├─ NotInstalled (ImportError) 2   an optional part that was asked for is not there
      ├─ JobFailed                  3   the job failed on the cluster
      │   └─ WorkerFailed           3   ... because a worker's code raised
-     ├─ ServerUnreachable          4   nobody answers at the address
+     ├─ ServerUnreachable          4   no server at the address
      ├─ Refused                    5   the server answered no
      │   ├─ AuthenticationFailed   5   wrong or missing token
      │   ├─ VersionMismatch        5   Python, Keras or TensorFlow differ
      │   └─ PolicyRefused          5   the server's policy forbids this job
-     ├─ JobCancelled               6   somebody cancelled the job
+     ├─ JobCancelled               6   the job was cancelled
      └─ ProtocolError              3   a peer sent something that cannot be
          └─ ShapeMismatch          3   ... a payload of another size
 
@@ -58,7 +58,7 @@ class WorkerFailed(JobFailed):
 
 
 class ServerUnreachable(NfdtError, ConnectionError):
-    """Nobody answers at the server's address."""
+    """No server answers at the address."""
 
     exit_code = 4
 

@@ -1,4 +1,4 @@
-"""What a job tells the world: one append-only list of events per job.
+"""Events of a job: one append-only list per job.
 
 The list is the job's whole story: the progress bar, ``nfdt jobs logs``, History and a client that
 re-attaches all read it from a cursor.

@@ -10,7 +10,7 @@ import numpy as np
 
 from nfdt.codecs.rows import ROWS, RowFormat
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.arrays.table_rows import News, Rows, RowVector, RowWeights, TableLayout, Vector
+from nfdt.core.arrays.table_rows import ChangedRows, Rows, RowVector, RowWeights, TableLayout, Vector
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.transport.base import check_gradient
 from nfdt.transport.coding import AnswerPart, EncodedGradient
@@ -33,7 +33,7 @@ class RowCoding:
         ends = [0, *itertools.accumulate(part.dense_size for part in self._parts)]
         self._dense = [slice(start, stop) for start, stop in itertools.pairwise(ends)]
         self._first = [self._first_rows(run.start, part) for run, part in zip(runs, self._parts, strict=True)]
-        self._news: list[News] = []
+        self._news: list[ChangedRows] = []
         self._answer = 0
 
     @property
@@ -107,7 +107,7 @@ class RowCoding:
 
     def _note(self, shard: int, rows: Sequence[Rows | Vector]) -> None:
         for (table, first), new in zip(self._first[shard], rows, strict=True):
-            self._news.append(News(table, first, new))
+            self._news.append(ChangedRows(table, first, new))
 
     def _first_rows(self, start: int, part: TableLayout) -> list[tuple[int, int]]:
         """Return, for each table of a shard, the index of the model's table and its first row there."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.arrays.table_rows import News, Rows, RowVector, RowWeights, TableLayout
+from nfdt.core.arrays.table_rows import ChangedRows, Rows, RowVector, RowWeights, TableLayout
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 
 LAYOUT = ParameterLayout.of([("a", (3,)), ("table", (6, 2)), ("b", (2, 2)), ("other", (4, 3))])
@@ -95,7 +95,7 @@ def test_too_many_bytes_are_refused():
 
 
 def test_news_are_taken_once():
-    news = [News(0, 0, numbers((2, 2)))]
+    news = [ChangedRows(0, 0, numbers((2, 2)))]
     weights = RowWeights(numbers(1), news)
     assert len(weights.take()) == 1
     assert not news

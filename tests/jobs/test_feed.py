@@ -1,11 +1,11 @@
 import pytest
 
 from nfdt.core.errors import JobFailed, ProtocolError
-from nfdt.core.jobs.feed import Batch, FeedQueue
+from nfdt.core.jobs.feed import FeedQueue, StreamedBatch
 
 
-def batch(step: int, epoch: int = 0) -> Batch:
-    return Batch(epoch, step, 4, b"data")
+def batch(step: int, epoch: int = 0) -> StreamedBatch:
+    return StreamedBatch(epoch, step, 4, b"data")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.arrays.table_rows import News, Rows, RowWeights, TableLayout
+from nfdt.core.arrays.table_rows import ChangedRows, Rows, RowWeights, TableLayout
 from nfdt.core.training.gradient_step import GradientStep
 from nfdt.core.training.tables import TableVariable
 
@@ -58,12 +58,15 @@ def test_rows_hold_the_gradient_of_the_flat_step(mode):
     flat, rows, split, changed = steps(**MODES[mode])
     weights = values(split.size)
     for turn in range(4):
-        news = [News(0, 0, split.views(weights)[0])]
+        news = [ChangedRows(0, 0, split.views(weights)[0])]
         if turn:
             index = np.array([1, 5, 30], np.int32)
             split.views(weights)[0][index] = values((3, WIDTH), turn)
             split.views(weights)[0][40:44] = turn
-            news = [News(0, 0, Rows(index, values((3, WIDTH), turn))), News(0, 40, np.full((4, WIDTH), turn, "f4"))]
+            news = [
+                ChangedRows(0, 0, Rows(index, values((3, WIDTH), turn))),
+                ChangedRows(0, 40, np.full((4, WIDTH), turn, "f4")),
+            ]
         wanted = np.asarray(flat(weights, flat.prepare(batch(turn))).gradient)
         held = weights if turn == 3 else RowWeights(split.dense(weights), news)
         found = rows(held, rows.prepare(batch(turn))).gradient

@@ -38,7 +38,7 @@ _NAMES = {"b": "BOOL", "i": "I", "u": "U", "f": "F", "c": "C"}  # of safetensors
 
 
 def dump_parts(arrays: Mapping[str, Any]) -> list[bytes | memoryview]:
-    """What :func:`dump_arrays` returns, in parts that are the memory of the arrays themselves where they can be.
+    """Return the bytes of :func:`dump_arrays` in parts that are the memory of the arrays themselves where they can be.
 
     For large arrays, of which there shall be no copy.
     """

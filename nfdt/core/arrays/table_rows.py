@@ -74,7 +74,7 @@ class RowVector:
 
 
 @dataclass(frozen=True)
-class News:
+class ChangedRows:
     """New values in a table.
 
     Attributes:
@@ -93,15 +93,15 @@ class RowWeights:
 
     Args:
         dense: Everything outside the tables.
-        news: Shared with whoever adds to it, oldest first.
+        news: Changes, oldest first; the list is shared with the code that adds to it.
     """
 
-    def __init__(self, dense: Vector, news: list[News]) -> None:
+    def __init__(self, dense: Vector, news: list[ChangedRows]) -> None:
         self.dense = dense
         self._news = news
 
-    def take(self) -> list[News]:
-        """What is new, each only once: to be put in place in this order."""
+    def take(self) -> list[ChangedRows]:
+        """Return the changes since the last call, to be put in place in this order."""
         taken = list(self._news)
         self._news.clear()
         return taken
@@ -130,13 +130,13 @@ class TableLayout:
 
     @classmethod
     def of(cls, layout: ParameterLayout, tables: Sequence[int]) -> TableLayout:
-        """Of a whole model; ``tables`` are the indices of variables of rank 2."""
+        """Return the layout of a whole model; ``tables`` are the indices of variables of rank 2."""
         slots = [layout.slots[index] for index in tables]
         return cls(layout.size, tuple(Table(slot.start, *slot.shape) for slot in slots))
 
     @classmethod
     def of_run(cls, run: Run, tables: Sequence[int]) -> TableLayout:
-        """Of one shard's run, which ends between two rows of a table, if in one."""
+        """Return the layout of one shard's run, which ends between two rows of a table, if in one."""
         pieces = [piece for piece in run.pieces if piece.variable in tables]
         starts = [piece.slot.start + piece.start - run.start for piece in pieces]
         return cls(run.size, tuple(Table(start, *p.shape) for start, p in zip(starts, pieces, strict=True)))

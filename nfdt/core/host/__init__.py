@@ -1,1 +1,1 @@
-"""What the machine and the process environment provide."""
+"""Facts about the machine and the process environment."""

@@ -1,4 +1,4 @@
-"""What this machine and this Python are, for others to compare; without importing Keras or TensorFlow."""
+"""Versions, memory and processes of this machine, without importing Keras or TensorFlow."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Memory:
 
 
 def memory(root: Path = Path("/")) -> Memory:
-    """What processes here may have, as the kernel tells under ``root``; the least of machine and control groups."""
+    """Return the memory of processes here, from the kernel's files under ``root``: the least of machine and groups."""
     try:
         kilobytes = dict(re.findall(r"^(\w+): +(\d+) kB$", (root / "proc/meminfo").read_text(), re.MULTILINE))
         machine = Memory(int(kilobytes["MemTotal"]) * 1024, int(kilobytes["MemAvailable"]) * 1024)
@@ -103,7 +103,7 @@ def give_back_memory() -> int:
 
 
 def process_lives(pid: int) -> bool:
-    """Whether a process of this machine runs; one that nobody has waited for yet does not."""
+    """Whether a process of this machine runs; a zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         return state not in "ZX"

@@ -85,7 +85,7 @@ def replacing(target: Path) -> Iterator[BinaryIO]:
 def _hold(path: Path) -> int | None:
     """Make a file and lock it; None when it was taken for a left one before it was locked."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
-    with contextlib.suppress(OSError):  # a file system without locks: then nobody else gets one either
+    with contextlib.suppress(OSError):  # a file system without locks: then no other process gets one either
         fcntl.flock(file, fcntl.LOCK_EX)
     if os.fstat(file).st_nlink:
         return file
@@ -106,10 +106,10 @@ def _take_over(folder: Path) -> int:
 
 
 def _lock(path: Path) -> int:
-    """Lock a file that nobody holds.
+    """Lock a file that no process holds.
 
     Raises:
-        OSError: somebody does, or it is no file of this user.
+        OSError: another process holds it, or it is no file of this user.
     """
     file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:

@@ -18,7 +18,7 @@ _MUST_MATCH = ("python", "keras", "tensorflow")
 
 @dataclass(frozen=True)
 class Limits:
-    """What one client may take of a server."""
+    """Limits of one client's use of a server."""
 
     jobs_per_token: int = 64
     artifact_bytes: int = 2**38
@@ -26,7 +26,7 @@ class Limits:
 
 
 def version_conflict(client: Mapping[str, str], worker: Mapping[str, str]) -> str | None:
-    """What differs between two sets of versions where pickled code must not meet a difference; None when equal."""
+    """Return the differences between two sets of versions that pickled code does not survive; None if equal."""
     different = [n for n in _MUST_MATCH if client.get(n) and worker.get(n) and client[n] != worker[n]]
     if not different:
         return None

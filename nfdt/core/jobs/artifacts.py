@@ -76,7 +76,7 @@ class ArtifactStore:
         return (self.root / check_name(sha256)).is_file()
 
     def have_bytes(self, sha256: str) -> int:
-        """How many bytes of an incomplete artifact are here: where an upload may resume."""
+        """Return the number of bytes of an incomplete artifact: the offset at which an upload may resume."""
         partial = self._partial(sha256)
         return partial.stat().st_size if partial.exists() else 0
 

@@ -11,7 +11,7 @@ from nfdt.core.errors import JobFailed, ProtocolError
 
 
 @dataclass(frozen=True)
-class Batch:
+class StreamedBatch:
     """One encoded batch of one epoch; ``step`` counts from 0 within the epoch."""
 
     epoch: int
@@ -35,7 +35,7 @@ class FeedQueue:
         self._changed = threading.Condition()
         self._epoch = -1
         self._allowed = self._announced = self._received = 0
-        self._batches: deque[Batch] = deque()
+        self._batches: deque[StreamedBatch] = deque()
         self._ended = False
         self._error: str | None = None
         self._closed = False
@@ -51,7 +51,7 @@ class FeedQueue:
                 self._allowed = total
                 self._changed.notify_all()
 
-    def take(self) -> Batch | None:
+    def take(self) -> StreamedBatch | None:
         """The next batch of the current epoch; None when there is none yet.
 
         Raises:
@@ -79,7 +79,7 @@ class FeedQueue:
         with self._changed:
             return self._closed
 
-    def offer(self, batch: Batch) -> None:
+    def offer(self, batch: StreamedBatch) -> None:
         """Keep a batch that the client sent; one of an epoch that is over is dropped.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What a job server asks of whoever starts its slot processes."""
+"""Interface between a job server and the process that starts its slots."""
 
 from __future__ import annotations
 

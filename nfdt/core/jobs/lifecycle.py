@@ -43,7 +43,7 @@ def check_transition(job_id: str, old: State, new: State) -> None:
 
 
 def after_restart(state: State) -> State:
-    """What becomes of a job when its server starts again: nothing of its training is left in memory.
+    """Return a job's state after its server has restarted: nothing of its training is left in memory.
 
     A job that had not begun to train is queued again, one that had is failed.
     """

@@ -15,7 +15,7 @@ from nfdt.core.errors import NfdtError, PolicyRefused, ProtocolError, UsageError
 from nfdt.core.events import Event
 from nfdt.core.jobs import admission
 from nfdt.core.jobs.artifacts import ArtifactStore
-from nfdt.core.jobs.feed import Batch, FeedQueue
+from nfdt.core.jobs.feed import FeedQueue, StreamedBatch
 from nfdt.core.jobs.lifecycle import is_terminal
 from nfdt.core.jobs.runner import JobRunner
 from nfdt.core.jobs.store import JobRecord, JobStore
@@ -35,7 +35,7 @@ MAX_SPEC_BYTES = 4 * 2**20
 
 
 def owner_of(context: Any) -> str:
-    """Who calls: a hash of the token, never the token."""
+    """Return the caller's identity: a hash of the token, never the token."""
     return hashlib.sha256(token_of(context.invocation_metadata()).encode()).hexdigest()[:16]
 
 
@@ -219,7 +219,7 @@ def _offer(queue: FeedQueue, batch: pb.FedBatch) -> None:
     if batch.error or batch.end_of_epoch:
         queue.end(batch.epoch, batch.error or None)
     elif batch.data:
-        queue.offer(Batch(batch.epoch, batch.step, batch.samples, batch.data))
+        queue.offer(StreamedBatch(batch.epoch, batch.step, batch.samples, batch.data))
 
 
 def _to_message(event: Event) -> pb.JobEvent:

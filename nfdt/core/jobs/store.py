@@ -127,7 +127,7 @@ class JobStore:
         return [r for r in records if states is None or r.state in states]
 
     def active_of(self, owner: str) -> int:
-        """How many jobs of this owner have not ended."""
+        """Count the jobs of this owner that have not ended."""
         return sum(record.owner == owner for record in self.jobs(ACTIVE))
 
     def transition(

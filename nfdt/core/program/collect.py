@@ -146,7 +146,7 @@ class _Serializer:
 
 
 def _is_opaque(obj: Any) -> bool:
-    """Things Keras would marshal, or store under a name that nobody can resolve: they travel as they are."""
+    """Whether Keras would marshal an object, or store it under a name that cannot be resolved: it is pickled."""
     if isinstance(obj, types.FunctionType):
         return obj.__name__ == "<lambda>" or "<locals>" in obj.__qualname__ or not is_keras_own(obj)
     if isinstance(obj, type):

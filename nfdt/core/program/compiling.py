@@ -1,4 +1,4 @@
-"""What ``compile`` was given, also where the user's model overrides it.
+"""Arguments of ``compile``, also where the user's model overrides it.
 
 A model that overrides ``compile`` has usually called ``super().compile(...)`` with a part of the arguments and put the
 rest on itself. Keras compiles no such model on loading; here the part is compiled and the rest put back.

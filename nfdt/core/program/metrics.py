@@ -116,7 +116,7 @@ def _require_additive(metric: Any, update: Callable[[], Any]) -> None:
 
 
 def _gains(metric: Any, update: Callable[[], Any], start: Sequence[Array]) -> list[Array]:
-    """What an update adds to the variables when they hold ``start``."""
+    """Return the amounts that an update adds to the variables when they hold ``start``."""
     for variable, value in zip(metric.variables, start, strict=True):
         variable.assign(value)
     update()

@@ -1,4 +1,4 @@
-"""What the shards must know of the user's optimizer: its configuration, and what each of its variables belongs to."""
+"""Description of the user's optimizer for the shards: its configuration and the owner of each of its variables."""
 
 from __future__ import annotations
 

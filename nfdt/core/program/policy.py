@@ -1,4 +1,4 @@
-"""What a program without code may be made of: an allow-list, checked before Keras sees the configuration.
+"""Allow-list for programs without code, checked before Keras sees the configuration.
 
 Keras' ``safe_mode`` is no boundary, so every class and function a configuration names must be a public one of Keras
 of a kind that trains, and none that runs code, loads files or wraps other frameworks.

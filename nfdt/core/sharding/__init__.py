@@ -1,4 +1,4 @@
-"""How a program is cut for its shards: parameters, optimizer variables and state. No Keras here."""
+"""Division of a program among its shards: parameters, optimizer variables and state. No Keras here."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def why_uncuttable(manifest: Manifest) -> Literal["global norm", "unattributed"]
 
 
 def count_shards(manifest: Manifest, shards: int) -> int:
-    """How many shards a program is really cut into when ``shards`` are asked for.
+    """Return the number of shards that a program is cut into when ``shards`` are asked for.
 
     Raises:
         UsageError: the optimizer cannot be cut (``global_clipnorm``, variables that cannot be attributed).

@@ -37,7 +37,7 @@ class StateCut:
             raise ShapeMismatch(f"State: expected {self._layout.size} weights. Received: {state.weights.size}.")
 
     def own(self, state: State, index: int) -> Part:
-        """What a shard holds: its weights, the optimizer variables of its own variables, whole, and those of none."""
+        """Return a shard's part: its weights, the whole optimizer variables of its own variables, and those of none."""
         own = {-1, *(piece.variable for piece in self._runs[index].pieces)}
         owners = self._owners or [-1] * (max(state.optimizer, default=-1) + 1)
         optimizer = {i: array for i, array in state.optimizer.items() if i < len(owners) and owners[i] in own}

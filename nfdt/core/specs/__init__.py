@@ -1,1 +1,1 @@
-"""What a job is: specifications, presets and options, as validated values."""
+"""Specification of a job: presets and options as validated values."""

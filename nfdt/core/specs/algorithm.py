@@ -1,4 +1,4 @@
-"""What trains: one choice on every axis of the preset table, and the numbers its parts take."""
+"""Training algorithm: one choice on every axis of the preset table, and the numbers its parts take."""
 
 from __future__ import annotations
 

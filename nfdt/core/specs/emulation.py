@@ -53,7 +53,7 @@ class Emulation(BaseModel):
         return self.fail is not None and any(int(one.partition("@")[0]) == worker for one in self.fail.split(","))
 
     def step_s(self, worker: int, measured_s: float, batch_share: float) -> float:
-        """How long a step of this worker shall take, in seconds; never less than it took.
+        """Return the emulated duration of a step of this worker, in seconds; never less than it took.
 
         Args:
             worker: Its number; beyond the length of a list nothing is emulated.

@@ -35,5 +35,5 @@ def explicit_groups(text: str, workers: int) -> Members | None:
 
 
 def wanted_groups(text: str) -> int | None:
-    """How many groups are asked for; None: as many as speeds suggest."""
+    """Return the number of groups that is asked for; None: as many as speeds suggest."""
     return int(text) if text.isdigit() else None

@@ -1,4 +1,4 @@
-"""How the ranks of an allreduce ring are tuned, watched, and come and go: options that Horovod knows."""
+"""Options of Horovod: tuning, timeline and elastic membership of an allreduce ring's ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ELASTIC = ReadWith(topology=("ring",), elastic=(True,))
 
 
 class RingTuning(BaseModel):
-    """What Horovod lets one tune and watch. Empty: Horovod's own defaults."""
+    """Tuning and timeline options of Horovod. Empty: Horovod's own defaults."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

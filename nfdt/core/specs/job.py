@@ -1,4 +1,4 @@
-"""What a job is: frozen specifications, validated once, equal on client, server, shard and worker."""
+"""Frozen specifications of a job, validated once, equal on client, server, shard and worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Spec(BaseModel):
 
 
 class ClusterSpec(RingTuning, RingElastic):
-    """How many workers and shards a job gets."""
+    """Numbers of workers and shards of a job, and their placement."""
 
     workers: int = Field(2, ge=1, le=MAX_WORKERS)
     shards: int = Field(1, ge=1, le=MAX_SHARDS)
@@ -105,6 +105,7 @@ class JobSpec(_Spec):
     fit: FitSpec
     train: DataSpec
     validation: DataSpec | None = None
+    # Interactive (a client runs callbacks) or detached; the stored field keeps its first name.
     attended: bool = Field(True, description="a client runs the callbacks at each epoch's end")
     versions: dict[str, str] = Field(default_factory=dict, description="python, keras, tensorflow of the client")
     step_timeout_s: float = Field(600.0, gt=0, description="a worker silent this long is given up")
@@ -112,7 +113,7 @@ class JobSpec(_Spec):
 
     @property
     def heartbeat_s(self) -> float:
-        """How often a worker tells that it is still at something: well before it is given up."""
+        """Interval of a busy worker's heartbeats, in seconds; well below the time after which it is given up."""
         return self.step_timeout_s / 4
 
     @field_validator("cluster")
@@ -130,11 +131,11 @@ class JobSpec(_Spec):
         return fit
 
     def batch_share(self, samples: int) -> float:
-        """What part of a full local batch this many samples are; a batch that the client feeds is always full."""
+        """Return the ratio of this many samples to a full local batch; a batch that the client feeds is always full."""
         return samples / self.fit.batch_size if self.train.kind == "arrays" else 1.0
 
     def rate_of(self, samples: int) -> float:
-        """What the learning rate is multiplied by for a gradient of this many samples.
+        """Return the factor of the learning rate for a gradient of this many samples.
 
         With ``dbs`` every sample weighs the same: b / b0, which is M * b_i / sum(b) as the sizes sum up to M * b0.
         """
@@ -143,7 +144,7 @@ class JobSpec(_Spec):
 
 CLUSTER_OPTIONS = tuple(k for k in ClusterSpec.model_fields if k != "emulate")
 _ALGORITHM_OPTIONS = tuple(k for k in AlgorithmSpec.model_fields if k != "name")
-_PARTS = frozenset(name for row in PRESETS.values() for name in row)
+_PARTS = frozenset(name for preset in PRESETS.values() for name in preset)
 OVERRIDES: tuple[str, ...] = (*_ALGORITHM_OPTIONS, *CLUSTER_OPTIONS, "emulate")
 
 
@@ -203,8 +204,8 @@ def find_idle(algorithm: AlgorithmSpec, cluster: ClusterSpec, given: Iterable[st
             continue
         metadata = options[name].metadata
         if reason := why_idle(metadata, chosen):
-            rows = [row for row, parts in PRESETS.items() if not why_idle(metadata, {**chosen, **parts})]
-            instead = f" It has one with algorithm={' or '.join(map(repr, rows))}." if rows else ""
+            presets = [preset for preset, parts in PRESETS.items() if not why_idle(metadata, {**chosen, **parts})]
+            instead = f" It has one with algorithm={' or '.join(map(repr, presets))}." if presets else ""
             idle[name] = f"{reason}{instead}"
     return idle
 

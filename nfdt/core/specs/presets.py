@@ -1,4 +1,4 @@
-"""The preset table: every published algorithm is a row of independent parts."""
+"""The preset table: every published algorithm is a preset of independent parts."""
 
 from __future__ import annotations
 

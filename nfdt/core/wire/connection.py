@@ -128,8 +128,8 @@ def connect(host: str, port: int, ticket: bytes, *, timeout_s: float, tls: ssl.S
     """Connect and show the ticket.
 
     Raises:
-        TimeoutError: nobody took the connection in time.
-        OSError: nobody is there, or TLS failed.
+        TimeoutError: the connection was not accepted in time.
+        OSError: nothing listens at the address, or TLS failed.
     """
     peer = socket.create_connection((host, port), timeout_s)
     try:

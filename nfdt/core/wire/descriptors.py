@@ -1,4 +1,4 @@
-"""How many files and connections this process may have open."""
+"""Limits of this process' open files and connections."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def raise_descriptor_limit() -> None:
 
 
 def most_connections() -> int:
-    """How many connections a server may hold so that jobs can still open their files."""
+    """Return the number of connections that leaves enough descriptors for the files of jobs."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return MOST_CONNECTIONS

@@ -1,4 +1,4 @@
-"""Connections that strangers hold: few at a time, and not for long.
+"""Limits on connections without a valid token: few at a time, and not for long.
 
 grpcio accepts whatever connects and does not say what it holds, so the sockets of this process are looked at from
 outside. A connection is a stranger's until a call with a valid token has come over it. Strangers beyond the limits are
@@ -33,7 +33,7 @@ Peer = tuple[str, int]
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """What a server takes.
+    """Limits of the calls that a server takes.
 
     Attributes:
         total: Connections in all, beyond which grpcio closes newcomers.
@@ -80,7 +80,7 @@ class Doorkeeper:
         self._stopped.set()
 
     def admit(self, context: Any) -> None:
-        """The connection of this call belongs to somebody with a valid token."""
+        """Mark the connection of this call: a valid token has come over it."""
         name = context.peer()
         if name not in self._known and (peer := _peer(name)) is not None:
             self._known[name] = peer
@@ -164,7 +164,7 @@ def _normal(host: str) -> str:
 
 
 def _peer(name: str) -> Peer | None:
-    """What grpcio calls ``ipv4:1.2.3.4:5`` or ``ipv6:%5B::1%5D:5``; None for anything that is no such address."""
+    """Return host and port of a peer that grpcio names ``ipv4:1.2.3.4:5`` or ``ipv6:%5B::1%5D:5``, or None."""
     host, _, port = unquote(name.partition(":")[2]).rpartition(":")
     try:
         return _normal(host.removeprefix("[").removesuffix("]")), int(port)

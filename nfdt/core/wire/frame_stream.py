@@ -1,7 +1,7 @@
 """Frames on a connection: the header's length (4 bytes, little-endian), the header, the payload as it is.
 
 A frame of kind PUSH or WEIGHTS is followed by ``total_bytes`` of payload, unless these are ``shared``. The payload goes
-from and to the memory of whoever asks: it is not copied here.
+from and to the caller's memory: it is not copied here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _READ_AHEAD = 4096
 
 
 def payload_bytes(header: Frame) -> int:
-    """How many bytes follow a header."""
+    """Return the number of bytes that follow a header."""
     return header.total_bytes if header.kind in (PUSH, WEIGHTS) and not header.shared else 0
 
 

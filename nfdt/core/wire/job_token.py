@@ -1,4 +1,4 @@
-"""Who may ask what of a job's processes: the job's key, which its server keeps, and a token for each worker.
+"""Rights to a job's processes: the job's key, which its server keeps, and a token for each worker.
 
 A worker's token says its name and proves it by a code that only the key makes. It is good for this job, this worker,
 and training: what administers a job needs the key.

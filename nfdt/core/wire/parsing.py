@@ -23,7 +23,7 @@ Admit = Callable[[grpc.ServicerContext], None]
 
 
 class Seldom:
-    """Lets one warning through every ``every_s`` seconds, which says how many there were: strangers cause them."""
+    """Limit of warnings that any peer can cause: one every ``every_s`` seconds, with the number of the others."""
 
     def __init__(self, log: logging.Logger, every_s: float = SELDOM_S) -> None:
         self._log, self._every_s = log, every_s

@@ -86,7 +86,7 @@ class TokenChannel(grpc.Channel):
 
 
 class _ChannelClosed(grpc.RpcError):
-    """What calls raise that were open when the channel was closed, for those that come after it."""
+    """Error of calls on a closed channel; calls that were open when it closed raise the same."""
 
     def code(self) -> grpc.StatusCode:
         return grpc.StatusCode.CANCELLED
