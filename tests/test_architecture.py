@@ -18,12 +18,16 @@ CORE = {
     "nfdt.core.arrays": (),
     "nfdt.core.specs": (),
     "nfdt.core.host": (),
+    "nfdt.core.keras_internals": (),
     "nfdt.core.wire": ("nfdt.core.host",),
-    "nfdt.core.program": ("nfdt.core.arrays",),
+    "nfdt.core.program": ("nfdt.core.arrays", "nfdt.core.keras_internals"),
     "nfdt.core.sharding": ("nfdt.core.arrays", "nfdt.core.specs", "nfdt.core.program"),
-    "nfdt.core.training": ("nfdt.core.arrays", "nfdt.core.specs", "nfdt.core.program"),
-    "nfdt.core.work": ("nfdt.core.arrays", "nfdt.core.host", "nfdt.core.specs", "nfdt.core.training", "nfdt.core.wire"),
-    "nfdt.core.jobs": ("nfdt", "nfdt.core.program", "nfdt.core.specs", "nfdt.core.wire"),
+    "nfdt.core.work": ("nfdt.core.arrays", "nfdt.core.host", "nfdt.core.specs", "nfdt.core.wire"),
+    "nfdt.core.training": (
+        *("nfdt.core.arrays", "nfdt.core.keras_internals", "nfdt.core.program", "nfdt.core.specs"),
+        *("nfdt.core.work.instructions", "nfdt.core.work.tasks"),
+    ),
+    "nfdt.core.jobs": ("nfdt", "nfdt.core.program", "nfdt.core.specs", "nfdt.core.wire", "nfdt.core.work.artifacts"),
 }
 FLOOR = tuple(CORE)
 PURE = {
@@ -66,7 +70,7 @@ ARROWS = Arrows(
 )
 
 KERAS_ROOMS = (
-    *("nfdt.core.program", "nfdt.core.training", "nfdt.core.host.fast_imports", "nfdt.shard", "nfdt.worker.slot"),
+    *("nfdt.core.keras_internals", "nfdt.core.program", "nfdt.core.training", "nfdt.shard", "nfdt.worker.slot"),
     *("nfdt_client", "hfdt.keras", "hfdt.runtime"),
 )
 IMPURE = {

@@ -22,6 +22,8 @@ MEMBERS = {name: axis for axis, names in AXES.items() for name in names}
 # Files in which members are declared or built by name.
 REGISTRIES = (
     "nfdt/consistency/registry.py",
+    "nfdt/coordinator/topology_view.py",
+    "nfdt/jobserver/topologies/registry.py",
     "nfdt/codecs/registry.py",
     "nfdt/core/specs/axis_facts.py",
     "nfdt/core/specs/presets.py",
@@ -30,7 +32,7 @@ REGISTRIES = (
     "nfdt/update_rules/registry.py",
 )
 
-# Comparisons that are no choice between members, or whose topology is not an object yet: (file, words of the line).
+# Comparisons that are no choice between members, by (file, words of the line).
 ALLOWED = {
     ("hfdt/runtime/communicator.py", 'codec == "identity"'): "the compression of an allreduce, which is no codec",
     ("hfdt/keras/compression.py", "wanted in named"): "the compression of an allreduce, which is no codec",
@@ -38,10 +40,6 @@ ALLOWED = {
     ("nfdt/planning/views.py", "ERRORS[name]"): "figures of the codecs among which the adaptive one chooses",
     ("nfdt/planning/views.py", "ERRORS[codec.name]"): "figures of the codecs among which the adaptive one chooses",
     ("nfdt/simulate/effects.py", 'kind == "groups"'): "the kind of an event",
-    ("nfdt/coordinator/topology_view.py", 'topology == "ring"'): "until topologies are objects",
-    ("nfdt/coordinator/topology_view.py", 'topology == "groups"'): "until topologies are objects",
-    ("nfdt/coordinator/topology_view.py", 'topology == "flat"'): "until topologies are objects",
-    ("nfdt/coordinator/topology_view.py", '{"ring": 1, "groups": 0}.get('): "until topologies are objects",
 }
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from nfdt.codecs import DECODERS
 from nfdt.codecs.base import check_exact
+from nfdt.core.specs.axis_facts import CODEC_FACTS, CodecFacts
 from nfdt.core.specs.presets import AXES
 from tests.support.local_cluster import train
 
@@ -41,6 +42,7 @@ class UpperHalf:
 
 @pytest.fixture(autouse=True)
 def added(monkeypatch):
+    monkeypatch.setitem(CODEC_FACTS, NAME, CodecFacts())
     monkeypatch.setitem(DECODERS, NAME, UpperHalf())
     monkeypatch.setitem(AXES, "codec", (*AXES["codec"], NAME))
 

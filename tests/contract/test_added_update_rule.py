@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 
+from nfdt.core.specs.axis_facts import RULE_FACTS, RuleFacts
 from nfdt.core.specs.presets import AXES
 from nfdt.update_rules import RULES
 from nfdt.update_rules.base import Correction, IdentityRule, scalar
@@ -31,6 +32,7 @@ class HalvedRate(IdentityRule):
 
 @pytest.fixture(autouse=True)
 def added(monkeypatch):
+    monkeypatch.setitem(RULE_FACTS, NAME, RuleFacts())
     monkeypatch.setitem(RULES, NAME, lambda spec, traits, blocks: HalvedRate())
     monkeypatch.setitem(AXES, "update_rule", (*AXES["update_rule"], NAME))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from nfdt.consistency import Barrier, ConsistencyPolicy
+from nfdt.consistency import ConsistencyPolicy
 from nfdt.shard.modes.asynchronous import AsynchronousMode
 from nfdt.shard.modes.base import ModeFactory, PushMode
 from nfdt.shard.modes.merged import MergedMode
@@ -15,7 +15,7 @@ __all__ = ["AsynchronousMode", "MergedMode", "ModeFactory", "PushMode", "RoundMo
 
 def mode_for(policy: ConsistencyPolicy, workers: int) -> ModeFactory:
     """Return the mode of a job: rounds for a barrier, merged if an update has several gradients, else asynchronous."""
-    if isinstance(policy, Barrier):
+    if policy.facts.synchronous:
         return RoundMode
     count = policy.merge_count(workers)
     return partial(MergedMode, count=count) if count > 1 else AsynchronousMode
