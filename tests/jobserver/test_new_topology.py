@@ -8,6 +8,7 @@ import pytest
 
 from nfdt.coordinator.topology_view import FlatView
 from nfdt.core.errors import JobFailed
+from nfdt.core.specs.axis_facts import TOPOLOGY_FACTS, TopologyFacts
 from nfdt.core.specs.presets import AXES
 from nfdt.core.wire import workers_pb2
 from nfdt.jobserver.topologies.base import Topology
@@ -51,6 +52,7 @@ class PairsTopology(Topology):
 @pytest.fixture
 def topology(monkeypatch) -> str:
     monkeypatch.setitem(TOPOLOGIES, NAME, PairsTopology)
+    monkeypatch.setitem(TOPOLOGY_FACTS, NAME, TopologyFacts())
     monkeypatch.setitem(AXES, "topology", (*AXES["topology"], NAME))
     return NAME
 
