@@ -34,7 +34,7 @@ def _ignore() -> None:
     return None
 
 
-class Connection:
+class JobsClient:
     """A job server as the client sees it.
 
     Args:

@@ -18,14 +18,14 @@ from nfdt.core.events import Event
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State, load_state
 from nfdt.core.wire import jobs_pb2 as pb
-from nfdt_client.connection import TERMINAL, Connection, is_end
+from nfdt_client.connection import TERMINAL, JobsClient, is_end
 from nfdt_client.failures import failure_of
 from nfdt_client.options import resolve
 from nfdt_client.upload import download
 
 POLL_S = 0.5
 
-LogValue = float | npt.NDArray[Any]
+HistoryValue = float | npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class JobResult:
     """
 
     weights: list[Array]
-    history: dict[str, list[LogValue]]
+    history: dict[str, list[HistoryValue]]
     workers: dict[str, Any]
     manifest: dict[str, Any]
     state: State
@@ -83,7 +83,7 @@ class JobHandle:
         connection: To its server; stays open as long as the handle is used.
     """
 
-    def __init__(self, job_id: str, connection: Connection) -> None:
+    def __init__(self, job_id: str, connection: JobsClient) -> None:
         self.job_id = job_id
         self._connection = connection
 
@@ -115,7 +115,7 @@ class JobHandle:
             TimeoutError: it has not ended within ``timeout_s`` seconds.
             JobFailed, JobCancelled, or what a worker's code raised: it ended without success.
         """
-        history: dict[str, list[LogValue]] = {}
+        history: dict[str, list[HistoryValue]] = {}
         produced: dict[str, Any] = {}
         for event in self._until_end(timeout_s):
             if event.kind == "epoch_end":
@@ -147,7 +147,7 @@ class JobHandle:
             time.sleep(min(left, POLL_S))
         yield from self.events()
 
-    def _fetch(self, produced: Mapping[str, Any], history: dict[str, list[LogValue]]) -> JobResult:
+    def _fetch(self, produced: Mapping[str, Any], history: dict[str, list[HistoryValue]]) -> JobResult:
         description = self._connection.show(self.job_id)
         artifact = produced.get("artifact") or description.result_artifact
         if not artifact:
@@ -177,7 +177,7 @@ def attach(job_id: str, server: str | None = None, *, token: str | None = None, 
     options = resolve({"server": server, "token": token, **connection})
     if options.server is None:
         raise UsageError("attach: expected server='HOST:PORT', or NFDT_SERVER in the environment. Received: none.")
-    link = Connection(options.server, options.token(), ca_file=options.ca_file)
+    link = JobsClient(options.server, options.token(), ca_file=options.ca_file)
     link.show(job_id)
     return JobHandle(job_id, link)
 
@@ -200,13 +200,13 @@ def status_of(description: pb.JobDescription) -> JobStatus:
     )
 
 
-def epoch_logs(data: Mapping[str, Any]) -> dict[str, LogValue]:
+def epoch_logs(data: Mapping[str, Any]) -> dict[str, HistoryValue]:
     """The logs of an ``epoch_end`` event as Keras has them: validation with the prefix ``val_``, lists as arrays."""
     validation = {f"val_{name}": value for name, value in (data.get("val_logs") or {}).items()}
     return {name: _as_array(value) for name, value in {**(data.get("logs") or {}), **validation}.items()}
 
 
-def _as_array(value: Any) -> LogValue:
+def _as_array(value: Any) -> HistoryValue:
     """A list as an array, of float32 as Keras' metrics are where that loses nothing; any other value as it is."""
     if not isinstance(value, list):
         return value
@@ -216,7 +216,7 @@ def _as_array(value: Any) -> LogValue:
     return single if np.array_equal(single, array, equal_nan=array.dtype.kind == "f") else array
 
 
-def describe_log(value: LogValue) -> str:
+def describe_log(value: HistoryValue) -> str:
     """A log's value in a few characters."""
     if isinstance(value, float | int):
         return f"{value:.4g}"

@@ -9,7 +9,7 @@ from nfdt.core.errors import NfdtError
 from nfdt.core.events import Event
 from nfdt.core.program.state import State, load_state
 from nfdt.core.wire import jobs_pb2 as pb
-from nfdt_client.connection import Connection
+from nfdt_client.connection import JobsClient
 from nfdt_client.model_state import encode
 from nfdt_client.upload import Blob, download, upload
 
@@ -26,7 +26,7 @@ class InteractiveJob:
         job_id: The job.
     """
 
-    def __init__(self, connection: Connection, job_id: str) -> None:
+    def __init__(self, connection: JobsClient, job_id: str) -> None:
         self.connection, self.job_id = connection, job_id
 
     def events(self) -> Iterator[Event]:

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from contextvars import ContextVar, Token
 from typing import Any, Protocol
 
-Fit = Callable[..., Any]
+FitFunction = Callable[..., Any]
 
 
 class FitHandler(Protocol):
     """Runs a ``fit`` call in Keras' place."""
 
-    def fit(self, original: Fit, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def fit(self, original: FitFunction, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Carry out ``model.fit(*args, **kwargs)``; ``original`` is Keras' own method."""
         ...
 
@@ -42,8 +42,8 @@ class FitPatch:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users = 0
-        self._own: Fit | None = None  # what stood in the class itself, which may be nothing
-        self._ours: Fit | None = None
+        self._own: FitFunction | None = None  # what stood in the class itself, which may be nothing
+        self._ours: FitFunction | None = None
 
     def install(self, model_class: Any) -> None:
         """Replace ``model_class.fit``, unless that is done already."""
@@ -69,7 +69,7 @@ class FitPatch:
                 model_class.fit = self._own
 
 
-def _capturing(original: Fit) -> Fit:
+def _capturing(original: FitFunction) -> FitFunction:
     @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         handler = _current.get()

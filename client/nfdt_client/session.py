@@ -16,7 +16,7 @@ from nfdt.core.specs.job import ClusterSpec
 from nfdt_client import batch_hooks, callbacks, patch, ring
 from nfdt_client.capture import bind, capture, check_batch
 from nfdt_client.captured import Capture
-from nfdt_client.connection import Connection
+from nfdt_client.connection import JobsClient
 from nfdt_client.embedded import EmbeddedServer
 from nfdt_client.feed import Feeder
 from nfdt_client.job import InteractiveJob
@@ -55,7 +55,7 @@ class Session:
         self._id = uuid.uuid4().hex
         self._idle = True
         self._outer: patch.FitHandler | None = None
-        self._link: Connection | None = None
+        self._link: JobsClient | None = None
         self._embedded: EmbeddedServer | None = None
         self._undo = contextlib.ExitStack()
 
@@ -91,22 +91,22 @@ class Session:
         if self._embedded is None:
             self.connection().describe()  # a wrong address or token is told before the script's own work begins
 
-    def connection(self) -> Connection:
+    def connection(self) -> JobsClient:
         """To the session's server; the embedded one is waited for."""
         if self._link is None:
             if self._embedded is not None:
                 server = self._embedded
-                self._link = Connection(server.address(), server.token, check=server.check)
+                self._link = JobsClient(server.address(), server.token, check=server.check)
             else:
-                self._link = Connection(str(self.options.server), self.options.token(), ca_file=self.options.ca_file)
+                self._link = JobsClient(str(self.options.server), self.options.token(), ca_file=self.options.ca_file)
         return self._link
 
-    def release_connection(self) -> Connection:
+    def release_connection(self) -> JobsClient:
         """The connection, which the caller closes from now on."""
         link, self._link = self.connection(), None
         return link
 
-    def fit(self, original: patch.Fit, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def fit(self, original: patch.FitFunction, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Train ``model`` on the cluster as ``original`` would here; what callbacks call is plain Keras."""
         self.note_fit()
         arguments = bind(original, model, args, kwargs)

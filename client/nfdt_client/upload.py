@@ -14,7 +14,7 @@ from nfdt.core.arrays.pytree import as_array
 from nfdt.core.errors import ProtocolError, ServerUnreachable
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire.status import translated
-from nfdt_client.connection import CALL_TIMEOUT_S, Connection
+from nfdt_client.connection import CALL_TIMEOUT_S, JobsClient
 
 logger = logging.getLogger(__name__)
 
@@ -63,14 +63,14 @@ def array_blob(array: np.ndarray[Any, Any]) -> Blob:
     return Blob(header.getvalue(), array.reshape(-1).view(np.uint8) if array.size else b"")
 
 
-def find_missing(connection: Connection, names: Iterable[str]) -> dict[str, int]:
+def find_missing(connection: JobsClient, names: Iterable[str]) -> dict[str, int]:
     """Return the artifacts that the server lacks, each with the number of bytes that it holds already."""
     with translated(connection.address):
         reply = connection.stub.FindMissing(pb.ArtifactNames(sha256=sorted(set(names))), timeout=CALL_TIMEOUT_S)
     return {item.sha256: int(item.have_bytes) for item in reply.missing}
 
 
-def upload(connection: Connection, blobs: Mapping[str, Blob]) -> int:
+def upload(connection: JobsClient, blobs: Mapping[str, Blob]) -> int:
     """Send what the server lacks, each artifact once; a broken transfer is resumed.
 
     Returns:
@@ -89,7 +89,7 @@ def upload(connection: Connection, blobs: Mapping[str, Blob]) -> int:
     return _persist(connection, send_missing)
 
 
-def _persist(connection: Connection, action: Callable[[], _T]) -> _T:
+def _persist(connection: JobsClient, action: Callable[[], _T]) -> _T:
     for attempt in range(1, ATTEMPTS):
         try:
             return action()
@@ -99,7 +99,7 @@ def _persist(connection: Connection, action: Callable[[], _T]) -> _T:
     return action()
 
 
-def _send(connection: Connection, blob: Blob, have_bytes: int) -> int:
+def _send(connection: JobsClient, blob: Blob, have_bytes: int) -> int:
     start = have_bytes if have_bytes < blob.size else 0
 
     def messages() -> Iterator[pb.Chunk]:
@@ -121,7 +121,7 @@ def _send(connection: Connection, blob: Blob, have_bytes: int) -> int:
     return blob.size - start
 
 
-def download(connection: Connection, sha256: str) -> bytes:
+def download(connection: JobsClient, sha256: str) -> bytes:
     """One artifact, its hash checked.
 
     Raises:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from nfdt_client.connection import Connection
+from nfdt_client.connection import JobsClient
 
 from nfdt.core.errors import JobFailed, ServerUnreachable
 from nfdt.core.wire import workers_pb2, workers_pb2_grpc
@@ -34,7 +34,7 @@ def wait_for_server(options: SlotOptions, timeout_s: float, *, sleep: Callable[[
         AuthenticationFailed: it does not accept the token.
     """
     deadline = time.monotonic() + timeout_s
-    connection = Connection(options.server, options.token, ca_file=options.ca_file)
+    connection = JobsClient(options.server, options.token, ca_file=options.ca_file)
     try:
         while True:
             try:

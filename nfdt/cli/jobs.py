@@ -18,7 +18,7 @@ from nfdt.cli.options import log_to_stderr, open_connection, server_options
 from nfdt.cli.result import check_output, save
 from nfdt.cli.table import render, worker_table
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+_CliCommand = TypeVar("_CliCommand", bound=Callable[..., Any])
 
 format_option = click.option("--format", "format_", type=click.Choice(["text", "json"]), default="text")
 

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
-from nfdt_client.connection import Connection
+from nfdt_client.connection import JobsClient
 from nfdt_client.options import resolve
 
 from nfdt.cli.script import Script
 from nfdt.core.errors import UsageError
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+_CliCommand = TypeVar("_CliCommand", bound=Callable[..., Any])
 
 FILE = click.Path(exists=True, dir_okay=False)
 LOG_LEVELS = click.Choice(["debug", "info", "warning", "error"])
@@ -43,7 +43,7 @@ class ScriptCommand(click.Command):
         return super().parse_args(ctx, [*ours, *rest])
 
 
-def script_argument(*, required: bool = True) -> Callable[[_Command], _Command]:
+def script_argument(*, required: bool = True) -> Callable[[_CliCommand], _CliCommand]:
     """``SCRIPT ARGS`` or ``-m MODULE ARGS`` of a :class:`ScriptCommand`, as the parameter ``script``."""
 
     def read(context: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> Script | None:
@@ -60,7 +60,7 @@ def script_argument(*, required: bool = True) -> Callable[[_Command], _Command]:
     return click.argument("script", nargs=-1, type=click.UNPROCESSED, required=required, callback=read, metavar=metavar)
 
 
-def server_options(command: _Command) -> _Command:
+def server_options(command: _CliCommand) -> _CliCommand:
     """``--server --token-file --ca-file``: where the job server is and how it is spoken to."""
     for option in (
         click.option("--ca-file", type=FILE, help="Certificates to trust; turns TLS on."),
@@ -71,7 +71,7 @@ def server_options(command: _Command) -> _Command:
     return command
 
 
-def training_options(command: _Command) -> _Command:
+def training_options(command: _CliCommand) -> _CliCommand:
     """``--algorithm --set --log-level``."""
     for option in (
         click.option("--log-level", type=LOG_LEVELS, default="warning", help="What nfdt itself logs to stderr."),
@@ -105,7 +105,7 @@ def log_to_stderr(level: str) -> None:
 
 
 @contextmanager
-def open_connection(server: str | None, token_file: str | None, ca_file: str | None) -> Iterator[Connection]:
+def open_connection(server: str | None, token_file: str | None, ca_file: str | None) -> Iterator[JobsClient]:
     """A connection to the job server that the options, the environment or a file name; closed after the block.
 
     Raises:
@@ -116,7 +116,7 @@ def open_connection(server: str | None, token_file: str | None, ca_file: str | N
         raise UsageError(
             "Which server? Expected: --server HOST:PORT, NFDT_SERVER in the environment, or server in nfdt.toml."
         )
-    connection = Connection(options.server, options.token(), ca_file=options.ca_file)
+    connection = JobsClient(options.server, options.token(), ca_file=options.ca_file)
     try:
         yield connection
     finally:

@@ -22,7 +22,7 @@ from nfdt.cli.options import (
 from nfdt.cli.quiet import quiet_start
 from nfdt.cli.script import Script, describe_failure, exit_code_of
 from nfdt.cli.table import format_bytes, render
-from nfdt.cli.work import Profile, Work
+from nfdt.cli.work import Profile, ProfiledWork
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.presets import PRESETS
 from nfdt.planning import Cluster
@@ -102,13 +102,13 @@ def plan(
     click.echo(f"take {reason}")
 
 
-def _profiled(profile: Profile, work: Work, count: int | None) -> str:
+def _profiled(profile: Profile, work: ProfiledWork, count: int | None) -> str:
     step_ms, overhead_ms = 1000 * profile.step.seconds(work.batch_size), 1000 * profile.step.alpha_s
     measured = f"step_ms = {step_ms:.3g}, overhead_ms = {overhead_ms:.2g}, apply_ms = {1000 * profile.apply_s:.2g}"
     return f"measured here: {measured}" + (f"; {count} machines like this one, each to itself" if count else "")
 
 
-def _seen(context: click.Context, script: Script, options: Options, *, profiled: bool) -> Work:
+def _seen(context: click.Context, script: Script, options: Options, *, profiled: bool) -> ProfiledWork:
     """Return the size of the script's first ``fit``."""
     try:
         with quiet_start():
@@ -124,7 +124,7 @@ def _seen(context: click.Context, script: Script, options: Options, *, profiled:
     return work
 
 
-def _measured(job: str, server: Mapping[str, str | None]) -> tuple[Cluster, Work]:
+def _measured(job: str, server: Mapping[str, str | None]) -> tuple[Cluster, ProfiledWork]:
     """The workers of a job, and how much it trains in an epoch."""
     with open_connection(server["server"], server["token_file"], server["ca_file"]) as connection:
         workers = json.loads(connection.show(job).workers_json or "{}")
@@ -132,7 +132,7 @@ def _measured(job: str, server: Mapping[str, str | None]) -> tuple[Cluster, Work
     costs = measured_cluster(workers)
     if costs is None or not ends:
         raise UsageError(f"Job {job}: expected one that has ended an epoch. Received: nothing is measured yet.")
-    return costs, Work(costs.local_batch, int(ends[-1]["samples"]), 0)
+    return costs, ProfiledWork(costs.local_batch, int(ends[-1]["samples"]), 0)
 
 
 def _rows(forecasts: Sequence[Forecast]) -> list[tuple[str, ...]]:

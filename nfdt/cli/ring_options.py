@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+_CliCommand = TypeVar("_CliCommand", bound=Callable[..., Any])
 
 _OPTIONS = (
     click.option("--fusion-threshold-mb", metavar="MIB", help="Reduce small tensors together up to this size."),
@@ -30,7 +30,7 @@ _OPTIONS = (
 )
 
 
-def ring_options(command: _Command) -> _Command:
+def ring_options(command: _CliCommand) -> _CliCommand:
     """Tuning, tracing and elasticity of a ring."""
     for option in reversed(_OPTIONS):
         command = option(command)

@@ -19,7 +19,7 @@ from nfdt_client.training_data import Stream, rows_of
 
 from nfdt.cli.profiling import profile
 from nfdt.cli.script import Script, run_script
-from nfdt.cli.work import Work
+from nfdt.cli.work import ProfiledWork
 from nfdt.core.errors import UsageError
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.pack import pack
@@ -99,7 +99,7 @@ class SimulatedSession(Session):
 class FitCaptured(BaseException):
     """Leaves the user's script at its first fit; no ``except Exception`` stops it."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: ProfiledWork) -> None:
         super().__init__("the first fit is seen")
         self.work = work
 
@@ -127,7 +127,7 @@ class FitProbe(Session):
         program = pack(model, batch)  # builds it
         weights = sum(int(math.prod(v.shape)) for v in model.trainable_variables)
         samples, measured = self._samples(captured, batch), profile(program, batch) if self._profiled else None
-        raise FitCaptured(Work(rows_of(batch), samples, weights, measured))
+        raise FitCaptured(ProfiledWork(rows_of(batch), samples, weights, measured))
 
     @staticmethod
     def _samples(captured: Capture, batch: Any) -> int:
@@ -139,7 +139,7 @@ class FitProbe(Session):
         return captured.train.samples if steps is None else min(captured.train.samples, steps * captured.batch_size)
 
 
-def first_fit(script: Script, options: Options, *, profiled: bool = False) -> Work | None:
+def first_fit(script: Script, options: Options, *, profiled: bool = False) -> ProfiledWork | None:
     """Run a script up to its first ``fit``, and ``profiled``, a few of its steps; None: it has none."""
     try:
         with FitProbe(options, profiled=profiled):

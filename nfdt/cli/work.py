@@ -21,7 +21,7 @@ class Profile:
 
 
 @dataclass(frozen=True)
-class Work:
+class ProfiledWork:
     """Size of a ``fit``, as far as a prediction needs it.
 
     Attributes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+Float64s = npt.NDArray[np.float64]
 
 KEEP = 0.97  # factor of the weight of earlier exchanges
 ENOUGH = 12
@@ -78,10 +78,10 @@ class LinkEstimate:
         send, receive = np.maximum(solution[1:] - slack[1:], 0.0) / self._unit
         return LinkTimes(max(0.0, float(solution[0])), float(send), float(receive))
 
-    def _solve(self) -> tuple[Floats, Floats]:
+    def _solve(self) -> tuple[Float64s, Float64s]:
         """Return (latency, send, receive) in seconds and units, and the inverse of their normal matrix."""
         total = max(float(self._squares[0, 0]), 1.0)
         alike = np.array([0.0, 1.0, -1.0])
         squares = self._squares + total * (_ALIKE * np.outer(alike, alike) + _RIDGE * np.eye(3))
-        inverse: Floats = np.asarray(np.linalg.inv(squares), np.float64)
+        inverse: Float64s = np.asarray(np.linalg.inv(squares), np.float64)
         return inverse @ self._products, inverse

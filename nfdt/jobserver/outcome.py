@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nfdt.core.errors import JobCancelled, JobFailed, NfdtError, ServerUnreachable, WorkerFailed
-from nfdt.core.jobs.lifecycle import State
+from nfdt.core.jobs.lifecycle import JobState
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.launch.horovod import Ring
 
@@ -48,7 +48,7 @@ class SlotError(WorkerFailed):
 class JobOutcome:
     """Last state of a job."""
 
-    state: State
+    state: JobState
     reason: str | None = None
     error: dict[str, Any] | None = None
 

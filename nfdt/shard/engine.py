@@ -18,7 +18,7 @@ from nfdt.shard.accumulator import GradientAccumulator
 from nfdt.shard.optimizer import BuiltOptimizer
 from nfdt.shard.step import FusedStep
 from nfdt.shard.tensors import AnchoredBf16, TensorOps, Vector, as_array, as_tensor, decompress, read
-from nfdt.update_rules.base import State, UpdateRule
+from nfdt.update_rules.base import RuleState, UpdateRule
 
 LARGE = 1e8
 """Gradients at least this long are tried: a step that leaves values that are not finite is undone."""
@@ -42,7 +42,7 @@ class StepResult:
     """The result of a step: weights for the worker, and the rule's new state for it."""
 
     reply: ReplyWeights
-    worker: State
+    worker: RuleState
 
 
 @functools.lru_cache(maxsize=1024)
@@ -51,7 +51,7 @@ def _scalar(value: float) -> Any:
     return tf.constant(value, tf.float32)
 
 
-def _state(state: Mapping[str, Any]) -> State:
+def _state(state: Mapping[str, Any]) -> RuleState:
     return {name: tf.convert_to_tensor(value, tf.float32) for name, value in state.items()}
 
 
@@ -76,7 +76,7 @@ class Engine:
 
     built: BuiltOptimizer
     rule: UpdateRule
-    _shard: State = field(init=False)
+    _shard: RuleState = field(init=False)
 
     def __post_init__(self) -> None:
         self._ops = TensorOps()
@@ -123,7 +123,7 @@ class Engine:
         """Return the difference of an anchor to itself."""
         return tf.zeros(self.size, tf.bfloat16)
 
-    def new_worker(self) -> State:
+    def new_worker(self) -> RuleState:
         """The rule's state for a worker that has not pushed yet."""
         return _state(self.rule.init_worker(self._ops, self._fused.flat()))
 
@@ -136,7 +136,7 @@ class Engine:
         gradient: Vector,
         backup: Any,
         staleness: int,
-        worker: State,
+        worker: RuleState,
         *,
         length: float,
         rate: float = 1.0,
@@ -164,11 +164,11 @@ class Engine:
         gradient: Vector,
         backup: Any,
         staleness: int,
-        worker: State,
+        worker: RuleState,
         samples: int,
         *,
         length: float,
-    ) -> State:
+    ) -> RuleState:
         """Correct one finite gradient and add it to ``accumulator``; returns the worker's new state."""
         sums = (accumulator.total, accumulator.weight, _scalar(samples))
         args = (*sums, gradient, _given(backup), _scalar(staleness), self._shard, worker)
@@ -181,7 +181,7 @@ class Engine:
         accumulator.total = self._fused.accumulate_part(accumulator.total, _scalar(samples), gradient)
         accumulator.note(samples, length)
 
-    def apply_round(self, accumulator: GradientAccumulator, worker: State) -> State | None:
+    def apply_round(self, accumulator: GradientAccumulator, worker: RuleState) -> RuleState | None:
         """Apply the mean gradient of a round, computed on the weights as they are; None as in :meth:`step`.
 
         Returns the rule's new state for all workers.
@@ -239,13 +239,13 @@ class Engine:
             self.built.load(optimizer)
             self._take_over()
 
-    def _kept(self, length: float) -> tuple[list[Any], State] | None:
+    def _kept(self, length: float) -> tuple[list[Any], RuleState] | None:
         """Copy the state that a step changes, before a long gradient is tried; None for others, which cost nothing."""
         if length < LARGE:
             return None
         return [tf.identity(variable.value) for variable in self._moved()], self._shard
 
-    def _stands(self, before: tuple[list[Any], State] | None, worker: State) -> bool:
+    def _stands(self, before: tuple[list[Any], RuleState] | None, worker: RuleState) -> bool:
         """Whether a step is kept; a step that was tried and left values that are not finite is undone."""
         moved = self._moved()
         if before is None or _are_finite([*(v.value for v in moved), *self._shard.values(), *worker.values()]):

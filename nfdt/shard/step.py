@@ -14,7 +14,7 @@ import tensorflow as tf
 from nfdt.core import keras_internals
 from nfdt.shard.optimizer import BuiltOptimizer, replaced
 from nfdt.shard.tensors import Compiled, TensorOps, Vector, compress, decompress
-from nfdt.update_rules.base import Push, State, UpdateRule
+from nfdt.update_rules.base import Push, RuleState, UpdateRule
 
 
 class FusedStep:
@@ -90,14 +90,21 @@ class FusedStep:
         return Push(self._clip(gradient), self.flat(), base, staleness, self.updates())
 
     def _step(
-        self, gradient: Vector, backup: Any, staleness: Any, factor: Any, shard: State, worker: State, anchor: Any
+        self,
+        gradient: Vector,
+        backup: Any,
+        staleness: Any,
+        factor: Any,
+        shard: RuleState,
+        worker: RuleState,
+        anchor: Any,
     ) -> Any:
         rate = self._rate()
         made = self._rule.correct(self._ops, self._push(gradient, backup, staleness), shard, worker)
         moved = self._move(made.gradient, made.learning_rate_scale * factor, made.shard)
         return self._answer(rate, staleness, moved, anchor), moved, made.worker
 
-    def _apply(self, total: Vector, weight: Any, samples: Any, shard: State) -> State:
+    def _apply(self, total: Vector, weight: Any, samples: Any, shard: RuleState) -> RuleState:
         return self._move(total / weight, weight / samples, shard)
 
     def _accumulate(
@@ -108,8 +115,8 @@ class FusedStep:
         gradient: Vector,
         backup: Any,
         staleness: Any,
-        shard: State,
-        worker: State,
+        shard: RuleState,
+        worker: RuleState,
     ) -> Any:
         """Add a gradient, weighted by its samples and its own factor of the learning rate, and that weight."""
         made = self._rule.correct(self._ops, self._push(gradient, backup, staleness), shard, worker)
@@ -120,17 +127,17 @@ class FusedStep:
     def _accumulate_part(total: Vector, samples: Any, gradient: Vector) -> Vector:
         return total + samples * gradient
 
-    def _reply(self, staleness: Any, shard: State, anchor: Any) -> Any:
+    def _reply(self, staleness: Any, shard: RuleState, anchor: Any) -> Any:
         return self._answer(self._rate(), staleness, shard, anchor)
 
-    def _answer(self, rate: Any, staleness: Any, shard: State, anchor: Any) -> Any:
+    def _answer(self, rate: Any, staleness: Any, shard: RuleState, anchor: Any) -> Any:
         """Return the reply, and its difference to an anchor; nothing if the reply is the weights as they are."""
         if not anchor and not self._rule.looks_ahead:
             return ()
         reply = self._rule.reply(self._ops, self.flat(), rate, staleness, shard, self._decay())
         return compress(reply, anchor[0]) if anchor else (tf.identity(reply),)
 
-    def _move(self, gradient: Vector, scale: Any, shard: State) -> State:
+    def _move(self, gradient: Vector, scale: Any, shard: RuleState) -> RuleState:
         """Move the variables by one Keras ``apply``; returns the rule's new state."""
         optimizer, before, moved = self._optimizer, self.flat(), shard
         rate_of = keras_internals.learning_rate_method(optimizer)

@@ -9,7 +9,7 @@ import numpy as np
 
 from nfdt.core.arrays.table_rows import Rows, Vector
 from nfdt.shard.row_log import Index, RowLog
-from nfdt.update_rules.base import Push, State, UpdateRule
+from nfdt.update_rules.base import Push, RuleState, UpdateRule
 
 
 class _RowOps:
@@ -54,8 +54,8 @@ class MovedRows:
     index: Index
     before: Vector
     weights: Vector
-    state: State
-    worker: State
+    state: RuleState
+    worker: RuleState
 
     @property
     def finite(self) -> bool:
@@ -79,8 +79,8 @@ class ShardTable:
         self.log = RowLog(len(weights))
         self._rule = rule
         self._ops = _RowOps()
-        self._state: State = rule.init_shard(self._ops, weights)
-        self._workers: dict[str, State] = {}
+        self._state: RuleState = rule.init_shard(self._ops, weights)
+        self._workers: dict[str, RuleState] = {}
 
     def moved(self, worker: str, gradient: Rows, context: PushContext) -> MovedRows:
         """Compute the rows after a gradient, which must be finite; the table stays as it is."""
@@ -128,11 +128,11 @@ class ShardTable:
         self._workers.pop(worker, None)
 
 
-def _rows(state: State, index: Index) -> State:
+def _rows(state: RuleState, index: Index) -> RuleState:
     return {name: value[index] if np.ndim(value) else value for name, value in state.items()}
 
 
-def _put(state: State, index: Index, rows: State) -> State:
+def _put(state: RuleState, index: Index, rows: RuleState) -> RuleState:
     """Write rows to their places in the state, and replace its numbers."""
     for name, value in rows.items():
         if np.ndim(state[name]):

@@ -16,25 +16,25 @@ NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 
 
-class _Table(BaseModel):
+class _ClusterTable(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class PauseDescription(_Table):
+class PauseDescription(_ClusterTable):
     """The machine computes nothing for a while."""
 
     at_s: NonNegative
     seconds: Positive
 
 
-class Drift(_Table):
+class Drift(_ClusterTable):
     """From a moment on every step takes so many times longer than it is written down."""
 
     at_s: NonNegative
     slowdown: Positive
 
 
-class LinkDescription(_Table):
+class LinkDescription(_ClusterTable):
     """A network link; in each direction one message after the other.
 
     Attributes:
@@ -107,7 +107,7 @@ class Shards(LinkDescription):
         return (self.apply_ms or 0.0) / 1000
 
 
-class ClusterDescription(_Table):
+class ClusterDescription(_ClusterTable):
     """A whole cluster.
 
     Attributes:

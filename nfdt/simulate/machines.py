@@ -48,7 +48,7 @@ class Machine:
         return stood
 
 
-class Lane:
+class VirtualLane:
     """One direction of a link: a message begins when the one before it has left.
 
     Args:
@@ -71,7 +71,7 @@ class Road:
         latency_s: Latency of the whole way, in seconds.
     """
 
-    def __init__(self, lanes: Sequence[Lane], shards: Sequence[Lane], latency_s: float) -> None:
+    def __init__(self, lanes: Sequence[VirtualLane], shards: Sequence[VirtualLane], latency_s: float) -> None:
         limited = [[lane for lane in (*lanes, shard) if lane.s_per_byte] for shard in shards]
         self._ways = [(way, max((lane.s_per_byte for lane in way), default=0.0)) for way in limited]
         self.latency_s = latency_s
@@ -112,7 +112,7 @@ class VirtualNetwork:
     def roads(self, described: Workers) -> tuple[Road, Road]:
         """The way up and the way down of a worker like this."""
         if self._ring:
-            nothing = Road([Lane(None)], [Lane(None) for _ in self._shards], 0.0)
+            nothing = Road([VirtualLane(None)], [VirtualLane(None) for _ in self._shards], 0.0)
             return nothing, nothing
         own = _both(described)
         links: list[LinkDescription] = [described, self._cluster.shards]
@@ -150,5 +150,5 @@ class VirtualNetwork:
         return 2 * (count - 1) * latency_s + 2 * (count - 1) / count * size * s_per_byte
 
 
-def _both(link: LinkDescription) -> tuple[Lane, Lane]:
-    return Lane(link.bandwidth_mbit), Lane(link.bandwidth_mbit)
+def _both(link: LinkDescription) -> tuple[VirtualLane, VirtualLane]:
+    return VirtualLane(link.bandwidth_mbit), VirtualLane(link.bandwidth_mbit)

@@ -7,7 +7,7 @@ from nfdt.update_rules.base import (
     Correction,
     OptimizerTraits,
     Push,
-    State,
+    RuleState,
     UpdateRule,
 )
 from nfdt.update_rules.registry import RULES, make_rule
@@ -20,7 +20,7 @@ __all__ = [
     "Correction",
     "OptimizerTraits",
     "Push",
-    "State",
+    "RuleState",
     "UpdateRule",
     "make_rule",
 ]

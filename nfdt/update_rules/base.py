@@ -29,7 +29,7 @@ import numpy as np
 Array = Any
 """A NumPy array or a TensorFlow tensor."""
 
-State = dict[str, Array]
+RuleState = dict[str, Array]
 """Named arrays in the dtype of the weights: ``(n,)`` of the shard's size, one number for each block, or 0-d."""
 
 
@@ -93,8 +93,8 @@ class Correction:
 
     gradient: Array
     learning_rate_scale: Array
-    shard: State
-    worker: State
+    shard: RuleState
+    worker: RuleState
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Advance:
     """The new weights, shape ``(n,)``, and the new shard state."""
 
     weights: Array
-    shard: State
+    shard: RuleState
 
 
 class UpdateRule(Protocol):
@@ -122,15 +122,15 @@ class UpdateRule(Protocol):
     lessens_decay: bool
     """Whether the weight decay of the user's optimizer is :meth:`lessened`; a rule that owns it decays itself."""
 
-    def init_shard(self, ops: ArrayOps, weights: Array) -> State:
+    def init_shard(self, ops: ArrayOps, weights: Array) -> RuleState:
         """State of one shard at the start; ``weights`` gives shape and dtype."""
         ...
 
-    def init_worker(self, ops: ArrayOps, weights: Array) -> State:
+    def init_worker(self, ops: ArrayOps, weights: Array) -> RuleState:
         """State kept per worker, in addition to its backup."""
         ...
 
-    def correct(self, ops: ArrayOps, push: Push, shard: State, worker: State) -> Correction:
+    def correct(self, ops: ArrayOps, push: Push, shard: RuleState, worker: RuleState) -> Correction:
         """Return the gradient for the optimizer in place of the delayed one."""
         ...
 
@@ -141,7 +141,7 @@ class UpdateRule(Protocol):
         weights: Array,
         learning_rate: Array,
         updates: Array,
-        shard: State,
+        shard: RuleState,
         decay: Array | None = None,
     ) -> Advance:
         """Move the weights in place of the user's optimizer and of its weight decay. Only when ``owns_optimizer``.
@@ -150,11 +150,11 @@ class UpdateRule(Protocol):
         """
         ...
 
-    def lessened(self, ops: ArrayOps, decay: Array, shard: State) -> Array:
+    def lessened(self, ops: ArrayOps, decay: Array, shard: RuleState) -> Array:
         """Return ``decay`` in proportion to the weight of the gradients. Called only when ``lessens_decay``."""
         ...
 
-    def observe(self, ops: ArrayOps, before: Array, after: Array, shard: State) -> State:
+    def observe(self, ops: ArrayOps, before: Array, after: Array, shard: RuleState) -> RuleState:
         """Measure the step of the user's optimizer. Called only when not ``owns_optimizer``."""
         ...
 
@@ -164,17 +164,17 @@ class UpdateRule(Protocol):
         weights: Array,
         learning_rate: Array,
         staleness: Array,
-        shard: State,
+        shard: RuleState,
         decay: Array | None = None,
     ) -> Array:
         """Return the weights for a worker whose push had this staleness, shape ``(n,)``; they become its backup."""
         ...
 
-    def enter(self, ops: ArrayOps, slots: State, updates: Array, shard: State) -> State:
+    def enter(self, ops: ArrayOps, slots: RuleState, updates: Array, shard: RuleState) -> RuleState:
         """Take over the user's optimizer slots (``momentum`` | ``m``, ``v``) of a warm start."""
         ...
 
-    def leave(self, ops: ArrayOps, shard: State) -> State:
+    def leave(self, ops: ArrayOps, shard: RuleState) -> RuleState:
         """The optimizer slots that continue where the rule stands now."""
         ...
 
@@ -188,15 +188,15 @@ class IdentityRule:
     uses_backup = False
     lessens_decay = False
 
-    def init_shard(self, ops: ArrayOps, weights: Array) -> State:
+    def init_shard(self, ops: ArrayOps, weights: Array) -> RuleState:
         """No state."""
         return {}
 
-    def init_worker(self, ops: ArrayOps, weights: Array) -> State:
+    def init_worker(self, ops: ArrayOps, weights: Array) -> RuleState:
         """No state."""
         return {}
 
-    def correct(self, ops: ArrayOps, push: Push, shard: State, worker: State) -> Correction:
+    def correct(self, ops: ArrayOps, push: Push, shard: RuleState, worker: RuleState) -> Correction:
         """The gradient unchanged, at the full learning rate."""
         return Correction(push.gradient, scalar(ops, push.staleness, 1.0), shard, worker)
 
@@ -207,17 +207,17 @@ class IdentityRule:
         weights: Array,
         learning_rate: Array,
         updates: Array,
-        shard: State,
+        shard: RuleState,
         decay: Array | None = None,
     ) -> Advance:
         """Plain gradient descent."""
         return Advance(weights - learning_rate * (gradient if decay is None else gradient + decay), shard)
 
-    def lessened(self, ops: ArrayOps, decay: Array, shard: State) -> Array:
+    def lessened(self, ops: ArrayOps, decay: Array, shard: RuleState) -> Array:
         """Weight decay as it is."""
         return decay
 
-    def observe(self, ops: ArrayOps, before: Array, after: Array, shard: State) -> State:
+    def observe(self, ops: ArrayOps, before: Array, after: Array, shard: RuleState) -> RuleState:
         """Return the state unchanged."""
         return shard
 
@@ -227,17 +227,17 @@ class IdentityRule:
         weights: Array,
         learning_rate: Array,
         staleness: Array,
-        shard: State,
+        shard: RuleState,
         decay: Array | None = None,
     ) -> Array:
         """The weights."""
         return weights
 
-    def enter(self, ops: ArrayOps, slots: State, updates: Array, shard: State) -> State:
+    def enter(self, ops: ArrayOps, slots: RuleState, updates: Array, shard: RuleState) -> RuleState:
         """The user's optimizer keeps its slots."""
         return shard
 
-    def leave(self, ops: ArrayOps, shard: State) -> State:
+    def leave(self, ops: ArrayOps, shard: RuleState) -> RuleState:
         """The user's optimizer has its slots."""
         return {}
 

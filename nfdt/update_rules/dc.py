@@ -7,7 +7,7 @@ References:
 
 from __future__ import annotations
 
-from nfdt.update_rules.base import Array, ArrayOps, Correction, IdentityRule, Push, State, scalar
+from nfdt.update_rules.base import Array, ArrayOps, Correction, IdentityRule, Push, RuleState, scalar
 
 EPSILON = 1e-7
 
@@ -35,7 +35,7 @@ class DelayCompensated(IdentityRule):
     def __init__(self, dc_lambda: float) -> None:
         self.dc_lambda = dc_lambda
 
-    def correct(self, ops: ArrayOps, push: Push, shard: State, worker: State) -> Correction:
+    def correct(self, ops: ArrayOps, push: Push, shard: RuleState, worker: RuleState) -> Correction:
         """The compensated gradient, at the full learning rate."""
         gradient = push.gradient + compensation(push, self.dc_lambda)
         return Correction(gradient, scalar(ops, push.staleness, 1.0), shard, worker)
@@ -51,11 +51,11 @@ class AdaptiveDelayCompensated(IdentityRule):
         self.dc_lambda = dc_lambda
         self.decay = decay
 
-    def init_worker(self, ops: ArrayOps, weights: Array) -> State:
+    def init_worker(self, ops: ArrayOps, weights: Array) -> RuleState:
         """``mean_square`` of this worker's gradients, shape ``(n,)``, zero."""
         return {"mean_square": ops.zeros_like(weights)}
 
-    def correct(self, ops: ArrayOps, push: Push, shard: State, worker: State) -> Correction:
+    def correct(self, ops: ArrayOps, push: Push, shard: RuleState, worker: RuleState) -> Correction:
         """Update the worker's mean square with ``g``, then compensate with it."""
         square = mean_square(worker["mean_square"], push.gradient, self.decay)
         gradient = push.gradient + compensation(push, self.dc_lambda / ops.sqrt(square + EPSILON))

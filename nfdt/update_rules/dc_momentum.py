@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nfdt.update_rules.base import Array, ArrayOps, Correction, IdentityRule, Push, State, scalar
+from nfdt.update_rules.base import Array, ArrayOps, Correction, IdentityRule, Push, RuleState, scalar
 from nfdt.update_rules.dc import EPSILON, compensation, mean_square
 
 
@@ -23,11 +23,11 @@ class DelayCompensatedMomentum(IdentityRule):
         self.dc_lambda = dc_lambda
         self.decay = decay
 
-    def init_shard(self, ops: ArrayOps, weights: Array) -> State:
+    def init_shard(self, ops: ArrayOps, weights: Array) -> RuleState:
         """``mean_square`` of all gradients, shape ``(n,)``, zero."""
         return {"mean_square": ops.zeros_like(weights)}
 
-    def correct(self, ops: ArrayOps, push: Push, shard: State, worker: State) -> Correction:
+    def correct(self, ops: ArrayOps, push: Push, shard: RuleState, worker: RuleState) -> Correction:
         """Update the shared mean square with ``g``, then compensate with it."""
         square = mean_square(shard["mean_square"], push.gradient, self.decay)
         gradient = push.gradient + compensation(push, self.dc_lambda / ops.sqrt(square + EPSILON))

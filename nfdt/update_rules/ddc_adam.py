@@ -23,7 +23,7 @@ from nfdt.update_rules.base import (
     IdentityRule,
     OptimizerTraits,
     Push,
-    State,
+    RuleState,
     initial,
     scalar,
 )
@@ -44,7 +44,7 @@ class DelayedAdam(IdentityRule):
         self.beta_2 = traits.beta_2
         self.epsilon = traits.epsilon
 
-    def init_shard(self, ops: ArrayOps, weights: Array) -> State:
+    def init_shard(self, ops: ArrayOps, weights: Array) -> RuleState:
         """The reliability state, G (``reserve``), v (``second_moment``), W (``reserve_bias``), ``scale``.
 
         ``scale`` is b / sqrt(1 - b2^n) of the last update, kept for the look-ahead.
@@ -57,7 +57,7 @@ class DelayedAdam(IdentityRule):
             "scale": initial(weights, 1.0),
         }
 
-    def correct(self, ops: ArrayOps, push: Push, shard: State, worker: State) -> Correction:
+    def correct(self, ops: ArrayOps, push: Push, shard: RuleState, worker: RuleState) -> Correction:
         """The compensated gradient, trusted by its drift, at the full learning rate."""
         gradient, shard = self.reliability.gradient(ops, push, shard)
         return Correction(gradient, scalar(ops, push.staleness, 1.0), shard, worker)
@@ -69,7 +69,7 @@ class DelayedAdam(IdentityRule):
         weights: Array,
         learning_rate: Array,
         updates: Array,
-        shard: State,
+        shard: RuleState,
         decay: Array | None = None,
     ) -> Advance:
         """One Adam step whose first moment is released according to the delay."""
@@ -98,7 +98,7 @@ class DelayedAdam(IdentityRule):
         weights: Array,
         learning_rate: Array,
         staleness: Array,
-        shard: State,
+        shard: RuleState,
         decay: Array | None = None,
     ) -> Array:
         """Look ahead: what the reserve will release in this worker's next ``tau`` updates, and its share of decay."""
@@ -111,7 +111,7 @@ class DelayedAdam(IdentityRule):
         expected = self.beta_1 * learning_rate * updates_ahead(ops, kept, staleness)
         return ahead - expected * self.reliability.lessened(ops, decay, shard)
 
-    def enter(self, ops: ArrayOps, slots: State, updates: Array, shard: State) -> State:
+    def enter(self, ops: ArrayOps, slots: RuleState, updates: Array, shard: RuleState) -> RuleState:
         """``m`` and ``v`` after ``updates`` updates become G, v, W and the scale."""
         if "m" not in slots:
             return shard
@@ -128,6 +128,6 @@ class DelayedAdam(IdentityRule):
             "scale": ops.where(started, taken, one) / ops.where(started, unbias, one),
         }
 
-    def leave(self, ops: ArrayOps, shard: State) -> State:
+    def leave(self, ops: ArrayOps, shard: RuleState) -> RuleState:
         """G and v become Keras' ``m`` and ``v``."""
         return {"m": shard["reserve"] * ((1.0 - self.beta_1) / self.beta_1), "v": shard["second_moment"]}

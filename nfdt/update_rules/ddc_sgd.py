@@ -19,7 +19,7 @@ every gradient would seem to meet a drift in its own direction.
 
 from __future__ import annotations
 
-from nfdt.update_rules.base import Advance, Array, ArrayOps, Correction, IdentityRule, Push, State, scalar
+from nfdt.update_rules.base import Advance, Array, ArrayOps, Correction, IdentityRule, Push, RuleState, scalar
 from nfdt.update_rules.reliability import Reliability, kept_impulse, updates_ahead
 
 
@@ -39,11 +39,11 @@ class DelayedSGD(IdentityRule):
         self._later_share = momentum**2 if nesterov else momentum
         self._delivered_later = self._later_share / (1.0 - momentum)
 
-    def init_shard(self, ops: ArrayOps, weights: Array) -> State:
+    def init_shard(self, ops: ArrayOps, weights: Array) -> RuleState:
         """The reliability state and R (``reserve``), shape ``(n,)``, zero."""
         return {**self.reliability.init_shard(ops, weights), "reserve": ops.zeros_like(weights)}
 
-    def correct(self, ops: ArrayOps, push: Push, shard: State, worker: State) -> Correction:
+    def correct(self, ops: ArrayOps, push: Push, shard: RuleState, worker: RuleState) -> Correction:
         """The compensated gradient, trusted by its drift, at the full learning rate."""
         gradient, shard = self.reliability.gradient(ops, push, shard)
         return Correction(gradient, scalar(ops, push.staleness, 1.0), shard, worker)
@@ -55,7 +55,7 @@ class DelayedSGD(IdentityRule):
         weights: Array,
         learning_rate: Array,
         updates: Array,
-        shard: State,
+        shard: RuleState,
         decay: Array | None = None,
     ) -> Advance:
         """Release a share of the reserve together with the gradient; put the gradient's impulse in reserve."""
@@ -74,7 +74,7 @@ class DelayedSGD(IdentityRule):
         weights: Array,
         learning_rate: Array,
         staleness: Array,
-        shard: State,
+        shard: RuleState,
         decay: Array | None = None,
     ) -> Array:
         """Look ahead: what the reserve will release in this worker's next ``tau`` updates, and its share of decay."""
@@ -85,13 +85,13 @@ class DelayedSGD(IdentityRule):
         expected = self._later_share * learning_rate * updates_ahead(ops, kept, staleness)
         return ahead - expected * self.reliability.lessened(ops, decay, shard)
 
-    def enter(self, ops: ArrayOps, slots: State, updates: Array, shard: State) -> State:
+    def enter(self, ops: ArrayOps, slots: RuleState, updates: Array, shard: RuleState) -> RuleState:
         """``momentum`` (Keras' velocity) becomes the reserve."""
         if "momentum" not in slots:
             return shard
         return {**shard, "reserve": -self._delivered_later * slots["momentum"]}
 
-    def leave(self, ops: ArrayOps, shard: State) -> State:
+    def leave(self, ops: ArrayOps, shard: RuleState) -> RuleState:
         """The reserve becomes ``momentum`` (Keras' velocity); no slot without momentum."""
         if not self.momentum:
             return {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nfdt.update_rules.base import Array, ArrayOps, Push, State, initial, scalar
+from nfdt.update_rules.base import Array, ArrayOps, Push, RuleState, initial, scalar
 from nfdt.update_rules.blocks import Blocks, Elements
 
 NORM_EPSILON = 1e-30
@@ -42,7 +42,7 @@ class Reliability:
     decays: bool = False
     normalizes: bool = False
 
-    def init_shard(self, ops: ArrayOps, weights: Array) -> State:
+    def init_shard(self, ops: ArrayOps, weights: Array) -> RuleState:
         """S (``step_square``), one number for each block; scalars ``mean_delay`` (tbar) and ``seen``.
 
         With weight decay the means of f (``factor``) and, where needed, of f^2, one number for each block.
@@ -55,7 +55,7 @@ class Reliability:
             state["factor_square"] = zeros + 1.0
         return state
 
-    def gradient(self, ops: ArrayOps, push: Push, shard: State) -> tuple[Array, State]:
+    def gradient(self, ops: ArrayOps, push: Push, shard: RuleState) -> tuple[Array, RuleState]:
         """The gradient compensated for its drift and trusted according to it.
 
         In each block, with ``d = w - backup``, ``|.|`` the Euclidean norm and ``<., .>`` the scalar product over it::
@@ -84,14 +84,14 @@ class Reliability:
                 state[name] = shard[name] + share * (value - shard[name])
         return self.blocks.scaled(ops, gradient, factor), state
 
-    def lessened(self, ops: ArrayOps, decay: Array, shard: State) -> Array:
+    def lessened(self, ops: ArrayOps, decay: Array, shard: RuleState) -> Array:
         """Weight decay in proportion to the weight of the gradients, shape ``(n,)``; unchanged while none was late."""
         factor = shard["factor"]
         if self.normalizes:
             factor = factor / (ops.sqrt(shard["factor_square"]) + NORM_EPSILON)
         return self.blocks.scaled(ops, decay, factor)
 
-    def step_square(self, ops: ArrayOps, shard: State, step: Array) -> Array:
+    def step_square(self, ops: ArrayOps, shard: RuleState, step: Array) -> Array:
         """s: exponential mean of the squared norms of the steps, weight decay included, shape ``(blocks,)``."""
         return STEP_DECAY * shard["step_square"] + (1.0 - STEP_DECAY) * self.blocks.sums(ops, step * step)
 
@@ -108,7 +108,7 @@ def updates_ahead(ops: ArrayOps, kept: Array, staleness: Array) -> Array:
     return (1.0 - ops.power(kept, staleness)) / (1.0 - kept)
 
 
-def kept_impulse(ops: ArrayOps, momentum: float, shard: State) -> Array:
+def kept_impulse(ops: ArrayOps, momentum: float, shard: RuleState) -> Array:
     """The share of the reserve kept per update, m = ``momentum ** (1 / (1 + tbar))``, 0-d: slower with delay."""
     delay = shard["mean_delay"]
     return ops.power(scalar(ops, delay, momentum), 1.0 / (1.0 + delay))

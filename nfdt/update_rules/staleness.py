@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nfdt.update_rules.base import ArrayOps, Correction, IdentityRule, Push, State, scalar
+from nfdt.update_rules.base import ArrayOps, Correction, IdentityRule, Push, RuleState, scalar
 
 
 class StalenessScaled(IdentityRule):
@@ -14,7 +14,7 @@ class StalenessScaled(IdentityRule):
 
     name = "staleness-scaled"
 
-    def correct(self, ops: ArrayOps, push: Push, shard: State, worker: State) -> Correction:
+    def correct(self, ops: ArrayOps, push: Push, shard: RuleState, worker: RuleState) -> Correction:
         """The gradient unchanged, at ``1 / max(1, tau)`` of the learning rate."""
         one = scalar(ops, push.staleness, 1.0)
         return Correction(push.gradient, one / ops.maximum(one, push.staleness), shard, worker)

@@ -8,7 +8,7 @@ import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from nfdt_client.connection import Connection
+from nfdt_client.connection import JobsClient
 
 from tests.support import fake_server
 
@@ -29,6 +29,6 @@ def fake():
 
 @pytest.fixture
 def connection(fake):
-    link = Connection(fake.address, fake_server.TOKEN, reconnect_s=5)
+    link = JobsClient(fake.address, fake_server.TOKEN, reconnect_s=5)
     yield link
     link.close()

@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 import pytest
 from nfdt_client import decorator
-from nfdt_client.connection import Connection
+from nfdt_client.connection import JobsClient
 from nfdt_client.handle import JobHandle, attach, describe_log
 
 from nfdt.core.errors import (
@@ -561,7 +561,7 @@ def test_a_result_that_is_not_there_in_time(fake, connection, model):
 
         class Look(keras.callbacks.Callback):
             def on_epoch_end(self, epoch, logs=None):
-                handle = JobHandle("job-0", Connection(fake.address, TOKEN))
+                handle = JobHandle("job-0", JobsClient(fake.address, TOKEN))
                 with pytest.raises(TimeoutError, match="It goes on"):
                     handle.result(timeout_s=0)
                 handle.cancel()

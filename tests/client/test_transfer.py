@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 import pytest
-from nfdt_client.connection import Connection
+from nfdt_client.connection import JobsClient
 from nfdt_client.upload import Blob, array_blob, download, upload
 
 from nfdt.core.errors import AuthenticationFailed, CaptureError, ProtocolError, ServerUnreachable
@@ -98,7 +98,7 @@ def test_recorded_events_end_while_the_job_goes_on(connection, fake):
 
 def test_a_watch_gives_up_after_a_deadline(fake):
     started(fake, 2)
-    link = Connection(fake.address, TOKEN, reconnect_s=0.3)
+    link = JobsClient(fake.address, TOKEN, reconnect_s=0.3)
     events = link.watch("job-0")
     assert next(events).cursor == 1
     fake.grpc_server.stop(None).wait()
@@ -111,7 +111,7 @@ def test_a_dead_embedded_server_is_not_waited_for(fake):
         raise ServerUnreachable("it is dead")
 
     started(fake, 1)
-    link = Connection(fake.address, TOKEN, check=check, reconnect_s=60)
+    link = JobsClient(fake.address, TOKEN, check=check, reconnect_s=60)
     events = link.watch("job-0")
     next(events)
     fake.grpc_server.stop(None).wait()
@@ -120,7 +120,7 @@ def test_a_dead_embedded_server_is_not_waited_for(fake):
 
 
 def test_a_wrong_token_is_refused(fake):
-    link = Connection(fake.address, "wrong")
+    link = JobsClient(fake.address, "wrong")
     with pytest.raises(AuthenticationFailed):
         link.describe()
     link.close()

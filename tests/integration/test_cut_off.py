@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import psutil
-from nfdt_client.connection import Connection
+from nfdt_client.connection import JobsClient
 
 from nfdt.core.wire import jobs_pb2
 from tests.support.relay import Relay
@@ -24,7 +24,7 @@ def test_workers_that_are_cut_off_come_back_and_nothing_is_done_twice(run_script
     cluster = start_server(tmp_path)
     relay = Relay(cluster.address)
     workers = start_workers(dataclasses.replace(cluster, address=relay.address), 2, "--wait", str(DEADLINE_S))
-    connection = Connection(cluster.address, cluster.token_file.read_text())
+    connection = JobsClient(cluster.address, cluster.token_file.read_text())
     try:
         job = answer(run_script(DIGITS + SUBMIT, **cluster.env()))["job"]
         events, enough = [], None

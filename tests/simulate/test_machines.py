@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from nfdt.simulate.cluster import Workers, parse_cluster
-from nfdt.simulate.machines import Lane, Machine, Road, VirtualNetwork
+from nfdt.simulate.machines import Machine, Road, VirtualLane, VirtualNetwork
 
 MBIT_BYTE = 8e-6  # seconds of a byte at 1 Mbit/s
 
@@ -36,8 +36,8 @@ def test_a_pause_is_waited_for(now, expected):
 
 
 def test_messages_on_a_link_follow_each_other():
-    lane = Lane(8.0)  # a million bytes per second
-    road = Road([lane], [Lane(None)], latency_s=0.5)
+    lane = VirtualLane(8.0)  # a million bytes per second
+    road = Road([lane], [VirtualLane(None)], latency_s=0.5)
     assert road.send(0.0, [1_000_000]) == pytest.approx(1.5)
     assert road.send(0.25, [1_000_000]) == pytest.approx(2.5)
     assert road.send(9.0, [0]) == pytest.approx(9.5)

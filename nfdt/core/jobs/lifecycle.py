@@ -13,9 +13,9 @@ from typing import Literal
 
 from nfdt.core.errors import UsageError
 
-State = Literal["queued", "starting", "running", "succeeded", "failed", "cancelled"]
+JobState = Literal["queued", "starting", "running", "succeeded", "failed", "cancelled"]
 
-TRANSITIONS: dict[State, tuple[State, ...]] = {
+TRANSITIONS: dict[JobState, tuple[JobState, ...]] = {
     "queued": ("starting", "failed", "cancelled"),
     "starting": ("running", "failed", "cancelled"),
     "running": ("succeeded", "failed", "cancelled"),
@@ -24,8 +24,8 @@ TRANSITIONS: dict[State, tuple[State, ...]] = {
     "cancelled": (),
 }
 
-TERMINAL: tuple[State, ...] = ("succeeded", "failed", "cancelled")
-ACTIVE: tuple[State, ...] = ("queued", "starting", "running")
+TERMINAL: tuple[JobState, ...] = ("succeeded", "failed", "cancelled")
+ACTIVE: tuple[JobState, ...] = ("queued", "starting", "running")
 
 RESTARTED = "server restarted"
 
@@ -35,14 +35,14 @@ def is_terminal(state: str) -> bool:
     return state in TERMINAL
 
 
-def check_transition(job_id: str, old: State, new: State) -> None:
+def check_transition(job_id: str, old: JobState, new: JobState) -> None:
     """Raise UsageError unless a job may go from ``old`` to ``new``."""
     if new not in TRANSITIONS[old]:
         allowed = ", ".join(TRANSITIONS[old]) or "nothing, it has ended"
         raise UsageError(f"Job {job_id} is {old}. Expected next: {allowed}. Received: {new}.")
 
 
-def after_restart(state: State) -> State:
+def after_restart(state: JobState) -> JobState:
     """Return a job's state after its server has restarted: nothing of its training is left in memory.
 
     A job that had not begun to train is queued again, one that had is failed.

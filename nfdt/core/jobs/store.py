@@ -15,7 +15,7 @@ from typing import Any
 
 from nfdt.core.errors import NfdtError, UsageError
 from nfdt.core.events import Event, Kind
-from nfdt.core.jobs.lifecycle import ACTIVE, RESTARTED, State, after_restart, check_transition, is_terminal
+from nfdt.core.jobs.lifecycle import ACTIVE, RESTARTED, JobState, after_restart, check_transition, is_terminal
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
@@ -38,7 +38,7 @@ class JobRecord:
     spec_json: str
     session: str
     owner: str
-    state: State
+    state: JobState
     reason: str | None
     submitted_at: float
     ended_at: float | None
@@ -119,7 +119,7 @@ class JobStore:
             raise UsageError(f"No job {job_id!r} on this server. `nfdt jobs list` shows the jobs there are.")
         return JobRecord(**dict(row))
 
-    def jobs(self, states: tuple[State, ...] | None = None) -> list[JobRecord]:
+    def jobs(self, states: tuple[JobState, ...] | None = None) -> list[JobRecord]:
         """All jobs, oldest first, or those in one of ``states``."""
         with self._using() as database:
             rows = database.execute("SELECT * FROM jobs ORDER BY submitted_at, rowid").fetchall()
@@ -131,7 +131,7 @@ class JobStore:
         return sum(record.owner == owner for record in self.jobs(ACTIVE))
 
     def transition(
-        self, job_id: str, state: State, *, reason: str | None = None, error: dict[str, Any] | None = None
+        self, job_id: str, state: JobState, *, reason: str | None = None, error: dict[str, Any] | None = None
     ) -> None:
         """Move the job to another state and tell so in an event.
 
@@ -141,7 +141,7 @@ class JobStore:
         with self._transaction():
             self._transition(job_id, state, reason, error)
 
-    def _transition(self, job_id: str, state: State, reason: str | None, error: dict[str, Any] | None) -> None:
+    def _transition(self, job_id: str, state: JobState, reason: str | None, error: dict[str, Any] | None) -> None:
         record = self.get(job_id)
         check_transition(job_id, record.state, state)
         ended_at = self._now() if is_terminal(state) else None

@@ -71,7 +71,8 @@ def build_model(model: Any, batch: Any) -> None:
     # Batches of any size; else a model for batches of one size.
     for rows in (True, False):
         specs = [
-            _Spec([None if rows else a.shape[0], *a.shape[1:]] if a.ndim else [], tf.as_dtype(a.dtype)) for a in arrays
+            _ShapeSpec([None if rows else a.shape[0], *a.shape[1:]] if a.ndim else [], tf.as_dtype(a.dtype))
+            for a in arrays
         ]
         if _build_symbolically(model, rebuild(structure, specs)):
             _build_metrics(model, batch)
@@ -101,7 +102,7 @@ def _trace(model: Any, step: Any, batch: Any) -> None:
 
 
 @dataclass(frozen=True)
-class _Spec:
+class _ShapeSpec:
     shape: list[int | None]
     dtype: Any
 

@@ -10,7 +10,7 @@ from nfdt.core.arrays.layout import Array, ParameterLayout
 from nfdt.core.errors import ShapeMismatch
 from nfdt.core.program.state import State
 
-Part = tuple[Array, dict[int, Array]]
+StatePart = tuple[Array, dict[int, Array]]
 """One shard's weights, and of the optimizer's variables what it holds, by index."""
 
 
@@ -36,14 +36,14 @@ class StateCut:
         if state.weights.shape != (self._layout.size,):
             raise ShapeMismatch(f"State: expected {self._layout.size} weights. Received: {state.weights.size}.")
 
-    def own(self, state: State, index: int) -> Part:
+    def own(self, state: State, index: int) -> StatePart:
         """Return a shard's part: its weights, the whole optimizer variables of its own variables, and those of none."""
         own = {-1, *(piece.variable for piece in self._runs[index].pieces)}
         owners = self._owners or [-1] * (max(state.optimizer, default=-1) + 1)
         optimizer = {i: array for i, array in state.optimizer.items() if i < len(owners) and owners[i] in own}
         return state.weights[self._runs[index].elements], optimizer
 
-    def joined(self, parts: Sequence[Part]) -> State:
+    def joined(self, parts: Sequence[StatePart]) -> State:
         """The whole state from those of all shards, in order; variables of none lie on all of them."""
         flat = [weights.reshape(-1) for weights, _ in parts]
         weights = (flat[0] if len(flat) == 1 else np.concatenate(flat)).astype(np.float32, copy=False)

@@ -6,10 +6,10 @@ from nfdt.core.errors import UsageError
 
 PATTERN = r"^(auto|\d+|\d+(,\d+)*(;\d+(,\d+)*)+)$"
 
-Members = tuple[tuple[int, ...], ...]
+GroupMembers = tuple[tuple[int, ...], ...]
 
 
-def explicit_groups(text: str, workers: int) -> Members | None:
+def explicit_groups(text: str, workers: int) -> GroupMembers | None:
     """The members of each group; None where they are to be found by speed.
 
     Args:

@@ -20,7 +20,7 @@ from nfdt.core.training.tables import Tables
 
 
 @dataclass(frozen=True)
-class StepResult:
+class GradientResult:
     """Result of one step.
 
     Attributes:
@@ -71,7 +71,7 @@ class GradientStep:
         """Copy a nest of arrays to where the step needs it, ahead of the call."""
         return self._run.prepare(batch)
 
-    def __call__(self, weights: Any, batch: Any, *, version: int | None = None) -> StepResult:
+    def __call__(self, weights: Any, batch: Any, *, version: int | None = None) -> GradientResult:
         """Compute the gradient of one batch.
 
         Args:
@@ -87,7 +87,7 @@ class GradientStep:
         batch = batch if isinstance(batch, Prepared) else self.prepare(batch)
         dense = self._tables.show(weights) if self._tables else weights
         gradient, index, logs, finite = self._run(dense, batch, tf.constant(self._version - 1, tf.int64))
-        return StepResult(self._tables.gradient(gradient, index) if self._tables else gradient, logs, bool(finite))
+        return GradientResult(self._tables.gradient(gradient, index) if self._tables else gradient, logs, bool(finite))
 
     def _traced(self, weights: Any, batch: Any, version: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any], Any]:
         self._weights(weights)

@@ -49,7 +49,7 @@ class ConnectionLimits:
 
 
 @dataclass
-class _Connection:
+class _TrackedConnection:
     descriptor: int
     peer: Peer
     since: float
@@ -66,7 +66,7 @@ class Doorkeeper:
         self.ports: set[int] = set()
         self._limits = limits
         self._known: dict[str, Peer] = {}  # by what grpcio calls them
-        self._connections: dict[int, _Connection | None] = {}  # by inode; None: a socket of something else
+        self._connections: dict[int, _TrackedConnection | None] = {}  # by inode; None: a socket of something else
         self._stopped = threading.Event()
         self._warnings = Seldom(_log)
 
@@ -102,14 +102,14 @@ class Doorkeeper:
         familiar = set(known.values())
         self._limit([connection for connection in living if connection.peer not in familiar], now)
 
-    def _find(self, now: float) -> list[_Connection | None]:
-        found: dict[int, _Connection | None] = {}
+    def _find(self, now: float) -> list[_TrackedConnection | None]:
+        found: dict[int, _TrackedConnection | None] = {}
         for descriptor, inode in _sockets():
             if inode in self._connections:
                 found[inode] = self._connections[inode]
             else:
                 peer = self._peer_of(descriptor)
-                found[inode] = _Connection(descriptor, peer, now) if peer else None
+                found[inode] = _TrackedConnection(descriptor, peer, now) if peer else None
         self._connections = found
         return list(found.values())
 
@@ -124,7 +124,7 @@ class Doorkeeper:
             pass
         return None
 
-    def _limit(self, strangers: list[_Connection], now: float) -> None:
+    def _limit(self, strangers: list[_TrackedConnection], now: float) -> None:
         """The oldest go first: who has a token shows it soon."""
         limits, total = self._limits, len(strangers)
         held = Counter(connection.peer[0] for connection in strangers)
@@ -137,7 +137,7 @@ class Doorkeeper:
                 held[host] -= 1
                 total -= 1
 
-    def _shut_down(self, connection: _Connection) -> None:
+    def _shut_down(self, connection: _TrackedConnection) -> None:
         if self._peer_of(connection.descriptor) != connection.peer:
             return  # it has gone by itself
         try:

@@ -11,7 +11,7 @@ from nfdt.shard.engine import Engine, ReplyWeights
 from nfdt.shard.messages import Gradient
 from nfdt.shard.modes.base import ArrivedPush, PushOutcome
 from nfdt.shard.versioned_weights import VersionedWeights
-from nfdt.update_rules.base import State
+from nfdt.update_rules.base import RuleState
 
 
 class RoundMode:
@@ -22,7 +22,7 @@ class RoundMode:
     def __init__(self, weights: VersionedWeights, backups: BackupStore) -> None:
         self._weights = weights
         self._open: Round | None = None
-        self._rule: State | None = None
+        self._rule: RuleState | None = None
         self.closed_round = 0
 
     def apply(self, arrived: ArrivedPush) -> PushOutcome | None:
