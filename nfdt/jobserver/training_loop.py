@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.core.errors import JobCancelled, JobFailed
 from nfdt.core.work import instructions as ins
+from nfdt.core.work.effects import EffectHandler, carry_out
 from nfdt.jobserver.job_context import ActiveTraining, JobContext
 from nfdt.jobserver.job_results import JobResults
 
@@ -12,7 +16,7 @@ TICK_S = 1.0
 LATE_S = 5.0  # a pause between two ticks after which this server is taken to have been stopped
 
 
-class TrainingLoop:
+class TrainingLoop(EffectHandler):
     """Passes effects of the coordinator on and looks after the workers. Used by the job's own thread only.
 
     Args:
@@ -24,13 +28,13 @@ class TrainingLoop:
         self._context, self._training = context, training
         self._coordinator: Coordinator = training.coordinator
         self._results = JobResults(context, training)
+        self._done = False
 
     def run(self) -> None:
         """Carry out effects until training is done, then write the result."""
         context = self._context
         ticked_at = context.clock.now() - TICK_S
-        done = False
-        while not done:
+        while not self._done:
             with context.changed:
                 context.termination.check()
                 if (since_s := context.clock.now() - ticked_at) >= TICK_S:
@@ -41,7 +45,7 @@ class TrainingLoop:
                 if not effects:
                     context.changed.wait(TICK_S)
             for effect in effects:
-                done = self._carry_out(effect) or done
+                carry_out(effect, self)
         self._results.end_training()
 
     def _excuse(self, *, everybody: bool) -> None:
@@ -115,30 +119,44 @@ class TrainingLoop:
         if changed:
             self._context.changed.notify_all()
 
-    def _carry_out(self, effect: ins.Effect) -> bool:
-        """Carry out one effect; True when training is done."""
-        context = self._context
-        match effect:
-            case ins.Emit(kind, data):
-                context.job_log.record(kind, data)
-            case ins.FlushShards(epoch):
-                self._training.shards.flush()
-                with context.changed:
-                    self._coordinator.flushed(epoch)
-                    context.changed.notify_all()
-            case ins.ForgetWorker(worker):
-                self._training.shards.forget(worker)
-            case ins.GiveUp(worker):
-                with context.changed:
-                    context.slots.kill(context.slots.workers[worker])
-            case ins.EpochDone():
-                self._results.end_epoch()
-                self._review_topology()
-            case ins.Failed(reason):
-                raise JobFailed(reason)
-            case ins.TrainingDone():
-                return True
-        return False
+    # ---- effects
+
+    def emit(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Append an event to the log of the job."""
+        self._context.job_log.record(kind, data)
+
+    def flush_shards(self, epoch: int) -> None:
+        """Apply all pushes of the epoch."""
+        self._training.shards.flush()
+        with self._context.changed:
+            self._coordinator.flushed(epoch)
+            self._context.changed.notify_all()
+
+    def forget_worker(self, worker: str) -> None:
+        """Free what the shards keep for a lost worker."""
+        self._training.shards.forget(worker)
+
+    def give_up(self, worker: str, reason: str) -> None:
+        """End the process of a worker that was silent too long."""
+        with self._context.changed:
+            self._context.slots.kill(self._context.slots.workers[worker])
+
+    def end_epoch(self, epoch: int) -> None:
+        """Write the results of the epoch, and let the topology adapt."""
+        self._results.end_epoch()
+        self._review_topology()
+
+    def fail(self, reason: str) -> None:
+        """End the job as failed.
+
+        Raises:
+            JobFailed: always.
+        """
+        raise JobFailed(reason)
+
+    def finish(self) -> None:
+        """End the loop."""
+        self._done = True
 
     def _review_topology(self) -> None:
         """Between two epochs: let the topology adapt to measured speeds."""
