@@ -296,7 +296,7 @@ def test_connections_that_show_nothing_are_bounded_and_leave_workers_alone(shard
     with contextlib.ExitStack() as stack:
         silent = [
             stack.enter_context(socket.create_connection(("127.0.0.1", port), 20))
-            for _ in range(listener.MOST_STRANGERS + 1)
+            for _ in range(listener.MOST_ANONYMOUS + 1)
         ]
         assert silent[-1].recv(1) == b""
         assert client.push(gradients(1)[0], samples=1).applied
