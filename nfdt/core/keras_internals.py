@@ -89,7 +89,7 @@ def compile_arguments(model: Any) -> Any:
 
 
 def build_symbolically(model: Any, specs: Any) -> None:
-    """Create variables from shapes: ``_symbolic_build`` is what ``fit`` calls before its first step."""
+    """Create variables from shapes: ``fit`` calls ``_symbolic_build`` before its first step."""
     model._symbolic_build(data_batch=specs)
 
 
@@ -168,7 +168,7 @@ def variable_key(optimizer: Any, variable: Any) -> Any:
 
 
 def raw_learning_rate(optimizer: Any) -> Any:
-    """Return the stored rate: ``_learning_rate`` is a variable, schedule or function; ``learning_rate`` evaluates it."""
+    """Return the stored rate: ``_learning_rate`` is a variable, schedule or function; its getter evaluates these."""
     return getattr(optimizer, "_learning_rate", None)
 
 
@@ -200,7 +200,7 @@ def momentums(optimizer: Any) -> list[Any]:
 
 
 def set_path(variable: Any, path: str) -> None:
-    """Set a variable's path, which its name cannot hold: ``_path`` is what ``Variable.path`` returns."""
+    """Set a variable's path, which its name cannot contain: ``Variable.path`` returns ``_path``."""
     variable._path = path
 
 

@@ -136,7 +136,7 @@ class TableLayout:
 
     @classmethod
     def of_run(cls, run: Run, tables: Sequence[int]) -> TableLayout:
-        """Return the layout of one shard's run, which ends between two rows of a table, if in one."""
+        """Return the layout of one shard's run; a run that ends inside a table ends between two of its rows."""
         pieces = [piece for piece in run.pieces if piece.variable in tables]
         starts = [piece.slot.start + piece.start - run.start for piece in pieces]
         return cls(run.size, tuple(Table(start, *p.shape) for start, p in zip(starts, pieces, strict=True)))

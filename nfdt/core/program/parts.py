@@ -88,7 +88,7 @@ def _takes_arguments(cls: type) -> bool:
 
 
 def _graph(obj: Any) -> Any:
-    """Return what a functional or sequential model passes to the constructor of its base."""
+    """Return the argument of a functional or sequential model for the constructor of its base."""
     if isinstance(obj, Functional):
         return Functional(obj.input, obj.output, name=obj.name)
     if isinstance(obj, keras.Sequential):

@@ -17,7 +17,7 @@ class Graph:
     """One graph, traced for tensors of certain shapes and types.
 
     Args:
-        concrete: What ``get_concrete_function`` returned for a function of tensors, none of them nested.
+        concrete: Result of ``get_concrete_function`` for a function of tensors, none of them nested.
     """
 
     def __init__(self, concrete: Any) -> None:

@@ -7,7 +7,7 @@ name                content                                                     
 ``mean/<i>``        the same times ``steps``: a variable with ``aggregation="mean"``                  sum
 ``each/<i>``        its value, shape ``(1, ...)``: a variable of a metric with ``merge_state``        concatenation
 ``steps``           number of counted steps                                                           sum
-``log/<name>``      last value among a step's own logs, times ``samples/<name>``                      sum
+``log/<name>``      last value of a log that the steps return themselves, times ``samples/<name>``    sum
 ``samples/<name>``  number of samples that it represents                                              sum
 ==================  ================================================================================  ==============
 

@@ -15,7 +15,7 @@ _ALIGNMENT = 64
 
 
 class TableVariable:
-    """One table's variable, whose rows are replaced between the steps of a model.
+    """Variable of one table; its rows are replaced between the steps of a model.
 
     After TensorFlow has replaced rows of a variable, every later read, one in each step, copies the whole variable. On
     a CPU the variable therefore uses memory that this class allocates, and rows are written there directly.

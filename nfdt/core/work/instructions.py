@@ -150,7 +150,7 @@ class Report:
     """Work since the last call; ``finished`` are task numbers, ``epoch`` is that of ``logs``.
 
     ``times`` are the durations of finished tasks, by their numbers, where the worker measured them; ``samples`` are
-    their samples. ``in_flight`` are tasks that have begun and not finished; the worker takes more work all the same.
+    their samples. ``in_flight`` are tasks that have begun and not finished; the worker accepts more tasks anyway.
     ``busy``: the worker still executes its last instruction and advances; all other fields are empty.
     """
 

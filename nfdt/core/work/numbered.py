@@ -44,7 +44,7 @@ class NumberedOutbox(Generic[Message]):
                 self._kept.popleft()
 
     def forget(self) -> None:
-        """Drop all messages: they belong to a stream that the other side does not know."""
+        """Drop all messages: they belong to a stream that the other side has lost."""
         with self._changed:
             self._kept.clear()
 
