@@ -1,1 +1,1 @@
-"""The floor that client, nfdt and hfdt share."""
+"""Foundation shared by client, nfdt and hfdt."""

@@ -7,10 +7,10 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Something that knows the time."""
+    """A source of time."""
 
     def now(self) -> float:
-        """Seconds from an arbitrary start; never goes back."""
+        """Return the seconds since an arbitrary start; never decreases."""
         ...
 
 
@@ -18,18 +18,18 @@ class SystemClock:
     """The machine's monotonic clock."""
 
     def now(self) -> float:
-        """Seconds since the machine's start."""
+        """Return the seconds since the machine's start."""
         return time.monotonic()
 
 
 class ManualClock:
-    """A clock that moves only when told to."""
+    """A clock that moves only by :meth:`advance`."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start
 
     def now(self) -> float:
-        """The time last set."""
+        """Return the time last set."""
         return self._now
 
     def advance(self, seconds: float) -> None:

@@ -1,30 +1,30 @@
-"""The exception tree of the product, and the exit code of each branch.
+"""The exception tree of NFDT, and the exit code of each branch.
 
 ::
 
     NfdtError                      1
      ├─ UsageError (ValueError)    2   an option, name or value that cannot be used
-     ├─ CaptureError (TypeError)   2   something in the script that cannot be shipped
-     ├─ NotInstalled (ImportError) 2   an optional part that was asked for is not there
+     ├─ CaptureError (TypeError)   2   an object of the script that cannot be sent to the cluster
+     ├─ NotInstalled (ImportError) 2   a requested optional component is not installed
      ├─ JobFailed                  3   the job failed on the cluster
      │   └─ WorkerFailed           3   ... because a worker's code raised
      ├─ ServerUnreachable          4   no server at the address
-     ├─ Refused                    5   the server answered no
+     ├─ Refused                    5   the server refused the request
      │   ├─ AuthenticationFailed   5   wrong or missing token
      │   ├─ VersionMismatch        5   Python, Keras or TensorFlow differ
      │   └─ PolicyRefused          5   the server's policy forbids this job
      ├─ JobCancelled               6   the job was cancelled
-     └─ ProtocolError              3   a peer sent something that cannot be
+     └─ ProtocolError              3   a peer sent an invalid message
          └─ ShapeMismatch          3   ... a payload of another size
 
-Messages say what happened, what was expected, what was received, and the remedy.
+Messages state what happened, what was expected, what was received, and the remedy.
 """
 
 from __future__ import annotations
 
 
 class NfdtError(Exception):
-    """Base of everything this product raises on purpose."""
+    """Base of all exceptions that NFDT raises deliberately."""
 
     exit_code = 1
 
@@ -36,13 +36,13 @@ class UsageError(NfdtError, ValueError):
 
 
 class CaptureError(NfdtError, TypeError):
-    """Something in the user's script cannot be shipped to the cluster."""
+    """An object of the user's script cannot be sent to the cluster."""
 
     exit_code = 2
 
 
 class NotInstalled(NfdtError, ImportError):
-    """An optional part that was asked for is not installed; the message holds the command that installs it."""
+    """A requested optional component is not installed; the message holds the command that installs it."""
 
     exit_code = 2
 
@@ -64,7 +64,7 @@ class ServerUnreachable(NfdtError, ConnectionError):
 
 
 class Refused(NfdtError, PermissionError):
-    """The server answered no."""
+    """The server refused the request."""
 
     exit_code = 5
 
@@ -94,7 +94,7 @@ class ProtocolError(NfdtError, RuntimeError):
 
 
 class ShapeMismatch(ProtocolError):
-    """A payload has another size, shape or dtype than was agreed."""
+    """A payload has another size, shape or dtype than expected."""
 
 
 def error_class(name: str | None) -> type[NfdtError] | None:

@@ -1,6 +1,6 @@
 """Events of a job: one append-only list per job.
 
-The list is the job's whole story: the progress bar, ``nfdt jobs logs``, History and a client that
+The list is the complete record of the job: the progress bar, ``nfdt jobs logs``, History and a client that
 re-attaches all read it from a cursor.
 """
 
@@ -18,7 +18,7 @@ Kind = Literal[
     "groups",  # {"groups": [{"members", "rows", "step_s", "staleness", "rate", "local_steps"}], "reason": str}
     "progress",  # {"epoch": int, "steps": int (finished in this epoch), "samples": int, "logs": {name: float}}
     "speed",  # {"workers": {name: {"samples_per_s", "step_s", "step_exchange_s": float, "batch_size": int}}}
-    "plan",  # {"row": {"topology", "batch", "overlap"}, "samples_per_s": float, "reason": str}: what speeds chose
+    "plan",  # {"row": {"topology", "batch", "overlap"}, "samples_per_s": float, "reason": str}: chosen by speed
     "codec",  # {"worker": str, "push": str, "reply": str, "at_push": int, "predicted_ms", "before_ms", ...: float}
     "epoch_end",  # {"epoch", "logs": {...}, "val_logs": {...}|None, "seconds": float, "steps": int, "samples": int}: in
     # the logs a metric whose result is an array has nested lists of numbers
@@ -30,7 +30,7 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened: ``cursor`` counts from 1 within the job, ``at`` is Unix time in seconds."""
+    """One event: ``cursor`` counts from 1 within the job, ``at`` is Unix time in seconds."""
 
     cursor: int
     at: float
@@ -38,5 +38,5 @@ class Event:
     data: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """One line of JSON."""
+        """Return the event as one line of JSON."""
         return json.dumps({"cursor": self.cursor, "at": self.at, "kind": self.kind, "data": self.data})

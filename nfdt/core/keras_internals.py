@@ -1,6 +1,6 @@
-"""Private parts of Keras 3: the only module that touches them, each with the behaviour that it relies on.
+"""Private parts of Keras 3: the only module that uses them, each with the behaviour that it relies on.
 
-A new release of Keras is checked against this page. Only public names of Keras are used anywhere else.
+New releases of Keras are checked against this module. All other modules use only public names of Keras.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import keras
 from keras.src.models.functional import Functional
 
 # Serialisation calls these functions as attributes of their modules: a replacement there takes effect everywhere.
-# ObjectSharingScope keeps an object that occurs twice one object. record_object_after_serialization and
+# ObjectSharingScope preserves the identity of an object that occurs twice. record_object_after_serialization and
 # get_build_and_compile_config complete each configuration. GLOBAL_CUSTOM_NAMES maps registered classes to names.
 from keras.src.saving import object_registration, serialization_lib
 
@@ -23,7 +23,7 @@ from keras.src.saving import object_registration, serialization_lib
 from keras.src.saving.keras_saveable import KerasSaveable
 from keras.src.trainers.data_adapters import array_data_adapter, array_slicing
 
-# Tests of one leaf, which import none of the libraries that they ask for.
+# Tests of one leaf, which do not import the libraries that they test for.
 from keras.src.trainers.data_adapters.data_adapter_utils import (
     is_jax_sparse,
     is_scipy_sparse,
@@ -34,10 +34,10 @@ from keras.src.trainers.data_adapters.data_adapter_utils import (
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
 
-# tracking: containers that Keras puts in place of a layer's own, to track the variables in them.
+# tracking: containers that Keras substitutes for a layer's own, to track the variables in them.
 from keras.src.utils import tracking
 
-# Decorator that takes frames of Keras out of tracebacks, as fit() does.
+# Decorator that removes frames of Keras from tracebacks, as fit() does.
 from keras.src.utils.traceback_utils import filter_traceback
 
 from nfdt.core.errors import UsageError
@@ -89,12 +89,12 @@ def compile_arguments(model: Any) -> Any:
 
 
 def build_symbolically(model: Any, specs: Any) -> None:
-    """Create variables from shapes: ``_symbolic_build`` is what ``fit`` calls before its first step."""
+    """Create variables from shapes: ``fit`` calls ``_symbolic_build`` before its first step."""
     model._symbolic_build(data_batch=specs)
 
 
 def is_unbuilt_stack(layer: Any) -> bool:
-    """Whether a layer is a Sequential model without an input: ``_functional`` is None until it is built."""
+    """Return whether a layer is a Sequential model without an input: ``_functional`` is None until it is built."""
     return isinstance(layer, keras.Sequential) and layer._functional is None
 
 
@@ -151,12 +151,12 @@ def optimized_variables(optimizer: Any) -> list[Any]:
 
 
 def uses_weight_decay(optimizer: Any, variable: Any) -> bool:
-    """Whether decay applies: ``exclude_from_weight_decay`` shows in ``_use_weight_decay`` only."""
+    """Return whether decay applies: ``exclude_from_weight_decay`` affects only ``_use_weight_decay``."""
     return bool(optimizer._use_weight_decay(variable))
 
 
 def set_weight_decay_use(optimizer: Any, variables: Sequence[Any], uses: Sequence[Any]) -> None:
-    """Say for each variable whether decay applies: ``apply`` asks ``_use_weight_decay`` of the instance."""
+    """Set for each variable whether decay applies: ``apply`` calls ``_use_weight_decay`` of the instance."""
     key = optimizer._var_key
     known = {key(variable): bool(use) for variable, use in zip(variables, uses, strict=True)}
     object.__setattr__(optimizer, "_use_weight_decay", lambda variable: known[key(variable)])
@@ -168,17 +168,17 @@ def variable_key(optimizer: Any, variable: Any) -> Any:
 
 
 def raw_learning_rate(optimizer: Any) -> Any:
-    """Return the rate as it is kept: ``_learning_rate`` is a variable, a schedule or a function; reading evaluates."""
+    """Return the stored rate: ``_learning_rate`` is a variable, schedule or function; its getter evaluates these."""
     return getattr(optimizer, "_learning_rate", None)
 
 
 def has_fixed_learning_rate(optimizer: Any) -> bool:
-    """Whether the rate is a plain number that may be replaced; see :func:`raw_learning_rate`."""
+    """Return whether the rate is a plain number that may be replaced; see :func:`raw_learning_rate`."""
     return isinstance(raw_learning_rate(optimizer), keras.Variable)
 
 
 def learning_rate_method(optimizer: Any) -> Callable[[], Any]:
-    """Return the method that an optimizer's step reads its rate with; see :data:`RATE_METHOD`."""
+    """Return the method with which an optimizer's step reads its rate; see :data:`RATE_METHOD`."""
     method: Callable[[], Any] = getattr(optimizer, RATE_METHOD)
     return method
 
@@ -200,7 +200,7 @@ def momentums(optimizer: Any) -> list[Any]:
 
 
 def set_path(variable: Any, path: str) -> None:
-    """Set a variable's path, which its name cannot hold: ``_path`` is what ``Variable.path`` returns."""
+    """Set a variable's path, which its name cannot contain: ``Variable.path`` returns ``_path``."""
     variable._path = path
 
 
@@ -213,12 +213,12 @@ def clipped(optimizer: Any, gradients: list[Any]) -> list[Any]:
 
 
 def is_built_metric(metric: Any) -> bool:
-    """Whether a metric has its variables: F1Score, R2Score and AUC clear ``_built`` until their first update."""
+    """Return whether a metric has its variables: F1Score, R2Score and AUC clear ``_built`` until their first update."""
     return bool(getattr(metric, "_built", True))
 
 
 def is_default_hook(method: Any) -> bool:
-    """Whether a callback's hook does nothing: Keras marks its own empty hooks with ``_is_default``."""
+    """Return whether a callback's hook is empty: Keras marks its own empty hooks with ``_is_default``."""
     return bool(getattr(method, "_is_default", False))
 
 
@@ -228,7 +228,7 @@ def progress_bar(callbacks: Any) -> Any:
 
 
 def batches_seen(saver: Any, default: int) -> int:
-    """Return the batches since a saver saved: ModelCheckpoint counts them in ``_batches_seen_since_last_saving``."""
+    """Return the batches since the last save: ModelCheckpoint counts them in ``_batches_seen_since_last_saving``."""
     return int(getattr(saver, "_batches_seen_since_last_saving", default))
 
 
@@ -248,17 +248,17 @@ def unpack_batch(data: Any) -> tuple[Any, Any, Any]:
 
 
 def is_sparse_leaf(leaf: Any) -> bool:
-    """Whether a leaf is sparse in any library."""
+    """Return whether a leaf is a sparse tensor or array of any library."""
     return is_tensorflow_sparse(leaf) or is_scipy_sparse(leaf) or bool(is_jax_sparse(leaf))
 
 
 def can_be_sliced(pytree: Any) -> bool:
-    """Whether Keras reads the data as arrays: ``can_convert_arrays`` chooses its ArrayDataAdapter."""
+    """Return whether Keras reads the data as arrays: ``can_convert_arrays`` selects its ArrayDataAdapter."""
     return bool(array_data_adapter.can_convert_arrays(pytree))
 
 
 def sliced_array(leaf: Any) -> Any:
-    """Return a leaf as batches of it arrive: ``convert_to_sliceable`` casts float64 to floatx, pandas and strings."""
+    """Return a leaf in the form of its batches: ``convert_to_sliceable`` casts float64 to floatx, pandas, strings."""
     sliceable = array_slicing.convert_to_sliceable(leaf, target_backend="numpy")
     return sliceable.convert_to_numpy(sliceable.array)
 
@@ -287,7 +287,7 @@ class ReplayingIterator(EpochIterator):
         """Return the first batch.
 
         Raises:
-            UsageError: there is none.
+            UsageError: the iterator is empty.
         """
         if isinstance(self.data_adapter, PyDatasetAdapter):  # by index, as Keras does for its signature
             return self.data_adapter._standardize_batch(self.data_adapter.py_dataset[0])
@@ -315,7 +315,7 @@ def evaluation_iterator(**options: Any) -> Any:
 
 
 def is_due(model: Any, epoch: int, frequency: Any) -> bool:
-    """Whether ``fit`` would evaluate after an epoch: ``_should_eval`` reads ``validation_freq``."""
+    """Return whether ``fit`` would evaluate after an epoch: ``_should_eval`` reads ``validation_freq``."""
     return bool(model._should_eval(epoch, frequency))
 
 

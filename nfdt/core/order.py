@@ -1,4 +1,4 @@
-"""The order in which a pass visits the samples: a function of the seed and the pass alone."""
+"""The order of the samples in a pass: a function of the seed and the pass alone."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 
 def sample_order(samples: int, shuffle: bool, seed: int, pass_index: int) -> npt.NDArray[np.int64]:
-    """Row numbers in the order of one pass over the data, shape ``(samples,)``.
+    """Return the row numbers in the order of one pass over the data, shape ``(samples,)``.
 
-    Equal on every machine with the same NumPy stream; compare :func:`order_crc` to be sure.
+    Equal on every machine with the same NumPy stream, which :func:`order_crc` verifies.
     """
     if not shuffle:
         return np.arange(samples, dtype=np.int64)
@@ -20,5 +20,5 @@ def sample_order(samples: int, shuffle: bool, seed: int, pass_index: int) -> npt
 
 
 def order_crc(order: npt.NDArray[np.int64]) -> int:
-    """CRC-32 of an order (little-endian int64)."""
+    """Return the CRC-32 of an order (little-endian int64)."""
     return zlib.crc32(np.ascontiguousarray(order, "<i8").data)

@@ -1,4 +1,4 @@
-"""Named arrays laid out one after the other in a flat float32 vector."""
+"""Named arrays stored consecutively in a flat float32 vector."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Array = npt.NDArray[Any]
 MAX_VARIABLES = 100_000
 MAX_RANK = 16
 CUT_TOLERANCE = 0.02
-BLOCK_ROWS = 16  # of a kernel as the matrix (inputs, units): rows that update rules look at together
+BLOCK_ROWS = 16  # rows of a kernel, as the matrix (inputs, units), that update rules process together
 MAX_SURPLUS = 4096
 
 
 @dataclass(frozen=True)
 class VariableSlot:
-    """One variable's place: name, shape, and where it lies in the flat vector (in elements)."""
+    """One variable's place: name, shape, and start in the flat vector (in elements)."""
 
     name: str
     shape: tuple[int, ...]
@@ -46,10 +46,10 @@ class Piece:
     """A variable, or the part of one that lies in a run.
 
     Attributes:
-        variable: Its place among all variables.
-        slot: The whole variable's.
-        start: Where the part begins in the variable, in elements.
-        stop: Where it ends, exclusive.
+        variable: Index of the variable among all variables.
+        slot: Slot of the whole variable.
+        start: Start of the part in the variable, in elements.
+        stop: End of the part in the variable, exclusive.
     """
 
     variable: int
@@ -59,12 +59,12 @@ class Piece:
 
     @property
     def whole(self) -> bool:
-        """Whether it is all of the variable."""
+        """Whether the piece is the whole variable."""
         return self.stop - self.start == self.slot.size
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The variable's; of a part, that of its rows, or of its elements where a row is cut."""
+        """Shape of the variable; for a part, that of its rows, or of its elements where a row is cut."""
         if self.whole:
             return self.slot.shape
         row = math.prod(self.slot.shape[1:])
@@ -75,7 +75,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Run:
-    """A contiguous part of a flat vector: from ``start`` to ``stop``, in elements, and what lies there."""
+    """A contiguous part of a flat vector: from ``start`` to ``stop``, in elements, and the pieces in it."""
 
     start: int
     stop: int
@@ -83,7 +83,7 @@ class Run:
 
     @classmethod
     def of(cls, pieces: Sequence[Piece]) -> Run:
-        """The run of contiguous pieces."""
+        """Return the run of contiguous pieces."""
         if not pieces:
             return cls(0, 0, ())
         first, last = pieces[0], pieces[-1]
@@ -96,12 +96,12 @@ class Run:
 
     @property
     def elements(self) -> slice:
-        """Where it lies in the flat vector."""
+        """Position of the run in the flat vector."""
         return slice(self.start, self.stop)
 
     @property
     def layout(self) -> ParameterLayout:
-        """Its pieces, laid out from 0."""
+        """Layout of the pieces, from 0."""
         return ParameterLayout.of([(piece.slot.name, piece.shape) for piece in self.pieces])
 
 
@@ -110,8 +110,8 @@ class ParameterLayout:
     """Trainable variables in model order <-> one flat float32 vector of ``size`` elements.
 
     Attributes:
-        slots: The variables' places.
-        divisible: Variables may be cut: what is done to the vector treats every element alike.
+        slots: Slots of the variables.
+        divisible: Whether variables may be cut, because all operations on the vector are elementwise.
     """
 
     slots: tuple[VariableSlot, ...]
@@ -119,7 +119,7 @@ class ParameterLayout:
 
     @classmethod
     def of(cls, shapes: Mapping[str, Sequence[int]] | Sequence[tuple[str, Sequence[int]]]) -> ParameterLayout:
-        """Lay the given (name, shape) pairs out in order.
+        """Return the layout of the given (name, shape) pairs in order.
 
         Raises:
             UsageError: more than ``MAX_VARIABLES`` variables, a rank above ``MAX_RANK`` or a negative dimension.
@@ -158,24 +158,24 @@ class ParameterLayout:
         return flat
 
     def unflatten(self, flat: Array) -> list[Array]:
-        """Views of ``flat`` in the variables' shapes, in order."""
+        """Return views of ``flat`` in the variables' shapes, in order."""
         if flat.shape != (self.size,):
             raise ShapeMismatch(f"Expected a vector of {self.size} elements. Received: shape {flat.shape}.")
         return [flat[s.start : s.stop].reshape(s.shape) for s in self.slots]
 
     def without(self, variables: Sequence[int]) -> ParameterLayout:
-        """The other variables, laid out from 0."""
+        """Return the layout of the other variables, from 0."""
         return ParameterLayout.of([(s.name, s.shape) for i, s in enumerate(self.slots) if i not in variables])
 
     def cut(self, shards: int) -> list[Run]:
         """Cut the flat vector into at most ``shards`` runs of about equal size, in order.
 
-        They end where variables end, as long as that makes none greater than its share by more than twice
-        ``CUT_TOLERANCE`` of it, or by ``MAX_SURPLUS`` elements. Else variables are cut as well, if the layout is
-        ``divisible``: between two blocks of rows, or two rows, where that is near enough.
+        Runs end where variables end, unless a run then exceeds its share by more than twice ``CUT_TOLERANCE`` of it and
+        by more than ``MAX_SURPLUS`` elements. In that case variables are cut as well, if the layout is ``divisible``:
+        between two blocks of rows, or two rows, where that is near enough.
 
         Returns:
-            Runs, none without a variable. Fewer than ``shards`` when there are fewer variables and none is cut.
+            Runs, each with at least one variable. Fewer than ``shards`` when there are fewer variables and none is cut.
         """
         if shards < 1:
             raise UsageError(f"shards: expected at least 1. Received: {shards}.")
@@ -197,7 +197,7 @@ class ParameterLayout:
         return [Run.of([Piece(i, s, 0, s.size) for i, s in enumerate(self.slots)][a:b]) for a, b in ends]
 
     def _border_near(self, target: float, tolerance: float) -> int:
-        """Where to cut: between two variables, else two blocks of rows of one, else two rows, else in a row."""
+        """Return where to cut: between two variables, else two blocks of rows of one, else two rows, else in a row."""
         between = min((slot.start for slot in self.slots), key=lambda start: abs(start - target))
         slot = next(slot for slot in self.slots if slot.start <= target < slot.stop)
         row, block = math.prod(slot.shape[1:]), BLOCK_ROWS * math.prod(slot.shape[-1:])
@@ -207,7 +207,7 @@ class ParameterLayout:
         return near[0] if near else round(target)
 
     def _run(self, start: int, stop: int) -> Run:
-        """The run of these elements; a variable without any belongs to where it begins, or to the last one."""
+        """Return the run of these elements; an empty variable belongs to the run of its start, or to the last one."""
         pieces = []
         for index, slot in enumerate(self.slots):
             begin, end = max(slot.start, start), min(slot.stop, stop)
@@ -216,7 +216,7 @@ class ParameterLayout:
         return Run.of(pieces)
 
     def to_json(self) -> list[list[Any]]:
-        """``[[name, [dim, ...]], ...]``."""
+        """Return ``[[name, [dim, ...]], ...]``."""
         return [[s.name, list(s.shape)] for s in self.slots]
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Pytrees of arrays - what ``fit`` takes as x, y and sample_weight - taken apart into JSON and a list of arrays.
+"""Pytrees of arrays (the x, y and sample_weight of ``fit``), split into JSON and a list of arrays.
 
 =========  =======================
 in Python  in JSON
@@ -28,10 +28,10 @@ KINDS = "biufcUS"
 
 
 def as_array(leaf: Any) -> Array:
-    """A tensor, Series, number or array as a little-endian NumPy array; texts become fixed-width strings.
+    """Convert a tensor, Series, number or array to a little-endian NumPy array; texts become fixed-width strings.
 
     Raises:
-        CaptureError: it holds neither numbers, booleans nor strings.
+        CaptureError: the leaf holds neither numbers, booleans nor strings.
     """
     array = np.asarray(leaf)
     if array.dtype.kind == "T" or (array.dtype.kind == "O" and _all_are(str, array)):
@@ -53,13 +53,13 @@ def _all_are(kind: type, array: Array) -> bool:
 
 
 def flatten_structure(pytree: Any) -> tuple[Any, list[Array]]:
-    """Take a pytree apart; an object that occurs twice is kept once.
+    """Split a pytree into structure and arrays; an object that occurs twice is stored once.
 
     Returns:
-        The structure, ready for JSON, and the arrays its numbers point to.
+        The structure, ready for JSON, and the arrays that its numbers refer to.
 
     Raises:
-        CaptureError: a leaf that is no array, or nesting deeper than ``MAX_DEPTH``.
+        CaptureError: a leaf is no array, or the nesting is deeper than ``MAX_DEPTH``.
     """
     arrays: list[Array] = []
     places: dict[int, int] = {}
@@ -89,10 +89,10 @@ def _name(key: Any) -> str:
 
 
 def rebuild(structure: Any, arrays: Sequence[Any]) -> Any:
-    """Inverse of :func:`flatten_structure`; ``arrays`` may be anything that shall stand at the leaves.
+    """Inverse of :func:`flatten_structure`; ``arrays`` may be any objects, which become the leaves.
 
     Raises:
-        ProtocolError: not a structure, or it names an array that is not there.
+        ProtocolError: the structure is malformed, or refers to an array that does not exist.
     """
 
     def walk(node: Any, depth: int) -> Any:

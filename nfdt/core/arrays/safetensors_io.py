@@ -1,4 +1,4 @@
-"""Named arrays as safetensors: the one format in which arrays rest and travel by name."""
+"""Named arrays as safetensors: the only format in which arrays are stored and sent by name."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Array = npt.NDArray[Any]
 
 
 def storable(array: Any) -> Array:
-    """``array`` as contiguous, little-endian memory; dtypes NumPy does not know (bfloat16) become float32.
+    """Return ``array`` as contiguous, little-endian memory; dtypes unknown to NumPy (bfloat16) become float32.
 
-    The shape is kept, also that of a scalar, and float32 holds every bfloat16 exactly.
+    The shape is kept, also that of a scalar, and float32 represents every bfloat16 exactly.
     """
     value = np.asarray(array)
     if value.dtype.kind not in "biufc" or value.dtype.itemsize > 8:
@@ -30,17 +30,17 @@ def storable(array: Any) -> Array:
 
 
 def dump_arrays(arrays: Mapping[str, Any]) -> bytes:
-    """Named arrays as safetensors; inverse of :func:`load_arrays`."""
+    """Encode named arrays as safetensors; inverse of :func:`load_arrays`."""
     return bytes(save({name: storable(array) for name, array in arrays.items()}))
 
 
-_NAMES = {"b": "BOOL", "i": "I", "u": "U", "f": "F", "c": "C"}  # of safetensors, by kind; with the bits of all but one
+_NAMES = {"b": "BOOL", "i": "I", "u": "U", "f": "F", "c": "C"}  # safetensors' names; all but BOOL get the bits appended
 
 
 def dump_parts(arrays: Mapping[str, Any]) -> list[bytes | memoryview]:
-    """Return the bytes of :func:`dump_arrays` in parts that are the memory of the arrays themselves where they can be.
+    """Return the bytes of :func:`dump_arrays` in parts, which are the memory of the arrays themselves where possible.
 
-    For large arrays, of which there shall be no copy.
+    This avoids copies of large arrays.
     """
     kept = {name: storable(array) for name, array in arrays.items()}
     kept = dict(sorted(kept.items(), key=lambda item: (-item[1].itemsize, item[0])))  # so that all are aligned
@@ -58,10 +58,10 @@ def dump_parts(arrays: Mapping[str, Any]) -> list[bytes | memoryview]:
 
 
 def load_arrays(source: bytes | Path) -> dict[str, Array]:
-    """Named arrays from safetensors, in memory or in a file; they may be read-only.
+    """Return named arrays from safetensors, in memory or in a file; they may be read-only.
 
     Raises:
-        ProtocolError: not safetensors, an unknown dtype, or more than twice ``MAX_VARIABLES`` arrays.
+        ProtocolError: the source is not safetensors, has an unknown dtype, or more than twice ``MAX_VARIABLES`` arrays.
     """
     try:
         found = load(bytes(source)) if not isinstance(source, Path) else load_file(source)

@@ -1,4 +1,4 @@
-"""Flat vectors with tables (embeddings) given by some of their rows: those a step touched, or those that changed."""
+"""Flat vectors whose tables (embeddings) are given by some of their rows: those touched by a step, or changed ones."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Rows:
     """Some rows of a table.
 
     Attributes:
-        index: Which, rising, shape ``(k,)``, int32.
-        values: Shape ``(k, width)``, float32.
+        index: Row numbers, ascending, shape ``(k,)``, int32.
+        values: Values of the rows, shape ``(k, width)``, float32.
     """
 
     index: npt.NDArray[np.int32]
@@ -35,7 +35,7 @@ class Rows:
 
     @classmethod
     def summed(cls, index: npt.NDArray[Any], values: Vector) -> Rows:
-        """Rows in any order, shapes ``(k,)`` and ``(k, width)``: those of one index added up, zero ones left out."""
+        """Return rows from any order, shapes ``(k,)`` and ``(k, width)``: equal indices summed, zero rows left out."""
         order = np.argsort(index, kind="stable")
         index, values = np.asarray(index, np.int32)[order], values[order]
         starts = np.flatnonzero(np.r_[True, index[1:] != index[:-1]]) if index.size else np.zeros(0, np.intp)
@@ -45,18 +45,18 @@ class Rows:
         return cls(index, values) if touched.all() else cls(index[touched], values[touched])
 
     def within(self, first: int, stop: int) -> Rows:
-        """Those from row ``first`` up to ``stop``, counted from ``first``."""
+        """Return the rows from ``first`` up to ``stop``, exclusive, numbered from ``first``."""
         begin, end = np.searchsorted(self.index, (first, stop))
         return Rows(self.index[begin:end] - np.int32(first), self.values[begin:end])
 
 
 @dataclass(frozen=True)
 class RowVector:
-    """A flat vector that is zero, or as it was, in the table rows that are not there.
+    """A flat vector whose missing table rows are zero, or unchanged.
 
     Attributes:
-        dense: Everything outside the tables, in order, float32.
-        rows: Of each table.
+        dense: All elements outside the tables, in order, float32.
+        rows: Rows of each table.
     """
 
     dense: Vector
@@ -64,11 +64,11 @@ class RowVector:
 
     @property
     def finite(self) -> bool:
-        """Whether every element is a number."""
+        """Whether every element is finite."""
         return bool(np.isfinite(self.dense).all()) and all(bool(np.isfinite(r.values).all()) for r in self.rows)
 
     def filled_with_nan(self) -> RowVector:
-        """The same rows with NaN for every element."""
+        """Return the same rows with NaN for every element."""
         rows = tuple(Rows(r.index, np.full_like(r.values, np.nan)) for r in self.rows)
         return RowVector(np.full_like(self.dense, np.nan), rows)
 
@@ -78,9 +78,9 @@ class ChangedRows:
     """New values in a table.
 
     Attributes:
-        table: Which, counted among the tables.
-        first: The row from which on rows are counted.
-        rows: Some rows, or as many as there are, shape ``(k, width)``.
+        table: Index of the table among the tables.
+        first: Number of the row from which rows are counted.
+        rows: Some rows, or consecutive rows from ``first`` on, shape ``(k, width)``.
     """
 
     table: int
@@ -89,10 +89,10 @@ class ChangedRows:
 
 
 class RowWeights:
-    """Weights as a step takes them: all that is dense, and what is new in the tables since it last asked.
+    """Weights for a step: all dense elements, and the changes of the tables since the last call of :meth:`take`.
 
     Args:
-        dense: Everything outside the tables.
+        dense: All elements outside the tables.
         news: Changes, oldest first; the list is shared with the code that adds to it.
     """
 
@@ -101,7 +101,7 @@ class RowWeights:
         self._news = news
 
     def take(self) -> list[ChangedRows]:
-        """Return the changes since the last call, to be put in place in this order."""
+        """Return the changes since the last call, to be applied in this order."""
         taken = list(self._news)
         self._news.clear()
         return taken
@@ -109,7 +109,7 @@ class RowWeights:
 
 @dataclass(frozen=True)
 class Table:
-    """Where a table lies in a flat vector, in elements, and its shape."""
+    """Position of a table in a flat vector, in elements, and its shape."""
 
     start: int
     rows: int
@@ -117,13 +117,13 @@ class Table:
 
     @property
     def stop(self) -> int:
-        """Its end, exclusive."""
+        """End of the table in the flat vector, exclusive."""
         return self.start + self.rows * self.width
 
 
 @dataclass(frozen=True)
 class TableLayout:
-    """A flat vector of ``size`` elements as tables, in order, and the dense rest."""
+    """Layout of a flat vector of ``size`` elements: tables, in order, and the remaining dense elements."""
 
     size: int
     tables: tuple[Table, ...]
@@ -136,32 +136,32 @@ class TableLayout:
 
     @classmethod
     def of_run(cls, run: Run, tables: Sequence[int]) -> TableLayout:
-        """Return the layout of one shard's run, which ends between two rows of a table, if in one."""
+        """Return the layout of one shard's run; a run that ends inside a table ends between two of its rows."""
         pieces = [piece for piece in run.pieces if piece.variable in tables]
         starts = [piece.slot.start + piece.start - run.start for piece in pieces]
         return cls(run.size, tuple(Table(start, *p.shape) for start, p in zip(starts, pieces, strict=True)))
 
     @property
     def dense_size(self) -> int:
-        """Elements outside the tables."""
+        """Number of elements outside the tables."""
         return self.size - sum(table.stop - table.start for table in self.tables)
 
     @property
     def payload_bytes(self) -> int:
-        """Most bytes that :meth:`encode` makes."""
+        """Largest number of bytes that :meth:`encode` returns."""
         return 4 * self.size + 4 * sum(1 + table.rows for table in self.tables)
 
     def dense(self, flat: Vector) -> Vector:
-        """A copy of what lies outside the tables."""
+        """Return a copy of the elements outside the tables."""
         ends = [0, *(end for table in self.tables for end in (table.start, table.stop)), self.size]
         return np.concatenate([flat[start:stop] for start, stop in zip(ends[::2], ends[1::2], strict=True)])
 
     def views(self, flat: Vector) -> list[Vector]:
-        """The tables, views of ``flat``."""
+        """Return the tables as views of ``flat``."""
         return [flat[table.start : table.stop].reshape(table.rows, table.width) for table in self.tables]
 
     def join(self, dense: Vector, tables: Sequence[Vector]) -> Vector:
-        """The flat vector again, a new one."""
+        """Assemble a new flat vector from its dense elements and its tables."""
         flat = np.empty(self.size, np.float32)
         taken = at = 0
         for table, values in zip(self.tables, tables, strict=True):
@@ -172,12 +172,12 @@ class TableLayout:
         return flat
 
     def touched(self, flat: Vector) -> RowVector:
-        """A vector with its tables as the rows that are not zero."""
+        """Return a vector whose tables are given by their nonzero rows."""
         rows = [Rows.summed(np.arange(len(table), dtype=np.int32), table) for table in self.views(flat)]
         return RowVector(self.dense(flat), tuple(rows))
 
     def encode(self, vector: RowVector) -> Payload:
-        """Little-endian bytes: the dense part; for each table the number of rows (int32), index, values."""
+        """Encode as little-endian bytes: the dense part; for each table the number of rows (int32), index, values."""
         parts = [np.asarray(vector.dense, _FLOAT32)]
         for rows in vector.rows:
             parts.append(np.array([rows.index.size], _INT32).view(_FLOAT32))
@@ -189,8 +189,8 @@ class TableLayout:
         """Inverse of :meth:`encode`, for bytes from another process; views of ``payload``.
 
         Raises:
-            ShapeMismatch: they are too few or too many.
-            ProtocolError: rows that the table does not have, or not in rising order.
+            ShapeMismatch: the payload has too few or too many bytes.
+            ProtocolError: row numbers are out of range, or not in ascending order.
         """
         at = 4 * self.dense_size
         dense = _cut(payload, 0, at).view(_FLOAT32)
@@ -199,7 +199,7 @@ class TableLayout:
             count = int(_cut(payload, at, 4).view(_INT32)[0])
             if not 0 <= count <= table.rows:
                 raise ProtocolError(f"Rows: expected at most {table.rows} of a table. Received: {count}.")
-            index = _cut(payload, at + 4, 4 * count).view(_INT32).copy()  # checked and used are the same
+            index = _cut(payload, at + 4, 4 * count).view(_INT32).copy()  # the checked values cannot change
             at += 4 + 4 * count
             values = _cut(payload, at, 4 * count * table.width).view(_FLOAT32).reshape(count, table.width)
             at += values.nbytes
@@ -212,7 +212,7 @@ class TableLayout:
 
 
 def _added(values: Vector, starts: npt.NDArray[np.intp]) -> Vector:
-    """The sums of runs of rows, of which most are short: what ``np.add.reduceat`` does, ten times as fast."""
+    """Sum runs of rows, most of them short, with the result of ``np.add.reduceat`` but ten times as fast."""
     counts = np.diff(starts, append=len(values))
     added = values[starts]
     for run in np.flatnonzero(counts > LONG_RUN):

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Collect no garbage inside the block, nor ever look again at what lives at its end.
+    """Disable the garbage collector in the block, then freeze the survivors: later collections skip them.
 
-    Imports leave next to no garbage but many objects, which the collector goes through time and again: a quarter of
-    the seconds that TensorFlow and Keras take.
+    Imports create almost no garbage but many objects, which the collector traverses repeatedly. This takes a quarter of
+    the time in which TensorFlow and Keras are imported.
     """
     collects = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""This process's place among those that mpirun, srun or horovodrun started, from the launcher's environment."""
+"""Rank of this process among those that mpirun, srun or horovodrun started, from the launcher's environment."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _LAUNCHERS: tuple[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]],
 )
 
 
-# Names of this machine that a launcher need not log in to.
+# Names of this machine: a launcher needs no login to start processes on them.
 LOCAL_NAMES = ("localhost", "127.0.0.1")
 
 
 def local_names(count: int) -> list[str]:
-    """As many different names of the loopback address: 127.0.0.1, 127.0.0.01, 127.0.0.001, ..."""
+    """Return ``count`` different names of the loopback address: 127.0.0.1, 127.0.0.01, 127.0.0.001, ..."""
     return [f"127.0.0.{'0' * i}1" for i in range(count)]
 
 
 def one_name_per_slot(host_slots: Mapping[str, int]) -> dict[str, int]:
-    """Hosts and slots with this machine's slots spread over as many names, in order.
+    """Return hosts and slots, where each slot of this machine gets a name of its own, in order.
 
     Args:
-        host_slots: As Horovod's discovery gives them, by host.
+        host_slots: Number of slots by host, as Horovod's discovery returns them.
     """
     local = sum(slots for host, slots in host_slots.items() if host in LOCAL_NAMES)
     others = {host: slots for host, slots in host_slots.items() if host not in LOCAL_NAMES}
@@ -44,7 +44,7 @@ def one_name_per_slot(host_slots: Mapping[str, int]) -> dict[str, int]:
 
 
 def slot_of(name: str) -> int | None:
-    """Which of :func:`local_names` this is; None for other names."""
+    """Return the index of a name in :func:`local_names`, or None for other names."""
     found = re.fullmatch(r"127\.0\.0\.(0*)1", name)
     return len(found.group(1)) if found else None
 
@@ -64,7 +64,7 @@ def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> str | None
 
 
 def find_launcher_rank(environment: Mapping[str, str]) -> LauncherRank | None:
-    """This process's place, from the launcher's environment; None when no launcher started it.
+    """Return the rank of this process from the launcher's environment, or None when no launcher started it.
 
     Raises:
         UsageError: the launcher's variables contradict each other.
@@ -82,7 +82,7 @@ def find_launcher_rank(environment: Mapping[str, str]) -> LauncherRank | None:
 
 
 def find_world(environment: Mapping[str, str]) -> LauncherRank | None:
-    """The world of several processes that this one was started in, None when there is none.
+    """Return the rank of this process among several that one launcher started, or None when it was started alone.
 
     A Slurm batch script has rank variables too, but only ``srun`` starts a process per task.
     """

@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def versions() -> dict[str, str]:
-    """Python, Keras and TensorFlow of this machine, without importing them; "" where not installed."""
+    """Return the versions of Python, Keras and TensorFlow without importing them; "" where not installed."""
     found = {"python": ".".join(platform.python_version_tuple()[:2]), "keras": "", "tensorflow": ""}
     for name, distribution in (("keras", "keras"), ("tensorflow", "tensorflow-cpu"), ("tensorflow", "tensorflow")):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -25,18 +25,18 @@ def versions() -> dict[str, str]:
 
 
 def boot_id() -> str:
-    """Which start of which machine this is; equal for all processes on it."""
+    """Return an identifier of this boot of this machine; equal for all processes on it."""
     path = Path("/proc/sys/kernel/random/boot_id")
     return path.read_text().strip() if path.exists() else socket.gethostname()
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of memory that processes here may have.
+    """Memory that processes on this machine can use, in bytes.
 
     Attributes:
-        total: Of the machine, or of the container where that has a limit.
-        available: What is left of it before something has to be swapped out or killed.
+        total: Memory of the machine, or of the container where that has a limit.
+        available: Part of it that can be allocated before pages are swapped out or processes killed.
     """
 
     total: int
@@ -44,7 +44,7 @@ class Memory:
 
 
 def memory(root: Path = Path("/")) -> Memory:
-    """Return the memory of processes here, from the kernel's files under ``root``: the least of machine and groups."""
+    """Return the memory for processes, from the kernel's files under ``root``: the least of machine and groups."""
     try:
         kilobytes = dict(re.findall(r"^(\w+): +(\d+) kB$", (root / "proc/meminfo").read_text(), re.MULTILINE))
         machine = Memory(int(kilobytes["MemTotal"]) * 1024, int(kilobytes["MemAvailable"]) * 1024)
@@ -55,7 +55,7 @@ def memory(root: Path = Path("/")) -> Memory:
     return Memory(min(one.total for one in found), max(0, min(one.available for one in found)))
 
 
-_CONTROL_GROUPS = (  # mount, line of /proc/self/cgroup, limit, use, and what of the use can be given up at once
+_CONTROL_GROUPS = (  # mount, line of /proc/self/cgroup, limit, use, and the part of the use that can be freed at once
     ("sys/fs/cgroup", r"^0::(.*)$", "memory.max", "memory.current", "inactive_file"),
     (
         "sys/fs/cgroup/memory",
@@ -68,7 +68,7 @@ _CONTROL_GROUPS = (  # mount, line of /proc/self/cgroup, limit, use, and what of
 
 
 def _control_groups(root: Path) -> Iterator[Memory]:
-    """The groups that this process is in and that have a limit; versions 2 and 1."""
+    """Yield the memory of the control groups (versions 2 and 1) that contain this process and have a limit."""
     try:
         own = (root / "proc/self/cgroup").read_text()
     except OSError:
@@ -86,12 +86,12 @@ def _control_groups(root: Path) -> Iterator[Memory]:
 
 
 def give_back_memory() -> int:
-    """Collect garbage, and give what the allocator keeps of freed memory back to the system, where it can.
+    """Collect garbage and return freed memory from the allocator to the system, where the C library supports that.
 
-    For the end of work that took much memory: models are cycles, and glibc keeps what many threads have freed.
+    Call it after memory-intensive work: models are reference cycles, and glibc keeps memory freed by many threads.
 
     Returns:
-        The bytes that this process has for itself all the same; 0 where the system does not tell.
+        The private resident memory that remains, in bytes; 0 where the system does not report it.
     """
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # another C library
@@ -108,4 +108,4 @@ def process_lives(pid: int) -> bool:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         return state not in "ZX"
     except OSError:
-        return not Path("/proc/self/stat").exists()  # who cannot tell believes it
+        return not Path("/proc/self/stat").exists()  # without /proc, assume that it runs

@@ -1,4 +1,4 @@
-"""Ending with the parent process, however it went: called by processes that a launcher started."""
+"""Termination together with the parent process, however it ends; for processes that a launcher started."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _PR_SET_PDEATHSIG = 1
 def die_with_parent(*, watch_stdin: bool = True) -> None:
     """End this process when its standard input closes; on Linux the kernel also kills it when its parent dies.
 
-    The launcher holds the other end of standard input, a pipe, and starts all its children from one
-    thread that lives as long as itself: the kernel counts the end of that thread as the parent's.
+    The launcher holds the other end of standard input, a pipe. It starts all its children from one
+    thread that lives as long as itself, because the kernel treats the end of that thread as the parent's end.
     """
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -30,7 +30,7 @@ def _watch() -> None:
 
 
 def _read_to_end() -> None:
-    """Return when standard input has ended, or cannot be read."""
+    """Block until standard input ends or cannot be read."""
     with contextlib.suppress(OSError):
         while os.read(0, 4096):
             pass
@@ -39,8 +39,8 @@ def _read_to_end() -> None:
 class Parent:
     """The process that started this one and holds the other end of its standard input; a server ends with it.
 
-    A process that the parent has forked may keep standard input open after the parent's end: then another process
-    adopts this one.
+    A process that the parent forked may keep standard input open after the parent's end. The end is then detected
+    by the new parent process id.
     """
 
     def __init__(self) -> None:
@@ -49,14 +49,14 @@ class Parent:
         self._reader = threading.Thread(target=self._read, name="parent", daemon=True)
 
     def wait(self, timeout_s: float) -> None:
-        """Return when standard input has ended, or after ``timeout_s``; nothing else may read it from now on."""
+        """Block until standard input ends, for ``timeout_s`` at most; no other code may read it from now on."""
         if self._reader.ident is None:
             self._reader.start()
         self._ended.wait(timeout_s)
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has ended, or has closed standard input so that this process ends."""
+        """Whether the parent has ended, or has closed standard input to end this process."""
         return self._ended.is_set() or os.getppid() != self._pid
 
     def _read(self) -> None:

@@ -1,7 +1,7 @@
-"""Files that only their owner may read, and folders of theirs that are removed when their owner was killed.
+"""Files that only their owner may read, and private folders that are removed after their owner was killed.
 
-A folder's owners hold a lock on a file in it. The lock ends with the last process that holds it, whatever ends that
-process, and is seen from every container that sees the folder: a process id would not tell who lives in another one.
+A folder's owners hold a lock on a file in it. The lock ends with the last process that holds it, however that process
+ends. It is visible in every container that mounts the folder; a process id is valid in one container only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PART = ".part"
 
 
 def private(path: str, flags: int) -> int:
-    """Opener, as for ``open``, of files that only their owner may read."""
+    """Open a file that only its owner may read; an ``opener`` for ``open``."""
     return os.open(path, flags | os.O_CLOEXEC, MODE)
 
 
@@ -31,24 +31,24 @@ def make_folder(prefix: str, parent: Path | None = None) -> tuple[Path, int]:
     """Make a private folder for as long as the descriptor that is returned, or a copy of it, is open in any process.
 
     Args:
-        prefix: Of its name.
-        parent: Where; the system's directory for temporary files unless given.
+        prefix: Prefix of the folder's name.
+        parent: Directory of the folder; the system's directory for temporary files by default.
 
     Returns:
         The folder, and the descriptor of its lock.
     """
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-        with contextlib.suppress(FileNotFoundError):  # swept away before its lock was held
+        with contextlib.suppress(FileNotFoundError):  # removed by another sweep before its lock was held
             if (lock := _hold(folder / LOCK)) is not None:
                 return folder, lock
 
 
 def sweep(prefix: str, parent: Path | None = None) -> list[Path]:
-    """Remove the folders of :func:`make_folder` whose owners were killed; this user's only. Returns them."""
+    """Remove and return this user's folders of :func:`make_folder` whose owners were killed."""
     swept = []
     for folder in (parent or Path(tempfile.gettempdir())).glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):  # it has an owner, or none of this user, or is gone by now
+        with contextlib.suppress(OSError):  # locked by its owner, owned by another user, or removed meanwhile
             lock = _take_over(folder)
             try:
                 shutil.rmtree(folder)
@@ -60,12 +60,12 @@ def sweep(prefix: str, parent: Path | None = None) -> list[Path]:
 
 @contextlib.contextmanager
 def replacing(target: Path) -> Iterator[BinaryIO]:
-    """A private file that takes the place of ``target`` once the block has ended well, and is removed otherwise.
+    """Yield a private file that replaces ``target`` when the block succeeds and is removed otherwise.
 
-    What killed processes left of such files in the folder is removed too.
+    Such files of killed processes in the same folder are removed too.
     """
     for left in target.parent.glob(f"*{PART}"):
-        with contextlib.suppress(OSError):  # it has a writer, or none of this user, or is gone by now
+        with contextlib.suppress(OSError):  # locked by its writer, owned by another user, or removed meanwhile
             lock = _lock(left)
             left.unlink()
             os.close(lock)
@@ -83,9 +83,9 @@ def replacing(target: Path) -> Iterator[BinaryIO]:
 
 
 def _hold(path: Path) -> int | None:
-    """Make a file and lock it; None when it was taken for a left one before it was locked."""
+    """Make a file and lock it; None when another process removed it as abandoned before it was locked."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
-    with contextlib.suppress(OSError):  # a file system without locks: then no other process gets one either
+    with contextlib.suppress(OSError):  # a file system without locks: no other process can lock it either
         fcntl.flock(file, fcntl.LOCK_EX)
     if os.fstat(file).st_nlink:
         return file
@@ -94,10 +94,10 @@ def _hold(path: Path) -> int | None:
 
 
 def _take_over(folder: Path) -> int:
-    """The lock of a folder that has no owner any more.
+    """Lock a folder that has no owner any more and return the lock's descriptor.
 
     Raises:
-        OSError: it has one, or is no such folder.
+        OSError: the folder has an owner, or is not a folder of this user.
     """
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
@@ -106,10 +106,10 @@ def _take_over(folder: Path) -> int:
 
 
 def _lock(path: Path) -> int:
-    """Lock a file that no process holds.
+    """Lock a file that no process has locked.
 
     Raises:
-        OSError: another process holds it, or it is no file of this user.
+        OSError: another process has locked it, or it is not a file of this user.
     """
     file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:

@@ -1,4 +1,4 @@
-"""Which jobs a server takes: every reason to refuse one is here, checked before anything starts."""
+"""Admission of jobs to a server: all checks that can refuse a job, made before anything starts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Limits:
 
 
 def version_conflict(client: Mapping[str, str], worker: Mapping[str, str]) -> str | None:
-    """Return the differences between two sets of versions that pickled code does not survive; None if equal."""
+    """Return the version differences that break pickled code, or None if there are none."""
     different = [n for n in _MUST_MATCH if client.get(n) and worker.get(n) and client[n] != worker[n]]
     if not different:
         return None
@@ -57,10 +57,10 @@ def check_artifacts(spec: JobSpec, artifacts: ArtifactStore) -> None:
 
 
 def read_manifest(spec: JobSpec, artifacts: ArtifactStore) -> Manifest:
-    """The program's manifest, checked as far as a server without Keras can.
+    """Return the program's manifest, checked as far as possible without Keras.
 
     Raises:
-        UsageError: it is no JSON object, or too large.
+        UsageError: the program is not a JSON object, or too large.
     """
     path = artifacts.path(spec.program)
     if path.stat().st_size > MAX_MANIFEST_BYTES:
@@ -75,7 +75,7 @@ def read_manifest(spec: JobSpec, artifacts: ArtifactStore) -> Manifest:
 
 
 def check_code(spec: JobSpec, manifest: Manifest, *, allow_code: bool) -> None:
-    """Refuse code where it is not allowed, also code that does not say so.
+    """Refuse code where it is not allowed, including code that the specification does not declare.
 
     Raises:
         PolicyRefused: the job carries pickled code.

@@ -1,4 +1,4 @@
-"""Artifacts: files named by the sha256 of their content, complete or absent, never anything between."""
+"""Artifacts: files named by the sha256 of their content, either complete or absent."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ Data = bytes | memoryview
 
 
 def check_name(sha256: str) -> str:
-    """Return the name if it is one; names come over the network and become file names."""
+    """Return a valid name, or raise UsageError; names come over the network and become file names."""
     if not _NAME.fullmatch(sha256):
         raise UsageError(f"Artifact name: expected 64 hexadecimal digits. Received: {sha256[:80]!r}.")
     return sha256
 
 
 class ArtifactStore:
-    """A directory of artifacts; any thread may call.
+    """A directory of artifacts; every method may be called from any thread.
 
     Args:
         root: The directory, made with mode 0700.
-        quota_bytes: Of all artifacts together.
-        max_artifact_bytes: Of one artifact.
-        in_use: Names that must stay when room is made; asked only then.
-        now: Unix time in seconds.
+        quota_bytes: Size limit of all artifacts together.
+        max_artifact_bytes: Size limit of one artifact.
+        in_use: Returns the names that must not be evicted; called only for an eviction.
+        now: Returns the Unix time in seconds.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class ArtifactStore:
         self._used = sum(f.stat().st_size for f in root.iterdir())
 
     def path(self, sha256: str) -> Path:
-        """The file of a complete artifact.
+        """Return the file of a complete artifact.
 
         Raises:
-            UsageError: not here, or not a name.
+            UsageError: the artifact is not here, or the name is invalid.
         """
         path = self.root / check_name(sha256)
         if not path.is_file():
@@ -72,7 +72,7 @@ class ArtifactStore:
         return path
 
     def has(self, sha256: str) -> bool:
-        """Whether the artifact is here, complete."""
+        """Return whether the artifact is here, complete."""
         return (self.root / check_name(sha256)).is_file()
 
     def have_bytes(self, sha256: str) -> int:
@@ -84,7 +84,7 @@ class ArtifactStore:
         return self.root / (check_name(sha256) + _PARTIAL)
 
     def put(self, *parts: Data) -> str:
-        """Keep the bytes of all parts, one after the other; returns their name."""
+        """Store the concatenated bytes of all parts and return their name."""
         digest, sizes = hashlib.sha256(), [0]
         for part in parts:
             digest.update(part)
@@ -96,14 +96,14 @@ class ArtifactStore:
     def receive(self, sha256: str, total_bytes: int, offset: int, chunks: Iterable[tuple[int, Data]]) -> int:
         """Write an artifact from (offset, data) chunks that begin at ``offset`` and follow in order.
 
-        What has arrived stays when the chunks break off: the upload can resume there.
+        Received bytes are kept when the chunks break off: the upload can resume there.
 
         Returns:
             The artifact's size in bytes.
 
         Raises:
-            PolicyRefused: too large, or no room under the quota.
-            ProtocolError: chunks out of order, beyond ``total_bytes``, or of another content than the name says.
+            PolicyRefused: the artifact is too large, or does not fit into the quota.
+            ProtocolError: the chunks are out of order or exceed ``total_bytes``, or their hash is not the name.
         """
         if not 0 <= total_bytes <= self._largest:
             raise PolicyRefused(f"Artifact {sha256}: expected at most {self._largest} bytes. Received: {total_bytes}.")
@@ -118,7 +118,7 @@ class ArtifactStore:
                 self._idle.notify_all()
 
     def _acquire(self, sha256: str) -> None:
-        """Become the only writer of this artifact; another one is waited for."""
+        """Wait for another writer of this artifact, then become its only writer."""
         check_name(sha256)
         with self._idle:
             if not self._idle.wait_for(lambda: sha256 not in self._writing, UPLOAD_WAIT_S):
@@ -177,7 +177,7 @@ class ArtifactStore:
                 )
 
     def _evict(self, wanted: int) -> None:
-        """Delete what no job needs, oldest first; fresh files may belong to a job about to be submitted."""
+        """Delete files that no job needs, oldest first; fresh files may belong to a job about to be submitted."""
         keep, oldest = self._in_use(), self._now() - EVICT_AFTER_S
         for file in sorted(self.root.iterdir(), key=lambda f: f.stat().st_mtime):
             name, stat = file.name.removesuffix(_PARTIAL), file.stat()
@@ -191,7 +191,7 @@ class ArtifactStore:
             wanted -= stat.st_size
 
     def delete(self, sha256: str) -> None:
-        """Forget an artifact; nothing happens when it is not here."""
+        """Delete an artifact if it is here."""
         with self._idle:
             path = self.root / check_name(sha256)
             if path.exists():
@@ -199,11 +199,11 @@ class ArtifactStore:
                 path.unlink()
 
     def read(self, sha256: str) -> bytes:
-        """The whole artifact."""
+        """Return the bytes of the whole artifact."""
         return self.path(sha256).read_bytes()
 
     def chunks(self, sha256: str, offset: int = 0) -> Iterator[tuple[int, int, bytes]]:
-        """(offset, total bytes, data) from ``offset`` on; one empty chunk where nothing is left."""
+        """Yield (offset, total bytes, data) from ``offset`` on; one empty chunk if no bytes are left."""
         path = self.path(sha256)
         total = path.stat().st_size
         if offset > total:

@@ -1,4 +1,4 @@
-"""Batches that a client feeds to a job, with credits: the client never sends more than there is room for."""
+"""Batches that a client streams to a job, with credit-based flow control: the client sends only as many as fit."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class StreamedBatch:
 
 
 class FeedQueue:
-    """Between the client's Feed stream and the job's run, which are different threads.
+    """Queue between the client's Feed stream and the job's run, which are different threads.
 
-    A credit is the right to send one batch of the current epoch. The run says how many batches the
-    epoch may have received in all (:meth:`allow`); the difference to what was announced is granted.
+    A credit is the right to send one batch of the current epoch. The run sets the total number of batches that the
+    epoch may have received (:meth:`allow`); the difference to the announced number is granted.
 
     Args:
         news: Called, without a lock, when the client has sent something.
@@ -41,7 +41,7 @@ class FeedQueue:
         self._closed = False
 
     def allow(self, epoch: int, total: int) -> None:
-        """The epoch may have received ``total`` batches in all; another epoch drops what is left of the last."""
+        """Allow ``total`` batches of the epoch altogether; a new epoch drops the remaining batches of the last."""
         with self._changed:
             if epoch != self._epoch:
                 self._epoch, self._allowed, self._announced, self._received = epoch, 0, 0, 0
@@ -52,7 +52,7 @@ class FeedQueue:
                 self._changed.notify_all()
 
     def take(self) -> StreamedBatch | None:
-        """The next batch of the current epoch; None when there is none yet.
+        """Return the next batch of the current epoch, or None when there is none yet.
 
         Raises:
             JobFailed: the client's iterator raised.
@@ -63,12 +63,12 @@ class FeedQueue:
             return self._batches.popleft() if self._batches else None
 
     def exhausted(self, epoch: int) -> bool:
-        """Whether the client has said that this epoch has no more batches, and all are taken."""
+        """Return whether the client has ended this epoch and all its batches are taken."""
         with self._changed:
             return self._ended and epoch == self._epoch and not self._batches
 
     def close(self) -> None:
-        """The job has ended: no more credits."""
+        """Grant no more credits: the job has ended."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -80,7 +80,7 @@ class FeedQueue:
             return self._closed
 
     def offer(self, batch: StreamedBatch) -> None:
-        """Keep a batch that the client sent; one of an epoch that is over is dropped.
+        """Queue a batch that the client sent; a batch of a past epoch is dropped.
 
         Raises:
             ProtocolError: the client had no credit for it.
@@ -98,7 +98,7 @@ class FeedQueue:
         self._news()
 
     def end(self, epoch: int, error: str | None = None) -> None:
-        """The client's iterator has no more batches for this epoch, or raised."""
+        """Record that the client's iterator has no more batches for this epoch, or raised ``error``."""
         with self._changed:
             if error is not None:
                 self._error = error
@@ -107,7 +107,7 @@ class FeedQueue:
         self._news()
 
     def grant(self, timeout_s: float) -> tuple[int, int] | None:
-        """(epoch, new credits) to announce; None when the job is over or after ``timeout_s`` without any."""
+        """Return (epoch, new credits) to announce; None when the job is over or after ``timeout_s`` without any."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._allowed > self._announced, timeout_s)
             if self._closed or self._allowed <= self._announced:

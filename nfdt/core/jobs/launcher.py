@@ -8,15 +8,15 @@ Role = Literal["worker", "shard"]
 
 
 class Launcher(Protocol):
-    """Starts slot processes that attend the server, and takes them down."""
+    """Starts slot processes that register with the server, and stops them."""
 
     def ensure(self, role: Role, count: int) -> None:
-        """Have ``count`` living slot processes of this role that this launcher started; returns at once."""
+        """Keep ``count`` slot processes of this role, started by this launcher, alive; returns at once."""
         ...
 
     @property
     def failure(self) -> str | None:
-        """Why no slots can be started; None while they can."""
+        """Reason why no slots can be started; None while they can."""
         ...
 
     def stop(self) -> None:

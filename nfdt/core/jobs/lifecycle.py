@@ -1,4 +1,4 @@
-"""The states of a job and the ways between them: a pure table.
+"""The states of a job and their transitions: a pure table.
 
 ::
 
@@ -31,7 +31,7 @@ RESTARTED = "server restarted"
 
 
 def is_terminal(state: str) -> bool:
-    """Whether a job in this state has ended."""
+    """Return whether a job in this state has ended."""
     return state in TERMINAL
 
 
@@ -43,8 +43,8 @@ def check_transition(job_id: str, old: JobState, new: JobState) -> None:
 
 
 def after_restart(state: JobState) -> JobState:
-    """Return a job's state after its server has restarted: nothing of its training is left in memory.
+    """Return a job's state after a restart of its server, which loses the training state in memory.
 
-    A job that had not begun to train is queued again, one that had is failed.
+    A job that had not begun to train is queued again; a job that had is failed.
     """
     return {"queued": "queued", "starting": "queued", "running": "failed"}.get(state, state)  # type: ignore[return-value]

@@ -14,7 +14,7 @@ from nfdt.core.wire import jobs_pb2 as pb
 
 @dataclass(frozen=True)
 class SlotCounts:
-    """The worker slots that attend: how many, how many without a job, and the versions they run."""
+    """Number of connected worker slots, number of those without a job, and the versions that they run."""
 
     attending: int
     free: int
@@ -22,40 +22,40 @@ class SlotCounts:
 
 
 class JobRunner(Protocol):
-    """Runs submitted jobs; every method returns soon and may be called from any thread."""
+    """Runs submitted jobs; every method returns quickly and may be called from any thread."""
 
     def admit(self, spec: JobSpec, manifest: Manifest) -> None:
-        """Look at a job before it is taken.
+        """Check a job before it is accepted.
 
         Raises:
-            UsageError: it cannot run, whatever slots there are.
+            UsageError: the job cannot run, whatever slots there are.
         """
         ...
 
     def submitted(self, job_id: str) -> None:
-        """A job is in the store, queued."""
+        """Take note of a new job, which is queued in the store."""
         ...
 
     def control(self, request: pb.ControlRequest) -> None:
-        """Pass an action on to a job; one that has ended takes no notice.
+        """Forward an action to a job; a job that has ended ignores it.
 
         Raises:
-            UsageError: no such job, or not at this moment.
+            UsageError: there is no such job, or the action is not possible at this moment.
         """
         ...
 
     def snapshot(self, job_id: str) -> str:
-        """The artifact of the state of a job that stands at an epoch's end or has ended."""
+        """Return the artifact with the state of a job that is at an epoch's end or has ended."""
         ...
 
     def feed(self, job_id: str) -> FeedQueue:
-        """Where the client's batches for a job go."""
+        """Return the queue for the client's batches of a job."""
         ...
 
     def watching(self, job_id: str, change: int) -> None:
-        """One more (1) or one less (-1) client watches the job."""
+        """Change the number of clients that watch the job by ``change`` (1 or -1)."""
         ...
 
     def slot_counts(self) -> SlotCounts:
-        """The worker slots that attend."""
+        """Return the counts of the connected worker slots."""
         ...

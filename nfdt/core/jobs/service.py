@@ -1,4 +1,4 @@
-"""The Jobs service: takes a request apart, asks the part that knows, puts the answer together."""
+"""The Jobs service: decodes a request, calls the component in charge, encodes the answer."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def owner_of(context: Any) -> str:
 
 
 class JobsService(jobs_pb2_grpc.JobsServicer):
-    """Answers users' scripts and the command line.
+    """Handles requests of users' scripts and of the command line.
 
     Args:
         store: Jobs and events.
         artifacts: Uploaded and produced files.
         runner: Runs the jobs.
-        versions: Of this server's machine.
+        versions: Versions of Python, Keras and TensorFlow on this server's machine.
         allow_code: Whether jobs may carry pickled code.
-        limits: What one client may take.
+        limits: Limits of one client.
         shared_dir: Directory that clients of this machine read artifacts from; "" for remote ones.
     """
 
@@ -69,7 +69,7 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
 
     @answering
     def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.ServerDescription:
-        """Versions, policy and slots."""
+        """Return versions, policy and slots."""
         slot_counts = self._runner.slot_counts()
         return pb.ServerDescription(
             nfdt_version=nfdt.__version__,
@@ -82,7 +82,7 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
 
     @answering
     def FindMissing(self, request: pb.ArtifactNames, context: Any) -> pb.MissingArtifacts:
-        """The artifacts that are not complete here."""
+        """Return the artifacts that are not complete here."""
         if len(request.sha256) > MAX_NAMES:
             raise UsageError(f"Artifact names: expected at most {MAX_NAMES}. Received: {len(request.sha256)}.")
         missing = [name for name in request.sha256 if not self._artifacts.has(name)]
@@ -141,7 +141,7 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
 
     @answering
     def Watch(self, request: pb.WatchRequest, context: Any) -> Iterator[pb.JobEvent]:
-        """Events after a cursor, until the job has ended."""
+        """Send the events after a cursor, until the job has ended."""
         self._store.get(request.job_id)
         self._runner.watching(request.job_id, 1)
         try:
@@ -162,7 +162,7 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
 
     @answering
     def Control(self, request: pb.ControlRequest, context: Any) -> pb.ControlReply:
-        """Pass an action on to the job."""
+        """Forward an action to the job."""
         if request.WhichOneof("action") is None:
             raise UsageError("Control: expected an action. Received: none.")
         if request.WhichOneof("action") == "set_weights":
@@ -172,7 +172,7 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
 
     @answering
     def Snapshot(self, request: pb.JobRef, context: Any) -> pb.SnapshotReply:
-        """The job's state as an artifact."""
+        """Return the job's state as an artifact."""
         return pb.SnapshotReply(artifact=self._runner.snapshot(request.job_id))
 
     @answering
@@ -195,12 +195,12 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
 
     @answering
     def List(self, request: pb.ListRequest, context: Any) -> pb.JobList:
-        """All jobs, oldest first."""
+        """Return all jobs, oldest first."""
         return pb.JobList(jobs=[describe(record) for record in self._store.jobs()])
 
     @answering
     def Show(self, request: pb.JobRef, context: Any) -> pb.JobDescription:
-        """One job."""
+        """Return the description of one job."""
         return describe(self._store.get(request.job_id))
 
 
@@ -211,7 +211,7 @@ def _receive(queue: FeedQueue, first: pb.FedBatch, rest: Iterator[pb.FedBatch], 
             _offer(queue, batch)
     except NfdtError as error:
         failures.append(error)
-    except Exception as error:  # the stream broke: whether the job can go on is decided by its run
+    except Exception as error:  # the stream broke: the job's run decides whether the job can continue
         _log.info("the feed of a job ended: %s", type(error).__name__)
 
 
@@ -227,7 +227,7 @@ def _to_message(event: Event) -> pb.JobEvent:
 
 
 def describe(record: JobRecord) -> pb.JobDescription:
-    """The message of a job's row."""
+    """Return the message for a job's row."""
     spec = parse_job(record.spec_json)
     return pb.JobDescription(
         job_id=record.job_id,

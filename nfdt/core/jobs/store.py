@@ -32,7 +32,7 @@ _FACTS = ("epoch", "last_logs_json", "workers_json", "result_artifact", "checkpo
 
 @dataclass(frozen=True)
 class JobRecord:
-    """One row: a job as it stands. Times are Unix seconds."""
+    """One row: the current state of a job. Times are Unix seconds."""
 
     job_id: str
     spec_json: str
@@ -50,13 +50,13 @@ class JobRecord:
 
 
 class JobStore:
-    """Every method is atomic and may be called from any thread.
+    """Database of jobs and events; every method is atomic and may be called from any thread.
 
-    A database that cannot be read or written, as on a full disk, is an NfdtError; the same call may succeed later.
+    A database that cannot be read or written (full disk) raises an NfdtError; the same call may succeed later.
 
     Args:
-        path: The database file; made, with mode 0600, where there is none.
-        now: Unix time in seconds.
+        path: The database file; created with mode 0600 if it does not exist.
+        now: Returns the Unix time in seconds.
     """
 
     def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
@@ -70,7 +70,7 @@ class JobStore:
         self._database.executescript(_SCHEMA)
 
     def close(self) -> None:
-        """Close the file; nothing can be called afterwards."""
+        """Close the file; no other method can be called afterwards."""
         with self._changed:
             self._database.close()
 
@@ -99,7 +99,7 @@ class JobStore:
             self._changed.notify_all()
 
     def add(self, job_id: str, spec_json: str, *, session: str, owner: str) -> None:
-        """A new job, queued."""
+        """Add a new job, queued."""
         with self._transaction() as database:
             database.execute(
                 "INSERT INTO jobs (job_id, spec_json, session, owner, state, submitted_at) VALUES (?,?,?,?,'queued',?)",
@@ -108,7 +108,7 @@ class JobStore:
             self._insert(job_id, "state", {"state": "queued", "reason": None, "error": None})
 
     def get(self, job_id: str) -> JobRecord:
-        """The job as it stands.
+        """Return the job in its current state.
 
         Raises:
             UsageError: there is no such job.
@@ -120,7 +120,7 @@ class JobStore:
         return JobRecord(**dict(row))
 
     def jobs(self, states: tuple[JobState, ...] | None = None) -> list[JobRecord]:
-        """All jobs, oldest first, or those in one of ``states``."""
+        """Return all jobs, or those in one of ``states``, oldest first."""
         with self._using() as database:
             rows = database.execute("SELECT * FROM jobs ORDER BY submitted_at, rowid").fetchall()
         records = [JobRecord(**dict(row)) for row in rows]
@@ -133,10 +133,10 @@ class JobStore:
     def transition(
         self, job_id: str, state: JobState, *, reason: str | None = None, error: dict[str, Any] | None = None
     ) -> None:
-        """Move the job to another state and tell so in an event.
+        """Move the job to another state and append a state event.
 
         Raises:
-            UsageError: the job cannot go there from where it is.
+            UsageError: the current state does not allow this transition.
         """
         with self._transaction():
             self._transition(job_id, state, reason, error)
@@ -159,7 +159,7 @@ class JobStore:
             database.execute(f"UPDATE jobs SET {columns} WHERE job_id=?", (*facts.values(), job_id))
 
     def append(self, job_id: str, kind: Kind, data: dict[str, Any]) -> Event:
-        """Add an event; at an epoch's end the progress events of the epoch before are thinned out."""
+        """Add an event; an epoch's end also deletes old progress events of the epoch before."""
         with self._transaction():
             event = self._insert(job_id, kind, data)
             if kind == "epoch_end":
@@ -190,7 +190,7 @@ class JobStore:
         )
 
     def events(self, job_id: str, after: int = 0, limit: int = 1000) -> list[Event]:
-        """Events with a cursor above ``after``, in order."""
+        """Return the events with a cursor above ``after``, in order."""
         with self._using() as database:
             rows = database.execute(
                 "SELECT * FROM events WHERE job_id=? AND cursor>? ORDER BY cursor LIMIT ?", (job_id, after, limit)
@@ -198,7 +198,7 @@ class JobStore:
         return [Event(r["cursor"], r["at"], r["kind"], json.loads(r["data_json"])) for r in rows]
 
     def wait(self, job_id: str, after: int, timeout_s: float) -> list[Event]:
-        """Like :meth:`events`, waiting up to ``timeout_s`` or until :meth:`wake` for the first of them."""
+        """Return :meth:`events`; wait for the first of them, up to ``timeout_s`` or until :meth:`wake`."""
         with self._changed:
             found = self.events(job_id, after)
             if not found and self._changed.wait(timeout_s):
@@ -206,7 +206,7 @@ class JobStore:
         return found
 
     def wake(self) -> None:
-        """Let everybody in :meth:`wait` return now."""
+        """Wake all threads in :meth:`wait`."""
         with self._changed:
             self._changed.notify_all()
 

@@ -13,10 +13,10 @@ MIN_LENGTH = 8
 
 
 def read_tokens(path: Path) -> tuple[str, ...]:
-    """The tokens in a file; empty lines and lines that begin with # are left out.
+    """Return the tokens in a file; empty lines and lines that begin with # are skipped.
 
     Raises:
-        UsageError: no such file, others may read it, or it holds no token.
+        UsageError: the file does not exist, other users may read it, or it holds no token.
     """
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
@@ -32,7 +32,7 @@ def read_tokens(path: Path) -> tuple[str, ...]:
 
 
 def ensure_token_file(path: Path) -> tuple[str, ...]:
-    """The tokens in a file, which is made with a new one when there is none."""
+    """Return the tokens in a file, which is created with a new token if it does not exist."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:

@@ -1,1 +1,1 @@
-"""Keras objects to a shippable program, and back."""
+"""Conversion of Keras objects to a transferable program, and back."""

@@ -1,4 +1,4 @@
-"""Files that layers keep beside their variables: the vocabularies of text and category layers."""
+"""Files that layers have besides their variables: the vocabularies of text and category layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _layers_with(model: Any, method: str) -> dict[int, Any]:
 
 
 def save_assets(model: Any, store: Callable[[bytes], str]) -> dict[str, dict[str, str]]:
-    """Store each layer's files; returns layer index -> file name -> artifact."""
+    """Store each layer's files and return layer index -> file name -> artifact."""
     found: dict[str, dict[str, str]] = {}
     for index, layer in _layers_with(model, "save_assets").items():
         with tempfile.TemporaryDirectory() as folder:
@@ -29,10 +29,10 @@ def save_assets(model: Any, store: Callable[[bytes], str]) -> dict[str, dict[str
 
 
 def load_assets(model: Any, assets: Mapping[str, Mapping[str, str]], read: Callable[[str], bytes]) -> None:
-    """Give each layer its files back.
+    """Load each layer's files into it.
 
     Raises:
-        ProtocolError: files for a layer that takes none, or a file name that leaves the folder.
+        ProtocolError: the layer accepts no files, or a file name leaves the folder.
     """
     layers = _layers_with(model, "load_assets")
     for index, files in assets.items():

@@ -1,4 +1,4 @@
-"""Creating a model's variables from a batch's shapes, the same way on the client and on the workers."""
+"""Creation of a model's variables from a batch's shapes, identical on the client and on the workers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAX_BATCH_BYTES = 4 * 2**30
 
 
 def describe_batch(batch: Any) -> dict[str, Any]:
-    """A batch's pytree with ``[shape, dtype]`` per array (its first dimension None), and its number of rows."""
+    """Describe a batch: its pytree with ``[shape, dtype]`` per array (first dimension None), and its number of rows."""
     structure, arrays = flatten_structure(batch)
     rows = next((array.shape[0] for array in arrays if array.ndim), 1)
     described = [[[None, *array.shape[1:]] if array.ndim else [], array.dtype.str] for array in arrays]
@@ -39,7 +39,7 @@ def describe_batch(batch: Any) -> dict[str, Any]:
 
 
 def blank_batch(description: Mapping[str, Any]) -> Any:
-    """A batch of zeros of the described shapes.
+    """Return a batch of zeros of the described shapes.
 
     Raises:
         ProtocolError: the description is malformed.
@@ -58,17 +58,17 @@ def _zeros(shape: list[int | None], dtype: str, rows: int) -> np.ndarray[Any, An
 
 
 def build_model(model: Any, batch: Any) -> None:
-    """Create the variables of model, metrics and loss; the optimizer's are left to the caller.
+    """Create the variables of model, metrics and loss; the caller creates the optimizer's.
 
     Args:
         model: A compiled Keras model.
-        batch: A pytree of arrays of the shapes and dtypes that the model will be trained on; values do not matter.
+        batch: A pytree of arrays with the shapes and dtypes of the training data; values do not matter.
 
     Raises:
-        Exception: whatever the model's own code raises for such a batch, as in ``fit``.
+        Exception: any exception of the model's own code for such a batch, as in ``fit``.
     """
     structure, arrays = flatten_structure(batch)
-    # Batches of any size; else a model for batches of one size.
+    # First for batches of any size, then for batches of a fixed size.
     for rows in (True, False):
         specs = [
             _ShapeSpec([None if rows else a.shape[0], *a.shape[1:]] if a.ndim else [], tf.as_dtype(a.dtype))
@@ -77,17 +77,17 @@ def build_model(model: Any, batch: Any) -> None:
         if _build_symbolically(model, rebuild(structure, specs)):
             _build_metrics(model, batch)
             return
-    _trace(model, model.train_step, batch)  # a model that only its train_step can call, or the user's error
+    _trace(model, model.train_step, batch)  # a model that only its train_step can call, or a user's error
 
 
 def _build_metrics(model: Any, batch: Any) -> None:
-    """Create the variables of metrics that do so at their first update, which steps of the model's own make."""
+    """Create the variables of metrics that create them at their first update, by tracing the model's own steps."""
     for step in (model.train_step, model.test_step):
         if all(map(is_built_metric, leaf_metrics(model))):
             return
         try:
             _trace(model, step, batch)
-        except Exception as error:  # fit() will say it, if it is one there too
+        except Exception as error:  # fit() will raise it too, if it persists
             logger.debug("No trace of %s for its metrics: %s", model.name, error)
 
 
@@ -115,7 +115,7 @@ def _build_symbolically(model: Any, specs: Any) -> bool:
     except Exception as error:
         logger.debug("No symbolic build of %s: %s", model.name, error)
         for layer, members in unbuilt:
-            if is_unbuilt_stack(layer):  # it keeps the input it failed on, and would complain about the next one
+            if is_unbuilt_stack(layer):  # it keeps the failed input and would reject the next one
                 set_stacked_layers(layer, members)
         return False
     finally:

@@ -1,8 +1,8 @@
-"""A program's own classes and functions, shipped by value, and back.
+"""A program's own classes and functions, pickled by value and loaded.
 
-They are pickled by value with the modules of the user's own program (whatever is not installed). Where they refer to
+They are pickled together with the modules of the user's own program (all that are not installed). Where they refer to
 the model that is trained, or to a layer of it, the worker gets a reference to *its* model; every other Keras object
-travels as configuration and values.
+is sent as configuration and values.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from nfdt.core.program.collect import CustomObjects, collecting
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.untrained import values_of
 
-# Containers that Keras puts in place of a model's own.
+# Containers that Keras substitutes for a model's own.
 _TRACKED = {
     list: tracking.TrackedList,
     collections.OrderedDict: tracking.TrackedOrderedDict,
@@ -38,18 +38,18 @@ _TRACKED = {
     set: tracking.TrackedSet,
 }
 _OURS = ("nfdt", "nfdt_client", "hfdt")
-_INSTALLED = ("/site-packages/", "/dist-packages/")  # also where PYTHONPATH or a .pth file adds another installation's
+_INSTALLED = ("/site-packages/", "/dist-packages/")  # also those of other installations in PYTHONPATH or .pth files
 
 
 class LayerReference:
-    """Stands for the model, or a layer of it, in code that was loaded before the model was built."""
+    """Placeholder of the model, or of a layer of it, in code that was loaded before the model was built."""
 
     def __init__(self, index: int) -> None:
         self._index = index
         self._layer: Any = None
 
     def bind(self, layers: list[Any]) -> None:
-        """Stand for its layer from now on; ``layers`` as Keras flattens the model."""
+        """Resolve the placeholder to its layer; ``layers`` are those of the model as Keras flattens it."""
         self._layer = layers[self._index]
 
     def __getattr__(self, name: str) -> Any:
@@ -64,7 +64,7 @@ class LayerReference:
 
 @dataclass(frozen=True)
 class LoadedCode:
-    """A program's objects by registered name, and what in them stands for parts of the model."""
+    """A program's objects by registered name, and the placeholders of parts of the model in them."""
 
     objects: dict[str, Any]
     references: tuple[LayerReference, ...] = ()
@@ -121,14 +121,14 @@ def _revive(objects: dict[str, Any], config: Any, values: list[Any]) -> Any:
 
 
 def dump_custom_objects(objects: Mapping[str, Any], model: Any = None) -> bytes:
-    """Pickle objects by value, with the modules of the user's own program they come from.
+    """Pickle objects by value, with the modules of the user's own program that define them.
 
     Args:
-        objects: By registered name.
-        model: The model they are for; references to it and its layers are kept as references.
+        objects: Objects by registered name.
+        model: Their model; references to it and its layers are kept as references.
 
     Raises:
-        CaptureError: an object that cannot be pickled, named.
+        CaptureError: an object cannot be pickled; the message names it.
     """
     flat = flatten_layers(model) if model is not None else []
     layers = {id(layer): index for index, layer in enumerate(flat)}
@@ -165,7 +165,7 @@ def _own_modules_by_value() -> Iterator[None]:
     registered = []
     installed = _installed_roots()
     already = cloudpickle.list_registry_pickle_by_value()
-    for name, module in sys.modules.copy().items():  # a list of pairs could not be made while others import
+    for name, module in sys.modules.copy().items():  # copied atomically: other threads may import
         if name not in already and isinstance(module, types.ModuleType) and _is_users_own(name, module, installed):
             cloudpickle.register_pickle_by_value(module)
             registered.append(module)
@@ -177,7 +177,7 @@ def _own_modules_by_value() -> Iterator[None]:
 
 
 def _is_users_own(name: str, module: types.ModuleType, installed: set[Path]) -> bool:
-    """A module of the user's program: a file, or a package's folders, outside of Python and of what is installed."""
+    """Return whether a module belongs to the user's program: its file or folders are not part of an installation."""
     if name != module.__name__ or name.partition(".")[0] in (*_OURS, "__main__", "__mp_main__"):
         return False
     file = getattr(module, "__file__", None)
@@ -186,7 +186,7 @@ def _is_users_own(name: str, module: types.ModuleType, installed: set[Path]) -> 
 
 
 def _is_installed(place: str, installed: set[Path]) -> bool:
-    if place.startswith(tuple(f"{root}/" for root in installed)):  # thousands of modules: without asking the disk
+    if place.startswith(tuple(f"{root}/" for root in installed)):  # thousands of modules: avoids disk access
         return True
     if any(part in f"{place}/" for part in _INSTALLED):
         return True
@@ -200,7 +200,7 @@ def _installed_roots() -> set[Path]:
 
 
 def load_code(manifest: Manifest, read: Callable[[str], bytes], *, allow_code: bool) -> LoadedCode:
-    """The program's own classes and functions; none for a config job.
+    """Load the program's own classes and functions; none for a config job.
 
     Raises:
         PolicyRefused: the program carries code and ``allow_code`` is False.

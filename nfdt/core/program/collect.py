@@ -1,7 +1,7 @@
-"""Custom classes and functions of a program, found while Keras serialises.
+"""Custom classes and functions of a program, collected during Keras' serialisation.
 
-While :func:`collecting` is open, Keras' serialisation gives everything that is not Keras' own a unique registered
-name and remembers the object. The worker resolves the names in a ``keras.saving.custom_object_scope``.
+Inside :func:`collecting`, Keras' serialisation assigns every object that is not Keras' own a unique registered name
+and records the object. The worker resolves the names in a ``keras.saving.custom_object_scope``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REMEDY = (
 
 
 class CustomObjects:
-    """The objects of one program that Keras does not have, by the name under which they travel."""
+    """The objects of one program that are not part of Keras, by the name under which they are sent."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, Any] = {}
@@ -35,11 +35,11 @@ class CustomObjects:
         self._by_parts: dict[type, ByParts] = {}
 
     def by_parts(self, cls: type) -> str:
-        """Remember a class whose instances are put together from parts; returns the name."""
+        """Record a class whose instances are rebuilt from parts, and return its name."""
         return self.add(self._by_parts.setdefault(cls, ByParts(cls)))
 
     def add(self, obj: Any) -> str:
-        """Remember ``obj``; returns its name, the user's own where they registered it with Keras."""
+        """Record ``obj`` and return its name, which is the user's own if registered with Keras."""
         if id(obj) not in self._names:
             name = self._choose(obj)
             self._names[id(obj)] = name
@@ -62,10 +62,10 @@ class CustomObjects:
 
 @contextmanager
 def collecting(found: CustomObjects) -> Iterator[None]:
-    """While open, Keras' serialisation puts what is not its own into ``found``; always undone.
+    """Add all objects that are not Keras' own to ``found`` when Keras serialises them in the block; always undone.
 
     Raises:
-        CaptureError: (while open) something that cannot be serialised, named.
+        CaptureError: (in the block) an object cannot be serialised; the message names it.
     """
     name_of = object_registration.get_registered_name
     serialize = serialization_lib.serialize_keras_object
@@ -96,7 +96,7 @@ def _replaced(original: Callable[..., Any], replacement: Callable[..., Any]) -> 
 
 
 class _Serializer:
-    """Keras' ``serialize_keras_object`` with ways out for what it cannot do."""
+    """Keras' ``serialize_keras_object`` with fallbacks for objects that it cannot serialise."""
 
     def __init__(self, serialize: Callable[[Any], Any], found: CustomObjects) -> None:
         self._serialize = serialize
@@ -135,7 +135,7 @@ class _Serializer:
         return _completed(obj, config) if isinstance(config, dict) else config
 
     def _check_home(self, obj: Any) -> None:
-        """Refuse a layer that two graphs share: Keras rebuilds it twice, with weights of its own each time."""
+        """Refuse a layer that two graphs share: Keras rebuilds it twice, each time with separate weights."""
         home = self._graphs[-1] if self._graphs else None
         if isinstance(obj, keras.Layer) and obj.variables and self._homes.setdefault(id(obj), home) is not home:
             raise CaptureError(
@@ -146,7 +146,7 @@ class _Serializer:
 
 
 def _is_opaque(obj: Any) -> bool:
-    """Whether Keras would marshal an object, or store it under a name that cannot be resolved: it is pickled."""
+    """Return whether an object is pickled because Keras would marshal it or store a name that cannot be resolved."""
     if isinstance(obj, types.FunctionType):
         return obj.__name__ == "<lambda>" or "<locals>" in obj.__qualname__ or not is_keras_own(obj)
     if isinstance(obj, type):
@@ -155,7 +155,7 @@ def _is_opaque(obj: Any) -> bool:
 
 
 def _reference(found: CustomObjects, obj: Any) -> dict[str, Any]:
-    """The form in which Keras stores a function: deserialised by looking its name up in the scope."""
+    """Return the form in which Keras stores a function: deserialisation looks its name up in the scope."""
     return {"module": "builtins", "class_name": "function", "config": found.add(obj), "registered_name": "function"}
 
 
@@ -166,17 +166,17 @@ def _taken_apart(found: CustomObjects, obj: Any) -> dict[str, Any]:
         "config": take_apart(obj, lambda value: _reference(found, value)),
         "registered_name": found.by_parts(type(obj)),
     }
-    # As Keras does with every configuration: building, compiling and sharing depend on it.
+    # Keras does this for every configuration: building, compiling and sharing depend on it.
     serialization_lib.get_build_and_compile_config(obj, config)
     serialization_lib.record_object_after_serialization(obj, config)
     return config
 
 
 def _completed(obj: Any, config: dict[str, Any]) -> dict[str, Any]:
-    """Add constructor arguments that an inherited get_config() does not know, from attributes of the same name.
+    """Add constructor arguments that an inherited get_config() does not return, from attributes of the same name.
 
     Raises:
-        CaptureError: an argument without a default has no such attribute.
+        CaptureError: there is no such attribute for an argument without a default.
     """
     cls, inner = type(obj), config.get("config")
     if is_keras_own(cls) or not isinstance(inner, dict) or not hasattr(obj, "get_config") or "layers" in inner:

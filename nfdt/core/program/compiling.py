@@ -1,7 +1,7 @@
 """Arguments of ``compile``, also where the user's model overrides it.
 
-A model that overrides ``compile`` has usually called ``super().compile(...)`` with a part of the arguments and put the
-rest on itself. Keras compiles no such model on loading; here the part is compiled and the rest put back.
+A model that overrides ``compile`` usually passes a part of the arguments to ``super().compile(...)`` and assigns the
+rest to attributes. Keras does not compile such a model on loading; here the part is compiled and the rest assigned.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _OPTIMIZER = {"class_name": "__model_optimizer__"}
 
 
 def describe_compilation(model: Any, compile_config: Any) -> CompileEntries:
-    """The manifest's ``compile`` and ``compile_attributes``.
+    """Return the manifest's ``compile`` and ``compile_attributes``.
 
     Args:
         model: A compiled model.
-        compile_config: What Keras serialised of it.
+        compile_config: Compile configuration that Keras serialised.
 
     Raises:
-        CaptureError: a value that cannot be shipped.
+        CaptureError: a value cannot be serialised.
     """
     if not overrides(model, "compile"):
         return CompileEntries(_with_optimizer(model, compile_config), None)
@@ -39,7 +39,7 @@ def describe_compilation(model: Any, compile_config: Any) -> CompileEntries:
 
 
 def overrides(model: Any, method: str) -> bool:
-    """Whether the user's class replaces a method of ``keras.Model``."""
+    """Return whether the user's class replaces a method of ``keras.Model``."""
     return getattr(type(model), method) is not getattr(keras.Model, method)
 
 
@@ -58,12 +58,12 @@ def _describe(model: Any, name: str) -> Any:
 
 
 def compile_model(model: Any, manifest: Manifest, *, safe_mode: bool) -> None:
-    """Compile a model that came out of its configuration, as the user's was."""
+    """Compile a model that was rebuilt from its configuration, with the arguments of the user's model."""
     config = serialization_lib.deserialize_keras_object(manifest.compile_config, safe_mode=safe_mode)
     if overrides(model, "compile") and overrides(model, "compile_from_config"):
         model.compile_from_config(manifest.compile_config)
         return
-    # The optimizer in the configuration is wrapped already where it has to be.
+    # The optimizer in the configuration is already wrapped where necessary.
     keras.Model.compile(model, **config, auto_scale_loss=False)
     for name, value in manifest.compile_attributes.items():
         restored = (

@@ -1,4 +1,4 @@
-"""Running a model's own steps for what they show, without what they do."""
+"""Trial runs of a model's own steps without their effects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nfdt.core.program.untrained import values_of
 
 @contextmanager
 def without_updates(model: Any) -> Iterator[None]:
-    """Have the model's optimizer apply nothing in the block; its variables need not exist."""
+    """Disable the optimizer's ``apply`` in the block; its variables need not exist."""
     attributes = vars(model.optimizer)
     hidden = attributes.get("apply")
     attributes["apply"] = lambda *args, **kwargs: None
@@ -28,7 +28,7 @@ def without_updates(model: Any) -> Iterator[None]:
 
 @contextmanager
 def without_effects(model: Any) -> Iterator[None]:
-    """Run eagerly in the block, and undo at its end what was done to the model's variables; its metrics are reset."""
+    """Run eagerly in the block, then restore the model's variables and reset its metrics."""
     variables = list(model.variables)
     held = values_of(variables)
     eager = tf.config.functions_run_eagerly()
@@ -44,6 +44,6 @@ def without_effects(model: Any) -> Iterator[None]:
 
 
 def as_tensors(batch: Any) -> Any:
-    """A pytree of arrays with tensors in their place."""
+    """Return a pytree of arrays with the arrays converted to tensors."""
     structure, arrays = flatten_structure(batch)
     return rebuild(structure, [tf.convert_to_tensor(array) for array in arrays])

@@ -16,9 +16,9 @@ tables                   trainable variables, by index, that are looked up row b
 globals                  Keras' own settings (floatx, default dtype policy, ...)
 trainable                which layers, and which variables, are trainable
 layout                   the trainable variables, see ``ParameterLayout``
-untrained                path, shape, dtype, rule and decay of each variable that is not trained
+untrained                path, shape, dtype, rule and decay of each untrained variable
 input                    the pytree, shapes and dtypes of a batch
-versions                 of Python, Keras, TensorFlow
+versions                 versions of Python, Keras, TensorFlow
 assets                   per layer index: file name -> artifact (vocabularies)
 state, code              artifacts: safetensors, and the pickled custom objects or null
 =======================  =====================================================================================
@@ -42,7 +42,7 @@ def _shallow(group: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class CompileEntries:
-    """The entries on ``compile``; see the module."""
+    """Entries on ``compile``; see the table of this module."""
 
     compile: Mapping[str, Any] | None
     compile_attributes: Mapping[str, Any] | None
@@ -50,7 +50,7 @@ class CompileEntries:
 
 @dataclass(frozen=True)
 class OptimizerEntries:
-    """The entries on the optimizer; see the module."""
+    """Entries on the optimizer; see the table of this module."""
 
     optimizer: Mapping[str, Any]
     optimizer_variables: Sequence[Mapping[str, Any]] | None
@@ -64,7 +64,7 @@ class OptimizerEntries:
 
 @dataclass(frozen=True)
 class ModelEntries:
-    """The entries on the model, its variables and its environment; see the module."""
+    """Entries on the model, its variables and its environment; see the table of this module."""
 
     tables: Sequence[int]
     globals: Mapping[str, Any]
@@ -79,10 +79,10 @@ class ModelEntries:
 class Manifest:
     """A program's manifest.
 
-    Entries are read when they are asked for: a manifest of remote origin may lack any of them.
+    Entries are read on access: a manifest of remote origin may lack any of them.
 
     Attributes:
-        entries: JSON object as it is stored; read it through the properties.
+        entries: Stored JSON object; read it through the properties.
 
     Raises:
         KeyError: (properties) a required entry is missing.
@@ -114,11 +114,11 @@ class Manifest:
         return cls(entries)
 
     def to_bytes(self) -> bytes:
-        """Return the manifest as it is stored."""
+        """Return the manifest in its stored form."""
         return json.dumps(self.entries).encode()
 
     def normalized(self) -> Manifest:
-        """Return the manifest as it will be read: tuples are lists, keys are strings.
+        """Return the manifest in the form after decoding: tuples are lists, keys are strings.
 
         Raises:
             TypeError: an entry cannot be written as JSON.
@@ -127,7 +127,7 @@ class Manifest:
         return Manifest(dict(json.loads(json.dumps(self.entries))))
 
     def copied(self) -> Manifest:
-        """Return a deep copy, for Keras: it empties some of the configurations that it reads."""
+        """Return a deep copy for Keras, which empties some of the configurations that it reads."""
         return Manifest(copy.deepcopy(dict(self.entries)))
 
     def replaced(self, **entries: Any) -> Manifest:
@@ -155,12 +155,12 @@ class Manifest:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the program declares itself as configuration and brings no code."""
+        """Whether the program is declared as configuration and contains no code."""
         return self.entries["kind"] == "config" and not self.code
 
     @property
     def carries_code(self) -> bool:
-        """Whether a manifest of remote origin, which may lack entries, declares or brings code."""
+        """Whether a manifest of remote origin, which may lack entries, declares or contains code."""
         return self.entries.get("kind") == "code" or self.entries.get("code") is not None
 
     @property
@@ -259,7 +259,7 @@ class Manifest:
 
     @property
     def constraints(self) -> Sequence[Any] | None:
-        """Per trainable variable the configuration of its constraint, or None; None where unknown."""
+        """Configuration of the constraint of each trainable variable, or None; None where unknown."""
         return self.entries.get("constraints")
 
     @property

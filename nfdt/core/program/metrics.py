@@ -1,7 +1,7 @@
-"""Whether what several workers count can become one: looked at on the client, before anything is sent.
+"""Check on the client, before anything is sent, that the metric states of several workers can be merged.
 
-Workers add up what each metric variable has gained. That is exact where an update adds to the variable, whatever it
-holds: so it is with Keras' own metrics. Others are tried out on a batch, in states that differ.
+The increases of each metric variable are summed over the workers. This is exact if an update adds to the variable
+whatever its value, as in Keras' own metrics. Other metrics are tested on a batch, in different states.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ def check_metrics(model: Any, batch: Any, validation: Any = None) -> list[str]:
 
     Args:
         model: A compiled, built model.
-        batch: One of the training data.
-        validation: One of the validation data that workers shall evaluate, or None.
+        batch: One batch of the training data.
+        validation: One batch of the validation data that workers will evaluate, or None.
 
     Returns:
-        Logs of ``test_step`` that are no results of metrics, by name: workers cannot tell them. Often none.
+        Logs of ``test_step`` that are no results of metrics, by name: workers cannot report them. Often none.
 
     Raises:
-        CaptureError: a metric whose updates do not add up, named.
-        Exception: whatever the model's own code raises for such a batch.
+        CaptureError: the updates of a metric are not additive; the message names it.
+        Exception: any exception of the model's own code for such a batch.
     """
     unproven = [metric for metric in leaf_metrics(model) if not _is_additive(metric)]
     own = validation is not None and (overrides(model, "test_step") or overrides(model, "compute_metrics"))
@@ -56,7 +56,7 @@ def check_metrics(model: Any, batch: Any, validation: Any = None) -> list[str]:
 
 
 def _is_additive(metric: Any) -> bool:
-    """Whether that is known: Keras' own updates and resets, or the class says how its metrics are merged."""
+    """Return whether a metric is known to be mergeable: it has Keras' own update and reset, or ``merge_state``."""
     methods = (getattr(type(metric), name) for name in ("update_state", "reset_state"))
     return merges_itself(metric) or all(m.__module__.startswith("keras.") for m in methods)
 
@@ -70,7 +70,7 @@ def _names(logs: Any) -> set[str]:
 
 @contextlib.contextmanager
 def _tried_out(metrics: Sequence[Any]) -> Iterator[None]:
-    """Try out every update of these metrics in the block."""
+    """Test every update of these metrics in the block."""
 
     def tried(metric: Any, update: Callable[..., Any]) -> Callable[..., Any]:
         def update_state(*args: Any, **kwargs: Any) -> Any:
@@ -95,7 +95,7 @@ def _require_additive(metric: Any, update: Callable[[], Any]) -> None:
     for variable, shifted in _shifted(metric, start, gains):
         try:
             same = _agree(metric, shifted, gains, _gains(metric, update, shifted))
-        except Exception:  # in a state that its own updates never lead to
+        except Exception:  # in a state that its own updates never reach
             same = False
         if not same:
             raise CaptureError(
@@ -126,14 +126,14 @@ def _gains(metric: Any, update: Callable[[], Any], start: Sequence[Array]) -> li
 
 
 def _shifted(metric: Any, start: Sequence[Array], gains: Sequence[Array]) -> Iterator[tuple[Any, list[Array]]]:
-    """States in which one variable holds something else; which one, and the state."""
+    """Yield (variable, state) for states in which one variable has another value."""
     for index, variable in enumerate(metric.variables):
         if variable.aggregation == "mean":
             continue
         value = start[index]
         if value.dtype.kind == "b":
             others = [~value]
-        else:  # by as much as the update did, and by far more than any value
+        else:  # shifted by about the update's gain, and by much more than any value
             scale, (greatest, _) = _scale(value, gains[index]), _limits(value.dtype)
             shifts = [np.ceil(np.minimum(factor * scale, greatest / 4)).astype(value.dtype) for factor in _FACTORS]
             others = [value + shift for shift in shifts]
@@ -143,9 +143,9 @@ def _shifted(metric: Any, start: Sequence[Array], gains: Sequence[Array]) -> Ite
 
 
 def _agree(metric: Any, start: Sequence[Array], gains: Sequence[Array], others: Sequence[Array]) -> bool:
-    """Whether the gains from ``start``, ``others``, are the same as elsewhere, but for rounding.
+    """Return whether ``others``, the gains from ``start``, equal ``gains`` up to rounding.
 
-    Those of variables whose mean is wanted do not matter.
+    Variables with ``aggregation="mean"`` are ignored.
     """
     for variable, value, gain, other in zip(metric.variables, start, gains, others, strict=True):
         if variable.aggregation == "mean":
@@ -158,13 +158,13 @@ def _agree(metric: Any, start: Sequence[Array], gains: Sequence[Array], others: 
 
 
 def _limits(dtype: np.dtype[Any]) -> tuple[float, float]:
-    """The greatest number of a type, and the distance from 1 to the next; NumPy does not know bfloat16."""
+    """Return the greatest number of a type, and the distance from 1 to the next; NumPy does not support bfloat16."""
     if dtype.kind in "iub":
         return float(np.iinfo(dtype).max) if dtype.kind != "b" else 1.0, 0.0
     return (float(np.finfo(dtype).max), float(np.finfo(dtype).eps)) if dtype.kind == "f" else (3e38, 2.0**-7)
 
 
 def _scale(*values: Array) -> Array:
-    """The magnitude of the values together, above 1."""
+    """Return the summed magnitude of the values, at least 1."""
     finite = [np.nan_to_num(value.astype(np.float64), posinf=0.0, neginf=0.0) for value in values]
     return np.asarray(1.0 + sum(np.abs(value) for value in finite))

@@ -18,13 +18,13 @@ _ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "Nadam", "RMSprop", "Adagrad",
 
 
 def inner_optimizer(model: Any) -> Any:
-    """The optimizer that moves the weights: without the loss scaling that Keras wraps around it for float16."""
+    """Return the optimizer that updates the weights, without the loss scaling that Keras adds for float16."""
     optimizer = model.optimizer
     return optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
 
 
 def loss_scale(model: Any) -> dict[str, Any] | None:
-    """The dynamic loss scale to start from, or None where there is none."""
+    """Return the dynamic loss scale to start from, or None where there is none."""
     optimizer = model.optimizer
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return None
@@ -36,10 +36,10 @@ def loss_scale(model: Any) -> dict[str, Any] | None:
 
 
 def require_one_optimizer(model: Any) -> None:
-    """Refuse what cannot be trained on shards.
+    """Refuse models that cannot be trained on shards.
 
     Raises:
-        CaptureError: no optimizer, several (a GAN), or one that was built for other variables.
+        CaptureError: the model has no Keras optimizer, or several (a GAN).
     """
     if not isinstance(model.optimizer, keras.optimizers.Optimizer):
         raise CaptureError(
@@ -64,10 +64,11 @@ def _name(model: Any) -> str:
 
 
 def build_optimizer_variables(model: Any) -> None:
-    """Create the optimizer's variables for the model's trainable variables, where that is still to be done.
+    """Create the optimizer's variables for the model's trainable variables, unless they exist.
 
     Raises:
-        CaptureError: they were created for other variables: layers were frozen or unfrozen after ``compile``.
+        CaptureError: they were created for other variables (layers were frozen or unfrozen after ``compile``), or a
+            variable is overwritten with its gradient (float8 training).
     """
     trainable = model.trainable_variables
     optimizer, inner = model.optimizer, inner_optimizer(model)
@@ -108,7 +109,7 @@ def describe_optimizer(model: Any) -> OptimizerEntries:
 
 
 def _attribute(config: Mapping[str, Any], optimizer: Any, trainable: list[Any]) -> list[dict[str, Any]] | None:
-    """Whose slot each optimizer variable is, found by watching a second optimizer create scalar ones."""
+    """Attribute each optimizer variable to a trainable one, by observing a second optimizer create scalar ones."""
     probe = type(optimizer).from_config(_revived(config))
     index = {id(variable): i for i, variable in enumerate(trainable)}
     owners: dict[int, int] = {}
@@ -132,7 +133,7 @@ def _attribute(config: Mapping[str, Any], optimizer: Any, trainable: list[Any]) 
 
 
 def _revived(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The optimizer's constructor arguments; the probe needs no schedule, only the same number of variables."""
+    """Return the optimizer's constructor arguments; the probe needs no schedule, only the same number of variables."""
     inner = copy.deepcopy(dict(config["config"]))
     if isinstance(inner.get("learning_rate"), dict):
         inner["learning_rate"] = _no_schedule
@@ -151,6 +152,6 @@ def _is_elementwise(optimizer: Any, owners: list[dict[str, Any]] | None, trainab
 
 
 def _is_alike(optimizer: Any, trainable: list[Any]) -> bool:
-    """Whether its options treat every element of every variable alike, so that shards may cut variables."""
+    """Return whether the options treat every element of every variable alike, so that shards may cut variables."""
     norms = optimizer.clipnorm or optimizer.global_clipnorm or any(v.constraint for v in trainable)
     return not norms and (not optimizer.weight_decay or all(uses_weight_decay(optimizer, v) for v in trainable))

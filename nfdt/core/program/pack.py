@@ -1,4 +1,4 @@
-"""From a compiled Keras model to a program: a manifest and the artifacts it names."""
+"""Conversion of a compiled Keras model to a program: a manifest and the artifacts that it names."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class PackedProgram:
 
     Attributes:
         manifest: The program's manifest.
-        artifacts: What it names, by sha256: the state, the code, vocabularies.
-        code: Whether it needs a server that allows code.
+        artifacts: Artifacts that the manifest names, by sha256: the state, the code, vocabularies.
+        code: Whether the program needs a server that allows code.
     """
 
     manifest: Manifest
@@ -45,19 +45,19 @@ class PackedProgram:
     code: bool
 
     def manifest_bytes(self) -> bytes:
-        """Return the manifest as it is stored."""
+        """Return the manifest in its stored form."""
         return self.manifest.to_bytes()
 
 
 def pack(model: Any, sample_batch: Any) -> PackedProgram:
-    """Make a program of a compiled model, which is built on the way if it is not yet.
+    """Make a program of a compiled model; build the model first if necessary.
 
     Args:
         model: The user's model.
         sample_batch: One batch as ``train_step`` will receive it: x, (x, y) or (x, y, sample_weight).
 
     Raises:
-        CaptureError: something that cannot be shipped; the message names it and the remedy.
+        CaptureError: a part of the model cannot be sent; the message names it and the remedy.
         ValueError: Keras' own error: the model is not compiled, or its code does not fit the batch.
     """
     prepare(model, sample_batch)
@@ -79,7 +79,7 @@ def prepare(model: Any, sample_batch: Any) -> None:
     """Check the model and create its and its optimizer's variables, as the first step of ``fit`` would.
 
     Raises:
-        CaptureError: a model that cannot be distributed.
+        CaptureError: the model cannot be distributed.
         ValueError: Keras' own error.
     """
     if keras.backend.backend() != "tensorflow":
@@ -124,7 +124,7 @@ def _describe_model(model: Any, sample_batch: Any) -> ModelEntries:
 
 
 def _tables(model: Any, layers: list[Any]) -> list[int]:
-    """Embeddings whose gradient has the rows that were looked up, and no others."""
+    """Return the indices of embeddings whose gradient has only the rows that were looked up."""
     looked_up = {
         id(layer.embeddings)
         for layer in layers
@@ -134,10 +134,10 @@ def _tables(model: Any, layers: list[Any]) -> list[int]:
 
 
 def layout_of(model: Any) -> ParameterLayout:
-    """The layout of a built model's trainable variables.
+    """Return the layout of a built model's trainable variables.
 
     Raises:
-        CaptureError: a variable that float32 cannot hold.
+        CaptureError: float32 cannot represent a variable.
     """
     for variable in model.trainable_variables:
         if keras.backend.standardize_dtype(variable.dtype) not in ("float32", "float16", "bfloat16"):

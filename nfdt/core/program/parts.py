@@ -1,7 +1,7 @@
-"""Layers and models that Keras cannot serialise, taken apart and put together again without their constructor.
+"""Disassembly of layers and models that Keras cannot serialise, and their reassembly without their constructor.
 
-Keras forgets the constructor's arguments of a subclassed model, and of a layer whose arguments are not plain values.
-What the constructor put on the object is still there: those attributes travel, and ``__init__`` is not run again.
+Keras does not keep the constructor's arguments of a subclassed model, nor of a layer whose arguments are not plain
+values. The attributes that the constructor assigned are sent instead, and ``__init__`` is not run again.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import keras
 
 from nfdt.core.keras_internals import Functional, KerasSaveable, serialization_lib
 
-# What Keras itself puts on a model besides what a new, compiled one has.
+# Attributes that Keras itself sets on a model besides those of a new, compiled one.
 _SET_BY_FIT = {"history", "stop_evaluating", "stop_predicting"}
 
 
 def is_keras_own(obj: Any) -> bool:
-    """Whether a class or function belongs to Keras (or to Python itself)."""
+    """Return whether a class or function belongs to Keras (or to Python itself)."""
     return str(getattr(obj, "__module__", None)).partition(".")[0] in ("keras", "builtins")
 
 
 class ByParts:
-    """Stands in for a class where Keras deserialises.
+    """Replacement of a class during Keras' deserialisation.
 
     Args:
         cls: A subclass of ``keras.Model`` or ``keras.layers.Layer``.
@@ -36,7 +36,7 @@ class ByParts:
         self.__name__ = cls.__name__
 
     def from_config(self, config: dict[str, Any]) -> Any:
-        """An instance with the attributes that :func:`take_apart` found."""
+        """Return an instance with the attributes that :func:`take_apart` found."""
         parts = serialization_lib.deserialize_keras_object(config)
         make: Any = self.cls.__new__
         instance = make(self.cls)
@@ -57,12 +57,12 @@ class ByParts:
 
 
 def needs_parts(obj: Any) -> bool:
-    """Whether a model's class takes constructor arguments, which Keras does not remember."""
+    """Return whether a model's class takes constructor arguments, which Keras does not keep."""
     return isinstance(obj, keras.Model) and can_be_taken_apart(obj) and _takes_arguments(type(obj))
 
 
 def can_be_taken_apart(obj: Any) -> bool:
-    """A direct subclass of one of Keras' four bases, without a get_config() of its own."""
+    """Return whether an object's class derives directly from one of four Keras bases, without its own get_config()."""
     if not isinstance(obj, keras.Layer) or is_keras_own(type(obj)):
         return False
     if not is_keras_own(_owner(type(obj), "get_config")):
@@ -88,7 +88,7 @@ def _takes_arguments(cls: type) -> bool:
 
 
 def _graph(obj: Any) -> Any:
-    """Return what a functional or sequential model passes to the constructor of its base."""
+    """Return the argument of a functional or sequential model for the constructor of its base."""
     if isinstance(obj, Functional):
         return Functional(obj.input, obj.output, name=obj.name)
     if isinstance(obj, keras.Sequential):
@@ -97,11 +97,11 @@ def _graph(obj: Any) -> Any:
 
 
 def take_apart(obj: Any, refer: Callable[[Any], Any]) -> dict[str, Any]:
-    """The configuration :meth:`ByParts.from_config` takes.
+    """Return the configuration for :meth:`ByParts.from_config`.
 
     Args:
         obj: A layer or model for which :func:`can_be_taken_apart` holds.
-        refer: Gives the form in which an object that is not Keras' travels by value.
+        refer: Returns the form in which an object that is not Keras' is sent by value.
     """
     serialize = serialization_lib.serialize_keras_object
     values = {name: vars(obj)[name] for name in _attribute_names(obj)}
@@ -121,7 +121,7 @@ def take_apart(obj: Any, refer: Callable[[Any], Any]) -> dict[str, Any]:
 
 
 def _is_modelled(value: Any) -> bool:
-    """Plain values, and whatever holds Keras objects: Keras serialises them; all else travels as it is."""
+    """Return whether Keras serialises a value: plain values and containers of Keras objects; others are pickled."""
     if value is None or isinstance(value, str | int | float | bool):
         return True
     return any(isinstance(leaf, KerasSaveable) or hasattr(leaf, "get_config") for leaf in keras.tree.flatten(value))
@@ -142,7 +142,7 @@ def _attribute_names(obj: Any) -> list[str]:
 
 
 def assigned(cls: type, method: str) -> set[str]:
-    """Names that the user's versions of a method, and the methods it calls on itself, assign on ``self``."""
+    """Return the attributes of ``self`` that the user's versions of a method, and methods that it calls, assign."""
     return set(_assigned(cls, method, set()))
 
 

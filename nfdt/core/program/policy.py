@@ -1,7 +1,7 @@
-"""Allow-list for programs without code, checked before Keras sees the configuration.
+"""Allow-list for programs without code, checked before Keras reads the configuration.
 
-Keras' ``safe_mode`` is no boundary, so every class and function a configuration names must be a public one of Keras
-of a kind that trains, and none that runs code, loads files or wraps other frameworks.
+Keras' ``safe_mode`` is no security boundary. Every class and function in a configuration must therefore be a public
+one of Keras of a kind used in training, and must not run code, load files or wrap other frameworks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PUBLIC = (
     *("keras.dtype_policies",),
 )
 FUNCTION_MODULES = ("activations", "losses", "metrics", "initializers", "regularizers", "constraints")
-# They run Python, load files or other frameworks' modules.
+# Layers that run Python code, load files or wrap other frameworks' modules.
 DENIED = frozenset({"Lambda", "TFSMLayer", "TorchModuleWrapper", "JaxLayer", "FlaxLayer"})
 SPECIAL = frozenset({"__keras_tensor__", "__tensor__", "__numpy__", "__bytes__", "__slice__", "__ellipsis__"})
 
@@ -34,7 +34,7 @@ def check_policy(manifest: Manifest) -> None:
     """Refuse a config job that names anything outside of the allow-list.
 
     Raises:
-        PolicyRefused: names what was found and where.
+        PolicyRefused: the program names such an object; the message contains it and its place.
     """
     for key, entry in manifest.code_entries().items():
         if entry:

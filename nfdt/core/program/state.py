@@ -1,4 +1,4 @@
-"""Everything of a job that changes while it trains, as one safetensors file.
+"""The complete changing state of a job as one safetensors file.
 
 ========================  ==========================================================================
 name                      content
@@ -6,7 +6,7 @@ name                      content
 ``weights``               the trainable variables, flat, float32, in the order of the program's layout
 ``optimizer/<i>``         the i-th variable of the (inner) optimizer, in Keras' order
 ``untrained/<i>``         the i-th entry of the program's ``untrained``: statistics, seeds, counters
-``metrics``               what the metrics have counted, where the state is that of a known moment: bytes of
+``metrics``               state of the metrics, if the job's state belongs to a defined point in time: bytes of
                           :mod:`nfdt.core.training.metric_states`
 ========================  ==========================================================================
 """
@@ -33,7 +33,7 @@ GROUPS = ("optimizer", "untrained")
 
 @dataclass(frozen=True)
 class State:
-    """Weights, shape ``(P,)`` float32, the optimizer's and untrained variables by index, and what metrics counted."""
+    """Weights, shape ``(P,)`` float32, the optimizer's and untrained variables by index, and the metrics' state."""
 
     weights: npt.NDArray[np.float32]
     optimizer: dict[int, Array] = field(default_factory=dict)
@@ -42,14 +42,14 @@ class State:
 
 
 def dump_state(weights: Any, optimizer: Mapping[int, Any], untrained: Mapping[int, Any], metrics: bytes = b"") -> bytes:
-    """The state as safetensors; see the module's table."""
+    """Encode the state as safetensors; see the module's table."""
     return dump_arrays(_named(weights, optimizer, untrained, metrics))
 
 
 def dump_state_parts(
     weights: Any, optimizer: Mapping[int, Any], untrained: Mapping[int, Any], metrics: bytes = b""
 ) -> list[bytes | memoryview]:
-    """Return what :func:`dump_state` returns as parts that are not copied; see ``safetensors_io.dump_parts``."""
+    """Return the bytes of :func:`dump_state` as parts without copies; see ``safetensors_io.dump_parts``."""
     return dump_parts(_named(weights, optimizer, untrained, metrics))
 
 
@@ -66,7 +66,7 @@ def load_state(source: bytes | Path) -> State:
     """Inverse of :func:`dump_state`.
 
     Raises:
-        ProtocolError: not a state: no weights, weights that are not flat float32, or unknown names.
+        ProtocolError: the source is no state: it has no weights, weights other than flat float32, or unknown names.
     """
     named = load_arrays(source)
     weights = named.pop(WEIGHTS, None)

@@ -1,4 +1,4 @@
-"""From a program back to a compiled Keras model with its weights."""
+"""Conversion of a program to a compiled Keras model with its weights."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def unpack(manifest: Manifest, read: Callable[[str], bytes], *, allow_code: bool
     Args:
         manifest: The program, see :mod:`nfdt.core.program.pack`.
         read: Returns an artifact's bytes by its sha256.
-        allow_code: Whether a program may bring Python code of its own.
+        allow_code: Whether a program may contain Python code of its own.
 
     Returns:
         A ``keras.Model``.
 
     Raises:
-        PolicyRefused: the program needs code, or names what a program without code may not use.
-        VersionMismatch: its code was pickled by another Python.
-        ShapeMismatch: the model built here has other variables than the program says.
+        PolicyRefused: the program needs code, or names an object that is not allowed without code.
+        VersionMismatch: its code was pickled by another minor version of Python.
+        ShapeMismatch: the model built here has other variables than the program states.
         ProtocolError: the program is malformed.
     """
     code = load_code(manifest, read, allow_code=allow_code)
     safe_mode = not manifest.is_code
     if safe_mode:
         check_policy(manifest)
-    program = manifest.copied()  # Keras empties some of what it is given
+    program = manifest.copied()  # Keras empties some of its arguments
     _set_globals(program.settings)
     with keras.saving.custom_object_scope(code.objects), serialization_lib.ObjectSharingScope():
         model = serialization_lib.deserialize_keras_object(program.model, safe_mode=safe_mode)
@@ -66,7 +66,7 @@ def _set_globals(settings: Mapping[str, Any]) -> None:
 
 
 def _set_trainable(model: Any, program: Manifest) -> None:
-    """Freeze what is frozen in the user's model: outer layers first, since freezing reaches inwards."""
+    """Freeze what is frozen in the user's model: outer layers first, because freezing a layer freezes inner ones."""
     layers = flatten_layers(model)
     _require_equal("layers", len(program.trainable_layers), len(layers))
     for layer, flag in zip(layers, program.trainable_layers, strict=True):
@@ -89,7 +89,7 @@ def _load(model: Any, program: Manifest, state: State) -> None:
             variable.assign(state.untrained[index])
     for layer in flatten_layers(model):
         if isinstance(layer, keras.layers.Normalization):
-            layer.finalize_state()  # it computes with a copy of its variables
+            layer.finalize_state()  # the layer computes with a copy of its variables
     if 0 in state.optimizer and state.optimizer[0].shape == ():
         inner_optimizer(model).variables[0].assign(np.asarray(state.optimizer[0]))  # iterations, read by train_step
 

@@ -1,4 +1,4 @@
-"""Which rule each variable that is not trained follows when several workers have changed it."""
+"""Rules by which each untrained variable is merged when several workers have changed it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SEED_STATE = "seed_generator_state"
 
 
 def describe_untrained(model: Any) -> list[dict[str, Any]]:
-    """Path, shape, dtype and merge rule of each of ``model.non_trainable_variables``, in that order.
+    """Return path, shape, dtype and merge rule of each of ``model.non_trainable_variables``, in that order.
 
     The rules are those of :mod:`nfdt.core.training.merge`: BatchNorm's moving statistics are composed, seeds stay with
     their worker, integers take the maximum, all other floats the mean.
@@ -41,5 +41,5 @@ def _moving_statistics(model: Any) -> dict[int, float]:
 
 
 def values_of(variables: Any) -> list[np.ndarray[Any, Any]]:
-    """The variables' values as NumPy arrays."""
+    """Return the variables' values as NumPy arrays."""
     return [np.asarray(variable.numpy()) for variable in variables]

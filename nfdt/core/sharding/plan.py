@@ -23,13 +23,13 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class OptimizerSlot:
-    """One variable of the whole optimizer that this shard holds a part of.
+    """One variable of the whole optimizer of which this shard holds a part.
 
     Attributes:
-        index: Its place in the whole optimizer's variables.
-        variable: The variable of *this shard* it belongs to, or ``GLOBAL`` (iterations, learning rate).
+        index: Index in the whole optimizer's variables.
+        variable: Variable of *this shard* that it belongs to, or ``GLOBAL`` (iterations, learning rate).
         shape: Shape of the part that this shard holds.
-        start: Offset of that part, in elements; None if it is all of the variable.
+        start: Offset of that part, in elements; None if it is the whole variable.
     """
 
     index: int
@@ -44,9 +44,9 @@ class ShardPlan:
 
     Attributes:
         layout: The shard's variables, laid out from 0.
-        start: Where the shard begins in the model's flat vector, in elements.
-        model_size: Elements of that vector.
-        flat: One flat variable is enough: the optimizer treats every element alike.
+        start: Start of the shard in the model's flat vector, in elements.
+        model_size: Number of elements of that vector.
+        flat: Whether one flat variable is enough, because the optimizer treats every element alike.
         constraints: Per variable the constraint's configuration, or None.
         decay: Per variable, whether weight decay applies.
         slots: The optimizer's variables; None when they cannot be attributed (then there is one shard only).
@@ -61,10 +61,10 @@ class ShardPlan:
     slots: tuple[OptimizerSlot, ...] | None
 
     def own(self, weights: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The shard's part of weights of the whole model, or weights that are the shard's already.
+        """Return the shard's part of weights of the whole model; weights of the shard's size are returned unchanged.
 
         Raises:
-            ShapeMismatch: they are of neither size.
+            ShapeMismatch: the weights have neither size.
         """
         size = self.layout.size
         if weights.size == size:
@@ -76,15 +76,15 @@ class ShardPlan:
         return weights[self.start : self.start + size]
 
     def bindings(self, variables: int) -> list[tuple[OptimizerSlot, ...]]:
-        """For each of the shard's own optimizer variables, in order, the whole optimizer's variables it is made of.
+        """Return for each of the shard's optimizer variables, in order, its parts: the whole optimizer's variables.
 
         A flat optimizer's k-th slot is the concatenation of the k-th slot of every variable.
 
         Args:
-            variables: How many variables the shard's optimizer has.
+            variables: Number of variables of the shard's optimizer.
 
         Raises:
-            UsageError: the shard's optimizer has other variables than the program says.
+            UsageError: the shard's optimizer has other variables than the program states.
         """
         if self.slots is None:
             return [(OptimizerSlot(index, GLOBAL, ()),) for index in range(variables)]
@@ -112,8 +112,8 @@ def _merge_slots(slots: Sequence[OptimizerSlot]) -> list[tuple[OptimizerSlot, ..
 def why_uncuttable(manifest: Manifest) -> Literal["global norm", "unattributed"] | None:
     """Return why a program needs a single shard; None if several shards may hold its optimizer.
 
-    ``global norm``: the optimizer clips by a norm over all variables. ``unattributed``: it is not known which
-    trainable variable each of its variables belongs to.
+    ``global norm``: the optimizer clips by a norm over all variables. ``unattributed``: its variables cannot be
+    attributed to trainable variables.
     """
     if manifest.optimizer_options.get("global_clipnorm"):
         return "global norm"
@@ -121,7 +121,7 @@ def why_uncuttable(manifest: Manifest) -> Literal["global norm", "unattributed"]
 
 
 def count_shards(manifest: Manifest, shards: int) -> int:
-    """Return the number of shards that a program is cut into when ``shards`` are asked for.
+    """Return the number of shards that a program is cut into when ``shards`` are requested.
 
     Raises:
         UsageError: the optimizer cannot be cut (``global_clipnorm``, variables that cannot be attributed).
@@ -142,7 +142,7 @@ def _is_flat(manifest: Manifest, constraints: Sequence[Any], decay: Sequence[boo
 
 
 def make_plan(manifest: Manifest, index: int, shards: int) -> ShardPlan:
-    """Shard ``index`` of ``shards`` of a program.
+    """Return the plan of shard ``index`` of ``shards`` of a program.
 
     Raises:
         UsageError: the optimizer cannot be cut, or there is no such shard (see :func:`count_shards`).
@@ -187,10 +187,10 @@ def _own_slots(manifest: Manifest, run: Run) -> tuple[OptimizerSlot, ...] | None
 
 
 def sparse_tables(manifest: Manifest, algorithm: AlgorithmSpec, shards: int) -> tuple[int, ...]:
-    """The variables, by index, whose gradients travel by rows and whose untouched rows stay as they are.
+    """Return the variables, by index, whose gradients are sent as rows and whose untouched rows do not change.
 
-    Only where that is exactly what Keras does: SGD without momentum, and nothing that moves or measures whole
-    variables. And only where pushes are applied as they are, as they come or in rounds: not merged, or encoded.
+    Only where Keras computes exactly the same: SGD without momentum, without options that change or measure whole
+    variables. And only where pushes are applied unmodified, on arrival or in rounds: neither merged nor encoded.
     """
     options, layout = manifest.optimizer_options, manifest.layout
     plain = manifest.optimizer_class == "SGD" and layout.divisible

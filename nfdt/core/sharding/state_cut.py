@@ -1,4 +1,4 @@
-"""A job's state, cut for its shards and put together again. Pure: no Keras, no network."""
+"""Division of a job's state among its shards, and its reassembly. Pure: no Keras, no network."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ StatePart = tuple[Array, dict[int, Array]]
 
 
 class StateCut:
-    """Which part of a state lies where.
+    """Division of a state into one part per shard.
 
     Args:
-        layout: All trainable variables.
-        shards: How many there are.
+        layout: Layout of all trainable variables.
+        shards: Number of shards.
         owners: See :attr:`nfdt.core.program.manifest.Manifest.optimizer_owners`.
     """
 
@@ -28,7 +28,7 @@ class StateCut:
         self._runs = layout.cut(shards)
 
     def size(self, index: int) -> int:
-        """Weights of this shard."""
+        """Return the number of weights of this shard."""
         return self._runs[index].size
 
     def check(self, state: State) -> None:
@@ -37,14 +37,14 @@ class StateCut:
             raise ShapeMismatch(f"State: expected {self._layout.size} weights. Received: {state.weights.size}.")
 
     def own(self, state: State, index: int) -> StatePart:
-        """Return a shard's part: its weights, the whole optimizer variables of its own variables, and those of none."""
+        """Return a shard's part: its weights, its variables' whole optimizer variables, and those without owner."""
         own = {-1, *(piece.variable for piece in self._runs[index].pieces)}
         owners = self._owners or [-1] * (max(state.optimizer, default=-1) + 1)
         optimizer = {i: array for i, array in state.optimizer.items() if i < len(owners) and owners[i] in own}
         return state.weights[self._runs[index].elements], optimizer
 
     def joined(self, parts: Sequence[StatePart]) -> State:
-        """The whole state from those of all shards, in order; variables of none lie on all of them."""
+        """Return the whole state from the parts of all shards, in order; each part has the variables without owner."""
         flat = [weights.reshape(-1) for weights, _ in parts]
         weights = (flat[0] if len(flat) == 1 else np.concatenate(flat)).astype(np.float32, copy=False)
         found: dict[int, list[Array]] = {}

@@ -1,4 +1,4 @@
-"""Training algorithm: one choice on every axis of the preset table, and the numbers its parts take."""
+"""Training algorithm: one choice on every axis of the preset table, and the numeric options of its parts."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ _DELTA = ReadWith(topology=("groups",), outer=("delta",))
 
 
 def _topology_in(info: Any) -> TopologyFacts:
-    """Properties of the topology that was validated before; those of flat workers where it is unknown."""
+    """Return the properties of the topology, which is validated first; those of flat workers where it is unknown."""
     return TOPOLOGY_FACTS.get(info.data.get("topology"), TopologyFacts())
 
 
 def _consistency_of(name: str | None) -> ConsistencyFacts:
-    """Properties of the consistency policy; those of free workers where it is unknown."""
+    """Return the properties of the consistency policy; those of free workers where it is unknown."""
     return CONSISTENCY_FACTS.get(name or "", ConsistencyFacts())
 
 
 def _codec_of(name: str | None) -> CodecFacts:
-    """Properties of the codec; those of one that encodes where it is unknown or not given."""
+    """Return the properties of the codec; those of an encoding codec where it is unknown or not given."""
     return CODEC_FACTS.get(name or "", CodecFacts())
 
 
@@ -61,7 +61,7 @@ def _one_of(axis: str, value: str) -> str:
 
 
 class AlgorithmSpec(BaseModel):
-    """One choice on every axis, plus the numbers the parts take. Build it with ``resolve_algorithm``."""
+    """One choice on every axis, plus the numeric options of the parts. Build it with ``resolve_algorithm``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -140,7 +140,7 @@ class AlgorithmSpec(BaseModel):
 
     @property
     def encodes_replies(self) -> bool:
-        """Whether workers may be sent differences of weights in a codec."""
+        """Whether replies may contain encoded weight deltas."""
         return CODEC_FACTS[self.codec_of_replies].encodes
 
     @property

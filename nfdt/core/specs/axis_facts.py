@@ -1,6 +1,6 @@
-"""Properties of the members of the axes that rooms without access to the policies need: one line per member.
+"""Properties of the choices on each axis, for packages without access to the policies: one line per choice.
 
-The policies of ``nfdt.consistency`` and ``nfdt.schedulers`` read these tables too: each property is written once.
+The policies of ``nfdt.consistency`` and ``nfdt.schedulers`` read these tables too: each property is defined once.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ class ConsistencyFacts:
     """Properties of a consistency policy.
 
     Attributes:
-        synchronous: Workers train in rounds: an update is made of one part from each.
-        merges: Gradients are averaged on arrival, without rounds.
-        bounded: Fast workers wait for slow ones.
-        waiters_alike: Either every waiting worker may go on, or none may.
-        rows_allowed: Gradients of embeddings may travel as rows, because every push is applied as it is.
+        synchronous: Whether workers train in rounds; an update consists of one part from each.
+        merges: Whether gradients are averaged on arrival, without rounds.
+        bounded: Whether fast workers wait for slow ones.
+        waiters_alike: Whether all waiting workers may continue at the same time, or none.
+        rows_allowed: Whether gradients of embeddings may be sent as rows, because every push is applied unmodified.
     """
 
     synchronous: bool = False
@@ -37,13 +37,13 @@ class BatchFacts:
     """Properties of a batch policy.
 
     Attributes:
-        follows_speed: Local batches grow and shrink with the speed of their workers.
+        follows_speed: Whether local batches grow and shrink with the speed of their workers.
     """
 
     follows_speed: bool = False
 
     def rate_of(self, share: float) -> float:
-        """Factor of the learning rate for a gradient of ``share`` times the reference batch."""
+        """Return the factor of the learning rate for a gradient of ``share`` times the reference batch."""
         return share if self.follows_speed else 1.0
 
 
@@ -52,8 +52,8 @@ class TopologyFacts:
     """Properties of a topology.
 
     Attributes:
-        allreduce: All workers are ranks of one world, which averages gradients; nothing is pushed to shards.
-        grouped: Workers form several worlds, each of which pushes as one worker.
+        allreduce: Whether all workers are ranks of one world, which averages gradients without pushes to shards.
+        grouped: Whether workers form several worlds, each of which pushes as one worker.
     """
 
     allreduce: bool = False
@@ -70,9 +70,9 @@ class CodecFacts:
     """Properties of a codec.
 
     Attributes:
-        encodes: Values travel in another form than float32.
-        adaptive: It stands for a choice among the others, made for each direction while the job runs.
-        reply: Codec of the replies where none is named; None: the same.
+        encodes: Whether values are sent in another form than float32.
+        adaptive: Whether one of the other codecs is chosen for each direction while the job runs.
+        reply: Default codec of the replies; None: the same codec.
     """
 
     encodes: bool = True
@@ -85,7 +85,7 @@ class RuleFacts:
     """Properties of an update rule.
 
     Attributes:
-        modelled: The planner's cost model describes how many more samples the rule needs for a delay.
+        modelled: Whether the planner's cost model describes how many more samples the rule needs under a delay.
     """
 
     modelled: bool = False

@@ -1,4 +1,4 @@
-"""Unequal machines and slow networks on one machine: options, and what they come to."""
+"""Emulation of unequal machines and slow networks on one machine: options, and the resulting times and links."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 class Emulation(BaseModel):
     """Make one machine behave like several unequal ones. Empty: no emulation.
 
-    A list has one value, which is for every worker, or one for each; what is beyond the workers that a job begins with
-    is for those that join later.
+    A list has one value, which applies to every worker, or one value per worker. Values beyond the initial number of
+    workers apply to those that join later.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -36,11 +36,11 @@ class Emulation(BaseModel):
         return (value,) if isinstance(value, (int, float, str)) else value
 
     def link_of(self, worker: int) -> tuple[float | None, float]:
-        """Bandwidth in Mbit/s (None: not limited) and latency in ms of worker number ``worker``'s link."""
+        """Return bandwidth in Mbit/s (None: not limited) and latency in ms of the link of worker number ``worker``."""
         return _of(worker, self.bandwidth_mbit), _of(worker, self.latency_ms) or 0.0
 
     def check_counts(self, workers: int) -> None:
-        """Raise ValueError for a list that has neither one value nor one for each worker."""
+        """Raise ValueError for a list that has neither one value nor one per worker."""
         for name, values in self.model_dump(include={"slowdown", "step_ms", "bandwidth_mbit", "latency_ms"}).items():
             if 1 < len(values) < workers:
                 raise ValueError(
@@ -49,16 +49,16 @@ class Emulation(BaseModel):
                 )
 
     def kills(self, worker: int) -> bool:
-        """Whether worker number ``worker`` is to be killed at some step."""
+        """Return whether worker number ``worker`` is to be killed at some step."""
         return self.fail is not None and any(int(one.partition("@")[0]) == worker for one in self.fail.split(","))
 
     def step_s(self, worker: int, measured_s: float, batch_share: float) -> float:
-        """Return the emulated duration of a step of this worker, in seconds; never less than it took.
+        """Return the emulated duration of a step of this worker, in seconds; never less than the measured one.
 
         Args:
-            worker: Its number; beyond the length of a list nothing is emulated.
-            measured_s: What the gradient really took.
-            batch_share: The batch's size over the one that ``step_ms`` is meant for.
+            worker: Number of the worker; beyond the length of a list nothing is emulated.
+            measured_s: Measured duration of the gradient, in seconds.
+            batch_share: Ratio of the batch's size to the size that ``step_ms`` refers to.
         """
         wanted = measured_s
         if (slowdown := _of(worker, self.slowdown)) is not None:

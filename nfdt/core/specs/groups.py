@@ -1,4 +1,4 @@
-"""The option ``groups``: which workers train together, written out."""
+"""The option ``groups``: text form of the workers that train together."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ GroupMembers = tuple[tuple[int, ...], ...]
 
 
 def explicit_groups(text: str, workers: int) -> GroupMembers | None:
-    """The members of each group; None where they are to be found by speed.
+    """Return the members of each group, or None where speeds determine them.
 
     Args:
         text: ``auto``; a number of groups; or their members: ``0,1;2,3``.
-        workers: How many workers there are.
+        workers: Number of workers.
 
     Raises:
-        UsageError: more groups than workers, or members that are not each worker once.
+        UsageError: there are more groups than workers, or the members are not each worker exactly once.
     """
     if text == "auto":
         return None
@@ -35,5 +35,5 @@ def explicit_groups(text: str, workers: int) -> GroupMembers | None:
 
 
 def wanted_groups(text: str) -> int | None:
-    """Return the number of groups that is asked for; None: as many as speeds suggest."""
+    """Return the requested number of groups; None: determined by speeds."""
     return int(text) if text.isdigit() else None

@@ -9,12 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nfdt.core.specs.read_with import ReadWith
 
-CODECS = ("identity", "fp16", "bf16")  # how the gradients of a ring may travel
-NEWS = "ring news: "  # begins what a ring writes to its log for the events of its job
+CODECS = ("identity", "fp16", "bf16")  # codecs of the gradients in an allreduce ring
+NEWS = "ring news: "  # prefix of the log lines of ranks that become events of their job
 MOST_COOLDOWN_S = 600
-GLOO_TIMEOUT_S = 60  # how long ranks wait for one that is being started, and for a host that is silent
+GLOO_TIMEOUT_S = 60  # limit of the ranks' wait for a rank that is starting, and for an unresponsive host
 PATH = r"^[^-]"  # never an option of a launcher
-ANY_WORLD = ReadWith(topology=("ring", "groups"))  # of Horovod
+ANY_WORLD = ReadWith(topology=("ring", "groups"))  # topologies with Horovod
 LATER_WORLDS = ReadWith(plan=("topology",))
 RING = ReadWith(topology=("ring",))
 ELASTIC = ReadWith(topology=("ring",), elastic=(True,))
@@ -57,7 +57,7 @@ class RingTuning(BaseModel):
         return self
 
     def variables(self) -> dict[str, str]:
-        """Horovod's environment variables that say the same."""
+        """Return the equivalent environment variables of Horovod."""
         fusion_mb = self.fusion_threshold_mb
         values = {
             "HOROVOD_FUSION_THRESHOLD": None if fusion_mb is None else fusion_mb * 2**20,
@@ -71,7 +71,7 @@ class RingTuning(BaseModel):
         return {name: str(value) for name, value in values.items() if value is not None}
 
     def tuning_flags(self) -> list[str]:
-        """``horovodrun``'s arguments that say the same."""
+        """Return the equivalent arguments of ``horovodrun``."""
         values = {
             "--fusion-threshold-mb": self.fusion_threshold_mb,
             "--cycle-time-ms": self.cycle_time_ms,
@@ -85,7 +85,7 @@ class RingTuning(BaseModel):
 
 
 class RingElastic(BaseModel):
-    """Whether ranks may come and go while a job trains, and between how many."""
+    """Elastic membership: whether ranks may join and leave while a job trains, and the limits of their number."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -121,11 +121,11 @@ class RingElastic(BaseModel):
 
     @property
     def elastic(self) -> bool:
-        """Whether ranks may come and go."""
+        """Whether ranks may join and leave."""
         return (self.min_workers or self.max_workers or self.host_discovery_script) is not None
 
     def elastic_flags(self) -> list[str]:
-        """``horovodrun``'s arguments that say the same, but for where ranks run."""
+        """Return the equivalent arguments of ``horovodrun``, except the placement of ranks."""
         values = {
             "--min-np": self.min_workers,
             "--max-np": self.max_workers,

@@ -51,7 +51,7 @@ class ClusterSpec(RingTuning, RingElastic):
 
 
 class FitSpec(_Spec):
-    """The arguments of ``fit`` that decide what is trained, in Keras' meaning."""
+    """The arguments of ``fit`` that determine the training, with Keras' meaning."""
 
     epochs: int = Field(ge=0)
     initial_epoch: int = Field(0, ge=0)
@@ -65,7 +65,7 @@ class FitSpec(_Spec):
 
 
 class DataSpec(_Spec):
-    """Where samples come from: arrays in the artifact store, or batches fed by the client.
+    """Source of the samples: arrays in the artifact store, or batches streamed by the client.
 
     ``structure`` is the pytree of (x, y, sample_weight) as JSON: lists, dicts, nulls and, in place of
     each array, its index in ``arrays``; see :mod:`nfdt.core.training.data`.
@@ -79,7 +79,7 @@ class DataSpec(_Spec):
 
 
 def check_batch_bounds(algorithm: AlgorithmSpec, batch_size: int) -> None:
-    """Raise UsageError unless batches of ``batch_size`` per worker can be kept within the bounds of ``dbs``."""
+    """Raise UsageError unless batches with the mean ``batch_size`` fit into the bounds of ``dbs``."""
     least, most, unit = algorithm.batch_min, algorithm.batch_max, algorithm.batch_multiple
     if not least <= batch_size <= (most or batch_size):
         raise UsageError(
@@ -94,7 +94,7 @@ def check_batch_bounds(algorithm: AlgorithmSpec, batch_size: int) -> None:
 
 
 class JobSpec(_Spec):
-    """Everything a job server needs to train; arrays and program are artifacts named by their sha256."""
+    """Everything that a job server needs to train; arrays and program are artifacts named by their sha256."""
 
     name: str = Field("job", max_length=200)
     program: str = Field(pattern=r"^[0-9a-f]{64}$", description="artifact of the program's JSON")
@@ -105,7 +105,7 @@ class JobSpec(_Spec):
     fit: FitSpec
     train: DataSpec
     validation: DataSpec | None = None
-    # Interactive (a client runs callbacks) or detached; the stored field keeps its first name.
+    # Interactive (a client runs callbacks) or detached; stored specifications keep the old field name.
     attended: bool = Field(True, description="a client runs the callbacks at each epoch's end")
     versions: dict[str, str] = Field(default_factory=dict, description="python, keras, tensorflow of the client")
     step_timeout_s: float = Field(600.0, gt=0, description="a worker silent this long is given up")
@@ -113,7 +113,7 @@ class JobSpec(_Spec):
 
     @property
     def heartbeat_s(self) -> float:
-        """Interval of a busy worker's heartbeats, in seconds; well below the time after which it is given up."""
+        """Interval of a busy worker's heartbeats, in seconds; well below ``step_timeout_s``."""
         return self.step_timeout_s / 4
 
     @field_validator("cluster")
@@ -131,13 +131,13 @@ class JobSpec(_Spec):
         return fit
 
     def batch_share(self, samples: int) -> float:
-        """Return the ratio of this many samples to a full local batch; a batch that the client feeds is always full."""
+        """Return the ratio of this many samples to a full local batch; a streamed batch is always full."""
         return samples / self.fit.batch_size if self.train.kind == "arrays" else 1.0
 
     def rate_of(self, samples: int) -> float:
         """Return the factor of the learning rate for a gradient of this many samples.
 
-        With ``dbs`` every sample weighs the same: b / b0, which is M * b_i / sum(b) as the sizes sum up to M * b0.
+        With ``dbs`` every sample has the same weight: b / b0, which is M * b_i / sum(b) as the sizes sum up to M * b0.
         """
         return self.algorithm.batch_facts.rate_of(self.batch_share(samples))
 
@@ -159,7 +159,7 @@ def _explain(error: ValidationError, received: Mapping[str, Any]) -> str:
 
 
 def similar(name: str, valid: Iterable[str]) -> str:
-    """`` Did you mean 'x'?`` where a valid name is like this one, else nothing."""
+    """Return `` Did you mean 'x'?`` if a valid name is similar to this one, else ""."""
     close = difflib.get_close_matches(name, list(valid), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
 
@@ -174,10 +174,10 @@ def check_names(options: Mapping[str, Any], valid: Sequence[str] = OVERRIDES) ->
 
 
 def resolve_algorithm(name: str | None = None, **overrides: Any) -> AlgorithmSpec:
-    """The preset ``name`` (default ``ddc-asgd``) with some axes or numbers overridden.
+    """Return the preset ``name`` (default ``ddc-asgd``) with some axes or numbers overridden.
 
     Raises:
-        UsageError: unknown preset, unknown option or bad value; the message names the valid ones.
+        UsageError: unknown preset, unknown option or invalid value; the message names the valid ones.
     """
     name = name or DEFAULT_PRESET
     if name not in PRESETS:
@@ -191,9 +191,9 @@ def resolve_algorithm(name: str | None = None, **overrides: Any) -> AlgorithmSpe
 
 
 def find_idle(algorithm: AlgorithmSpec, cluster: ClusterSpec, given: Iterable[str]) -> dict[str, str]:
-    """Which of the given options have no effect with this algorithm, and why.
+    """Return those given options that have no effect with this algorithm, with the reason for each.
 
-    A part that is what the preset has anyway says nothing new, and nothing wrong.
+    A part that equals the preset's own choice is redundant but correct, and is left out.
     """
     chosen = {**cluster.model_dump(), "elastic": cluster.elastic, **algorithm.model_dump()}
     own = resolve_algorithm(algorithm.name).model_dump()
@@ -211,10 +211,10 @@ def find_idle(algorithm: AlgorithmSpec, cluster: ClusterSpec, given: Iterable[st
 
 
 def resolve_cluster(**options: Any) -> ClusterSpec:
-    """A ClusterSpec from ``workers``, ``shards``, how ranks are launched, and ``emulate`` (a mapping).
+    """Return a ClusterSpec from ``workers``, ``shards``, the launch options of ranks, and ``emulate`` (a mapping).
 
     Raises:
-        UsageError: unknown option or bad value.
+        UsageError: unknown option or invalid value.
     """
     check_names(options, (*CLUSTER_OPTIONS, "emulate"))
     given = {k: v for k, v in options.items() if v is not None}
@@ -225,10 +225,10 @@ def resolve_cluster(**options: Any) -> ClusterSpec:
 
 
 def parse_job(text: str | bytes) -> JobSpec:
-    """A JobSpec from JSON that came over the network.
+    """Return a JobSpec from JSON that came over the network.
 
     Raises:
-        UsageError: not JSON, unknown fields or values out of range.
+        UsageError: the text is not JSON, has unknown fields or values out of range.
     """
     try:
         return JobSpec.model_validate_json(text)

@@ -1,4 +1,4 @@
-"""Which options have an effect: each says, where it is declared, with which choices of others it is read."""
+"""Effect of options: each declares the choices of other options with which it is read."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 
 class ReadWith:
-    """Metadata of an option: it is read where each of these options has one of these values.
+    """Metadata of an option: the option is read if each of these other options has one of these values.
 
-    An option that declares several is read where any of them holds; one that declares none is always read.
+    An option that declares several conditions is read if any of them holds; without a condition it is always read.
 
     Args:
-        **choices: Values by the name of the option.
+        **choices: Allowed values by the name of the other option.
     """
 
     def __init__(self, **choices: tuple[Any, ...]) -> None:
         self.choices = choices
 
     def holds(self, chosen: Mapping[str, Any]) -> bool:
-        """Whether the option is read with these values of all others."""
+        """Return whether the option is read with these values of all options."""
         return all(chosen[name] in values for name, values in self.choices.items())
 
     def __str__(self) -> str:
@@ -27,10 +27,10 @@ class ReadWith:
 
 
 def why_idle(metadata: Sequence[Any], chosen: Mapping[str, Any]) -> str | None:
-    """Why an option has no effect: what was expected and received; None where it has one.
+    """Return why an option has no effect (expected and received values), or None if it has one.
 
     Args:
-        metadata: Of the option's declaration.
+        metadata: Metadata of the option's declaration.
         chosen: The values of all options.
     """
     wanted = [item for item in metadata if isinstance(item, ReadWith)]

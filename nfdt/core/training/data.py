@@ -41,7 +41,7 @@ def write_npy(file: BinaryIO, array: Any) -> None:
 
 
 def encode_npy(array: Any) -> bytes:
-    """One array as the bytes of an ``.npy`` file."""
+    """Return one array as the bytes of an ``.npy`` file."""
     buffer = io.BytesIO()
     write_npy(buffer, array)
     return buffer.getvalue()
@@ -51,7 +51,7 @@ def decode_npy(data: bytes) -> Array:
     """Inverse of :func:`encode_npy`; a read-only view of ``data``.
 
     Raises:
-        ProtocolError: not ``.npy``, an object dtype, or a size that differs from the header.
+        ProtocolError: the data is not ``.npy``, has an object dtype, or its size differs from the header.
     """
     file = io.BytesIO(data)
     try:
@@ -65,12 +65,12 @@ def decode_npy(data: bytes) -> Array:
 
 
 def open_npy(path: Path) -> Array:
-    """An ``.npy`` file as a memory-mapped, read-only array; never unpickles."""
+    """Open an ``.npy`` file as a memory-mapped, read-only array; never unpickles."""
     return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
 def encode_batch(nest: Any) -> bytes:
-    """A nest of arrays as one message: length of the header, JSON header, the arrays' memory, each aligned."""
+    """Encode a pytree of arrays as one message: length of the header, JSON header, the arrays' memory, each aligned."""
     structure, arrays = flatten_structure(nest)
     described = [[array.dtype.str, list(array.shape)] for array in arrays]
     header = json.dumps({"structure": structure, "arrays": described}, separators=(",", ":")).encode()
@@ -86,7 +86,7 @@ def decode_batch(data: bytes | memoryview) -> Any:
     """Inverse of :func:`encode_batch`; the arrays are read-only views of ``data``.
 
     Raises:
-        ProtocolError: malformed, truncated, or with bytes left over.
+        ProtocolError: the message is malformed, truncated, or has surplus bytes.
     """
     view = memoryview(data)
     start = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES], "little")
@@ -121,10 +121,10 @@ def _view(memory: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> A
 
 
 def count_rows(arrays: Sequence[Array]) -> int:
-    """The number of samples all arrays agree on.
+    """Return the number of rows (samples) that all arrays have in common.
 
     Raises:
-        UsageError: no arrays, scalars among them, or different numbers of rows.
+        UsageError: there are no arrays, some are scalars, or the numbers of rows differ.
     """
     rows = sorted({array.shape[0] if array.ndim else -1 for array in arrays})
     if len(rows) != 1 or rows[0] < 0:
@@ -134,11 +134,11 @@ def count_rows(arrays: Sequence[Array]) -> int:
 
 
 class ArraySource:
-    """Rows of a nest of arrays.
+    """Rows of a pytree of arrays.
 
     Args:
-        structure: The nest, see :mod:`nfdt.core.arrays.pytree`.
-        arrays: Arrays of the nest, usually memory-mapped; read only.
+        structure: Structure of the pytree, see :mod:`nfdt.core.arrays.pytree`.
+        arrays: Arrays of the pytree, usually memory-mapped; read only.
 
     Raises:
         UsageError: the arrays differ in their number of rows.
@@ -151,7 +151,7 @@ class ArraySource:
         rebuild(structure, self._arrays)
 
     def batch(self, rows: slice | npt.NDArray[np.int64]) -> Any:
-        """The nest of these rows: views where they are consecutive, else one gather per array."""
+        """Return the pytree of these rows: views where they are consecutive, else one gather per array."""
         if not isinstance(rows, slice):
             rows = _as_slice(np.asarray(rows, np.int64))
         if isinstance(rows, slice):

@@ -1,7 +1,7 @@
-"""Traced functions, called without what ``tf.function`` does at every call beside running the graph.
+"""Calls of traced functions without the overhead that ``tf.function`` adds to each run of the graph.
 
-Looking the graph up by its arguments, and binding and checking these, take as long as a small model's step: 0.2 to
-0.3 ms. Here the graph is looked up by the shapes of the batch, or is the only one, and gets its tensors as a list.
+``tf.function`` looks the graph up by its arguments, binds and checks them. This takes as long as a small model's step:
+0.2 to 0.3 ms. Here the graph is looked up by the shapes of the batch, or is the only one, and gets a list of tensors.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ import tensorflow as tf
 
 
 class Graph:
-    """One graph, made for tensors of certain shapes and types.
+    """One graph, traced for tensors of certain shapes and types.
 
     Args:
-        concrete: What ``get_concrete_function`` returned for a function of tensors, none of them nested.
+        concrete: Result of ``get_concrete_function`` for a function of tensors, none of them nested.
     """
 
     def __init__(self, concrete: Any) -> None:
-        self._concrete = concrete  # it is dropped with the last reference
+        self._concrete = concrete  # keeps the graph alive
         self._captured = list(concrete.captured_inputs)
         self._call: Callable[[list[Any]], Any] = concrete.inference_fn.call_preflattened
 
     def __call__(self, tensors: Sequence[Any]) -> Any:
-        """Run it. The tensors must be of the right shapes and types, and no gradient tape may watch."""
+        """Run the graph. The tensors must have its shapes and types, and no gradient tape may be active."""
         return self._call([*tensors, *self._captured])
 
 
 def of_leaves(function: Callable[..., Any], arguments: Any) -> Callable[..., Any]:
-    """``function`` of nests like ``arguments`` as a function of their leaves, without those that are None."""
+    """Convert ``function`` of pytrees like ``arguments`` to a function of their leaves, except those that are None."""
     places = tf.nest.map_structure(lambda leaf: leaf is not None, arguments)
 
     def flat(*leaves: Any) -> Any:
@@ -43,13 +43,13 @@ def of_leaves(function: Callable[..., Any], arguments: Any) -> Callable[..., Any
 
 
 def leaves_of(nest: Any) -> list[Any]:
-    """The leaves of a nest, without those that are None."""
+    """Return the leaves of a pytree, except those that are None."""
     return [leaf for leaf in tf.nest.flatten(nest) if leaf is not None]
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A batch: the nest it came as, its leaves as tensors (copied where that was needed), its structure and shapes."""
+    """A batch: the original pytree, its leaves as tensors (copied where needed), and its structure and shapes."""
 
     nest: Any
     tensors: list[Any]
@@ -57,13 +57,13 @@ class Prepared:
 
 
 class DirectCall:
-    """A function of weights, a batch (a nest of arrays) and 0-d tensors; remembers which graph belongs to which shapes.
+    """A function of weights, a batch (a pytree of arrays) and 0-d tensors, with one cached graph per batch shape.
 
-    The first call with some shapes goes through ``tf.function``, which traces when it must.
+    The first call with new shapes goes through ``tf.function``, which traces if necessary.
 
     Args:
-        function: What to call; ``weights`` is always of one shape.
-        wrap: Makes a ``tf.function`` of a function of tensors; None: it is called as it is, eagerly.
+        function: The function to call; ``weights`` always has the same shape.
+        wrap: Makes a ``tf.function`` of a function of tensors; None: the function is called eagerly.
     """
 
     def __init__(self, function: Callable[..., Any], wrap: Callable[[Callable[..., Any]], Any] | None) -> None:
@@ -74,16 +74,16 @@ class DirectCall:
 
     @property
     def traces(self) -> int:
-        """Number of traces of the function; 0 if it runs eagerly."""
+        """Number of traces of the function; 0 when it runs eagerly."""
         return sum(int(traced.experimental_get_tracing_count()) for traced in self._traced.values())
 
     @staticmethod
     def prepare(batch: Any) -> Prepared:
-        """A nest of arrays, to be used in a call later."""
+        """Prepare a pytree of arrays for a later call."""
         return Prepared(batch, [tf.convert_to_tensor(leaf) for leaf in leaves_of(batch)], _shapes(batch))
 
     def __call__(self, weights: Any, batch: Prepared, *scalars: Any) -> Any:
-        """Call it; ``scalars`` are tensors of the same types every time."""
+        """Call the function; ``scalars`` are tensors of the same types in every call."""
         tensors = [tf.convert_to_tensor(weights), *batch.tensors, *scalars]
         graph = self._graphs.get(batch.shapes)
         if graph is not None and not tf.config.functions_run_eagerly():
@@ -101,7 +101,7 @@ class DirectCall:
 
 
 def as_tensors(batch: Any) -> Any:
-    """The nest with tensors at its leaves."""
+    """Return the pytree with tensors at its leaves."""
     return tf.nest.map_structure(lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), batch)
 
 
@@ -112,7 +112,7 @@ class _Leaf:
 
 
 def _shapes(nest: Any) -> Hashable:
-    """The nest with a ``_Leaf`` in the place of every array."""
+    """Return the pytree as nested tuples with a ``_Leaf`` in place of every array."""
     if nest is None:
         return None
     if isinstance(nest, dict):
@@ -124,7 +124,7 @@ def _shapes(nest: Any) -> Hashable:
 
 
 def _structure(shapes: Any) -> Hashable:
-    """The same for all nests of one structure."""
+    """Return a key that is equal for all pytrees of one structure."""
     if isinstance(shapes, _Leaf):
         return _Leaf(None, None)
     return tuple(map(_structure, shapes)) if isinstance(shapes, tuple) else shapes

@@ -10,7 +10,7 @@ from nfdt.core.training.gradient_step import direct_call, step_logs
 
 
 class EvaluateStep:
-    """One evaluation step of a model, traced once per batch signature; the metrics of the model move as in Keras.
+    """One evaluation step of a model, traced once per batch signature; it updates the model's metrics as in Keras.
 
     Args:
         model: A compiled, built model.
@@ -27,10 +27,10 @@ class EvaluateStep:
 
         Args:
             weights: Flat weights, shape ``(P,)``, float32; copied.
-            batch: What ``test_step`` takes.
+            batch: Argument of ``test_step``.
 
         Returns:
-            What ``test_step`` returned: name -> 0-d float32 tensor, or an array.
+            Logs that ``test_step`` returned: name -> 0-d float32 tensor, or an array.
         """
         return dict(self._run(weights, self._run.prepare(batch)))
 

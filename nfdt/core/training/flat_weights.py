@@ -1,4 +1,4 @@
-"""A flat weight vector into a model's trainable variables, inside a traced function."""
+"""Assignment of a flat weight vector to a model's trainable variables, inside a traced function."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ class WeightSetter:
         """Assign ``weights``, shape ``(P,)``, float32."""
         weights = tf.ensure_shape(weights, [self._layout.size])
         for variable, slot in zip(self._variables, self._layout.slots, strict=True):
-            # One slice and one assignment each, all of them nodes of the step's graph.
+            # One slice and one assignment per variable, all of them nodes of the step's graph.
             part = tf.reshape(weights[slot.start : slot.stop], slot.shape)
             variable.value.assign(tf.cast(part, variable.value.dtype))

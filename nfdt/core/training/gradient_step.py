@@ -25,8 +25,8 @@ class GradientResult:
 
     Attributes:
         gradient: Mean over the batch, flat, shape ``(P,)``, float32, a tensor; a ``RowVector`` of a step with tables.
-        logs: What ``train_step`` returned: name -> 0-d float32 tensor, or an array.
-        finite: False where a float16 gradient overflowed: nothing shall be pushed.
+        logs: Logs that ``train_step`` returned: name -> 0-d float32 tensor, or an array.
+        finite: False where a float16 gradient overflowed: the gradient must not be pushed.
     """
 
     gradient: Any
@@ -37,14 +37,14 @@ class GradientResult:
 class GradientStep:
     """One training step of a model: one ``tf.function`` call, traced once per batch signature.
 
-    The model's optimizer is replaced for good by one that records. Metrics, BatchNorm statistics and seeds of the
-    model move as in Keras.
+    The model's optimizer is permanently replaced by one that records gradients. The step updates metrics, BatchNorm
+    statistics and seeds of the model as in Keras.
 
     Args:
         model: A compiled, built model.
         layout: Layout of its trainable variables.
         loss_scale: The program's ``loss_scale``; None takes it from the model's own LossScaleOptimizer.
-        tables: Variables, by index, whose gradients are wanted as rows.
+        tables: Variables, by index, whose gradients are returned as rows.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class GradientStep:
         return self._run.traces
 
     def prepare(self, batch: Any) -> Prepared:
-        """Copy a nest of arrays to where the step needs it, ahead of the call."""
+        """Convert a pytree of arrays to the tensors that the step needs, ahead of the call."""
         return self._run.prepare(batch)
 
     def __call__(self, weights: Any, batch: Any, *, version: int | None = None) -> GradientResult:
@@ -76,12 +76,12 @@ class GradientStep:
 
         Args:
             weights: Flat weights, shape ``(P,)``, float32; copied. A step with tables takes ``RowWeights`` as well.
-            batch: What ``train_step`` takes: a nest of arrays, or one that was prepared.
-            version: Updates applied so far, which ``optimizer.iterations`` shows; None counts on.
+            batch: Argument of ``train_step``: a pytree of arrays, or a prepared one.
+            version: Number of updates applied so far, the value of ``optimizer.iterations``; None: one more than last.
 
         Raises:
-            CaptureError: ``train_step`` does what cannot be distributed.
-            Exception: whatever the user's code raises.
+            CaptureError: ``train_step`` contains an operation that cannot be distributed.
+            Exception: any exception of the user's code.
         """
         self._version = self._version + 1 if version is None else version + 1
         batch = batch if isinstance(batch, Prepared) else self.prepare(batch)
@@ -98,7 +98,7 @@ class GradientStep:
 
 
 def in_graph(function: Any, model: Any) -> Any:
-    """``function`` as Keras would run it for this model: eagerly, or as one graph, compiled by XLA or not."""
+    """Wrap ``function`` as Keras would run it for this model: eagerly, or as one graph, compiled by XLA or not."""
     if model.run_eagerly:
         return function
     undecorated = tf.autograph.experimental.do_not_convert(function)
@@ -106,12 +106,12 @@ def in_graph(function: Any, model: Any) -> Any:
 
 
 def direct_call(function: Any, model: Any) -> DirectCall:
-    """``function`` of weights and batch as Keras would run it for this model, called often."""
+    """Wrap ``function`` of weights and batch as Keras would run it for this model, for frequent calls."""
     return DirectCall(function, None if model.run_eagerly else functools.partial(in_graph, model=model))
 
 
 def own_loss_scale(optimizer: Any) -> dict[str, Any] | None:
-    """The loss scaling of the optimizer itself, in the form of the program's ``loss_scale``."""
+    """Return the loss scaling of the optimizer itself, in the form of the program's ``loss_scale``, or None."""
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return None
     return {"initial_scale": optimizer.initial_scale, "dynamic_growth_steps": optimizer.dynamic_growth_steps}
@@ -120,7 +120,7 @@ def own_loss_scale(optimizer: Any) -> dict[str, Any] | None:
 def replace_optimizer(
     model: Any, layout: ParameterLayout, loss_scale: Mapping[str, Any] | None, tables: Sequence[int] = ()
 ) -> RecordingOptimizer:
-    """Put a recording optimizer wherever the model holds its own."""
+    """Replace every reference of the model to its optimizer by a recording optimizer."""
     replaced = model.optimizer
     scale = LossScale(None if loss_scale else replaced.loss_scale_factor, loss_scale)
     recording = RecordingOptimizer(replaced, model.trainable_variables, layout, scale, tables)
@@ -131,10 +131,10 @@ def replace_optimizer(
 
 
 def step_logs(logs: Any, method: str) -> dict[str, Any]:
-    """The logs of a step, nested dictionaries flattened as Keras does: numbers as 0-d float32 tensors, and arrays.
+    """Return a step's logs, nested dictionaries flattened as in Keras: numbers as 0-d float32 tensors, and arrays.
 
     Raises:
-        CaptureError: not a dictionary, or not of numbers.
+        CaptureError: the logs are not a dictionary, or contain text.
     """
     if not isinstance(logs, Mapping):
         raise CaptureError(
@@ -154,5 +154,5 @@ def step_logs(logs: Any, method: str) -> dict[str, Any]:
 
 
 def numbers(logs: Mapping[str, Any]) -> dict[str, float]:
-    """The logs of a step that are numbers."""
+    """Return those logs of a step that are numbers."""
     return {name: float(value) for name, value in logs.items() if value.shape.rank == 0}

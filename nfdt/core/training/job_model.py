@@ -30,7 +30,7 @@ class JobModel:
         manifest: Program of the job.
         read: Returns an artifact's bytes by its sha256.
         open_array: Returns an artifact that is a ``.npy`` file as an array.
-        number: Number of the worker in the job; decides its random seeds.
+        number: Number of the worker in the job; determines its random seeds.
         owner: Returns the name of the worker for error messages.
 
     Attributes:
@@ -41,8 +41,8 @@ class JobModel:
         first_update: ``iterations`` of its optimizer at the start of the job.
         untrained: Untrained state of the worker.
         metrics: Metrics of the model.
-        train: Training data; None where the client feeds batches.
-        validation: Validation data; None where there is none, or the client feeds it.
+        train: Training data; None where the client streams batches.
+        validation: Validation data; None where there is none, or the client streams it.
     """
 
     def __init__(
@@ -66,18 +66,18 @@ class JobModel:
         self.use(spec)
 
     def use(self, spec: JobSpec) -> None:
-        """Go on with another job of the same program and data."""
+        """Switch to another job with the same program and data."""
         self.spec = spec
         self._order = lru_cache(maxsize=2)(self._sample_order)
 
     # ---- untrained state
 
     def untrained_of(self, number: int) -> UntrainedState:
-        """The untrained state of a worker of this number; folds the number into the model's seeds."""
+        """Return the untrained state of the worker with this number; folds the number into the model's seeds."""
         return UntrainedState(self.model, self.manifest.untrained_rules, worker=number)
 
     def take_untrained(self, encoded: bytes) -> None:
-        """Replace the untrained state; no bytes leave it as it is."""
+        """Replace the untrained state, unless ``encoded`` is empty."""
         if encoded:
             self.untrained.write(merge.decode_arrays(encoded))
 
@@ -87,7 +87,7 @@ class JobModel:
         """Compare the first sample order with the server's.
 
         Raises:
-            ProtocolError: they differ.
+            ProtocolError: the orders differ.
         """
         if self.spec.train.samples and crc != order_crc(self._order(0)):
             raise ProtocolError(
@@ -96,21 +96,21 @@ class JobModel:
             )
 
     def batch(self, source: data.ArraySource | None, task: Task) -> Any:
-        """The batch of a task: a nest of arrays.
+        """Return the batch of a task: a pytree of arrays.
 
         Args:
             source: :attr:`train` or :attr:`validation`; not used by a task that carries its batch.
             task: The task.
 
         Raises:
-            ProtocolError: the task names rows, and there are none.
+            ProtocolError: the task names rows, but the job has no arrays.
         """
         if task.data:
             return data.decode_batch(task.data)
         return self.rows(source, task, task.start, task.stop)
 
     def rows(self, source: data.ArraySource | None, task: Task, start: int, stop: int) -> Any:
-        """The rows ``[start, stop)`` of the pass of a task, as :meth:`batch`."""
+        """Return the rows ``[start, stop)`` of the pass of a task, as :meth:`batch` does."""
         if source is None:
             raise ProtocolError(f"{self._owner()}: task {task.task} names rows, but the job has no arrays.")
         if source is self.validation or not self.spec.fit.shuffle:
@@ -126,11 +126,11 @@ class JobModel:
     def evaluate(
         self, batches: Iterable[tuple[Any, int]], step: Callable[[Any], object], advanced: Callable[[], object]
     ) -> bytes:
-        """Evaluate batches; returns the metric variables over them.
+        """Evaluate batches and return the metric variables over them.
 
         Args:
             batches: Each batch with its number of samples; None for a batch without rows.
-            step: Evaluates one batch, which moves the metrics.
+            step: Evaluates one batch and updates the metrics.
             advanced: Called after each batch.
         """
         self.metrics.reset()
@@ -147,7 +147,7 @@ class JobModel:
 
 
 def samples_of(task: Task) -> int:
-    """Number of samples of a task; a task that carries its batch states it."""
+    """Return the number of samples of a task; a task that carries its batch states it."""
     return task.stop - task.start or task.samples
 
 

@@ -1,4 +1,4 @@
-"""Loss scaling on a worker, as Keras' optimizers do it: a fixed factor, or a dynamic one for float16."""
+"""Loss scaling on a worker, as in Keras' optimizers: a fixed factor, or a dynamic one for float16."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 
 class LossScale:
-    """Scales a loss and takes the scale out of its gradient.
+    """Scales a loss and unscales its gradient.
 
     The dynamic scale halves after a gradient that is not finite and doubles after ``dynamic_growth_steps`` finite ones,
     as in ``keras.optimizers.LossScaleOptimizer``.
@@ -27,17 +27,17 @@ class LossScale:
 
     @property
     def value(self) -> float:
-        """The scale of the next step."""
+        """Scale of the next step."""
         return float(self._scale) if self._scale is not None else self._factor or 1.0
 
     def scaled(self, loss: Any) -> Any:
-        """``loss`` times the scale."""
+        """Return ``loss`` times the scale."""
         if self._scale is not None:
             return loss * tf.cast(self._scale, loss.dtype)
         return loss * self._factor if self._factor is not None else loss
 
     def unscaled(self, gradient: Any) -> tuple[Any, Any]:
-        """The gradient without the scale, and whether it is finite (always True without dynamic scaling)."""
+        """Return the unscaled gradient, and whether it is finite (always True without dynamic scaling)."""
         if self._scale is None:
             return gradient / self._factor if self._factor is not None else gradient, tf.constant(True)
         scale = self._scale.read_value()

@@ -4,16 +4,16 @@
 rule       merged value
 =========  ===================================================================================================
 ``ema``    BatchNorm's moving statistics, decay ``a``: the ``K = sum k_i`` updates of all workers in one chain
-``seed``   worker 0's (the lowest index present); the other workers go on with their own
+``seed``   worker 0's (the lowest index present); the other workers keep their own
 ``max``    counters: the elementwise maximum
-``mean``   other floats: the mean weighted by the steps each worker did
+``mean``   other floats: the mean weighted by the number of steps of each worker
 =========  ===================================================================================================
 
-EMA: worker i turned ``base`` into ``m_i = a^k_i base + (1 - a^k_i) x_i`` in ``k_i`` steps, ``x_i`` being the mean of
-what it saw. The same steps one after the other on one machine give ``a^K base + (1 - a^K) x`` with ``x`` the
-mean of the ``x_i`` weighted by ``k_i`` (exactly so where what each worker saw is constant).
+EMA: worker i turned ``base`` into ``m_i = a^k_i base + (1 - a^k_i) x_i`` in ``k_i`` steps, where ``x_i`` is the mean
+of its batch statistics. The same steps in sequence on one machine give ``a^K base + (1 - a^K) x`` with ``x`` the
+mean of the ``x_i`` weighted by ``k_i`` (exactly where each worker's batch statistics are constant).
 
-One worker that did all the steps returns its own state bit for bit, whatever the rule.
+If one worker did all the steps, the result is its own state bit for bit, whatever the rule.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def merge_untrained(
 
     Args:
         rules: ``{"rule": "ema" | "seed" | "max" | "mean", "decay": float | None}`` of each variable.
-        base: Each variable as it was when the workers started from it.
+        base: Value of each variable from which the workers started.
         states: (worker index, steps done since ``base``, the worker's variables), in any order.
 
     Returns:
-        New list of the merged variables, shapes and dtypes of ``base``; ``base`` itself where no worker did a step.
+        New list of the merged variables, shapes and dtypes of ``base``; ``base`` itself if no worker did a step.
 
     Raises:
         ShapeMismatch: a worker sent another number of variables, or another shape.
@@ -65,15 +65,15 @@ def merge_untrained(
 
 
 def encode_arrays(arrays: Sequence[Any]) -> bytes:
-    """A list of arrays as safetensors with the names "0", "1", ..."""
+    """Encode a list of arrays as safetensors with the names "0", "1", ..."""
     return dump_arrays({str(i): array for i, array in enumerate(arrays)})
 
 
 def decode_arrays(data: bytes) -> list[Array]:
-    """Inverse of :func:`encode_arrays`; no bytes are an empty list.
+    """Inverse of :func:`encode_arrays`; empty data is an empty list.
 
     Raises:
-        ProtocolError: not safetensors, or names other than "0", "1", ...
+        ProtocolError: the data is not safetensors, or has names other than "0", "1", ...
     """
     named = load_arrays(data) if data else {}
     try:
@@ -105,7 +105,7 @@ def _compose_ema(decay: float, base: Array, values: list[Array], steps: list[int
 
 
 def _released(decay: float, steps: int) -> float:
-    """``1 - decay**steps`` without cancellation."""
+    """Return ``1 - decay**steps`` without cancellation."""
     return -math.expm1(steps * math.log(decay)) if decay > 0.0 else 1.0
 
 

@@ -1,17 +1,17 @@
 """Metric states of workers and their merge: pure NumPy, named arrays in and out.
 
 ==================  ================================================================================  ==============
-name                content                                                                           of all workers
+name                content                                                                           merged by
 ==================  ================================================================================  ==============
-``sum/<i>``         what the i-th metric variable has gained since its metric was reset               sum
+``sum/<i>``         increase of the i-th metric variable since its metric was reset                   sum
 ``mean/<i>``        the same times ``steps``: a variable with ``aggregation="mean"``                  sum
 ``each/<i>``        its value, shape ``(1, ...)``: a variable of a metric with ``merge_state``        concatenation
-``steps``           steps that are counted                                                            sum
-``log/<name>``      of a step's own logs the last, times ``samples/<name>``                           sum
-``samples/<name>``  the samples it stands for                                                         sum
+``steps``           number of counted steps                                                           sum
+``log/<name>``      last value of a log that the steps return themselves, times ``samples/<name>``    sum
+``samples/<name>``  number of samples that it represents                                              sum
 ==================  ================================================================================  ==============
 
-Merging is associative: ranks merge theirs, and the server merges what groups and pieces of validation data came to.
+Merging is associative: ranks merge their states, and the server merges those of groups and parts of validation data.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ MEAN, EACH, LOG, SAMPLES = "mean/", "each/", "log/", "samples/"
 
 
 def merge_metric_states(states: Sequence[bytes]) -> bytes:
-    """The metrics of several workers as those of one; nothing where no worker has counted a step.
+    """Merge the metrics of several workers into one state; empty if no worker has counted a step.
 
     Args:
-        states: Each as safetensors; an empty one has counted nothing.
+        states: Encoded states, safetensors each; an empty one has counted no step.
 
     Raises:
-        ShapeMismatch: the workers have other variables than each other.
+        ShapeMismatch: the workers have different variables.
     """
     counted = [state for state in states if state]
     if len(counted) < 2:
@@ -58,19 +58,19 @@ def merge_metrics(states: Sequence[MetricArrays]) -> dict[str, Array]:
 
 
 def own_logs(state: MetricArrays) -> dict[str, Array]:
-    """The steps' own logs of a merged state: the mean by samples."""
+    """Return the steps' own logs of a merged state: the mean weighted by samples."""
     names = [name.removeprefix(LOG) for name in state if name.startswith(LOG)]
     return {name: np.asarray(state[LOG + name] / state[SAMPLES + name]).astype(np.float32) for name in names}
 
 
 def variable_shapes(state: MetricArrays) -> dict[str, tuple[int, ...]]:
-    """The metric variables in a state, by name, and their shapes."""
+    """Return the shapes of the metric variables in a state, by name."""
     named = {name: array for name, array in state.items() if name.partition("/")[0] in VARIABLES}
     return {name: array.shape[name.startswith(EACH) :] for name, array in named.items()}
 
 
 def _having(states: Sequence[MetricArrays], name: str) -> list[MetricArrays]:
-    """The states that have the name. Logs may be of any shape: those like the first one count."""
+    """Return the states that contain the name; of logs, whose shapes may differ, those shaped like the first."""
     log = LOG + name.partition("/")[2] if name.startswith((LOG, SAMPLES)) else name
     having = [state for state in states if log in state]
     return [state for state in having if log is name or state[log].shape == having[0][log].shape]

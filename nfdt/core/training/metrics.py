@@ -1,4 +1,4 @@
-"""A model's metrics: the counts of one worker, and the logs of the counts of all workers."""
+"""A model's metrics: the state of one worker, and the logs computed from the merged state of all workers."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ class ModelMetrics:
         self._logs: Mapping[str, Any] = {}
 
     def reset(self) -> None:
-        """Begin to count anew."""
+        """Reset all metrics and counts."""
         self._model.reset_metrics()
         self._steps = self._samples = 0
         self._logs = {}
 
     def stepped(self, samples: int, logs: Mapping[str, Any] | None = None) -> None:
-        """The model has done a step, which has moved its metrics; ``logs``: what it returned, tensors by name."""
+        """Count a step of the model, which has updated its metrics; ``logs``: its return value, tensors by name."""
         self._steps += 1
         self._samples += samples
         self._logs = logs or {}
 
     def collect(self) -> bytes:
-        """Counts since the reset, for :func:`~nfdt.core.training.metric_states.merge_metric_states`; counting goes on.
+        """Return the state since the reset, for :func:`~nfdt.core.training.metric_states.merge_metric_states`.
 
-        Empty without a step since the reset.
+        The metrics keep their values. The state is empty without a step since the reset.
         """
         if not self._steps:
             return b""
@@ -61,10 +61,10 @@ class ModelMetrics:
         return dump_arrays(state)
 
     def load(self, state: bytes) -> None:
-        """Go on from where a worker was when it collected this state.
+        """Restore the metrics from the state that a worker collected.
 
         Raises:
-            ShapeMismatch: a state of another model.
+            ShapeMismatch: the state belongs to another model.
         """
         self.reset()
         if not state:
@@ -76,17 +76,17 @@ class ModelMetrics:
         self._samples = int(max((v for name, v in arrays.items() if name.startswith(SAMPLES)), default=0))
 
     def logs(self, state: bytes, running: Mapping[str, float]) -> dict[str, LogValue]:
-        """The logs of a merged state, numbers and nested lists of numbers, under the names that Keras' History has.
+        """Return the logs of a merged state, numbers and nested lists of numbers, under the names of Keras' History.
 
-        These are the results of the metrics where a step returns just them; else they are what it returns: its own
-        logs, but for those that are results of metrics it has moved.
+        If a step returns exactly the results of the metrics, these are the logs. Otherwise the logs are those that the
+        step returns, with the merged results for the metrics that it has updated.
 
         Args:
-            state: Merged.
-            running: Used where the state is empty: no worker is left that knows more.
+            state: Merged state.
+            running: Running logs, used if the state is empty because no worker with counts is left.
 
         Raises:
-            CaptureError: a metric whose result is no number.
+            CaptureError: the result of a metric is not numeric.
         """
         if not state:
             return dict(running)
@@ -102,7 +102,7 @@ class ModelMetrics:
         return {name: _plain(moved.get(name, value)) for name, value in own.items()}
 
     def summary(self, state: bytes, validation: bytes, running: Mapping[str, float]) -> dict[str, Any]:
-        """The logs of an epoch and, where it was validated, of the validation; see :meth:`logs`."""
+        """Return the logs of an epoch and, where it was validated, of the validation; see :meth:`logs`."""
         validated = self.logs(validation, {}) if validation else None
         return {"logs": self.logs(state, running), "val_logs": validated}
 
@@ -110,7 +110,7 @@ class ModelMetrics:
         return [_value(variable) for variable in self._model.metrics_variables]
 
     def _rules(self, values: Sequence[Array]) -> Iterator[tuple[str, Any, Array]]:
-        """The name in a state, variable and value of each metric variable."""
+        """Yield the name in a state, the variable and the value of each metric variable."""
         at = 0
         for metric in leaf_metrics(self._model):
             for variable in metric.variables:
@@ -118,7 +118,7 @@ class ModelMetrics:
                 at += 1
 
     def _load(self, state: Mapping[str, Array]) -> None:
-        """Add a state to metrics that are reset."""
+        """Add a state to metrics that were just reset."""
         named = {name: (variable, base) for name, variable, base in self._rules(self._read())}
         expected = {name: base.shape for name, (_, base) in named.items()}
         if expected != (received := variable_shapes(state)):
@@ -150,7 +150,7 @@ def _gain(name: str, value: Array, base: Array, steps: int) -> Array:
         return value[None]
     wide = np.float64 if name.startswith(MEAN) else np.int8 if value.dtype.kind == "b" else value.dtype
     with np.errstate(invalid="ignore"):
-        gain = np.where(value == base, 0, value.astype(wide) - base.astype(wide)).astype(wide)  # also of infinite ones
+        gain = np.where(value == base, 0, value.astype(wide) - base.astype(wide)).astype(wide)  # 0 if both are infinite
     return gain * steps if name.startswith(MEAN) else gain
 
 
@@ -159,7 +159,7 @@ def _moved(name: str, base: Array, gain: Array, steps: int) -> Array:
 
 
 def _merge(metric: Any, rows: Sequence[Array]) -> None:
-    """Give a metric the first row of each variable, and have it take over those of the others."""
+    """Assign the first row of each variable to a metric, and merge metrics with the other rows into it."""
     others = [_twin(metric, {}) for _ in range(1, len(rows[0]) if rows else 0)]
     for index, holder in enumerate([metric, *others]):
         for variable, row in zip(holder.variables, rows, strict=True):
@@ -169,11 +169,11 @@ def _merge(metric: Any, rows: Sequence[Array]) -> None:
 
 
 def _twin(value: Any, twins: dict[int, Any]) -> Any:
-    """A metric like another with variables of its own. Keras' way to copy needs the script's classes registered.
+    """Copy a metric with its own variables, without Keras' copy, which needs the script's classes registered.
 
     Args:
-        value: A metric, or something a metric has.
-        twins: Twins so far, by the identity of their originals.
+        value: A metric, or a value that a metric holds.
+        twins: Copies so far, by the identity of their originals.
     """
     if id(value) in twins:
         return twins[id(value)]
@@ -192,7 +192,7 @@ def _twin(value: Any, twins: dict[int, Any]) -> Any:
 
 
 def _flat(results: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
-    """Numbers and arrays by name, nested dictionaries flattened as Keras does it."""
+    """Yield numbers and arrays by name, nested dictionaries flattened as in Keras."""
     for name, value in results.items():
         if isinstance(value, Mapping):
             yield from _flat(value)

@@ -1,4 +1,4 @@
-"""An optimizer that moves nothing: it keeps the gradients that ``train_step`` hands it."""
+"""An optimizer that changes no variable: it records the gradients that ``train_step`` passes to it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from nfdt.core.training.loss_scale import LossScale
 
 
 class RecordingOptimizer(keras.optimizers.Optimizer):
-    """Stands in for the model's optimizer while a worker computes gradients.
+    """Replacement of the model's optimizer while a worker computes gradients.
 
-    Everything it does not have itself (``momentum``, ``get_config``, ...) is read from the optimizer it replaces.
+    Attributes that it lacks (``momentum``, ``get_config``, ...) are read from the optimizer that it replaces.
 
     Args:
         replaced: The model's optimizer.
         variables: The trainable variables, in the layout's order.
-        layout: Place of each variable in the flat vector.
-        scale: Scales the loss, and the gradient back.
-        tables: Variables, by index, of which only the rows are recorded that have a gradient.
+        layout: Position of each variable in the flat vector.
+        scale: Scales the loss and unscales the gradient.
+        tables: Variables, by index, of which only rows with a gradient are recorded.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class RecordingOptimizer(keras.optimizers.Optimizer):
 
     @property
     def learning_rate(self) -> Any:
-        """The rate of the replaced optimizer; a schedule's at this step's iterations."""
+        """Rate of the replaced optimizer; a schedule is evaluated at this step's iterations."""
         inner = getattr(self._replaced, "inner_optimizer", self._replaced)
         rate = raw_learning_rate(inner)
-        # Keras evaluates a schedule at the replaced optimizer's own counter, which stands still here.
+        # Keras evaluates a schedule at the replaced optimizer's own counter, which does not advance here.
         if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
             return rate(self.iterations)
         return inner.learning_rate
@@ -66,15 +66,15 @@ class RecordingOptimizer(keras.optimizers.Optimizer):
         )
 
     def scale_loss(self, loss: Any) -> Any:
-        """The loss, scaled as the replaced optimizer would."""
+        """Return the loss, scaled as by the replaced optimizer."""
         return self._scale.scaled(loss)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Keep the gradients of these variables for this step.
+        """Record the gradients of these variables for this step.
 
         Raises:
             ValueError: no variable has a gradient, as in Keras.
-            CaptureError: a variable that is not one of the model's, or a second gradient for one of them.
+            CaptureError: a variable does not belong to the model, or already has a gradient.
         """
         grads = list(grads)
         if trainable_variables is None:
@@ -88,42 +88,42 @@ class RecordingOptimizer(keras.optimizers.Optimizer):
         self.iterations.assign_add(1)
 
     def begin(self, version: Any) -> None:
-        """Forget the last step's gradients; ``version`` becomes ``iterations``."""
+        """Drop the last step's gradients; ``version`` becomes ``iterations``."""
         self._gradients.clear()
         self.iterations.assign(version)
 
     def collect(self) -> tuple[Any, Any]:
-        """The step's flat, unscaled float32 gradient, shape ``(P,)``, and whether it is finite.
+        """Return the step's flat, unscaled float32 gradient, shape ``(P,)``, and whether it is finite.
 
         Raises:
-            CaptureError: nothing was recorded.
+            CaptureError: no gradient was recorded.
         """
         return self.unscaled(self.recorded())
 
     def collect_rows(self) -> tuple[Any, tuple[Any, ...], Any]:
-        """As :meth:`collect`, with the tables behind everything else, in rows; and the rows' numbers for each table.
+        """Return the result of :meth:`collect` with the tables' rows at the end, and each table's row numbers.
 
-        Numbers come in any order, and as often as they were looked up.
+        Row numbers are in any order, and repeat as often as the rows were looked up.
         """
         index = self._gradients.index()
         gradient, finite = self.collect()
         return gradient, index, finite
 
     def recorded(self) -> Any:
-        """The step's flat float32 gradient as it came, shape ``(P,)``, still scaled as the loss was.
+        """Return the step's flat float32 gradient, shape ``(P,)``, still scaled like the loss.
 
         Raises:
-            CaptureError: nothing was recorded.
+            CaptureError: no gradient was recorded.
         """
         return self._gradients.flat()
 
     def unscaled(self, gradient: Any) -> tuple[Any, Any]:
-        """A recorded gradient without the loss scale, and whether it is finite; moves a dynamic scale on."""
+        """Return a recorded gradient without the loss scale, and whether it is finite; updates a dynamic scale."""
         return self._scale.unscaled(gradient)
 
 
 class _Gradients:
-    """The gradients of one step. A class of its own, because Keras would track what an optimizer holds."""
+    """The gradients of one step; a separate class, because Keras tracks the attributes of an optimizer."""
 
     def __init__(self, layout: ParameterLayout, places: Mapping[Any, int], tables: Sequence[int]) -> None:
         self._layout = layout
@@ -136,7 +136,7 @@ class _Gradients:
         self._buffer: Any = None
 
     def place(self, variable: Any, key: Any) -> int:
-        """Which variable of the layout this is."""
+        """Return the index of a variable in the layout."""
         if key not in self._places:
             name = getattr(variable, "path", variable.name)
             raise CaptureError(
@@ -152,7 +152,7 @@ class _Gradients:
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
     def add(self, pairs: list[tuple[int, Any]]) -> None:
-        """Keep gradients."""
+        """Record gradients."""
         if tf.executing_eagerly() or tf.compat.v1.get_default_graph() is self._graph:
             self._record(pairs)
         else:
@@ -171,9 +171,9 @@ class _Gradients:
             self._recorded[place] = _flat(gradient)
 
     def _write(self, pairs: list[tuple[int, Any]]) -> None:
-        """Gradients of an inner graph (a decorated train_step, a tf.cond) leave it through a variable.
+        """Write gradients of an inner graph (a decorated train_step, a tf.cond) to a variable that outlives it.
 
-        TensorFlow may trace such a graph twice, or not again when the step is; the variable serves all its traces.
+        TensorFlow may trace such a graph twice, or not again when the step is retraced; all traces use the variable.
         """
         if self._buffer is None:
             with tf.init_scope():
@@ -183,7 +183,7 @@ class _Gradients:
             self._buffer[slot.start : slot.stop].assign(_flat(gradient))
 
     def flat(self) -> Any:
-        """One vector of all gradients, zeros where a variable has none."""
+        """Return one vector of all gradients, zeros where a variable has none."""
         if not self._recorded and self._buffer is None:
             raise CaptureError(
                 "train_step() never calls self.optimizer.apply_gradients(...) or apply(...): "
@@ -197,7 +197,7 @@ class _Gradients:
         return flat
 
     def _of(self, place: int) -> Any:
-        """The gradient of one variable: the recorded part and the part from the buffer."""
+        """Return the gradient of one variable: the recorded part and the part from the buffer."""
         slot, recorded = self._layout.slots[place], self._recorded.get(place)
         written = None if self._buffer is None else self._buffer[slot.start : slot.stop]
         if place in self._index and written is not None:
@@ -206,7 +206,7 @@ class _Gradients:
         return tf.add_n(found) if found else tf.zeros(slot.size)
 
     def index(self) -> tuple[Any, ...]:
-        """For each table the numbers of the rows that :meth:`flat` will give; all where they are not known."""
+        """Return for each table the numbers of the rows that :meth:`flat` will return; all rows if unknown."""
         found = []
         for place in self._tables:
             every = tf.range(self._layout.slots[place].shape[0], dtype=tf.int64)
@@ -217,5 +217,5 @@ class _Gradients:
 
 
 def _flat(gradient: Any) -> Any:
-    """One gradient, sparse ones summed up, as a float32 vector."""
+    """Return a gradient as a float32 vector; the slices of a sparse gradient are summed."""
     return tf.reshape(tf.cast(tf.convert_to_tensor(gradient), tf.float32), [-1])

@@ -6,6 +6,6 @@ import keras
 
 
 def reset_keras(seed: int) -> None:
-    """Forget the names of earlier models, and seed Keras, NumPy and Python."""
+    """Clear the names of earlier models, and seed Keras, NumPy and Python."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(seed)

@@ -1,4 +1,4 @@
-"""A model's tables: changed rows go into their variables, and gradients come back as rows."""
+"""A model's embedding tables: changed rows are written to their variables, and gradients are returned as rows."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _ALIGNMENT = 64
 
 
 class TableVariable:
-    """One table's variable, whose rows are replaced between the steps of a model.
+    """Variable of one table; its rows are replaced between the steps of a model.
 
-    TensorFlow replaces rows of a variable only at a price: from then on every read of it, once in each step, copies
-    all of it. On a CPU the variable is therefore given memory of ours, and rows are written there.
+    After TensorFlow has replaced rows of a variable, every later read, one in each step, copies the whole variable. On
+    a CPU the variable therefore uses memory that this class allocates, and rows are written there directly.
     """
 
     def __init__(self, variable: Any) -> None:
@@ -27,15 +27,15 @@ class TableVariable:
         self._shares = variable.dtype == tf.float32 and "CPU" in variable.device
 
     def replace(self, values: Vector) -> None:
-        """Other values for all rows; copied."""
+        """Replace the values of all rows by a copy of ``values``."""
         if self._shares:
             self._share(values)
         if not self._shares:
             self._variable.assign(tf.cast(tf.constant(values), self._variable.dtype))
 
     def update(self, first: int, rows: Rows | Vector) -> None:
-        """Other values for some rows, numbered from ``first``; copied."""
-        if self._shares and not self._has(self._memory):  # the script has assigned to it
+        """Replace the values of some rows, numbered from ``first``, by a copy of ``rows``."""
+        if self._shares and not self._has(self._memory):  # the script has assigned to the variable
             self._share(np.asarray(self._variable))
         index = rows.index + np.int32(first) if isinstance(rows, Rows) else np.arange(first, first + len(rows))
         values = rows.values if isinstance(rows, Rows) else rows
@@ -52,13 +52,13 @@ class TableVariable:
         self._memory = memory if self._shares else None
 
     def _has(self, memory: Vector | None) -> bool:
-        """Whether the variable lies in this memory."""
+        """Return whether the variable uses this memory."""
         held = np.frombuffer(memoryview(self._variable.read_value()), np.float32)
         return memory is not None and held.ctypes.data == memory.ctypes.data
 
 
 class Tables:
-    """Keeps the tables among a model's trainable variables, outside its traced step.
+    """The tables among a model's trainable variables, kept outside its traced step.
 
     Args:
         model: A built model.
@@ -72,7 +72,7 @@ class Tables:
         self._layout = TableLayout.of(layout, tables)
 
     def show(self, weights: Any) -> Vector:
-        """Put the tables of these weights in place, and return the rest.
+        """Write the tables of these weights to their variables, and return the other weights.
 
         ``weights`` is a whole flat vector, shape ``(P,)``, or a :class:`nfdt.core.arrays.table_rows.RowWeights`.
         """
@@ -89,7 +89,7 @@ class Tables:
         return weights.dense
 
     def gradient(self, vector: Any, index: Sequence[Any]) -> RowVector:
-        """Recorded gradient of a step: ``vector`` with the tables' rows at its end, and the rows' numbers."""
+        """Build a step's gradient from the recorded ``vector``, with the tables' rows at its end, and row numbers."""
         flat = np.asarray(vector)
         at = self._layout.dense_size
         rows = []
@@ -102,7 +102,7 @@ class Tables:
 
 
 def _aligned(values: Vector) -> Vector:
-    """A copy in memory that TensorFlow can use as it is."""
+    """Return a copy in aligned memory, which TensorFlow can use without copying."""
     raw = np.empty(values.nbytes + _ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT
     copy = raw[start : start + values.nbytes].view(np.float32).reshape(values.shape)

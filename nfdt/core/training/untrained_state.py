@@ -1,6 +1,6 @@
 """State of a worker's model besides its weights: BatchNorm statistics, seeds, counters.
 
-How several workers' states become one is in :mod:`nfdt.core.training.merge`.
+:mod:`nfdt.core.training.merge` merges the states of several workers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Array = npt.NDArray[Any]
 class UntrainedState:
     """The untrained variables of one worker's model, in the order of the program's ``untrained``.
 
-    Worker 0 goes on with the random seeds of the user's model; every other worker folds its index into them, so that
-    no two workers drop out the same units.
+    Worker 0 keeps the random seeds of the user's model. Every other worker folds its index into them, so that no two
+    workers drop out the same units.
 
     Args:
         model: A built model with the program's state.
@@ -48,20 +48,20 @@ class UntrainedState:
         return [v for v, r in zip(self._variables, self._rules, strict=True) if r == rule]
 
     def read(self) -> list[Array]:
-        """The values, in order."""
+        """Return the values, in order."""
         return [_value(variable) for variable in self._variables]
 
     def write(self, arrays: Sequence[Array]) -> None:
-        """Take merged values over; seeds only on worker 0, whose seeds they are.
+        """Assign merged values; seeds only on worker 0, which they belong to.
 
         Raises:
-            ShapeMismatch: another number or shape of arrays.
+            ShapeMismatch: the number or a shape of the arrays differs.
         """
         _assign(self._variables, arrays, keep=[r == "seed" and self._worker > 0 for r in self._rules])
 
 
 def fold_seed(state: Array, index: int) -> Array:
-    """A seed generator's state for worker ``index``: another seed, the same number of draws."""
+    """Return a seed generator's state for worker ``index``: another seed, the same number of draws."""
     seed = int(state[0])
     folded = np.random.SeedSequence([seed % 2**64, index]).generate_state(1)[0] & 0x7FFFFFFF
     return np.asarray([folded, state[1]], state.dtype)

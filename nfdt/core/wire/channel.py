@@ -33,10 +33,10 @@ Authenticate = Callable[[str, str], bool]
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """(host, port) of ``host:port`` or ``[ipv6]:port``.
+    """Return (host, port) of ``host:port`` or ``[ipv6]:port``.
 
     Raises:
-        UsageError: no port, or one out of range.
+        UsageError: the port is missing or out of range.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
@@ -45,7 +45,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """``host:port``, with brackets around an IPv6 address."""
+    """Return ``host:port``, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -65,7 +65,7 @@ def same_token(expected: str, received: str) -> bool:
 
 
 def token_of(metadata: Sequence[tuple[str, Any]] | None) -> str:
-    """The bearer token in a call's metadata; empty when there is none."""
+    """Return the bearer token in a call's metadata, or "" when there is none."""
     value = next((str(value) for key, value in metadata or () if key == TOKEN_KEY), "")
     return value.removeprefix(_SCHEME) if value.startswith(_SCHEME) else ""
 
@@ -94,13 +94,13 @@ def open_channel(
     key_file: PathLike | None = None,
     max_message_bytes: int = CONTROL_BYTES,
 ) -> grpc.Channel:
-    """A channel to ``address`` that sends ``token`` with every call; nothing is sent yet.
+    """Return a channel to ``address`` that sends ``token`` with every call; nothing is sent yet.
 
     Args:
         address: ``host:port``.
-        token: Secret; goes into the metadata of every call and nowhere else.
+        token: Secret; only sent in the metadata of every call.
         ca_file: PEM certificates to trust. TLS is used when this is given, plain text otherwise.
-        cert_file: PEM certificate of this client, for servers that ask for one (mutual TLS).
+        cert_file: PEM certificate of this client, for servers that require one (mutual TLS).
         key_file: PEM private key of this client.
         max_message_bytes: Larger messages fail, in both directions.
     """
@@ -121,7 +121,7 @@ def open_channel(
 
 
 class _TokenGate(grpc.ServerInterceptor):
-    """Answers calls without a valid token itself, before their first message is read; of others it parses them."""
+    """Rejects calls without a valid token before their first message is read, and parses the requests of the others."""
 
     def __init__(self, authenticate: Authenticate, admit: Callable[[grpc.ServicerContext], None]) -> None:
         self._authenticate, self._admit = authenticate, admit
@@ -164,18 +164,18 @@ def make_server(
     max_message_bytes: int = CONTROL_BYTES,
     limits: ConnectionLimits | None = None,
 ) -> tuple[grpc.Server, str]:
-    """A bound server, not started yet, that answers only calls with a valid token (and health checks).
+    """Return a bound server, not started yet, that answers only calls with a valid token (and health checks).
 
     Args:
-        address: ``host:port``; port 0 takes a free one.
+        address: ``host:port``; port 0 selects a free one.
         authenticate: Called with (method, token) before a call is read; compare with :func:`same_token`.
         cert: PEM certificate chain; TLS is used when it is given.
         key: PEM private key of ``cert``.
-        client_ca: PEM certificates; clients must show one signed by them (mutual TLS).
+        client_ca: PEM certificates; clients must present a certificate signed by one of them (mutual TLS).
         insecure: Allow a non-loopback address without TLS.
-        max_threads: Calls that can be open at once; one more is refused as RESOURCE_EXHAUSTED.
+        max_threads: Calls that can be open at once; further ones are refused as RESOURCE_EXHAUSTED.
         max_message_bytes: Larger messages fail, in both directions.
-        limits: Of connections; by default as many as this process has descriptors for, and few for strangers.
+        limits: Limits on connections. Default: as many as this process has descriptors for, few of them without token.
 
     Returns:
         The server, and the address it is bound to.

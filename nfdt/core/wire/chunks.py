@@ -1,8 +1,8 @@
-"""Large things in chunks over gRPC, built and parsed here so that a chunk's payload is never parsed or copied twice.
+"""Chunked transfers over gRPC; built and parsed here so that a chunk's payload is copied at most once.
 
 A chunk is any message whose last field is ``bytes`` number 15 (``StateChunk.data``). The small fields are serialised by
-protobuf, then the payload's tag, length and bytes are appended: one copy. Parsing finds the payload by walking over the
-small fields and hands out a view: no copy.
+protobuf, then the payload's tag, length and bytes are appended: one copy. Parsing skips the small fields and returns a
+view of the payload: no copy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _varint(value: int) -> bytes:
 
 
 def encode_chunk(header: Message, payload: Any = b"") -> bytes:
-    """One message: ``header`` (its field 15 left empty) with ``payload`` as field 15.
+    """Encode one message: ``header`` (its field 15 left empty) with ``payload`` as field 15.
 
     Args:
         header: The small fields.
@@ -50,7 +50,7 @@ def encode_chunk(header: Message, payload: Any = b"") -> bytes:
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """(value, position behind it) of the varint at ``at``."""
+    """Return (value, position behind it) of the varint at ``at``."""
     value = 0
     for count in range(10):
         byte = data[at + count]
@@ -61,7 +61,7 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _find_payload(data: bytes) -> tuple[int, int]:
-    """(end of the small fields, start of the payload); both ``len(data)`` without a payload."""
+    """Return (end of the small fields, start of the payload); both ``len(data)`` without a payload."""
     at = 0
     while at < len(data):
         tag, behind = _read_varint(data, at)
@@ -79,7 +79,7 @@ def _find_payload(data: bytes) -> tuple[int, int]:
 
 
 def _skip(data: bytes, wire_type: int, at: int) -> int:
-    """The position behind a field's value."""
+    """Return the position behind a field's value."""
     if wire_type == 0:
         return _read_varint(data, at)[1]
     if wire_type == 2:
@@ -91,10 +91,10 @@ def _skip(data: bytes, wire_type: int, at: int) -> int:
 
 
 def decode_chunk(data: bytes, kind: type[_Header]) -> tuple[_Header, memoryview]:
-    """(small fields, view of field 15) of a message of ``kind``; the view keeps ``data`` alive.
+    """Return (small fields, view of field 15) of a message of ``kind``; the view keeps ``data`` alive.
 
     Raises:
-        ProtocolError: malformed, truncated, or larger than a chunk may be.
+        ProtocolError: the message is malformed, truncated, or larger than a chunk may be.
     """
     if len(data) > CHUNK_BYTES + MAX_HEADER_BYTES:
         raise ProtocolError(f"Chunk: expected at most {CHUNK_BYTES + MAX_HEADER_BYTES} bytes. Received: {len(data)}.")
@@ -110,13 +110,13 @@ def decode_chunk(data: bytes, kind: type[_Header]) -> tuple[_Header, memoryview]
 
 
 def split(total_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[slice]:
-    """Byte ranges of the chunks that carry ``total_bytes``; one empty range for nothing."""
+    """Yield the byte ranges of the chunks that carry ``total_bytes``; one empty range for 0 bytes."""
     for start in range(0, max(total_bytes, 1), chunk_bytes):
         yield slice(start, min(start + chunk_bytes, total_bytes))
 
 
 class Assembly:
-    """Puts the payloads of one transfer together, in a buffer that was allocated for it.
+    """Assembles the payloads of one transfer in a preallocated buffer.
 
     Args:
         buffer: Writable and contiguous; exactly ``total_bytes`` long.
@@ -128,14 +128,14 @@ class Assembly:
 
     @property
     def complete(self) -> bool:
-        """Whether every byte is there."""
+        """Whether every byte has been received."""
         return self._received == self._view.nbytes
 
     def add(self, offset: int, payload: memoryview) -> None:
-        """Copy one chunk to its place.
+        """Copy one chunk to its offset.
 
         Raises:
-            ProtocolError: the chunk is not the next one, or reaches beyond the end.
+            ProtocolError: the chunk is not the next one, or extends beyond the end.
         """
         stop = offset + payload.nbytes
         if offset != self._received or stop > self._view.nbytes or (not payload.nbytes and self._view.nbytes):

@@ -1,7 +1,7 @@
 """Bytes over one TCP connection, plain or TLS, for one thread that sends and one that receives.
 
-Waits have a time limit. Plain connections block in the kernel, which is told the limit once: Python's own time limits
-cost a call for every piece. A TLS object must not be used by two threads at a time, so one of them never waits in it.
+Waits have a time limit. Plain connections block in the kernel, where the limit is set once: Python's own time limits
+cost an extra call per piece. Two threads must not use a TLS object at the same time, so no thread blocks inside it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nfdt.core.errors import UsageError
 
 PathLike = str | Path
 
-TICKET_BYTES = 32  # what a client shows first
+TICKET_BYTES = 32  # length of the ticket that a client sends first
 
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
@@ -28,19 +28,19 @@ class Connection(Protocol):
     """A connected peer."""
 
     def send(self, parts: Sequence[memoryview]) -> int:
-        """Send the beginning of ``parts``; how many bytes that was. Raises TimeoutError or OSError."""
+        """Send the beginning of ``parts`` and return its length in bytes. Raises TimeoutError or OSError."""
         ...
 
     def receive(self, view: memoryview) -> int:
-        """Receive into the beginning of ``view``; how many bytes came, 0 at the end. Raises TimeoutError or OSError."""
+        """Receive into ``view`` and return the number of bytes, 0 at the end. Raises TimeoutError or OSError."""
         ...
 
     def shut_down(self, how: int) -> None:
-        """End sending, receiving or both (``socket.SHUT_*``); wakes who waits in another thread."""
+        """End sending, receiving or both (``socket.SHUT_*``); wakes other threads that wait for the connection."""
         ...
 
     def close(self) -> None:
-        """Give it back to the system."""
+        """Close the connection's descriptor."""
         ...
 
 
@@ -120,12 +120,12 @@ class TlsConnection:
 
 
 def adopt(peer: socket.socket, timeout_s: float) -> Connection:
-    """A connected socket, TLS or not, as a :class:`Connection`."""
+    """Wrap a connected socket, TLS or not, as a :class:`Connection`."""
     return TlsConnection(peer, timeout_s) if isinstance(peer, ssl.SSLSocket) else PlainConnection(peer, timeout_s)
 
 
 def connect(host: str, port: int, ticket: bytes, *, timeout_s: float, tls: ssl.SSLContext | None = None) -> Connection:
-    """Connect and show the ticket.
+    """Connect and send the ticket.
 
     Raises:
         TimeoutError: the connection was not accepted in time.
@@ -143,7 +143,9 @@ def connect(host: str, port: int, ticket: bytes, *, timeout_s: float, tls: ssl.S
 
 
 def server_tls(cert: PathLike, key: PathLike | None, client_ca: PathLike | None) -> ssl.SSLContext:
-    """TLS of a server with a PEM certificate and key, which asks clients for one signed by ``client_ca`` if given.
+    """Return the TLS context of a server with a PEM certificate and key.
+
+    Clients must present a certificate signed by ``client_ca`` if that is given.
 
     Raises:
         UsageError: the key is missing.
@@ -159,7 +161,7 @@ def server_tls(cert: PathLike, key: PathLike | None, client_ca: PathLike | None)
 
 
 def client_tls(ca_file: PathLike, cert_file: PathLike | None, key_file: PathLike | None) -> ssl.SSLContext:
-    """TLS of a client that trusts the PEM certificates of ``ca_file``, and shows its own where one is given."""
+    """Return the TLS context of a client that trusts ``ca_file`` and presents ``cert_file`` if given; all are PEM."""
     context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(ca_file))
     if cert_file:
         context.load_cert_chain(cert_file, key_file)
@@ -176,6 +178,6 @@ def _prepare(peer: socket.socket) -> None:
 
 def _shut_down(peer: Any, how: int) -> None:
     try:
-        socket.socket.shutdown(peer, how)  # TLS's own forgets its keys, and what is still sent would go out in clear
+        socket.socket.shutdown(peer, how)  # SSLSocket.shutdown drops the keys: later data would be sent unencrypted
     except OSError:  # not connected any more
         return

@@ -5,15 +5,15 @@ from __future__ import annotations
 import resource
 
 MOST_CONNECTIONS = 2**14
-RESERVED = 256  # for files, slots and rings; or a quarter
+RESERVED = 256  # descriptors for files, slots and rings; at least a quarter of the limit
 
 
 def raise_descriptor_limit() -> None:
-    """Let this process, and those that it starts, open as many files as the system allows it."""
+    """Raise this process's limit of open files to the hard limit; processes that it starts inherit it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (ValueError, OSError):  # macOS says infinity, and means less
+    except (ValueError, OSError):  # macOS reports infinity but allows less
         return
 
 

@@ -1,8 +1,8 @@
-"""Limits on connections without a valid token: few at a time, and not for long.
+"""Limits on the number and the age of connections without a valid token.
 
-grpcio accepts whatever connects and does not say what it holds, so the sockets of this process are looked at from
-outside. A connection is a stranger's until a call with a valid token has come over it. Strangers beyond the limits are
-shut down, which grpcio takes for the end of the connection. Linux only; elsewhere only grpcio's own limits hold.
+grpcio accepts every connection and does not list them, so the sockets of this process are inspected through /proc. A
+connection is a stranger until a call with a valid token has arrived on it. Strangers beyond the limits are shut down,
+which grpcio handles as the end of the connection. Linux only; elsewhere only grpcio's own limits hold.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Peer = tuple[str, int]
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """Limits of the calls that a server takes.
+    """Limits on the connections of a server.
 
     Attributes:
-        total: Connections in all, beyond which grpcio closes newcomers.
-        strangers: Of them those without a valid token so far, in all.
-        strangers_of_one: And from one address.
-        stranger_s: How long one may go without a token.
+        total: Number of all connections; grpcio closes further ones.
+        strangers: Number of connections without a valid token so far, from all addresses.
+        strangers_of_one: Number of connections without a valid token so far, from one address.
+        stranger_s: Longest time that a connection may stay without a token, in seconds.
     """
 
     total: int = 2**14
@@ -59,28 +59,28 @@ class Doorkeeper:
     """Watches the connections of one server on a thread of its own.
 
     Attributes:
-        ports: That the server listens on.
+        ports: Ports that the server listens on.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.ports: set[int] = set()
         self._limits = limits
-        self._known: dict[str, Peer] = {}  # by what grpcio calls them
-        self._connections: dict[int, _TrackedConnection | None] = {}  # by inode; None: a socket of something else
+        self._known: dict[str, Peer] = {}  # by grpcio's name of the peer
+        self._connections: dict[int, _TrackedConnection | None] = {}  # by inode; None: not a socket of the server
         self._stopped = threading.Event()
         self._warnings = Seldom(_log)
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start the watching thread."""
         if _DESCRIPTORS.is_dir():
             threading.Thread(target=self._watch, name="doorkeeper", daemon=True).start()
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop the watching thread."""
         self._stopped.set()
 
     def admit(self, context: Any) -> None:
-        """Mark the connection of this call: a valid token has come over it."""
+        """Mark the connection of this call as known: a valid token has arrived on it."""
         name = context.peer()
         if name not in self._known and (peer := _peer(name)) is not None:
             self._known[name] = peer
@@ -89,11 +89,11 @@ class Doorkeeper:
         while not self._stopped.wait(LOOK_S):
             try:
                 self._look(time.monotonic())
-            except OSError as error:  # no descriptor is free to look with
+            except OSError as error:  # no descriptor is free for the inspection
                 self._warnings.warn("connections could not be looked at: %s", error)
 
     def _look(self, now: float) -> None:
-        known = dict(self._known)  # first: who comes to be known later has a connection that is seen
+        known = dict(self._known)  # copied first: peers that are added later have a connection that is found below
         living = [connection for connection in self._find(now) if connection is not None]
         peers = {connection.peer for connection in living}
         for name, peer in known.items():
@@ -114,7 +114,7 @@ class Doorkeeper:
         return list(found.values())
 
     def _peer_of(self, descriptor: int) -> Peer | None:
-        """The other end of a connection to this server; None for any other socket."""
+        """Return the peer of a connection to this server, or None for any other socket."""
         try:
             with socket.socket(fileno=os.dup(descriptor)) as one:
                 if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockname()[1] in self.ports:
@@ -125,7 +125,7 @@ class Doorkeeper:
         return None
 
     def _limit(self, strangers: list[_TrackedConnection], now: float) -> None:
-        """The oldest go first: who has a token shows it soon."""
+        """Close strangers beyond the limits, oldest first: a client with a token sends it soon."""
         limits, total = self._limits, len(strangers)
         held = Counter(connection.peer[0] for connection in strangers)
         for one in sorted(strangers, key=lambda connection: connection.since):
@@ -139,7 +139,7 @@ class Doorkeeper:
 
     def _shut_down(self, connection: _TrackedConnection) -> None:
         if self._peer_of(connection.descriptor) != connection.peer:
-            return  # it has gone by itself
+            return  # already closed by the peer
         try:
             with socket.socket(fileno=os.dup(connection.descriptor)) as one:
                 one.shutdown(socket.SHUT_RDWR)
@@ -148,7 +148,7 @@ class Doorkeeper:
 
 
 def _sockets() -> Iterator[tuple[int, int]]:
-    """(descriptor, inode) of every socket of this process."""
+    """Yield (descriptor, inode) of every socket of this process."""
     for name in os.listdir(_DESCRIPTORS):
         try:
             status = os.fstat(int(name))

@@ -1,7 +1,7 @@
-"""Frames on a connection: the header's length (4 bytes, little-endian), the header, the payload as it is.
+"""Frames on a connection: the header's length (4 bytes, little-endian), the header, the raw payload.
 
-A frame of kind PUSH or WEIGHTS is followed by ``total_bytes`` of payload, unless these are ``shared``. The payload goes
-from and to the caller's memory: it is not copied here.
+A frame of kind PUSH or WEIGHTS is followed by ``total_bytes`` of payload, unless the payload is ``shared``. It is sent
+from and received into the caller's memory without a copy.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class FrameStream:
     """Sends and receives frames. One thread may send while another one receives.
 
     Attributes:
-        sent: Bytes so far.
-        received: Bytes so far.
+        sent: Number of bytes sent so far.
+        received: Number of bytes received so far.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -47,11 +47,11 @@ class FrameStream:
         """Send one frame.
 
         Args:
-            header: With the size of the payload in it.
-            payload: Anything with a contiguous buffer.
+            header: Header, which contains the size of the payload.
+            payload: Any object with a contiguous buffer.
 
         Raises:
-            TimeoutError: the other side takes nothing.
+            TimeoutError: the other side does not receive.
             OSError: the connection is gone.
         """
         data, view = header.SerializeToString(), memoryview(payload)
@@ -67,15 +67,15 @@ class FrameStream:
                 parts[0] = parts[0][count:]
 
     def receive_header(self, *, patiently: bool = False) -> Frame | None:
-        """The next frame's header; None when the other side has ended the connection between two frames.
+        """Receive the next frame's header; None when the other side has closed the connection between two frames.
 
         Args:
-            patiently: Wait for its first byte however long it takes; the system notices a peer that is gone.
+            patiently: Wait for the first byte without a time limit; TCP keepalive detects a lost peer.
 
         Raises:
-            TimeoutError: nothing came in time.
-            EOFError: the connection ended in the middle.
-            ProtocolError: these bytes are no header.
+            TimeoutError: nothing arrived in time.
+            EOFError: the connection ended inside the header.
+            ProtocolError: the bytes are no header.
             OSError: the connection is gone.
         """
         while self._start == self._stop:
@@ -100,8 +100,8 @@ class FrameStream:
         """Fill ``buffer``, writable and contiguous, with the next bytes.
 
         Raises:
-            TimeoutError: nothing came in time.
-            EOFError: the connection ended before.
+            TimeoutError: nothing arrived in time.
+            EOFError: the connection ended before the buffer was full.
             OSError: the connection is gone.
         """
         if not memoryview(buffer).nbytes:
@@ -117,30 +117,30 @@ class FrameStream:
             got += count
 
     def take(self, count: int) -> bytes:
-        """The next ``count`` bytes; as :meth:`receive_into`."""
+        """Receive the next ``count`` bytes; raises the errors of :meth:`receive_into`."""
         data = bytearray(count)
         self.receive_into(data)
         return bytes(data)
 
     def end(self) -> None:
-        """Send no more, and wait up to ``END_S`` seconds until the other side has ended the connection too.
+        """Stop sending, and wait up to ``END_S`` seconds until the other side has ended the connection too.
 
-        One that is closed with bytes unread is reset, and what was sent last may be lost.
+        Closing a connection with unread bytes resets it, and the data sent last may be lost.
         """
         self._connection.shut_down(socket.SHUT_WR)
         until = time.monotonic() + END_S
         try:
             while time.monotonic() < until and self._receive(self._ahead):
                 pass
-        except OSError:  # gone, or silent: it will not read any more
+        except OSError:  # closed, or silent: the peer will not read any more
             return
 
     def stop_receiving(self) -> None:
-        """Let the thread that receives see an end; what is being answered still goes out."""
+        """End the receiving side, so that the receiving thread reads an end; answers in progress are still sent."""
         self._connection.shut_down(socket.SHUT_RD)
 
     def close(self) -> None:
-        """End the connection at once; who waits in another thread is woken. Can be called twice."""
+        """Close the connection at once and wake threads that wait for it. Can be called twice."""
         self._connection.shut_down(socket.SHUT_RDWR)
         self._connection.close()
 

@@ -12,7 +12,7 @@ from nfdt.core.wire.doorkeeper import Doorkeeper
 
 
 class GuardedServer(grpc.Server):
-    """As ``grpc.Server``; starts and stops the doorkeeper, and tells it which ports there are."""
+    """A ``grpc.Server`` that starts and stops the doorkeeper and passes it the ports."""
 
     def __init__(self, server: Any, doorkeeper: Doorkeeper) -> None:
         self._server, self._doorkeeper = server, doorkeeper

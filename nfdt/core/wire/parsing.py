@@ -1,4 +1,4 @@
-"""Requests are parsed here, not in grpcio: it keeps the state of a call whose request it cannot parse for good."""
+"""Parsing of requests outside of grpcio, which leaks the state of a call whose request it cannot parse."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Admit = Callable[[grpc.ServicerContext], None]
 
 
 class Seldom:
-    """Limit of warnings that any peer can cause: one every ``every_s`` seconds, with the number of the others."""
+    """Rate limit of warnings that any peer can cause: one every ``every_s`` seconds, with the number of the others."""
 
     def __init__(self, log: logging.Logger, every_s: float = SELDOM_S) -> None:
         self._log, self._every_s = log, every_s
@@ -32,7 +32,7 @@ class Seldom:
         self._next_at = 0.0
 
     def warn(self, text: str, *values: Any) -> None:
-        """Log this, or count it."""
+        """Log the warning, or only count it within the interval."""
         with self._lock:
             self._count += 1
             if time.monotonic() < self._next_at:
@@ -44,18 +44,18 @@ class Seldom:
 
 
 class RequestParser:
-    """Makes handlers that get bytes from grpcio and parse them themselves."""
+    """Wraps handlers so that they receive bytes from grpcio and parse them themselves."""
 
     def __init__(self) -> None:
         self._warnings = Seldom(_log)
 
     def wrapped(self, handler: grpc.RpcMethodHandler, method: str, admit: Admit | None) -> Any:
-        """The same handler; a request that is no message of the method ends its call with INVALID_ARGUMENT.
+        """Return the handler with parsing; a malformed request ends its call with INVALID_ARGUMENT.
 
         Args:
-            handler: Of the method.
-            method: Its name.
-            admit: Told of each call, where the caller has shown a token.
+            handler: Handler of the method.
+            method: Name of the method.
+            admit: Called for each call with a valid token; None for methods without authentication.
         """
         parse = functools.partial(self._parse, handler.request_deserializer or bytes, method)
         wrap = _taking_stream if handler.request_streaming else _taking_one
@@ -74,7 +74,7 @@ class RequestParser:
 
 
 def _taking_one(parse: Parse, admit: Admit | None, behavior: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(behavior)  # with what grpcio looks for in a behavior that takes a callback, too
+    @functools.wraps(behavior)  # keeps the attributes that grpcio reads from a behavior that takes a callback
     def answer(data: bytes, context: grpc.ServicerContext, *callback: Any) -> Any:
         if admit:
             admit(context)

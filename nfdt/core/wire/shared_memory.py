@@ -1,8 +1,8 @@
 """Memory that a worker and a shard of the same machine share: gradients one way, weights the other.
 
-The worker makes one file per stream that has no name and lies in memory, and offers it on the stream. The shard fetches
-the file's descriptor over a Unix socket, and both sides map it: success shows that they can share memory. The memory
-is freed with the last of the two processes, however they end. Frames stay on the stream: order, errors, deadlines and
+The worker makes one anonymous in-memory file per stream and offers it on the stream. The shard fetches the file's
+descriptor over a Unix socket, and both sides map it: success shows that they can share memory. The memory is freed
+with the last of the two processes, however they end. Frames stay on the stream: order, errors, deadlines and
 at-most-once are those of the stream.
 """
 
@@ -46,10 +46,10 @@ class Segment:
     """The areas of a mapped file, each of shape ``(n,)`` float32 and at the start of a page.
 
     They keep the mapping alive, and so do tensors over them. There is a pair of areas for every request that may be
-    unanswered at a time: both sides use them in turn, by sequence number.
+    unanswered at a time. Both sides use the pairs in turn, by sequence number.
 
     Attributes:
-        gradients: Written by the worker before a push; the shard reads it until it has answered.
+        gradients: Written by the worker before a push; the shard reads the area until it has answered.
         replies: Written by the shard in answer to a request of this worker, and at no other time. The worker's view is
             therefore valid until the worker has sent as many requests as there are pairs.
     """
@@ -112,12 +112,12 @@ class Offer:
         self._thread.join(END_S)
 
     def _hand_out(self, file: int) -> None:
-        """Give the file to every process of this user that connects; only the shard receives the address."""
+        """Send the file to every process of this user that connects; only the shard receives the address."""
         with contextlib.suppress(OSError), self._socket:  # withdrawn
             try:
                 while True:
                     peer, _ = self._socket.accept()
-                    with peer, contextlib.suppress(OSError):  # it is gone again
+                    with peer, contextlib.suppress(OSError):  # the peer has disconnected
                         if _user_of(peer) == os.geteuid():
                             socket.send_fds(peer, [b"."], [file])
             finally:
@@ -125,10 +125,10 @@ class Offer:
 
 
 def accept(offer: Frame, area_bytes: int, *, pairs: int = 1) -> Segment:
-    """The shard's side: fetch and map what a worker offers.
+    """Fetch and map the segment that a worker offers; called by the shard.
 
-    The offer comes from the network: only a file that a process of this user on this machine hands out is mapped,
-    and only if it lies in memory, has the exact size, and cannot shrink any more.
+    The offer comes from the network. A file is mapped only if a process of this user on this machine hands it out, and
+    if it lies in memory, has the exact size, and cannot shrink any more.
 
     Args:
         offer: A frame of kind OFFER.
@@ -136,7 +136,7 @@ def accept(offer: Frame, area_bytes: int, *, pairs: int = 1) -> Segment:
         pairs: Requests that may be unanswered at a time.
 
     Raises:
-        Refused: the offer is invalid, or of another machine; the stream carries the bytes then.
+        Refused: the offer is invalid, or comes from another machine; the stream carries the payloads then.
         OSError: it cannot be mapped.
     """
     if offer.boot_id != boot_id():
@@ -159,7 +159,7 @@ def segment_bytes(area_bytes: int, pairs: int = 1) -> int:
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether ``host`` is an address of this machine: only then is it worth offering memory."""
+    """Return whether ``host`` is an address of this machine, so that shared memory can be offered."""
     if is_loopback(host):
         return True
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -172,14 +172,14 @@ def is_this_machine(host: str) -> bool:
 
 
 def _address(name: str) -> str:
-    """Return the address of the Unix socket; as it begins with a zero byte, it is no file and ends with its process."""
+    """Return the abstract address (leading zero byte) of the Unix socket: no file; it ends with its process."""
     return f"\0{name}"
 
 
 def _make_file(size: int) -> int:
     if not hasattr(os, "memfd_create"):
         raise OSError(errno.ENOSYS, "This system has no files in memory without a name")
-    if size > memory().available * MOST_OF_FREE:  # one that takes more would have processes killed, this one too
+    if size > memory().available * MOST_OF_FREE:  # more could trigger the out-of-memory killer, also for this process
         raise OSError(errno.ENOMEM, f"{size} bytes are more than {MOST_OF_FREE:.0%} of the memory that is free")
     file = os.memfd_create("nfdt", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -215,7 +215,7 @@ def _user_of(peer: socket.socket) -> int:
 
 
 def _seals() -> int:
-    """Return the seals of the size: touching mapped memory that is gone from the file kills a process."""
+    """Return the seals that fix the file's size: access to mapped pages beyond a truncated end kills the process."""
     return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 

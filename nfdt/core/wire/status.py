@@ -1,4 +1,4 @@
-"""Errors of this product <-> gRPC status: the class travels by name, the message as the details."""
+"""Conversion between NFDT's errors and gRPC status: the class is sent by name, the message as the details."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 ERROR_KEY = "nfdt-error"
-MAX_DETAILS = 4000  # characters: details travel in HTTP/2 headers, whose size peers limit to 8 KiB
+MAX_DETAILS = 4000  # characters: details are sent in HTTP/2 headers, whose size peers limit to 8 KiB
 
 # The first class that matches wins: subclasses come before their bases.
 _CODES: tuple[tuple[type[NfdtError], grpc.StatusCode], ...] = (
@@ -36,12 +36,12 @@ _CODES: tuple[tuple[type[NfdtError], grpc.StatusCode], ...] = (
 
 
 def status_code(error: NfdtError) -> grpc.StatusCode:
-    """The gRPC code that stands for an error of this product."""
+    """Return the gRPC code of an error of NFDT."""
     return next(code for kind, code in _CODES if isinstance(error, kind))
 
 
 def abort(context: grpc.ServicerContext, error: NfdtError) -> NoReturn:
-    """End the call with this error; the peer's :func:`translate` makes the same class of it."""
+    """End the call with this error; the peer's :func:`translate` restores the same class."""
     context.set_trailing_metadata(((ERROR_KEY, type(error).__name__),))
     context.abort(status_code(error), str(error)[:MAX_DETAILS])
     raise AssertionError("abort() raises")  # for servicer contexts made by hand
@@ -70,7 +70,7 @@ def _by_code(code: grpc.StatusCode | None, details: str, address: str) -> NfdtEr
 
 
 def translate(error: grpc.RpcError, address: str) -> NfdtError:
-    """The exception behind a failed call to ``address``."""
+    """Return the exception of NFDT for a failed call to ``address``."""
     code = error.code() if hasattr(error, "code") else None
     details = (error.details() if hasattr(error, "details") else str(error)) or ""
     trailing: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
@@ -83,7 +83,7 @@ def translate(error: grpc.RpcError, address: str) -> NfdtError:
 
 @contextmanager
 def translated(address: str) -> Iterator[None]:
-    """Raise what :func:`translate` makes of a ``grpc.RpcError`` inside the block."""
+    """Convert a ``grpc.RpcError`` inside the block with :func:`translate`, and raise the result."""
     try:
         yield
     except grpc.RpcError as error:
@@ -102,7 +102,7 @@ def _fail(context: grpc.ServicerContext, error: Exception, method: str) -> NoRet
 
 
 def answering(method: _Method) -> _Method:
-    """Decorate a servicer's method: what it raises becomes the call's status."""
+    """Decorate a servicer's method: an exception that it raises becomes the call's status."""
     name = method.__name__
 
     @functools.wraps(method)

@@ -1,4 +1,4 @@
-"""A channel that sends a token with every call, and whose calls after its close raise instead of ending the process."""
+"""A channel that sends a token with every call; calls after its close raise instead of crashing the process."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import grpc
 class TokenChannel(grpc.Channel):
     """Add one entry to the metadata of every call of another channel.
 
-    ``grpc.intercept_channel`` looks a method's registered handle up at every call, which is not safe in several threads
-    and reads freed memory once the channel is closed (seen with grpcio 1.85). Here each method is prepared once,
-    unregistered: a call after ``close`` fails as CANCELLED, as an open one does.
+    ``grpc.intercept_channel`` looks a method's registered handle up at every call. This is not thread-safe and reads
+    freed memory once the channel is closed (seen with grpcio 1.85). Here each method is prepared once, unregistered: a
+    call after ``close`` fails as CANCELLED, as an open one does.
 
     Args:
-        channel: The channel that sends; closed with this one.
+        channel: The wrapped channel; closed with this one.
         entry: (key, value) of the metadata.
     """
 
@@ -71,7 +71,7 @@ class TokenChannel(grpc.Channel):
         self._channel.subscribe(callback, try_to_connect=bool(try_to_connect))
 
     def unsubscribe(self, callback: Any) -> None:
-        """End what :meth:`subscribe` began."""
+        """End the subscription of a callback."""
         self._channel.unsubscribe(callback)
 
     def close(self) -> None:
@@ -115,5 +115,5 @@ class _Calls:
     ) -> Any:
         try:
             return call(request, timeout, (*(metadata or ()), *self._entry), **more)
-        except ValueError as error:  # grpc's only word for a closed channel
+        except ValueError as error:  # grpc raises only this for a closed channel
             raise _ChannelClosed from error

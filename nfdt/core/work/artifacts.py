@@ -21,13 +21,13 @@ FETCH_TIMEOUT_S = 600.0
 
 
 def artifact_names(spec: JobSpec) -> set[str]:
-    """The artifacts that a job's specification names, by sha256."""
+    """Return the artifacts that a job's specification names, by sha256."""
     validation = spec.validation.arrays if spec.validation else ()
     return {spec.program, *spec.artifacts, *spec.train.arrays, *validation}
 
 
 def default_cache() -> Path:
-    """Directory of fetched artifacts; ``XDG_CACHE_HOME`` moves it."""
+    """Return the directory of fetched artifacts; ``XDG_CACHE_HOME`` moves it."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nfdt" / "artifacts"
 
 
@@ -48,10 +48,10 @@ class ArtifactReader:
         self._cache = cache
 
     def path(self, sha256: str) -> Path:
-        """A local file with the artifact's bytes.
+        """Return a local file with the artifact's bytes.
 
         Raises:
-            NfdtError: the server does not have it, or what arrives is something else.
+            NfdtError: the server does not have the artifact, or the received bytes have another hash.
         """
         if not sha256 or Path(sha256).name != sha256:
             raise ProtocolError(f"Artifact name: expected a sha256. Received: {sha256[:80]!r}.")
@@ -63,11 +63,11 @@ class ArtifactReader:
         return target
 
     def read(self, sha256: str) -> bytes:
-        """The artifact's bytes."""
+        """Return the artifact's bytes."""
         return self.path(sha256).read_bytes()
 
     def open_array(self, sha256: str) -> Array:
-        """The artifact, a ``.npy`` file, memory-mapped."""
+        """Return the artifact, a ``.npy`` file, memory-mapped."""
         return np.load(self.path(sha256), mmap_mode="r", allow_pickle=False)
 
     def _fetch(self, sha256: str, target: Path) -> None:
@@ -85,7 +85,7 @@ class ArtifactReader:
                 )
 
     def _checked(self, chunks: Iterable[pb.FetchChunk]) -> Iterator[bytes]:
-        """The data of the chunks, checked to be consecutive and within the size that the first one states."""
+        """Yield the data of the chunks, checked to be consecutive and within the size that the first one states."""
         at, total = 0, None
         for chunk in chunks:
             total = chunk.total_bytes if total is None else total

@@ -1,4 +1,4 @@
-"""The effects that a coordinator asks for, and one dispatch for all that carry them out."""
+"""Handler interface for the effects of a coordinator, and the dispatch of an effect to its method."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ class EffectHandler(Protocol):
         ...
 
     def flush_shards(self, epoch: int) -> None:
-        """Make every shard apply what it holds, then call ``Coordinator.flushed(epoch)``."""
+        """Make every shard apply the gradients that it holds, then call ``Coordinator.flushed(epoch)``."""
         ...
 
     def forget_worker(self, worker: str) -> None:
-        """Free what the shards keep for a lost worker."""
+        """Free the state of a lost worker on the shards."""
         ...
 
     def give_up(self, worker: str, reason: str) -> None:
-        """End the process of a worker that was silent too long."""
+        """End the process of a worker that sent nothing for too long."""
         ...
 
     def end_epoch(self, epoch: int) -> None:
-        """Do what happens between two epochs."""
+        """Run the work between two epochs."""
         ...
 
     def fail(self, reason: str) -> None:

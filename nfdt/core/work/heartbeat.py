@@ -1,4 +1,4 @@
-"""Heartbeats of work that takes long."""
+"""Heartbeats of long-running work."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ LogValue = float | list[Any]
 class StepShare:
     """Split of a step over the members of a group.
 
-    ``rows`` are the rows of each member in a full step; empty: as before. ``rate`` multiplies the learning rate.
+    ``rows`` are the rows of each member in a full step; empty: unchanged. ``rate`` multiplies the learning rate.
     ``local_steps`` is the number of steps between two pushes. ``learning_rate`` replaces that of the members' optimizer
     unless it is None.
     """
@@ -30,17 +30,17 @@ class StepShare:
 
 @dataclass(frozen=True)
 class Wait:
-    """Nothing to do yet: ask again when something has changed."""
+    """Nothing to do yet: call Next again when something has changed."""
 
 
 @dataclass(frozen=True)
 class Work:
     """Train on these tasks; they are all that the worker holds.
 
-    After ``budget_s`` seconds (0: no limit) it begins no further one and reports; what it has not begun goes back.
-    ``overlap`` pushes may be unanswered while it computes. ``untrained`` (safetensors) is taken first, unless it is
-    empty. ``pull``: on weights that it pulls now, not on the answer to its last push. ``no_weights``: the answers to
-    these tasks' pushes need not hold any, they would be too old.
+    After ``budget_s`` seconds (0: no limit) the worker begins no further task and reports; the tasks that it has not
+    begun are returned. ``overlap`` pushes may be unanswered while it computes. ``untrained`` (safetensors) replaces the
+    untrained state first, unless it is empty. ``pull``: train on weights pulled now, not on the reply to the last push.
+    ``no_weights``: the replies to these tasks' pushes need no weights, which would be stale.
     """
 
     epoch: int
@@ -54,7 +54,7 @@ class Work:
 
 @dataclass(frozen=True)
 class BeginEpoch:
-    """Reset the metrics; take ``untrained`` (safetensors) unless it is empty: then keep what you have.
+    """Reset the metrics; replace the untrained state by ``untrained`` (safetensors) unless that is empty.
 
     ``order_crc`` is the CRC-32 of the job's first sample order; 0 for streams. ``share`` is for groups only.
     """
@@ -139,7 +139,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class TaskTime:
-    """Duration of a task in seconds: its gradient, and the rest that nothing has hidden (mostly communication)."""
+    """Duration of a task in seconds: its gradient, and the time not overlapped with that (mostly communication)."""
 
     compute_s: float
     exchange_s: float = 0.0
@@ -150,7 +150,7 @@ class Report:
     """Work since the last call; ``finished`` are task numbers, ``epoch`` is that of ``logs``.
 
     ``times`` are the durations of finished tasks, by their numbers, where the worker measured them; ``samples`` are
-    their samples. ``in_flight`` are tasks that have begun and not finished; the worker takes more work all the same.
+    their samples. ``in_flight`` are tasks that have begun and not finished; the worker accepts more tasks anyway.
     ``busy``: the worker still executes its last instruction and advances; all other fields are empty.
     """
 
@@ -166,7 +166,7 @@ class Report:
     samples: Mapping[int, int] = field(default_factory=dict)
 
 
-# ---- to the world: effects, drained by the servicer
+# ---- effects of the coordinator, drained by the servicer
 
 
 @dataclass(frozen=True)
@@ -179,28 +179,28 @@ class Emit:
 
 @dataclass(frozen=True)
 class FlushShards:
-    """Have every shard apply what it still holds, then call ``Coordinator.flushed(epoch)``."""
+    """Make every shard apply the gradients that it still holds, then call ``Coordinator.flushed(epoch)``."""
 
     epoch: int
 
 
 @dataclass(frozen=True)
 class EpochDone:
-    """The epoch is complete and its event emitted; the shards stand still until the next one begins."""
+    """The epoch is complete and its event emitted; the shards do not change until the next one begins."""
 
     epoch: int
 
 
 @dataclass(frozen=True)
 class ForgetWorker:
-    """The worker is gone: the shards may free what they keep for it."""
+    """The worker is gone: the shards may free its state."""
 
     worker: str
 
 
 @dataclass(frozen=True)
 class GiveUp:
-    """The worker was silent too long: end its process, it is no longer part of the job."""
+    """The worker sent nothing for too long: end its process, it is no longer part of the job."""
 
     worker: str
     reason: str
@@ -213,7 +213,7 @@ class TrainingDone:
 
 @dataclass(frozen=True)
 class Failed:
-    """The job cannot go on."""
+    """The job cannot continue."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""Protobuf messages of the Workers service <-> plain values, in both directions.
+"""Conversion between protobuf messages of the Workers service and plain values, in both directions.
 
 =========================  ====================================================
 side                       functions
@@ -25,7 +25,7 @@ _UNMEASURED = ins.TaskTime(0.0)
 
 
 def to_report(request: pb.NextRequest) -> ins.Report:
-    """The report of a worker, checked.
+    """Return the report of a worker, checked.
 
     Raises:
         ProtocolError: a summary that is no JSON of the agreed form, or too many logs.
@@ -52,7 +52,7 @@ def to_report(request: pb.NextRequest) -> ins.Report:
 
 
 def _to_time(done: pb.Finished) -> ins.TaskTime | None:
-    """The duration of a task; None where it was not measured, or is impossible."""
+    """Return the duration of a task, or None where it was not measured or is impossible."""
     compute_s, exchange_s = done.compute_s, done.exchange_s
     sensible = compute_s >= 0 and exchange_s >= 0 and 0 < compute_s + exchange_s <= MAX_TASK_S
     return ins.TaskTime(compute_s, exchange_s) if sensible else None
@@ -78,11 +78,11 @@ def _number(value: Any) -> ins.LogValue:
 
 
 def to_task(task: Task) -> pb.Task:
-    """A task as a message."""
+    """Return a task as a message."""
     message = pb.Task(
         task=task.task,
         start=task.start,
-        # A fed batch has no rows of its own, but a length.
+        # A streamed batch has no row numbers, only a length.
         stop=task.stop if task.stop > task.start else task.start + task.samples,
         round=task.round,
         part=task.part,
@@ -94,7 +94,7 @@ def to_task(task: Task) -> pb.Task:
 
 
 def to_reply(instruction: ins.Instruction) -> pb.NextReply:
-    """An instruction as the answer to Next."""
+    """Return an instruction as the answer to Next."""
     match instruction:
         case ins.Work(epoch, tasks, budget_s, overlap, untrained, pull, no_weights):
             work = pb.Work(epoch=epoch, tasks=map(to_task, tasks), budget_s=budget_s, overlap=overlap)
@@ -129,7 +129,7 @@ def _write_share(share: ins.StepShare) -> pb.GroupShare:
 
 
 def read_instruction(reply: pb.NextReply) -> ins.Instruction:
-    """The instruction in the answer to Next; :class:`~nfdt.core.work.instructions.Wait` for an empty one."""
+    """Return the instruction in the answer to Next; :class:`~nfdt.core.work.instructions.Wait` for an empty one."""
     match reply.WhichOneof("instruction"):
         case "work":
             return _read_work(reply.work)
@@ -168,7 +168,7 @@ def read_task(message: pb.Task) -> Task:
         task=message.task,
         start=message.start,
         stop=message.stop,
-        pass_index=getattr(message, "pass"),  # a keyword of Python's
+        pass_index=getattr(message, "pass"),  # a Python keyword
         round=message.round,
         part=message.part,
         parts=message.parts,

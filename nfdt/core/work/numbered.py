@@ -1,4 +1,4 @@
-"""Messages of one direction of a stream that may break: each is kept until the other side acknowledges it."""
+"""Reliable messages in one direction of a stream that may break: each is kept until the other side acknowledges it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Message = TypeVar("Message", bound=Any)
 class NumberedOutbox(Generic[Message]):
     """Numbers messages (their field ``number``) and sends them on the stream that was opened last.
 
-    Any thread may call.
+    Every method may be called from any thread.
     """
 
     def __init__(self) -> None:
@@ -38,13 +38,13 @@ class NumberedOutbox(Generic[Message]):
             self._changed.notify_all()
 
     def arrived(self, number: int) -> None:
-        """Drop the messages up to this one: the other side has them."""
+        """Drop the messages up to this number: the other side has received them."""
         with self._changed:
             while self._kept and self._kept[0].number <= number:
                 self._kept.popleft()
 
     def forget(self) -> None:
-        """Drop all messages: they belong to a stream that the other side does not know."""
+        """Drop all messages: they belong to a stream that the other side has lost."""
         with self._changed:
             self._kept.clear()
 
@@ -56,7 +56,7 @@ class NumberedOutbox(Generic[Message]):
             return self._stream
 
     def messages(self, stream: int) -> Iterator[Message]:
-        """Messages to send on a stream: all kept ones and new ones, until the end of the stream or of the outbox."""
+        """Yield messages to send on a stream: kept ones, then new ones, until the stream or the outbox ends."""
         sent = 0
         while (message := self._next(stream, sent)) is not None:
             yield message

@@ -1,6 +1,6 @@
-"""A slot's side of its server: registration, a stream that is opened again when it breaks, calls that are repeated.
+"""Connection of a slot to its server: registration, a stream that is reopened when it breaks, calls with retries.
 
-A server that does not answer may be stopped, overloaded or cut off: the slot retries for as long as its patience lasts.
+A server that does not answer may be stopped, overloaded or cut off: the slot retries until its time limit.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ logger = logging.getLogger(__name__)
 PATIENCE_S = 90.0
 PAUSE_S = 0.5
 NEXT_TIMEOUT_S = 60.0
-LEAST_S = 15.0  # for one call: a healthy server may take ten seconds to answer
+LEAST_S = 15.0  # shortest timeout of one call: a healthy server may take ten seconds to answer
 
 
 def make_hello(name: str, role: str, *, resumes: bool = False, patience_s: float = 0.0, ring: str = "") -> pb.SlotHello:
-    """The first message of a slot.
+    """Return the first message of a slot.
 
     Args:
         name: Name of the slot, unique at its server.
         role: ``"worker"`` or ``"shard"``.
-        resumes: Whether the slot opens its stream again when it breaks; otherwise that is the end of the slot.
-        patience_s: Time limit for opening it again.
+        resumes: Whether the slot reopens its stream when it breaks; otherwise the slot ends with its stream.
+        patience_s: Time limit for reopening the stream.
         ring: The ring whose slot it is; "" for none.
     """
     return pb.SlotHello(
@@ -57,7 +57,7 @@ def make_hello(name: str, role: str, *, resumes: bool = False, patience_s: float
 def describe_failure(
     job_id: str, error: BaseException, *, failed_in: str = "", unquotes_keys: bool = True
 ) -> pb.SlotFailed:
-    """The message from which the client raises a slot's exception again.
+    """Return the message from which the client raises a slot's exception again.
 
     Args:
         job_id: The job.
@@ -78,11 +78,11 @@ def describe_failure(
 
 
 class Patience:
-    """Time limit for failures in a row.
+    """Time limit for consecutive failures.
 
     Args:
-        limit_s: The limit, from the first of them on.
-        stopped: Set when nothing is left to retry for.
+        limit_s: The limit, counted from the first of them.
+        stopped: Set when retries have become pointless.
     """
 
     def __init__(self, limit_s: float, stopped: threading.Event) -> None:
@@ -91,15 +91,15 @@ class Patience:
 
     @property
     def left_s(self) -> float:
-        """Time that is left; all of it without a failure."""
+        """Remaining time; the whole limit without a failure."""
         return self._limit_s if self._until is None else self._until - time.monotonic()
 
     def success(self) -> None:
-        """Note an answer of the other side."""
+        """Record an answer of the other side."""
         self._until = None
 
     def failure(self, since: float | None = None) -> bool:
-        """Note that a call made at ``since`` (default: now) has failed; whether to try again, after a pause."""
+        """Record that a call made at ``since`` (default: now) failed, pause, and return whether to try again."""
         if self._until is None:
             self._until = (since or time.monotonic()) + self._limit_s
         left_s = self.left_s
@@ -107,7 +107,7 @@ class Patience:
 
 
 class SlotStream:
-    """Messages and assignments of a slot, over one stream or, where the hello has a key, as many as it takes.
+    """Messages and assignments of a slot, over one stream or, where the hello has a key, over several in succession.
 
     Args:
         stub: Stub of the Workers service.
@@ -128,21 +128,21 @@ class SlotStream:
 
     @property
     def closed(self) -> bool:
-        """Whether this side has left."""
+        """Whether this side has closed the stream."""
         return self._closed.is_set()
 
     def close(self) -> None:
-        """Leave in order: with a message where the end of a stream alone is not taken for the slot's end."""
+        """Close the stream; a slot that can resume sends a message first, as its stream's end alone does not end it."""
         self._closed.set()
         if self._hello.key:
             self.send(leaving=pb.SlotLeaving())
         self._outbox.end()
 
     def assignments(self) -> Iterator[pb.Assignment]:
-        """Assignments of the server, each once, until it ends the stream; a release when it has lost this slot.
+        """Yield the server's assignments, each once, until it ends the stream; a release if it has lost this slot.
 
         Raises:
-            NfdtError: the server refuses this slot, or did not answer while the patience lasted.
+            NfdtError: the server refuses this slot, or did not answer within the time limit.
         """
         patience = Patience(self._hello.patience_s, self._closed)
         while True:
@@ -176,13 +176,13 @@ class SlotStream:
 
 
 class NextCalls:
-    """Calls of ``Workers.Next``: one that gets no answer is made again, and the server counts it once.
+    """Calls of ``Workers.Next``: a call without an answer is repeated, and the server counts it once.
 
     Args:
         stub: Stub of the Workers service.
         job: The job's identifier, and this worker's token.
         address: Address of the server, for error messages.
-        patience_s: Time limit for a silent server.
+        patience_s: Time limit for an unresponsive server.
         stopped: Set when the job is over.
     """
 
@@ -194,7 +194,7 @@ class NextCalls:
         self._calls = 0
 
     def ask(self, request: pb.NextRequest) -> pb.NextReply:
-        """The server's answer.
+        """Return the server's answer.
 
         Raises:
             NfdtError: the server refuses, or did not answer in time.
@@ -215,7 +215,7 @@ class NextCalls:
 def call_next(
     stub: Any, job: tuple[str, str], address: str, request: pb.NextRequest, timeout_s: float = NEXT_TIMEOUT_S
 ) -> pb.NextReply:
-    """One call of ``Workers.Next``; arguments as of :class:`NextCalls`.
+    """Call ``Workers.Next`` once; for the arguments see :class:`NextCalls`.
 
     Raises:
         NfdtError: the server refuses, or did not answer in time.

@@ -10,16 +10,16 @@ from typing import Any, Protocol
 
 
 class Traffic(Protocol):
-    """A client of the shards, as far as its traffic is counted."""
+    """Traffic counters of a client of the shards."""
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that were sent."""
+        """Number of bytes sent."""
         ...
 
     @property
     def bytes_received(self) -> int:
-        """Bytes that were received."""
+        """Number of bytes received."""
         ...
 
     @property
@@ -50,7 +50,7 @@ class WorkerStatistics(PushOutcomes):
     """Totals of one worker.
 
     Attributes:
-        samples: Samples of its gradients.
+        samples: Number of samples of its gradients.
         steps: Number of gradients.
         compute_s: Time spent computing gradients.
         wait_s: Time spent waiting for instructions.
@@ -62,7 +62,7 @@ class WorkerStatistics(PushOutcomes):
     wait_s: float = 0.0
 
     def to_json(self, client: Traffic, codec: str) -> str:
-        """The totals as one JSON object."""
+        """Return the totals as one JSON object."""
         return json.dumps(
             {
                 **step_totals(self.samples, self.steps, self.compute_s + self.exchange_s, self.compute_s),
@@ -75,12 +75,12 @@ class WorkerStatistics(PushOutcomes):
 
 
 def step_totals(samples: int, steps: int, seconds: float, compute_s: float) -> dict[str, Any]:
-    """Totals that every kind of worker has."""
+    """Return the totals that every kind of worker has."""
     return {"samples": samples, "steps": steps, "seconds": round(seconds, 6), "compute_s": round(compute_s, 6)}
 
 
 def push_totals(counts: PushOutcomes, traffic: Traffic) -> dict[str, Any]:
-    """Totals of a worker that pushes to shards, without ``exchange_s``."""
+    """Return the totals of a worker that pushes to shards, without ``exchange_s``."""
     return {
         "staleness": {str(k): v for k, v in sorted(counts.staleness.items())},
         "batch_sizes": {str(k): v for k, v in sorted(counts.batch_sizes.items())},
@@ -91,5 +91,5 @@ def push_totals(counts: PushOutcomes, traffic: Traffic) -> dict[str, Any]:
 
 
 def codec_totals(codec: str, codecs: Mapping[str, Any]) -> dict[str, Any]:
-    """The codec of the job, and the codecs in use where they are chosen while it runs."""
+    """Return the codec of the job, and the codecs in use where they are chosen while it runs."""
     return {"codec": codec, **({"codecs": dict(codecs)} if codecs else {})}

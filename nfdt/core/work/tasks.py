@@ -1,4 +1,4 @@
-"""A task: one local batch, as the coordinator hands it out and a worker trains it."""
+"""A task: one local batch that the coordinator assigns and a worker trains."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 class Task:
     """One local batch: rows ``[start, stop)`` of the sample order of pass ``pass_index``.
 
-    ``task`` is unique within the job. ``round``, ``part`` and ``parts`` say which part of which
-    synchronous global batch it is; rounds count from 1 (``parts == 1`` and ``round == 0`` for asynchronous presets).
-    ``data`` is the encoded batch itself for streams, which have no rows to point at.
+    ``task`` is unique within the job. ``round``, ``part`` and ``parts`` identify the part of a
+    synchronous global batch; rounds count from 1 (``parts == 1`` and ``round == 0`` for asynchronous presets).
+    ``data`` is the encoded batch itself for streams, which have no row numbers.
     """
 
     task: int
