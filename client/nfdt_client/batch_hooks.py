@@ -67,7 +67,7 @@ def looks_at_batches(callback: Any) -> bool:
 
 
 def look_at_batches(callbacks: Sequence[Any]) -> bool:
-    """Whether one of the callbacks may look at the model between batches."""
+    """Whether one of the callbacks may read the model between batches."""
     return any(saves_at_batches(callback) or looks_at_batches(callback) for callback in callbacks)
 
 
@@ -117,7 +117,7 @@ def _next_save(saver: Any, done: int, size: int) -> int:
 
 
 class BatchHooks:
-    """Calls the batch hooks in Keras' order, one pair per ``size`` batches.
+    """Caller of the batch hooks in Keras' order, one pair of calls per ``size`` batches.
 
     Args:
         callbacks: Keras' CallbackList.

@@ -1,4 +1,4 @@
-"""Keras' callbacks of a captured ``fit``: what each of them needs, and the validation in this process."""
+"""Keras' callbacks of a captured ``fit``: their requirements, and the validation in this process."""
 
 from __future__ import annotations
 

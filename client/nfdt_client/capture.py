@@ -120,7 +120,7 @@ def check_batch(model: Any, batch: Any) -> None:
     """Run one batch through a built model symbolically, so that wrong shapes are reported before anything is sent.
 
     Done only for Functional and Sequential models with Keras' own ``train_step``.
-    For others the symbolic run could fail where the real one does not.
+    For others the symbolic run could fail although the real one does not.
 
     Raises:
         UsageError: model, loss and data do not fit together.

@@ -93,7 +93,7 @@ def session(
 
 
 class _Submitted(BaseException):
-    """Raised to leave the user's function once its job is submitted; ``except Exception`` does not catch it."""
+    """Exception that leaves the user's function once its job is submitted; ``except Exception`` does not catch it."""
 
     def __init__(self, handle: JobHandle) -> None:
         super().__init__("the job is submitted")

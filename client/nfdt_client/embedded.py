@@ -50,8 +50,8 @@ def server_command(
 class EmbeddedServer:
     """A job server with its own workers, started in the background and stopped at the end.
 
-    The child reads the token from the first line of its standard input, answers with one JSON line
-    that holds its address, and ends when its standard input is closed, so also when this process dies.
+    The child reads the token from the first line of its standard input, writes its address as one JSON
+    line, and ends when its standard input is closed, so also when this process dies.
     The process that ends last removes the folder. If both are killed, the next start removes it.
 
     Args:

@@ -53,7 +53,7 @@ def _worker_failure(job_id: str, error: Mapping[str, Any], reason: str) -> Excep
 def rebuild(module: str, name: str, message: str) -> Exception | None:
     """Return an exception by its class name; None unless the type may be reconstructed from remote data.
 
-    Nothing is imported: a Keras or TensorFlow type counts only when its module is loaded.
+    Nothing is imported: a Keras or TensorFlow type is found only when its module is loaded.
     """
     kind = _find(module, name)
     if kind is None or not issubclass(kind, Exception) or issubclass(kind, _NEVER):

@@ -22,7 +22,7 @@ JOIN_TIMEOUT_S = 5.0
 
 
 class Feeder:
-    """Runs the user's iterator in a separate thread, limited by the server's credits.
+    """Feeder that runs the user's iterator in a separate thread, limited by the server's credits.
 
     Args:
         job: The job to feed.
@@ -58,7 +58,7 @@ class Feeder:
         self._orders.put(epoch)
 
     def close(self) -> None:
-        """Stop feeding; the user's iterator is left where it is."""
+        """Stop feeding; the user's iterator keeps its position."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

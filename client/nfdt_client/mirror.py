@@ -72,7 +72,7 @@ def begin_epoch(model: Any, callbacks: Any, epoch: int) -> None:
 
 
 class Mirror:
-    """Runs the client's side of one job from its first epoch to its end.
+    """The client's side of one job, from its first epoch to its end.
 
     Args:
         fit: The call.

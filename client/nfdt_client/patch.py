@@ -12,7 +12,7 @@ FitFunction = Callable[..., Any]
 
 
 class FitHandler(Protocol):
-    """Runs a ``fit`` call in Keras' place."""
+    """Handler that runs a ``fit`` call in place of Keras."""
 
     def fit(self, original: FitFunction, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Carry out ``model.fit(*args, **kwargs)``; ``original`` is Keras' own method."""

@@ -30,7 +30,7 @@ from nfdt.simulate.job import SimulatedJob
 
 
 class VirtualFeeder:
-    """Passes a stream's batches to a simulated job; replaces :class:`nfdt_client.feed.Feeder`."""
+    """Feeder of a stream's batches to a simulated job; replaces :class:`nfdt_client.feed.Feeder`."""
 
     error: Exception | None = None
 
@@ -97,7 +97,7 @@ class SimulatedSession(Session):
 
 
 class FitCaptured(BaseException):
-    """Raised to leave the user's script at its first fit; ``except Exception`` does not catch it."""
+    """Exception that leaves the user's script at its first fit; ``except Exception`` does not catch it."""
 
     def __init__(self, work: ProfiledWork) -> None:
         super().__init__("the first fit is seen")
