@@ -1,4 +1,4 @@
-"""Keras' callbacks and one of our own: each runs once, here, on the numbers of all workers.
+"""Keras' callbacks and a custom one: each runs once, in this process, on the results of all workers.
 
 nfdt run --workers 2 examples/callbacks.py
 """
@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 
 
 class WeightNorm(keras.callbacks.Callback):
-    """Reads the model's weights at the end of each epoch, as any callback may."""
+    """Callback that reads the model's weights at the end of each epoch, as any callback may."""
 
     def on_epoch_end(self, epoch, logs=None):
         """Print the norm of all weights."""

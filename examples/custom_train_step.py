@@ -1,4 +1,4 @@
-"""A subclassed model with its own ``train_step``: classes of the script travel to the workers by value.
+"""A subclassed model with its own ``train_step``: classes of the script are sent to the workers by value.
 
 nfdt run --workers 2 examples/custom_train_step.py
 """
@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 
 
 class NoisyClassifier(keras.Model):
-    """Trains on images with fresh noise in every step, and reports the size of its gradient."""
+    """Classifier that trains on images with new noise in every step and reports the norm of its gradient."""
 
     def __init__(self, noise: float = 0.1) -> None:
         super().__init__()
@@ -19,11 +19,11 @@ class NoisyClassifier(keras.Model):
         self.gradient_norm = keras.metrics.Mean(name="gradient_norm")
 
     def call(self, inputs):
-        """Class probabilities of a batch of images."""
+        """Return the class probabilities of a batch of images."""
         return self.out(self.hidden(inputs))
 
     def train_step(self, data):
-        """One step as Keras' guide writes it, on noisy images."""
+        """Run one training step on noisy images, written as in Keras' guide."""
         x, y = data
         noisy = x + self.noise * tf.random.normal(tf.shape(x))
         with tf.GradientTape() as tape:

@@ -1,4 +1,4 @@
-"""Handwritten digits with one line more than plain Keras: ``@distribute``.
+"""Handwritten digits with plain Keras and one additional decorator: ``@distribute``.
 
 python examples/digits_decorated.py                trains on two workers of this machine
 """

@@ -1,4 +1,4 @@
-"""A functional model with two inputs and two outputs, losses and weights by name.
+"""A functional model with two inputs and two outputs; losses and loss weights by name.
 
 nfdt run --workers 2 examples/functional.py
 """

@@ -1,4 +1,4 @@
-"""Data that exist only while they are generated: batches are fed to the workers from here.
+"""Generated data that exist only batch by batch: this process feeds them to the workers.
 
 nfdt run --workers 2 examples/generator_data.py
 """
@@ -13,7 +13,7 @@ BATCH = 32
 
 
 def shifted_digits(images: np.ndarray, labels: np.ndarray, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Endless batches of digits, each image shifted by up to one pixel."""
+    """Yield endless batches of digits, each image shifted by up to one pixel."""
     rng = np.random.default_rng(seed)
     while True:
         rows = rng.integers(0, len(images), BATCH)

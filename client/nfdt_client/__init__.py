@@ -1,1 +1,1 @@
-"""The client shim: capture fit, ship it, mirror what happens."""
+"""The client: captures a ``fit`` call, submits it as a job, and mirrors the job's events."""

@@ -1,4 +1,4 @@
-"""Keras' train-batch hooks of a fit on the cluster: when training stands still for them, and how they are called."""
+"""Keras' train-batch hooks of a fit on the cluster: when training pauses for them, and how they are called."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Pauses = Callable[[int], int]
 
 
 def check_mode(value: Any, algorithm: AlgorithmSpec) -> str:
-    """One of :data:`MODES` that the algorithm can have.
+    """Return ``value`` if it is one of :data:`MODES` and the algorithm supports it.
 
     Raises:
-        UsageError: it is none, or exact where no step is one batch.
+        UsageError: the value is no mode, or it is ``exact`` and a step of the algorithm is not one batch.
     """
     if value not in MODES:
         raise UsageError(f"batch_hooks: expected one of {', '.join(MODES)}. Received: {value!r}.")
@@ -37,7 +37,7 @@ def check_mode(value: Any, algorithm: AlgorithmSpec) -> str:
 
 
 def _obstacle(algorithm: AlgorithmSpec) -> str | None:
-    """Why training cannot stand still after a step; None where it can."""
+    """Return the reason why training cannot pause after a step; None if it can."""
     if algorithm.topology_facts.grouped:
         return "whose groups step on their own"
     if algorithm.plan == "topology":
@@ -48,14 +48,14 @@ def _obstacle(algorithm: AlgorithmSpec) -> str | None:
 
 
 def saves_at_batches(callback: Any) -> bool:
-    """Whether this is a callback of Keras, or made of one, that saves the model after a number of batches."""
+    """Whether this is a callback of Keras, or a subclass of one, that saves the model after a number of batches."""
     kinds = type(callback).__mro__
     of_keras = any(kind.__name__ in _SAVERS and kind.__module__.startswith("keras.") for kind in kinds)
     return of_keras and isinstance(callback.save_freq, int)
 
 
 def looks_at_batches(callback: Any) -> bool:
-    """Whether a callback does something between batches that is not known to be harmless."""
+    """Whether a callback has batch hooks that are not known to be harmless."""
     from nfdt.core import keras_internals
 
     for hook in _HOOKS:
@@ -67,17 +67,17 @@ def looks_at_batches(callback: Any) -> bool:
 
 
 def look_at_batches(callbacks: Sequence[Any]) -> bool:
-    """Whether one of the callbacks may look at the model between batches."""
+    """Whether one of the callbacks may read the model between batches."""
     return any(saves_at_batches(callback) or looks_at_batches(callback) for callback in callbacks)
 
 
 def plan_pauses(mode: str, algorithm: AlgorithmSpec, callbacks: Sequence[Any], size: int) -> Pauses | None:
-    """When training stands still for the batch hooks; None: never. Says what is approximate.
+    """Plan when training pauses for the batch hooks; None means never. Logs which callbacks are approximate.
 
     Args:
         mode: One of :data:`MODES`.
-        algorithm: What trains.
-        callbacks: Of the fit.
+        algorithm: Algorithm of the job.
+        callbacks: Callbacks of the fit.
         size: Batches between two calls of the hooks (``steps_per_execution``).
     """
     if mode == "exact":
@@ -109,7 +109,7 @@ def _named(callbacks: Sequence[Any]) -> str:
 
 
 def _next_save(saver: Any, done: int, size: int) -> int:
-    """The batch, counted from the epoch's first, after which it saves next."""
+    """Return the number of batches of the epoch after which the callback saves next."""
     from nfdt.core import keras_internals
 
     missing = max(1, saver.save_freq - keras_internals.batches_seen(saver, saver.save_freq - 1))
@@ -117,16 +117,16 @@ def _next_save(saver: Any, done: int, size: int) -> int:
 
 
 class BatchHooks:
-    """Calls the batch hooks in Keras' order, one pair per ``size`` batches.
+    """Caller of the batch hooks in Keras' order, one pair of calls per ``size`` batches.
 
     Args:
         callbacks: Keras' CallbackList.
-        model: Whose ``stop_training`` ends the calls.
+        model: The model; its ``stop_training`` ends the calls.
         size: Batches between two calls.
 
     Attributes:
         done: Batches of the epoch whose hooks have been called.
-        stopped: A callback has set ``stop_training`` by the end of a batch: no hook is called any more.
+        stopped: True once a callback has set ``stop_training`` by the end of a batch; no hook is called after that.
     """
 
     def __init__(self, callbacks: Any, model: Any, size: int) -> None:
@@ -135,17 +135,20 @@ class BatchHooks:
         self._begun = False
 
     def begin_epoch(self) -> None:
-        """Another epoch, whose first batch has begun already."""
+        """Begin another epoch, whose first batch has begun already."""
         self.done, self._begun = 0, True
 
     def begin(self) -> None:
-        """The next batch begins, unless it has."""
+        """Begin the next batch, unless it has begun."""
         if not self._begun and not self.stopped:
             self._callbacks.on_train_batch_begin(self.done)
             self._begun = True
 
     def advance(self, steps: int, logs: dict[str, Any], *, flush: bool = False) -> None:
-        """So many steps of the epoch are done; ``flush``: the last call may be for fewer batches than ``size``."""
+        """Call the hooks up to ``steps`` finished steps of the epoch.
+
+        With ``flush`` the last call may cover fewer batches than ``size``.
+        """
         while not self.stopped and (self.done + self._size <= steps or (flush and self.done < steps)):
             self.begin()
             self.done = min(self.done + self._size, steps)

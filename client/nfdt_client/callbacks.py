@@ -1,4 +1,4 @@
-"""Keras' callbacks of a captured ``fit``: which of them need what, and the validation that runs beside them."""
+"""Keras' callbacks of a captured ``fit``: their requirements, and the validation in this process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nfdt_client.mirror import Validation
 from nfdt_client.options import Options
 
 _TEST_HOOKS = ("on_test_begin", "on_test_batch_begin", "on_test_batch_end", "on_test_end")
-# Keras' own callbacks that neither look at the weights nor change them.
+# Keras' own callbacks that neither read the weights nor change them.
 _BLIND = (
     *("ProgbarLogger", "History", "CSVLogger", "TerminateOnNaN"),
     *("LearningRateScheduler", "ReduceLROnPlateau", "RemoteMonitor"),
@@ -17,7 +17,7 @@ _BLIND = (
 
 
 def each(callbacks: Any) -> list[Any]:
-    """The callbacks that ``fit`` was given, one by one."""
+    """Return the callbacks passed to ``fit`` as a flat list."""
     from keras import tree
 
     if hasattr(callbacks, "callbacks") and hasattr(callbacks, "on_train_begin"):
@@ -26,7 +26,7 @@ def each(callbacks: Any) -> list[Any]:
 
 
 def watches_tests(callbacks: Any) -> bool:
-    """Whether a callback wants to be there when the model is evaluated: then that happens in this process."""
+    """Whether a callback hooks into evaluation; the model is then evaluated in this process."""
     from nfdt.core import keras_internals
 
     for callback in each(callbacks):
@@ -41,7 +41,7 @@ def watches_tests(callbacks: Any) -> bool:
 
 
 def watches_weights(callbacks: Any) -> bool:
-    """Whether a callback may look at or change the model between epochs."""
+    """Whether a callback may read or change the model between epochs."""
     for callback in each(callbacks):
         kind = type(callback)
         own = kind.__module__.startswith("keras.")
@@ -54,7 +54,7 @@ def watches_weights(callbacks: Any) -> bool:
 
 
 def callback_list(captured: Capture, options: Options) -> Any:
-    """Keras' own CallbackList, as ``fit`` makes it."""
+    """Return Keras' own CallbackList, as ``fit`` makes it."""
     from keras import callbacks as keras_callbacks
 
     callbacks, verbose = captured.arguments["callbacks"], captured.arguments["verbose"]
@@ -72,7 +72,7 @@ def callback_list(captured: Capture, options: Options) -> Any:
 
 
 def local_validation(captured: Capture, callbacks: Any) -> Validation | None:
-    """Keras' own evaluation in this process, for data that only this process can read."""
+    """Return Keras' own evaluation in this process, for data that only this process can read; else None."""
     if captured.local_validation is None:
         return None
     from nfdt.core import keras_internals
@@ -85,7 +85,7 @@ def local_validation(captured: Capture, callbacks: Any) -> Validation | None:
     def validate(epoch: int) -> dict[str, Any] | None:
         if not keras_internals.is_due(model, epoch, arguments["validation_freq"]):
             return None
-        if not iterators:  # one for all epochs, as Keras does it: a generator goes on where it was
+        if not iterators:  # one for all epochs, as in Keras: a generator continues where it stopped
             iterators.append(
                 keras_internals.evaluation_iterator(
                     x=x,

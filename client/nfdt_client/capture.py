@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def bind(fit: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a ``fit`` call by name; TypeError for wrong ones, as Python says it."""
+    """Return the arguments of a ``fit`` call by name; wrong ones raise Python's own TypeError."""
     bound = inspect.signature(fit).bind(model, *args, **kwargs)
     bound.apply_defaults()
     arguments = dict(bound.arguments)
@@ -86,7 +86,7 @@ def _split(arguments: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
 
 
 def _limited_steps(steps: int | None, train: Arrays, options: Options) -> int | None:
-    """Arrays end an epoch: more steps than one pass has are cut, with Keras' own warning."""
+    """Limit the steps to one pass over the arrays, with Keras' own warning."""
     workers = options.cluster.workers if options.algorithm.consistency_facts.synchronous else 1
     available = -(-train.samples // (train.batch_size * workers))
     if steps is None or steps < available:
@@ -117,10 +117,10 @@ def _with_validation(captured: Capture, validation_data: Any) -> Capture:
 
 
 def check_batch(model: Any, batch: Any) -> None:
-    """Run one batch through a built model symbolically, so that wrong shapes are told before anything is sent.
+    """Run one batch through a built model symbolically, so that wrong shapes are reported before anything is sent.
 
-    Only where Keras' own ``train_step`` will see the batch and the model is a Functional or Sequential one: for
-    others the symbolic run could fail where the real one does not.
+    Done only for Functional and Sequential models with Keras' own ``train_step``.
+    For others the symbolic run could fail although the real one does not.
 
     Raises:
         UsageError: model, loss and data do not fit together.
@@ -145,5 +145,5 @@ def check_batch(model: Any, batch: Any) -> None:
         keras_internals.loss_spec(model, x, y, prediction, sample_weight)
     except ValueError as error:
         raise UsageError(f"The training data do not fit the model: {error}") from error
-    except Exception as error:  # the symbolic run is a courtesy: what it cannot do, the workers will
+    except Exception as error:  # the symbolic run is optional: the workers do the real one
         logger.debug("The shapes could not be checked beforehand: %s", error)

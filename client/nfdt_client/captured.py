@@ -15,10 +15,10 @@ class Capture:
 
     Attributes:
         model: The user's model.
-        arguments: Of ``fit``, by name, defaults filled in.
+        arguments: Arguments of ``fit`` by name, defaults filled in.
         train: Training data.
         validation: Validation data that go with the job; None when there are none or Keras evaluates here.
-        validation_data: What ``fit`` was given as such, as (x, y, sample_weight).
+        validation_data: Validation data passed to ``fit``, as (x, y, sample_weight).
     """
 
     model: Any
@@ -44,18 +44,18 @@ class Capture:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """As the job shall count; None for one pass over arrays, and for streams, whose epochs end by themselves."""
+        """Steps per epoch of the job; None for one pass over arrays and for streams, whose epochs end by themselves."""
         steps = self.arguments["steps_per_epoch"]
         return int(steps) if steps and isinstance(self.train, Arrays) else None
 
     def sample_batch(self) -> Any:
-        """A first batch, to build the model with."""
+        """Return a first batch, to build the model with."""
         if isinstance(self.train, Stream):
             return self.train.peek()
         return self.train.head(self.train.batch_size).pytree
 
     def steps(self, options: Options) -> int | None:
-        """Steps per epoch to show before the cluster says how many there are."""
+        """Return the steps per epoch to display until the cluster reports the actual number."""
         workers = options.cluster.workers if options.algorithm.consistency_facts.synchronous else 1
         if isinstance(self.train, Stream):
             return self.train.batches and -(-self.train.batches // workers)

@@ -1,4 +1,4 @@
-"""The calls of the Jobs service: deadlines, errors of our own, a watch that survives a broken stream."""
+"""Calls of the Jobs service, with deadlines, NFDT's error types, and a watch that survives a broken stream."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def _ignore() -> None:
 
 
 class JobsClient:
-    """A job server as the client sees it.
+    """Client of a job server.
 
     Args:
         address: ``HOST:PORT``.
-        token: The secret that goes with every call.
+        token: The secret sent with every call.
         ca_file: Certificate authority of a server with TLS.
-        check: Called before a connection is tried again; raises when that is pointless.
-        reconnect_s: How long a broken event stream is tried again without one event arriving.
+        check: Called before each reconnection attempt; raises when another attempt is pointless.
+        reconnect_s: Time in seconds to retry a broken event stream while no event arrives.
     """
 
     def __init__(
@@ -69,33 +69,33 @@ class JobsClient:
             return self.stub.Describe(pb.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S)
 
     def submit(self, spec_json: str, session: str) -> str:
-        """Hand a job in; its id."""
+        """Submit a job and return its id."""
         with translated(self.address):
             request = pb.SubmitRequest(spec_json=spec_json, session=session)
             return str(self.stub.Submit(request, timeout=CALL_TIMEOUT_S).job_id)
 
     def show(self, job_id: str) -> pb.JobDescription:
-        """A job's description."""
+        """Return a job's description."""
         with translated(self.address):
             return self.stub.Show(pb.JobRef(job_id=job_id), timeout=CALL_TIMEOUT_S)
 
     def list(self) -> list[pb.JobDescription]:
-        """All jobs the server knows."""
+        """Return all jobs of the server."""
         with translated(self.address):
             return list(self.stub.List(pb.ListRequest(), timeout=CALL_TIMEOUT_S).jobs)
 
     def control(self, job_id: str, timeout_s: float = CALL_TIMEOUT_S, **action: Any) -> None:
-        """One control action, as in ``control(job, proceed=pb.Proceed(epoch=1))``."""
+        """Send one control action, as in ``control(job, proceed=pb.Proceed(epoch=1))``."""
         with translated(self.address):
             self.stub.Control(pb.ControlRequest(job_id=job_id, **action), timeout=timeout_s)
 
     def snapshot(self, job_id: str) -> str:
-        """Name of the state artifact of a job that stands at an epoch's end."""
+        """Return the name of the state artifact of a job that is paused at an epoch's end."""
         with translated(self.address):
             return str(self.stub.Snapshot(pb.JobRef(job_id=job_id), timeout=SNAPSHOT_TIMEOUT_S).artifact)
 
     def watch(self, job_id: str, after: int = 0) -> Iterator[Event]:
-        """Events after a cursor until the job has ended, each once, over broken connections.
+        """Yield the events after a cursor until the job has ended, each once; reconnects broken streams.
 
         Raises:
             ServerUnreachable: the stream broke and no event came for ``reconnect_s`` seconds of trying.
@@ -118,7 +118,7 @@ class JobsClient:
                 self._pause(problem, broken_since + self._reconnect_s)
 
     def recorded(self, job_id: str) -> Iterator[Event]:
-        """The events so far. The service only streams, so the end is a pause in what it sends."""
+        """Yield the events so far. The service only streams, so a pause in the stream marks their end."""
         cursor, count = 0, RECORDED_BATCH
         while count >= RECORDED_BATCH:
             count = 0
@@ -153,7 +153,7 @@ class JobsClient:
         """Wait a moment for the server to answer again.
 
         Raises:
-            NfdtError: what ``check`` raises, when waiting is pointless.
+            NfdtError: raised by ``check`` when waiting is pointless.
         """
         self._check()
         with contextlib.suppress(grpc.FutureTimeoutError):

@@ -1,4 +1,4 @@
-"""The ways into the product: ``distribute``, ``session``, ``submit``. Importing this imports no Keras."""
+"""Entry points of the client: ``distribute``, ``session``, ``submit``. Importing this imports no Keras."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ def distribute(
     default_algorithm: str = DEFAULT_PRESET,
     **overrides: Any,
 ) -> Any:
-    """Decorate a function: every ``model.fit`` during its call trains on a cluster. With or without parentheses.
+    """Decorate a function, with or without parentheses: every ``model.fit`` during its call trains on a cluster.
 
     Args:
         fn: The function.
-        workers: How many; default 2, or all that the server has.
+        workers: Number of workers; default 2, or all that the server has.
         algorithm: A preset, as in ``"ddc-asgd"`` (default), ``"bsp"``, ``"asgd"``.
-        server: ``HOST:PORT`` of a job server; without it one is started here for each call and taken down after it.
+        server: ``HOST:PORT`` of a job server; without it one is started here for each call and stopped after it.
         options: More options as a mapping, for names that are no Python identifiers (``"emulate.slowdown"``).
-        default_algorithm: The preset where none is named in code, environment or file.
+        default_algorithm: The preset if none is named in code, environment or file.
         **overrides: Any other option: ``update_rule``, ``staleness_bound``, ``dc_lambda``, ``shards``, ``emulate``, ...
 
     Raises:
-        UsageError: at once, for unknown options and bad values; the message names the valid ones.
+        UsageError: unknown options or bad values; raised at decoration, and the message names the valid ones.
     """
     named = {"workers": workers, "algorithm": algorithm, "server": server, **overrides}
     resolved = _options(options, named, default_algorithm)
@@ -87,13 +87,13 @@ def session(
     default_algorithm: str = DEFAULT_PRESET,
     **overrides: Any,
 ) -> Session:
-    """For a ``with`` block what :func:`distribute` is for a function; takes the same arguments."""
+    """Return a session for a ``with`` block; takes the same arguments as :func:`distribute`."""
     named = {"workers": workers, "algorithm": algorithm, "server": server, **overrides}
     return Session(_options(options, named, default_algorithm))
 
 
 class _Submitted(BaseException):
-    """Leaves the user's function once its job is with the server; no ``except Exception`` stops it."""
+    """Exception that leaves the user's function once its job is submitted; ``except Exception`` does not catch it."""
 
     def __init__(self, handle: JobHandle) -> None:
         super().__init__("the job is submitted")
@@ -141,16 +141,16 @@ def submit(
     default_algorithm: str = DEFAULT_PRESET,
     **overrides: Any,
 ) -> JobHandle:
-    """Run ``fn`` up to its first ``fit`` and hand that in as a job that needs this script no longer.
+    """Run ``fn`` up to its first ``fit`` and submit that as a job that no longer needs this script.
 
-    ``fn`` ends there: what follows the ``fit`` is not run, its ``finally`` blocks are.
+    ``fn`` ends there: code after the ``fit`` is not run, but its ``finally`` blocks are.
 
     Args:
         fn: The function.
         *args: Its arguments.
         workers: As for :func:`distribute`.
         algorithm: As for :func:`distribute`.
-        server: As for :func:`distribute`, but there must be one.
+        server: As for :func:`distribute`, but required.
         options: As for :func:`distribute`.
         default_algorithm: As for :func:`distribute`.
         **overrides: As for :func:`distribute`.

@@ -1,4 +1,4 @@
-"""The embedded job server: a child process on loopback that lives as long as the session."""
+"""The embedded job server: a child process on loopback that runs as long as the session."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ TAIL_LINES = 20
 def server_command(
     workers: int, shards: int, folder: Path, rings: Sequence[Mapping[str, Any]] = (), network: Sequence[str] = ()
 ) -> list[str]:
-    """Return the command that starts the server; ``-P`` keeps a file of the user's from shadowing a module of ours.
+    """Return the command that starts the server; ``-P`` keeps a user's file from shadowing a module of NFDT.
 
     Args:
-        workers: Worker processes it starts.
-        shards: Shard processes it starts.
-        folder: Where it keeps everything; it removes it at the end.
-        rings: The Horovod rings it starts.
-        network: Arguments that say where it listens; loopback unless given.
+        workers: Number of worker processes to start.
+        shards: Number of shard processes to start.
+        folder: Folder for all files of the server; the server removes it at the end.
+        rings: Horovod jobs (allreduce rings) to start.
+        network: Arguments that set the listening address; loopback unless given.
     """
     return [
         *(sys.executable, "-P", "-m", "nfdt.jobserver.main", "--embedded", *network),
@@ -48,17 +48,17 @@ def server_command(
 
 
 class EmbeddedServer:
-    """A job server with its own workers, started in the background and taken down at the end.
+    """A job server with its own workers, started in the background and stopped at the end.
 
-    The child reads the token from the first line of its standard input, answers with one JSON line
-    that holds its address, and ends when its standard input is closed: also when this process dies.
-    Its folder is removed by whichever of the two ends last; what is left when both are killed, by the next start.
+    The child reads the token from the first line of its standard input, writes its address as one JSON
+    line, and ends when its standard input is closed, so also when this process dies.
+    The process that ends last removes the folder. If both are killed, the next start removes it.
 
     Args:
-        workers: Worker processes to start.
-        shards: Shard processes to start.
-        rings: Horovod rings to start: what a ring's shape is made of, each.
-        network: Arguments of the server that say where it listens; loopback unless given.
+        workers: Number of worker processes to start.
+        shards: Number of shard processes to start.
+        rings: Horovod jobs (allreduce rings) to start, each as the fields of its ring description.
+        network: Arguments of the server that set the listening address; loopback unless given.
         command: Replaces the server's command line; the folder is not passed on then.
     """
 
@@ -81,7 +81,7 @@ class EmbeddedServer:
         self._answered = threading.Event()
 
     def start(self) -> None:
-        """Start the child and return at once; its processes warm up meanwhile."""
+        """Start the child and return at once; its processes warm up in the background."""
         for folder in sweep(PREFIX):
             logger.info("Removed %s, which a killed script and its server left behind.", folder)
         self._directory, self._lock = make_folder(PREFIX)
@@ -96,20 +96,20 @@ class EmbeddedServer:
                 stderr=log,
                 text=True,
                 env={"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ},
-                start_new_session=True,  # Ctrl-C goes to the script alone; it takes the server down itself
+                start_new_session=True,  # Ctrl-C reaches the script alone, which stops the server itself
                 pass_fds=(self._lock,),
             )
         threading.Thread(target=self._read_answer, name="embedded-server", daemon=True).start()
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died at once: address() tells why
+        with contextlib.suppress(BrokenPipeError):  # it died at once: address() reports why
             self._process.stdin.write(self.token + "\n")
             self._process.stdin.flush()
 
     def address(self) -> str:
-        """``HOST:PORT`` of the server, once it serves.
+        """Wait until the server serves and return its ``HOST:PORT``.
 
         Raises:
-            ServerUnreachable: it ended or said nothing within the time limit; the message holds the end of its log.
+            ServerUnreachable: it ended or sent nothing within the time limit; the message holds the end of its log.
         """
         if not self._answered.wait(START_TIMEOUT_S):
             raise ServerUnreachable(self._explain(f"did not start within {START_TIMEOUT_S:.0f} s"))
@@ -119,12 +119,12 @@ class EmbeddedServer:
             raise ServerUnreachable(self._explain("did not start")) from None
 
     def check(self) -> None:
-        """Raise ServerUnreachable when the child has ended."""
+        """Raise ServerUnreachable if the child has ended."""
         if self._process is not None and self._process.poll() is not None:
             raise ServerUnreachable(self._explain(f"ended with exit code {self._process.returncode}"))
 
     def stop(self) -> None:
-        """Take everything down: ask, then terminate, then kill; remove the state directory. Safe to call twice."""
+        """Stop the server (close its input, then terminate, then kill) and remove its folder. Safe to call twice."""
         process, self._process = self._process, None
         try:
             if process is not None:

@@ -1,4 +1,4 @@
-"""A job's failure, as the exception that the script sees."""
+"""A job's failure as the exception raised in the script."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from nfdt.core import errors
 from nfdt.core.errors import JobCancelled, JobFailed, WorkerFailed
 
-_NEVER = (StopIteration, StopAsyncIteration)  # would be taken for the end of a loop
+_NEVER = (StopIteration, StopAsyncIteration)  # would end a loop silently
 
 
 def failure_of(job_id: str, data: Mapping[str, Any]) -> Exception:
-    """The exception for a job that ended without success.
+    """Return the exception for a job that ended without success.
 
     Args:
         job_id: The job.
-        data: Of its last ``state`` event: ``state``, ``reason`` and, when a worker's code raised,
+        data: Data of its last ``state`` event: ``state``, ``reason`` and, when a worker's code raised,
             ``error`` with ``type``, ``module``, ``message``, ``traceback`` and ``worker``.
 
     Returns:
-        The original exception type when it is a built-in, one of ours, or one of a Keras or TensorFlow
+        The original exception type when it is a built-in, an NFDT error, or defined in a Keras or TensorFlow
         module that is loaded here; its ``__cause__`` is a WorkerFailed with the worker's traceback.
         Otherwise WorkerFailed, JobFailed or JobCancelled.
     """
@@ -51,9 +51,9 @@ def _worker_failure(job_id: str, error: Mapping[str, Any], reason: str) -> Excep
 
 
 def rebuild(module: str, name: str, message: str) -> Exception | None:
-    """An exception by the name of its class; None unless it is a type that may be reconstructed from remote data.
+    """Return an exception by its class name; None unless the type may be reconstructed from remote data.
 
-    Nothing is imported: a Keras or TensorFlow type counts only when its module is loaded.
+    Nothing is imported: a Keras or TensorFlow type is found only when its module is loaded.
     """
     kind = _find(module, name)
     if kind is None or not issubclass(kind, Exception) or issubclass(kind, _NEVER):

@@ -1,4 +1,4 @@
-"""Batches that only the client can make, sent to a job as fast as it gives credits for them."""
+"""Feed of batches that only the client can make; the job's credits limit the rate."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ JOIN_TIMEOUT_S = 5.0
 
 
 class Feeder:
-    """Runs the user's iterator in a thread of its own, never further ahead than the server has room for.
+    """Feeder that runs the user's iterator in a separate thread, limited by the server's credits.
 
     Args:
         job: The job to feed.
         epoch: Yields the batches of the next epoch; called once per epoch, in the feeder's thread.
 
     Attributes:
-        error: What the user's iterator raised, or why the stream broke; None while all is well.
+        error: Exception of the user's iterator or of a broken stream; None without an error.
     """
 
     def __init__(self, job: InteractiveJob, epoch: Callable[[], Iterator[Any]]) -> None:
@@ -51,14 +51,14 @@ class Feeder:
             thread.start()
 
     def begin(self, epoch: int) -> None:
-        """Feed this epoch, as soon as the server gives credits for it."""
+        """Feed this epoch, as soon as the server grants credits for it."""
         with self._changed:
             self._current = epoch
             self._changed.notify_all()
         self._orders.put(epoch)
 
     def close(self) -> None:
-        """Stop feeding; the user's iterator is left where it is."""
+        """Stop feeding; the user's iterator keeps its position."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -82,8 +82,8 @@ class Feeder:
         while (epoch := self._orders.get()) is not None:
             try:
                 self._feed(epoch)
-            except Exception as error:  # whatever the user's code raises is the job's end
-                self.error = error  # before the job fails of it: handlers of that failure read it
+            except Exception as error:  # any exception of the user's code ends the job
+                self.error = error  # set before the job fails from it: handlers of that failure read it
                 self._outbox.put(pb.FedBatch(epoch=epoch, error=f"{type(error).__name__}: {error}"))
                 return
 

@@ -1,4 +1,4 @@
-"""A job that runs on its own: look at it, follow it, fetch its result, cancel it."""
+"""Handle of a detached job: show its status, follow its events, fetch its result, cancel it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HistoryValue = float | npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class JobStatus:
-    """Description of a job by its server; times are Unix seconds, 0 when not reached."""
+    """Status of a job as reported by its server; times are Unix seconds, 0 when not reached."""
 
     job_id: str
     name: str
@@ -56,9 +56,10 @@ class JobResult:
     """Result of a job.
 
     Attributes:
-        weights: The trainable variables in model order; one flat vector where the server does not tell the shapes.
-        history: As ``History.history``: one list per metric, an entry per epoch; arrays where its result is one.
-        workers: Statistics of each worker, as ``history.nfdt``.
+        weights: The trainable variables in model order; one flat vector if the server does not send the shapes.
+        history: As ``History.history``: one list per metric, one entry per epoch; arrays for metrics whose result
+            is an array.
+        workers: Statistics of each worker, as in ``history.nfdt``.
         manifest: The program's manifest (model configuration, layout, ...); empty when unknown.
     """
 
@@ -80,7 +81,7 @@ class JobHandle:
 
     Args:
         job_id: The job.
-        connection: To its server; stays open as long as the handle is used.
+        connection: Connection to its server; stays open as long as the handle is used.
     """
 
     def __init__(self, job_id: str, connection: JobsClient) -> None:
@@ -96,11 +97,11 @@ class JobHandle:
         return self._connection.address
 
     def status(self) -> JobStatus:
-        """The job now."""
+        """Return the current status of the job."""
         return status_of(self._connection.show(self.job_id))
 
     def events(self, after: int = 0) -> Iterator[Event]:
-        """Events after a cursor, then live ones until the job has ended; goes on over broken connections."""
+        """Yield the events after a cursor, then live ones until the job has ended; reconnects broken streams."""
         return self._connection.watch(self.job_id, after)
 
     def logs(self, follow: bool = False) -> Iterator[str]:
@@ -109,11 +110,11 @@ class JobHandle:
         return map(format_event, events)
 
     def result(self, timeout_s: float | None = None) -> JobResult:
-        """Wait for the job's end and fetch what it produced.
+        """Wait for the job's end and fetch its result.
 
         Raises:
             TimeoutError: it has not ended within ``timeout_s`` seconds.
-            JobFailed, JobCancelled, or what a worker's code raised: it ended without success.
+            JobFailed, JobCancelled, or the exception of a worker's code: it ended without success.
         """
         history: dict[str, list[HistoryValue]] = {}
         produced: dict[str, Any] = {}
@@ -128,11 +129,11 @@ class JobHandle:
         return self._fetch(produced, history)
 
     def cancel(self, reason: str = "cancelled by its owner") -> None:
-        """Give the job up; it ends as cancelled."""
+        """Cancel the job; it ends as cancelled."""
         self._connection.control(self.job_id, cancel=pb.Cancel(reason=reason))
 
     def close(self) -> None:
-        """Close the connection; the job goes on."""
+        """Close the connection; the job continues."""
         self._connection.close()
 
     def _until_end(self, timeout_s: float | None) -> Iterator[Event]:
@@ -162,16 +163,16 @@ class JobHandle:
 
 
 def attach(job_id: str, server: str | None = None, *, token: str | None = None, **connection: Any) -> JobHandle:
-    """A handle of a job that runs or has run on a server.
+    """Return a handle of a job that runs or has run on a server.
 
     Args:
         job_id: The job.
-        server: ``HOST:PORT``; as everywhere, the environment or a file may say it instead.
-        token: The server's secret; likewise.
+        server: ``HOST:PORT``; may come from the environment or a file instead.
+        token: The server's secret; may come from the environment or a file instead.
         **connection: ``token_file`` or ``ca_file``.
 
     Raises:
-        UsageError: no server is named, or it does not know the job.
+        UsageError: no server is named, or it has no such job.
         ServerUnreachable: no server answers at the address.
     """
     options = resolve({"server": server, "token": token, **connection})
@@ -183,7 +184,7 @@ def attach(job_id: str, server: str | None = None, *, token: str | None = None, 
 
 
 def status_of(description: pb.JobDescription) -> JobStatus:
-    """The message as a value."""
+    """Convert the message to a JobStatus."""
     return JobStatus(
         job_id=description.job_id,
         name=description.name,
@@ -201,13 +202,13 @@ def status_of(description: pb.JobDescription) -> JobStatus:
 
 
 def epoch_logs(data: Mapping[str, Any]) -> dict[str, HistoryValue]:
-    """The logs of an ``epoch_end`` event as Keras has them: validation with the prefix ``val_``, lists as arrays."""
+    """Return the logs of an ``epoch_end`` event as in Keras: validation with prefix ``val_``, lists as arrays."""
     validation = {f"val_{name}": value for name, value in (data.get("val_logs") or {}).items()}
     return {name: _as_array(value) for name, value in {**(data.get("logs") or {}), **validation}.items()}
 
 
 def _as_array(value: Any) -> HistoryValue:
-    """A list as an array, of float32 as Keras' metrics are where that loses nothing; any other value as it is."""
+    """Convert a list to an array, float32 (the dtype of Keras' metrics) if lossless; return other values unchanged."""
     if not isinstance(value, list):
         return value
     array = np.asarray(value)
@@ -217,7 +218,7 @@ def _as_array(value: Any) -> HistoryValue:
 
 
 def describe_log(value: HistoryValue) -> str:
-    """A log's value in a few characters."""
+    """Format a log's value in a few characters."""
     if isinstance(value, float | int):
         return f"{value:.4g}"
     return np.array2string(np.asarray(value), precision=4, threshold=8, max_line_width=1000).replace("\n", "")
@@ -228,14 +229,14 @@ def _numbers(logs: Mapping[str, Any]) -> str:
 
 
 def describe_stall(data: Mapping[str, Any]) -> str:
-    """A ``stalled`` event in words."""
+    """Format a ``stalled`` event as text."""
     who = ", ".join(data.get("waiting_for") or ()) or "workers"
     what = f" (tensors: {', '.join(data['tensors'])})" if data.get("tensors") else ""
     return f"waiting for {who} for {data.get('since_s', 0.0):.0f} s{what}"
 
 
 def format_event(event: Event) -> str:
-    """One line for people."""
+    """Format an event as one readable line."""
     data = event.data
     kind, epoch = str(event.kind), data.get("epoch", 0) + 1
     text = {

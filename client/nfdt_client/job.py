@@ -1,4 +1,4 @@
-"""A submitted job and what the script that runs it may tell it."""
+"""A submitted job and the control messages that its script may send."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class InteractiveJob:
     """The client's side of a job whose callbacks run here.
 
     Args:
-        connection: To the job's server.
+        connection: Connection to the job's server.
         job_id: The job.
     """
 
@@ -30,41 +30,41 @@ class InteractiveJob:
         self.connection, self.job_id = connection, job_id
 
     def events(self) -> Iterator[Event]:
-        """All events of the job until its end."""
+        """Yield all events of the job until its end."""
         return self.connection.watch(self.job_id)
 
     def proceed(self, epoch: int, until: int | None = None) -> None:
-        """Let this epoch begin, or go on; it stands still after ``until`` of its steps and at its end. None: never."""
+        """Start or resume this epoch; it pauses after ``until`` of its steps (None: at no step) and at its end."""
         self.connection.control(self.job_id, proceed=pb.Proceed(epoch=epoch, until=until or 0))
 
     def stop_training(self) -> None:
-        """Finish now; the job succeeds."""
+        """Finish the job now; it succeeds."""
         self.connection.control(self.job_id, stop_training=pb.StopTraining())
 
     def set_learning_rate(self, value: float) -> None:
-        """From the next update on."""
+        """Set the learning rate from the next update on."""
         self.connection.control(self.job_id, set_learning_rate=pb.SetLearningRate(value=value))
 
     def set_state(self, state: State) -> None:
-        """Go on from other weights, optimizer and untrained variables; while training stands still only."""
+        """Continue from other weights, optimizer and untrained variables; only while training is paused."""
         blob = Blob(encode(state))
         upload(self.connection, {blob.sha256: blob})
         self.connection.control(self.job_id, set_weights=pb.SetWeights(artifact=blob.sha256))
 
     def snapshot(self) -> State:
-        """The state at the end of the epoch; in the middle of one as every shard has it now."""
+        """Return the state at the end of the epoch; within an epoch, the current state of every shard."""
         return self.fetch(self.connection.snapshot(self.job_id))
 
     def fetch(self, artifact: str) -> State:
-        """A state artifact."""
+        """Download a state artifact."""
         return load_state(download(self.connection, artifact))
 
     def result_artifact(self) -> str:
-        """Name of the result of a job that has succeeded."""
+        """Return the name of the result artifact of a job that has succeeded."""
         return str(self.connection.show(self.job_id).result_artifact)
 
     def cancel(self, reason: str) -> None:
-        """Give the job up; never raises, the server may be gone."""
+        """Cancel the job; never raises, because the server may be gone."""
         try:
             self.connection.control(self.job_id, CANCEL_TIMEOUT_S, cancel=pb.Cancel(reason=reason))
         except NfdtError as error:

@@ -1,4 +1,4 @@
-"""The layers an option's value can come from (environment, file, argument), and what is said of where it came from."""
+"""Layers that an option's value can come from (environment, file, argument), and error texts with that origin."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ logger = logging.getLogger(__name__)
 
 ARGUMENT = "argument"
 PREFIX = "NFDT_"
-OTHERS = ("MEETING_DIR", "TLS_CERT", "TLS_KEY", "VENV")  # of our own commands and scripts, no options of a session
+OTHERS = ("MEETING_DIR", "TLS_CERT", "TLS_KEY", "VENV")  # used by NFDT's commands and scripts; no options of a session
 
 
 @dataclass(frozen=True)
 class Setting:
-    """An option's value and the layer it came from, in words."""
+    """An option's value and a description of the layer it came from."""
 
     value: Any
     origin: str
 
 
 def flatten(options: Mapping[str, Any], where: str, valid: Sequence[str]) -> dict[str, Any]:
-    """``{"emulate": {"fail": x}}`` as ``{"emulate.fail": x}``; names checked, None left out."""
+    """Convert ``{"emulate": {"fail": x}}`` to ``{"emulate.fail": x}``; check the names and leave None out."""
     flat: dict[str, Any] = {}
     for name, value in options.items():
         if name == "emulate" and value is not None:
@@ -48,7 +48,7 @@ def flatten(options: Mapping[str, Any], where: str, valid: Sequence[str]) -> dic
 
 
 def from_environment(environ: Mapping[str, str], valid: Sequence[str]) -> dict[str, Setting]:
-    """Options of ``NFDT_*`` variables; those that no option has are warned about."""
+    """Return the options in ``NFDT_*`` variables; log a warning for variables that are no option."""
     variables = {name: PREFIX + name.replace(".", "_").upper() for name in valid}
     known = [*variables.values(), *(PREFIX + other for other in OTHERS)]
     for variable in environ:
@@ -75,7 +75,7 @@ def _table_of(path: Path) -> Mapping[str, Any] | None:
 
 
 def from_file(start: Path, valid: Sequence[str]) -> dict[str, Setting]:
-    """Options of the nearest ``nfdt.toml`` or ``pyproject.toml`` with [tool.nfdt], from ``start`` upwards."""
+    """Read the options of the nearest ``nfdt.toml``, or ``pyproject.toml`` with [tool.nfdt], at or above ``start``."""
     for directory in (start, *start.parents):
         for name in ("nfdt.toml", "pyproject.toml"):
             path = directory / name
@@ -89,7 +89,7 @@ def from_file(start: Path, valid: Sequence[str]) -> dict[str, Setting]:
 
 
 def refuse_idle(given: Mapping[str, Setting], idle: Sequence[Mapping[str, str]]) -> None:
-    """Refuse arguments that have no effect with any preset; warn of what environment or file say in vain."""
+    """Refuse arguments that have no effect with any preset; log a warning for such options in environment or file."""
     for name in sorted(set(idle[0]).intersection(*idle[1:])):
         setting = given[name]
         what = f"{name}={setting.value!r} ({setting.origin}) has no effect here"
@@ -100,7 +100,7 @@ def refuse_idle(given: Mapping[str, Setting], idle: Sequence[Mapping[str, str]])
 
 @contextmanager
 def telling_origins(given: Mapping[str, Setting]) -> Iterator[None]:
-    """A bad value's error says where each option that it names came from."""
+    """Append to a UsageError in the block the origin of each option that it names."""
     try:
         yield
     except UsageError as error:

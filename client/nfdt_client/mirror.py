@@ -1,4 +1,4 @@
-"""Replay of a job's events to Keras' callbacks in this process; their decisions are sent back."""
+"""Replay of a job's events to Keras' callbacks in this process; changes made by callbacks are sent back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Validation(Protocol):
     """Validation that runs in this process."""
 
     def __call__(self, epoch: int) -> Logs | None:
-        """The logs, without prefix, of the model as it is now; None in an epoch without validation."""
+        """Return the validation logs, without prefix, of the current model; None in an epoch without validation."""
         ...
 
 
@@ -39,15 +39,15 @@ class Fit:
     Attributes:
         model: The user's model.
         callbacks: Keras' CallbackList; ``on_train_begin`` and the first ``on_epoch_begin`` have been called, so
-            that what they did to the model is in the job's program.
-        state: Of the model.
+            that their changes to the model are in the job's program.
+        state: Access to the model's state.
         initial_epoch: First epoch to run.
-        epochs: Index after the last.
+        epochs: Index after the last epoch.
         steps_per_execution: Batches between two calls of the batch hooks.
-        watches_weights: Whether a callback may look at or change the weights between epochs.
-        watches_batches: Whether a callback may look at the weights between batches where training goes on.
-        pauses: When training stands still for the batch hooks; None: never.
-        validate: Validation in this process; None when the workers do it or there is none.
+        watches_weights: Whether a callback may read or change the weights between epochs.
+        watches_batches: Whether a callback may read the weights between batches without a pause of the training.
+        pauses: Plan of the pauses for the batch hooks; None: training never pauses.
+        validate: Validation in this process; None if the workers validate or there is no validation.
         validation_steps: Batches of the workers' validation, for the test hooks; 0 when there is none.
     """
 
@@ -72,24 +72,24 @@ def begin_epoch(model: Any, callbacks: Any, epoch: int) -> None:
 
 
 class Mirror:
-    """Runs the client's side of one job from its first epoch to its end.
+    """The client's side of one job, from its first epoch to its end.
 
     Args:
         fit: The call.
         job: The job, submitted.
-        feeder: Of a job whose batches come from here.
+        feeder: Feeder of a job whose batches come from this process.
     """
 
     def __init__(self, fit: Fit, job: InteractiveJob, feeder: Feeder | None = None) -> None:
         self._fit, self._job, self._feeder = fit, job, feeder
         self._callbacks, self._model = fit.callbacks, fit.model
         self._hooks = BatchHooks(fit.callbacks, fit.model, fit.steps_per_execution)
-        self._epoch, self._steps = fit.initial_epoch, 0  # of the epoch, 0 where that is not known beforehand
-        self._until: int | None = None  # steps after which training stands still
-        self._known: State | None = None  # what the cluster's state is, where callbacks may change it
+        self._epoch, self._steps = fit.initial_epoch, 0  # of the epoch, 0 if not known beforehand
+        self._until: int | None = None  # steps after which training pauses
+        self._known: State | None = None  # the cluster's state, if callbacks may change it
         self._rate = fit.state.learning_rate
         self._stopping = False
-        self._last: Mapping[str, Any] | None = None  # the final epoch_end, kept until the result is here
+        self._last: Mapping[str, Any] | None = None  # the final epoch_end, kept until the result has arrived
         self._loaded = False
         self._refresh_at = 0.0
         self._ended = False
@@ -103,8 +103,8 @@ class Mirror:
             Statistics of each worker.
 
         Raises:
-            Exception: the job failed, as :func:`~nfdt_client.failures.failure_of` says; or what a callback raised,
-                after the job was cancelled.
+            Exception: the job failed (see :func:`~nfdt_client.failures.failure_of` for the type), or a callback
+                raised; the job is cancelled in the second case.
         """
         try:
             return self._run()
@@ -155,7 +155,7 @@ class Mirror:
         self._job.proceed(self._epoch, self._until)
 
     def _send_changes(self) -> None:
-        """Tell the cluster what callbacks did to the model since its state was last the same on both sides."""
+        """Send the cluster the changes that callbacks made to the model since the last synchronized state."""
         if self._known is not None:
             now = self._fit.state.read()
             if self._fit.state.differs(self._known, now):
@@ -181,10 +181,10 @@ class Mirror:
         logger.log(level, "%s: %s", data.get("worker") or "server", data.get("text"))
 
     def _on_epoch_begin(self, data: Mapping[str, Any]) -> None:
-        """The cluster knows better than we did how many steps there are: the progress bar shall count to that."""
+        """Set the progress bar to the cluster's number of steps, which replaces the client's estimate."""
         params = self._callbacks.params or {}
         steps = data.get("steps")
-        self._steps = int(steps or 0) if self._feeder is None else 0  # a stream may end before it said it would
+        self._steps = int(steps or 0) if self._feeder is None else 0  # a stream may end before its declared length
         if steps and steps != params.get("steps"):
             self._callbacks.set_params({**params, "steps": steps})
             from nfdt.core import keras_internals
@@ -207,7 +207,7 @@ class Mirror:
         self._send_learning_rate()
 
     def _on_pause(self, steps: int, logs: Logs, more: bool) -> None:
-        """Training stands still after these steps: callbacks see this moment, and what they change counts at once."""
+        """Call the hooks while training is paused: callbacks read the state of this step, and changes apply at once."""
         self._load(self._job.snapshot())
         if self._fit.watches_weights:
             self._known = self._fit.state.read()
@@ -221,7 +221,7 @@ class Mirror:
             self._go_on()
 
     def _refresh(self) -> None:
-        """Bring the weights of this moment here for callbacks between batches, in at most a tenth of the time."""
+        """Fetch the current weights for callbacks between batches, using at most a tenth of the time."""
         began = time.monotonic()
         if self._fit.watches_batches and began >= self._refresh_at:
             self._load(self._job.snapshot())
@@ -257,7 +257,7 @@ class Mirror:
             self._begin(self._epoch + 1)
 
     def _load(self, state: State) -> None:
-        """Take over a state of the cluster, but for the learning rate: that is decided here."""
+        """Load a state of the cluster, except the learning rate, which the client decides."""
         self._fit.state.write(state, keep_learning_rate=True)
 
     def _close_epoch(self, data: Mapping[str, Any]) -> None:

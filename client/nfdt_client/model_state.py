@@ -1,4 +1,4 @@
-"""A Keras model's changing state, read and written as the system transports it."""
+"""A Keras model's mutable state, read and written as the State that the system transports."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from nfdt.core.program.state import State, dump_state
 class ModelState:
     """Weights, optimizer variables and untrained variables of one model object; reads and writes in place.
 
-    Which variables are trained is settled here: as in Keras, whose traced step keeps its variables, a later change of
-    ``layer.trainable`` has no effect.
+    The constructor fixes the set of trained variables. A later change of ``layer.trainable`` has no effect, as in
+    Keras, whose traced step keeps its variables.
 
     Args:
         model: A built and compiled Keras model.
@@ -34,7 +34,11 @@ class ModelState:
 
     @classmethod
     def of(cls, model: Any, manifest: Manifest | None) -> ModelState:
-        """The state of a model whose program is known."""
+        """Return the state of a model; ``manifest`` is that of its program, None if unknown.
+
+        Raises:
+            UsageError: the model's trainable variables have other shapes than the manifest's.
+        """
         if manifest is None:
             return cls(model)
         layout = manifest.layout
@@ -47,18 +51,18 @@ class ModelState:
         return cls(model)
 
     def read(self) -> State:
-        """A copy of the state now."""
+        """Return a copy of the current state."""
         weights = self._layout.flatten([np.asarray(v) for v in self._trainable])
         optimizer = {i: np.asarray(v).copy() for i, v in enumerate(self._optimizer_variables())}
         untrained = {i: np.asarray(v).copy() for i, v in enumerate(self._untrained)}
         return State(weights, optimizer, untrained)
 
     def write(self, state: State, *, keep_learning_rate: bool = False) -> None:
-        """Make the model's state this one; what it does not hold stays as it is.
+        """Write a state into the model; variables that it does not hold are unchanged.
 
         Args:
             state: The new state.
-            keep_learning_rate: Leave the optimizer's learning rate alone.
+            keep_learning_rate: Leave the optimizer's learning rate unchanged.
         """
         arrays = self._layout.unflatten(np.asarray(state.weights))
         for variable, array in zip(self._trainable, arrays, strict=True):
@@ -69,11 +73,11 @@ class ModelState:
         self._show_metrics(state.metrics)
 
     def metric_logs(self, logs: Mapping[str, Any]) -> dict[str, Any]:
-        """The logs of the metrics that were written; ``logs`` themselves where none are known."""
+        """Return the logs of the metrics that were written; ``logs`` unchanged if there are none."""
         return self._metrics.logs(self._counted, logs)
 
     def _show_metrics(self, counted: bytes) -> None:
-        """Let the model's metrics be these; a model that is compiled with others, or without any, keeps its own."""
+        """Load metrics into the model; a model compiled with other metrics, or without any, keeps its own."""
         self._counted = counted if self._model.compiled else b""
         if self._counted:
             try:
@@ -83,7 +87,7 @@ class ModelState:
 
     @property
     def learning_rate(self) -> float | None:
-        """The optimizer's learning rate; None where a schedule decides it."""
+        """The optimizer's learning rate; None if a schedule decides it."""
         variable = self._learning_rate_variable()
         return None if variable is None else float(np.asarray(variable))
 
@@ -127,5 +131,5 @@ def _same(first: Mapping[int, Any], second: Mapping[int, Any], skip: set[int]) -
 
 
 def encode(state: State) -> bytes:
-    """The state as the artifact that ``SetWeights`` names."""
+    """Serialize the state as the artifact that ``SetWeights`` names."""
     return dump_state(state.weights, state.optimizer, state.untrained)

@@ -1,4 +1,4 @@
-"""Where each option's value comes from: argument > environment > file > default. The only reader of the environment."""
+"""Resolution of options: argument > environment > file > default. The only reader of the environment."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ class Options:
 
     Attributes:
         server: ``HOST:PORT`` of a job server; None for the embedded one.
-        batch_hooks: When the batch hooks of callbacks are called: auto, exact, or approximate.
-        workers_given: Whether a number of workers is asked for, or it is the default.
-        world: The launcher's world that this script is a rank of, for jobs whose ranks it shall be.
+        batch_hooks: Timing of the callbacks' batch hooks: auto, exact, or approximate.
+        workers_given: Whether the number of workers is given; otherwise it is the default.
+        world: Launcher's world that this script is a rank of, for jobs that run on these ranks.
         settings: Every option by name with its value and origin, for ``nfdt config``.
     """
 
@@ -77,7 +77,7 @@ class Options:
     _token_file: str | None = None
 
     def token(self) -> str:
-        """The secret for the server.
+        """Return the secret for the server.
 
         Raises:
             UsageError: there is none, or its file cannot be read.
@@ -93,7 +93,7 @@ class Options:
 
 
 def read_token(path: Path) -> str:
-    """The secret in a file, white space around it removed.
+    """Return the secret in a file, stripped of white space.
 
     Raises:
         UsageError: the file cannot be read or is empty.
@@ -137,14 +137,14 @@ def resolve(
     directory: Path | None = None,
     default_algorithm: str = DEFAULT_PRESET,
 ) -> Options:
-    """Merge the layers and validate the outcome.
+    """Merge the layers and validate the result.
 
     Args:
         arguments: Options given in code or on the command line; ``emulate`` as a mapping or as dotted
             names (``emulate.slowdown``); None means not given.
-        environ: The environment; that of the process unless given.
-        directory: Where the search for a configuration file starts; the working directory unless given.
-        default_algorithm: Preset when no layer names one.
+        environ: The environment; default: that of the process.
+        directory: Directory where the search for a configuration file starts; default: the working directory.
+        default_algorithm: Preset if no layer names one.
 
     Raises:
         UsageError: unknown option or preset, or a value that cannot be used; the message names the valid ones.
@@ -162,11 +162,11 @@ def resolve_each(
 ) -> list[Options]:
     """Merge the layers for each of several presets; see :func:`resolve`.
 
-    An option is told to have no effect if it has none with any of them.
+    An option is reported to have no effect only if it has none with any of the presets.
 
     Args:
         arguments: As for :func:`resolve`.
-        algorithms: Presets given like an argument; None: whatever the layers name.
+        algorithms: Presets, each used like an argument; None: the preset that the layers name.
         environ: As for :func:`resolve`.
         directory: As for :func:`resolve`.
         default_algorithm: As for :func:`resolve`.
@@ -192,7 +192,7 @@ def resolve_each(
 def _without_idle(
     given: dict[str, Setting], default_algorithm: str, environ: Mapping[str, str]
 ) -> tuple[Options, dict[str, str]]:
-    """The options, those without effect left out, and why each of these has none."""
+    """Return the options without those that have no effect, and the reason for each of the latter."""
     options = _in_world(_validated(given, default_algorithm), environ)
     idle = find_idle(options.algorithm, options.cluster, given)
     if not idle:
@@ -204,7 +204,7 @@ def _without_idle(
 
 
 def _with_counts(options: Options) -> Options:
-    """Emulation has a value for each worker, where the number of workers is known by now."""
+    """Check that emulation has one value per worker, if the number of workers is known by now."""
     if options.server is None or options.workers_given:
         try:
             options.cluster.emulate.check_counts(options.cluster.workers)
@@ -214,7 +214,7 @@ def _with_counts(options: Options) -> Options:
 
 
 def _in_world(options: Options, environ: Mapping[str, str]) -> Options:
-    """An allreduce job of a script that mpirun, srun or horovodrun started runs on the ranks of that world."""
+    """Place an allreduce job of a script started by mpirun, srun or horovodrun on the ranks of that world."""
     if not options.algorithm.topology_facts.allreduce:
         return options
     if options.cluster.shards != 1:
@@ -272,7 +272,7 @@ def _validated(given: dict[str, Setting], default_algorithm: str) -> Options:
 def _explained(
     given: Mapping[str, Setting], preset: str, algorithm: AlgorithmSpec, cluster: ClusterSpec
 ) -> dict[str, Setting]:
-    """Every option with the validated value and the layer that won."""
+    """Return every option with the validated value and the layer it came from."""
     resolved: dict[str, Any] = {
         "algorithm": preset,
         "batch_hooks": "auto",

@@ -1,4 +1,4 @@
-"""``keras.Model.fit``, replaced while a session is open and put back when the last one closes."""
+"""Patch of ``keras.Model.fit``: replaced while a session is open, restored when the last one closes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ FitFunction = Callable[..., Any]
 
 
 class FitHandler(Protocol):
-    """Runs a ``fit`` call in Keras' place."""
+    """Handler that runs a ``fit`` call in place of Keras."""
 
     def fit(self, original: FitFunction, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Carry out ``model.fit(*args, **kwargs)``; ``original`` is Keras' own method."""
         ...
 
 
-# Which session a fit of this context belongs to; None: Keras' own fit. Other threads have contexts of their own.
+# Session that a fit of this context belongs to; None: Keras' own fit. Each thread has its own context.
 _current: ContextVar[FitHandler | None] = ContextVar("nfdt_session", default=None)
 
 
 def enter(handler: FitHandler | None) -> Token[FitHandler | None]:
-    """Send this context's fits to ``handler``; None sends them to Keras."""
+    """Route this context's fits to ``handler``; None routes them to Keras."""
     return _current.set(handler)
 
 
@@ -34,19 +34,19 @@ def leave(token: Token[FitHandler | None]) -> None:
 
 
 class FitPatch:
-    """The attribute ``fit`` of one model class, replaced while at least one user wants it to be.
+    """Reference-counted replacement of the attribute ``fit`` of one model class.
 
-    The replacement asks the context: a fit outside any session, or in a thread that has none, is Keras' own.
+    The replacement looks the session up in the context: without one, as in other threads, the fit is Keras' own.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users = 0
-        self._own: FitFunction | None = None  # what stood in the class itself, which may be nothing
+        self._own: FitFunction | None = None  # the class's own attribute; None if it only inherits one
         self._ours: FitFunction | None = None
 
     def install(self, model_class: Any) -> None:
-        """Replace ``model_class.fit``, unless that is done already."""
+        """Replace ``model_class.fit``, unless it is replaced already."""
         with self._lock:
             if self._users == 0:
                 self._own = vars(model_class).get("fit")
@@ -55,9 +55,9 @@ class FitPatch:
             self._users += 1
 
     def remove(self, model_class: Any) -> None:
-        """Give one :meth:`install` back; the last one puts the class as it was.
+        """Undo one :meth:`install`; the last call restores the class.
 
-        A replacement that other code has wrapped meanwhile stays, and passes every fit on to Keras.
+        A replacement that other code has wrapped meanwhile stays, and forwards every fit to Keras.
         """
         with self._lock:
             self._users -= 1
@@ -78,4 +78,4 @@ def _capturing(original: FitFunction) -> FitFunction:
     return fit
 
 
-PATCH = FitPatch()  # of keras.Model: there is one class in the process, so there is one patch
+PATCH = FitPatch()  # of keras.Model: one class per process, so one patch

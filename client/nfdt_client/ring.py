@@ -1,4 +1,4 @@
-"""Scripts whose workers are the ranks of an allreduce ring."""
+"""Allreduce rings of a script: checks, descriptions, and the part of a script that runs as a rank other than 0."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ END_S = 15.0
 
 
 def require_horovod(algorithm: str) -> None:
-    """Raise NotInstalled where Horovod is not installed."""
+    """Raise NotInstalled if Horovod is not installed."""
     if importlib.util.find_spec("horovod") is None:
         raise NotInstalled(
             f"algorithm={algorithm!r}: expected Horovod in this Python. Received: none. "
@@ -28,12 +28,12 @@ def require_horovod(algorithm: str) -> None:
 
 
 def describe_ring(cluster: ClusterSpec) -> dict[str, Any]:
-    """The ring for the embedded server to start."""
+    """Return the description of the ring that the embedded server starts."""
     return {"size": cluster.workers, **cluster.model_dump(exclude={"workers", "shards", "emulate"}, exclude_none=True)}
 
 
 def describe_groups(algorithm: AlgorithmSpec, cluster: ClusterSpec) -> list[dict[str, Any]]:
-    """The worlds that a job of groups begins with: its groups, or one of all workers in which speeds are measured."""
+    """Return the initial worlds of a grouped job: its groups, or one world of all workers to measure their speeds."""
     groups = explicit_groups(algorithm.groups, cluster.workers) or (tuple(range(cluster.workers)),)
     return [
         {**describe_ring(cluster), "size": len(group), "members": group, "neighbours": cluster.workers - len(group)}
@@ -42,16 +42,16 @@ def describe_groups(algorithm: AlgorithmSpec, cluster: ClusterSpec) -> list[dict
 
 
 def comes_and_goes(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the limits of an elastic world: only its launcher needs them."""
+    """Return the limits of an elastic world; only its launcher needs them."""
     elastic = environ.get("HOROVOD_ELASTIC", "0") not in ("", "0")
     return {"min_workers": 1 if elastic else None, "max_workers": None, "host_discovery_script": None}
 
 
 def found_files(cluster: ClusterSpec) -> ClusterSpec:
-    """Files of the ring as this script means them: from its working directory.
+    """Resolve the ring's file names relative to this script's working directory.
 
     Raises:
-        UsageError: one that cannot be used.
+        UsageError: a file cannot be used.
     """
     named = {name: getattr(cluster, name) for name in ("timeline", "autotune_log", "host_discovery_script")}
     paths = {name: os.path.abspath(os.path.expanduser(path)) for name, path in named.items() if path}
@@ -73,10 +73,10 @@ def found_files(cluster: ClusterSpec) -> ClusterSpec:
 
 
 def follow(cluster: ClusterSpec) -> NoReturn:
-    """Be a rank other than 0 of the launcher's world until rank 0's script is done; then this script ends.
+    """Run as a rank other than 0 of the launcher's world until rank 0's script is done; then end this script.
 
     Args:
-        cluster: What this rank's Horovod is told.
+        cluster: Cluster options; they configure this rank's Horovod.
 
     Raises:
         SystemExit: always; with the rank's exit code.

@@ -1,4 +1,4 @@
-"""A session: the server it uses, the patch it holds, and the fits it runs."""
+"""A session: its server, its patch of ``keras.Model.fit``, and the fits it runs."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ IDLE = (
 
 
 class Session:
-    """While it is entered, ``keras.Model.fit`` of this context trains on a cluster.
+    """Context manager in which ``keras.Model.fit`` of this context trains on a cluster.
 
-    Without ``server`` in the options a job server is started here and taken down at the end. In a script that mpirun,
-    srun or horovodrun started, rank 0's allreduce job runs on the ranks of that world; entering a session on another
-    rank works for it and then ends the script.
+    Without ``server`` in the options a job server is started here and stopped at the end. In a script started by
+    mpirun, srun or horovodrun, rank 0's allreduce job runs on the ranks of that world. On another rank, entering a
+    session works for that job and then ends the script.
 
     Attributes:
         fits: ``history.nfdt`` of every fit so far.
-        tells_idle: Whether a block that ends in order without a fit is warned about; else its caller does that.
+        tells_idle: Whether to log a warning when a block ends without an error and without a fit; else its caller
+            does that.
     """
 
     tells_idle = True
@@ -81,7 +82,7 @@ class Session:
             logger.warning(IDLE)
 
     def _open(self, undo: contextlib.ExitStack) -> None:
-        """Have a server to speak to, until ``undo``."""
+        """Start or connect to a server, until ``undo``."""
         if not self.options.algorithm.topology_facts.flat and self.options.server is None:
             ring.require_horovod(self.options.algorithm.name)
         if self.options.world is not None and self.options.world.rank:
@@ -89,10 +90,10 @@ class Session:
         self._embedded = undo.enter_context(_embedded(self.options)) if self.options.server is None else None
         undo.callback(self._disconnect)
         if self._embedded is None:
-            self.connection().describe()  # a wrong address or token is told before the script's own work begins
+            self.connection().describe()  # reports a wrong address or token before the script's own work begins
 
     def connection(self) -> JobsClient:
-        """To the session's server; the embedded one is waited for."""
+        """Return the connection to the session's server; wait for the embedded one to start."""
         if self._link is None:
             if self._embedded is not None:
                 server = self._embedded
@@ -102,12 +103,12 @@ class Session:
         return self._link
 
     def release_connection(self) -> JobsClient:
-        """The connection, which the caller closes from now on."""
+        """Return the connection; from now on the caller closes it."""
         link, self._link = self.connection(), None
         return link
 
     def fit(self, original: patch.FitFunction, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Train ``model`` on the cluster as ``original`` would here; what callbacks call is plain Keras."""
+        """Train ``model`` on the cluster as ``original`` would here; fits inside callbacks are Keras' own."""
         self.note_fit()
         arguments = bind(original, model, args, kwargs)
         token = patch.enter(None)
@@ -115,13 +116,13 @@ class Session:
             return self._fit(model, arguments)
         except ServerUnreachable:
             if self._embedded is not None:
-                self._embedded.check()  # knows better why
+                self._embedded.check()  # raises with a more precise reason
             raise
         finally:
             patch.leave(token)
 
     def note_fit(self) -> None:
-        """Note that something is distributed, by this session or by one inside of it."""
+        """Record that this session, or one nested in it, has distributed a fit."""
         self._idle = False
         if isinstance(self._outer, Session):
             self._outer.note_fit()
@@ -165,7 +166,7 @@ class Session:
     def prepare(
         self, captured: Capture, batch: Any, initial_epoch: int, *, interactive: bool
     ) -> tuple[Submission, Manifest]:
-        """Pack the model and check that the server would take the job, before anything is uploaded.
+        """Pack the model and check that the server accepts the job, before anything is uploaded.
 
         Returns:
             The job with its artifacts, and the program's manifest.
@@ -182,7 +183,7 @@ class Session:
         return submission, packed.manifest
 
     def _place(self, code: bool) -> ClusterSpec:
-        """Return the numbers of workers and shards; ``code``: the job carries code of the script."""
+        """Return the cluster with its numbers of workers and shards; ``code``: the job carries code of the script."""
         server = self.connection().describe()
         if code and not server.allow_code:
             raise PolicyRefused(
@@ -196,7 +197,7 @@ class Session:
         return cluster
 
     def _start(self, submission: Submission, manifest: Manifest) -> InteractiveJob:
-        """Hand the job in; ``manifest`` is its program's."""
+        """Submit the job; ``manifest`` is that of its program."""
         return InteractiveJob(self.connection(), self.send(submission))
 
     def _feed(self, job: InteractiveJob, captured: Capture) -> Feeder | None:
@@ -204,7 +205,7 @@ class Session:
         return Feeder(job, captured.train.epoch) if isinstance(captured.train, Stream) else None
 
     def send(self, submission: Submission) -> str:
-        """Upload what the server lacks and submit; the job's id."""
+        """Upload missing artifacts, submit the job, and return its id."""
         connection = self.connection()
         sent = upload(connection, submission.blobs)
         job_id = connection.submit(submission.spec.model_dump_json(), self._id)
@@ -236,12 +237,12 @@ def _embedded(options: Options) -> Any:
 def _leave(token: Token[Any]) -> None:
     try:
         patch.leave(token)
-    except ValueError:  # left in another context than it was entered in: that context ends anyway
+    except ValueError:  # exited in another context than entered; that context ends anyway
         patch.enter(None)
 
 
 def _nothing_to_train(captured: Capture, listeners: Any) -> Any:
-    """Keras' own way for no epochs: no training, no logs."""
+    """Finish a fit without epochs as Keras does: no training, no logs."""
     if captured.epochs > 0 and captured.model.optimizer.built:
         captured.model.optimizer.finalize_variable_values(captured.model.trainable_weights)
     listeners.on_train_end(None)
@@ -250,7 +251,7 @@ def _nothing_to_train(captured: Capture, listeners: Any) -> Any:
 
 
 def look_at_metrics(captured: Capture, batch: Any, *, interactive: bool) -> None:
-    """Have the validation run here where ``test_step`` returns what workers cannot tell.
+    """Move the validation into this process if ``test_step`` returns logs that workers cannot compute.
 
     Raises:
         CaptureError: a metric cannot be merged.
@@ -274,7 +275,7 @@ def look_at_metrics(captured: Capture, batch: Any, *, interactive: bool) -> None
 
 
 def check_shards(model: Any, manifest: Manifest, cluster: ClusterSpec) -> None:
-    """Raise UsageError where the optimizer needs all variables in one place and there would be several shards."""
+    """Raise UsageError if the optimizer needs all variables in one place but there are several shards."""
     if cluster.shards == 1:
         return
     obstacle, name = why_uncuttable(manifest), type(model.optimizer).__name__

@@ -1,4 +1,4 @@
-"""A captured ``fit`` as a job specification and the artifacts it names."""
+"""Conversion of a captured ``fit`` to a job specification and the artifacts it names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Packed(Protocol):
 
     @property
     def code(self) -> bool:
-        """Whether pickled code is among it."""
+        """Whether the artifacts include pickled code."""
         ...
 
 
@@ -55,10 +55,10 @@ def specify(
     initial_epoch: int,
     interactive: bool = True,
 ) -> Submission:
-    """The job of a captured ``fit``.
+    """Return the job specification of a captured ``fit`` and its artifacts.
 
     Raises:
-        UsageError: an argument of ``fit`` that no job can have.
+        UsageError: an argument of ``fit`` that is invalid in a job.
     """
     program = Blob(packed.manifest.to_bytes())
     made = [program, *(Blob(content) for content in packed.artifacts.values())]
@@ -89,7 +89,7 @@ def specify(
 
 
 def _fit_spec(captured: Capture, initial_epoch: int) -> FitSpec:
-    """Draws the seed from NumPy's global generator, so that ``keras.utils.set_random_seed`` decides it."""
+    """Return the fit's specification; ``keras.utils.set_random_seed`` sets its seed, drawn from NumPy's generator."""
     arguments = captured.arguments
     frequency = arguments["validation_freq"]
     return FitSpec(
@@ -102,7 +102,7 @@ def _fit_spec(captured: Capture, initial_epoch: int) -> FitSpec:
         steps_per_epoch=captured.steps_per_epoch,
         validation_freq=int(frequency) if np.ndim(frequency) == 0 else tuple(int(e) for e in frequency),
         validation_batch_size=captured.validation.batch_size if captured.validation is not None else None,
-        validation_steps=None,  # the data are cut to as many rows
+        validation_steps=None,  # the data are already cut to that many rows
     )
 
 

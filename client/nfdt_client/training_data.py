@@ -21,16 +21,16 @@ class Arrays:
 
     @property
     def batches(self) -> int:
-        """Batches of one pass, the last one possibly short."""
+        """Number of batches of one pass, the last one possibly short."""
         return -(-self.samples // self.batch_size)
 
     def head(self, rows: int) -> Arrays:
-        """The first rows only."""
+        """Return the first ``rows`` rows."""
         return Arrays(map_arrays(lambda a: a[:rows], self.pytree), min(rows, self.samples), self.batch_size)
 
 
 class Stream:
-    """Batches that only the client can make. An epoch is what Keras' own epoch iterator yields for it.
+    """Batches that only the client can make; Keras' own epoch iterator yields those of an epoch.
 
     Args:
         iterator: A Keras ``EpochIterator`` over the user's object.
@@ -42,17 +42,17 @@ class Stream:
 
     @property
     def batches(self) -> int | None:
-        """Batches per epoch, where it is known."""
+        """Number of batches per epoch; None if unknown."""
         count = self._iterator.num_batches
         return int(count) if count else None
 
     def peek(self) -> Any:
-        """The first batch, which the first epoch will yield again."""
+        """Return the first batch; the first epoch yields it again."""
         batch = self._iterator.peek()
         return as_batch(batch)
 
     def epoch(self) -> Iterator[Any]:
-        """The batches of the next epoch, as pytrees of NumPy arrays."""
+        """Yield the batches of the next epoch as pytrees of NumPy arrays."""
         for _, _, buffer in self._iterator:
             yield from map(as_batch, buffer)
 
@@ -65,14 +65,14 @@ def map_arrays(function: Callable[[Any], Any], pytree: Any) -> Any:
 
 
 def leaves(pytree: Any) -> list[Any]:
-    """The leaves of a pytree that are not None."""
+    """Return the leaves of a pytree that are not None."""
     from keras import tree
 
     return [leaf for leaf in tree.flatten(pytree) if leaf is not None]
 
 
 def as_batch(batch: Any) -> Any:
-    """One batch of the user's iterator as NumPy arrays, checked.
+    """Convert one batch of the user's iterator to NumPy arrays and check it.
 
     Raises:
         CaptureError: a leaf that is no array with a batch dimension, or leaves of different lengths.
@@ -87,7 +87,7 @@ def as_batch(batch: Any) -> Any:
 
 
 def rows_of(batch: Any) -> int:
-    """Number of samples in a batch."""
+    """Return the number of samples in a batch."""
     return int(leaves(batch)[0].shape[0])
 
 
@@ -105,7 +105,7 @@ def _as_array(leaf: Any) -> np.ndarray[Any, Any]:
 
 
 def refuse_ragged(pytree: Any) -> None:
-    """Raise CaptureError for ragged tensors, which have no array."""
+    """Raise CaptureError for ragged tensors, which cannot become arrays."""
     from nfdt.core import keras_internals
 
     if any(keras_internals.is_tensorflow_ragged(leaf) for leaf in leaves(pytree)):
@@ -115,14 +115,14 @@ def refuse_ragged(pytree: Any) -> None:
 
 
 def is_sparse(pytree: Any) -> bool:
-    """Whether any leaf is a sparse matrix or tensor: batches of it are made dense one by one."""
+    """Whether any leaf is a sparse matrix or tensor; such batches are made dense one by one."""
     from nfdt.core import keras_internals
 
     return any(keras_internals.is_sparse_leaf(leaf) for leaf in leaves(pytree))
 
 
 def read(x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Arrays | Stream:
-    """Understand data as Keras does.
+    """Read the training data as Keras does.
 
     Args:
         x: As for ``fit``.
@@ -131,7 +131,7 @@ def read(x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Ar
         **options: ``batch_size``, ``steps_per_epoch``, ``shuffle`` and ``class_weight`` of ``fit``.
 
     Raises:
-        UsageError: no data, or what Keras' adapters refuse (lengths that differ, unknown types, ...).
+        UsageError: no data, or data that Keras' adapters refuse (lengths that differ, unknown types, ...).
         CaptureError: ragged tensors.
     """
     from nfdt.core import keras_internals
@@ -150,7 +150,7 @@ def read(x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Ar
 
 
 def check_not_empty(x: Any, y: Any, sample_weight: Any) -> None:
-    """Raise UsageError where there is no sample to train on."""
+    """Raise UsageError if there is no sample to train on."""
     if x is None:
         raise UsageError("Training data: expected x. Received: None.")
     for name, part in (("x", x), ("y", y), ("sample_weight", sample_weight)):
@@ -171,7 +171,7 @@ def is_arrays(pytree: Any) -> bool:
 
 
 def _whole(inputs: Any) -> Any:
-    """The adapter's inputs as NumPy arrays, converted as it converts batches (float64 to floatx, pandas, strings)."""
+    """Convert the adapter's inputs to NumPy arrays as it converts batches (float64 to floatx, pandas, strings)."""
     from nfdt.core import keras_internals
 
     return map_arrays(lambda leaf: _as_array(keras_internals.sliced_array(leaf)), inputs)

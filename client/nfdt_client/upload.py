@@ -1,4 +1,4 @@
-"""Artifacts to and from a job server: named by their hash, in chunks, resumed where a transfer broke."""
+"""Transfer of artifacts to and from a job server: named by hash, sent in chunks, resumed after a broken connection."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 
 class Blob:
-    """Bytes in a few pieces, hashed once; big arrays are referred to, not copied.
+    """Bytes in several pieces, hashed once; large arrays are referenced, not copied.
 
     Args:
         parts: The pieces in order. They must not change while the blob is in use.
@@ -42,7 +42,7 @@ class Blob:
         self.sha256 = digest.hexdigest()
 
     def chunks(self, offset: int = 0, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, bytes]]:
-        """(offset, bytes) pieces of at most ``chunk_bytes``, from ``offset`` to the end."""
+        """Yield (offset, bytes) pieces of at most ``chunk_bytes``, from ``offset`` to the end."""
         start = 0
         for part in self._parts:
             for at in range(max(offset - start, 0), len(part), chunk_bytes):
@@ -51,10 +51,10 @@ class Blob:
 
 
 def array_blob(array: np.ndarray[Any, Any]) -> Blob:
-    """An array as the bytes of a ``.npy`` file; its memory is shared where it is contiguous.
+    """Return an array as the bytes of a ``.npy`` file; the memory of a contiguous array is shared.
 
     Raises:
-        CaptureError: Python objects that are not strings.
+        CaptureError: the array holds Python objects that are not strings.
     """
     array = as_array(array)
     array = np.ascontiguousarray(array).reshape(array.shape)
@@ -64,14 +64,14 @@ def array_blob(array: np.ndarray[Any, Any]) -> Blob:
 
 
 def find_missing(connection: JobsClient, names: Iterable[str]) -> dict[str, int]:
-    """Return the artifacts that the server lacks, each with the number of bytes that it holds already."""
+    """Return the artifacts missing on the server, each with the number of bytes that it holds already."""
     with translated(connection.address):
         reply = connection.stub.FindMissing(pb.ArtifactNames(sha256=sorted(set(names))), timeout=CALL_TIMEOUT_S)
     return {item.sha256: int(item.have_bytes) for item in reply.missing}
 
 
 def upload(connection: JobsClient, blobs: Mapping[str, Blob]) -> int:
-    """Send what the server lacks, each artifact once; a broken transfer is resumed.
+    """Send the artifacts missing on the server, each once; a broken transfer is resumed.
 
     Returns:
         Bytes sent.
@@ -122,10 +122,10 @@ def _send(connection: JobsClient, blob: Blob, have_bytes: int) -> int:
 
 
 def download(connection: JobsClient, sha256: str) -> bytes:
-    """One artifact, its hash checked.
+    """Download one artifact and check its hash.
 
     Raises:
-        ProtocolError: what arrived has another hash.
+        ProtocolError: the received bytes have another hash.
         ServerUnreachable: the connection broke ``ATTEMPTS`` times.
     """
     received = bytearray()

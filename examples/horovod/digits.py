@@ -1,4 +1,4 @@
-"""A Horovod script: one program, started once per rank. Only its import differs from one for Horovod's own wrapper.
+"""A Horovod script: one program, started once per rank. Only its import differs from a script for Horovod itself.
 
 mpirun -np 2 python examples/horovod/digits.py
 horovodrun -np 2 python examples/horovod/digits.py

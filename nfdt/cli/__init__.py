@@ -1,4 +1,4 @@
-"""The command line: ``nfdt`` and ``hfdt``. Commands only read their options and call the part that does the work."""
+"""The command line: ``nfdt`` and ``hfdt``. Commands parse their options and call the module that does the work."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ for _command in (run, server, worker, mpi, jobs, simulate, plan, doctor, config)
 
 
 def main() -> None:
-    """Entry point of ``nfdt``."""
+    """Run ``nfdt``; its entry point."""
     cli(prog_name="nfdt")
 
 
 def hfdt_main() -> None:
-    """Entry point of ``hfdt``."""
+    """Run ``hfdt``; its entry point."""
     hfdt(prog_name="hfdt")

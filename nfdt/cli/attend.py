@@ -1,4 +1,4 @@
-"""Worker slots of this machine for a job server: started, supervised, and ended when the server is gone."""
+"""Worker slots of this machine for a job server: start, supervision, and end when the server is gone."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def wait_for_server(options: SlotOptions, timeout_s: float, *, sleep: Callable[[
 
 
 def attend(options: SlotOptions, slots: int, *, wait_s: float = 0.0) -> None:
-    """Keep ``slots`` worker slots attending until the server has been gone for ``wait_s`` seconds.
+    """Keep ``slots`` worker slots registered until the server has been gone for ``wait_s`` seconds.
 
     Raises:
-        JobFailed: slots end as fast as they are started (the text names their logs), or none can be started.
+        JobFailed: slots end as fast as they start (the message names their logs), or none can be started.
     """
     gone = threading.Event()
     channel = open_channel(options.server, options.token, ca_file=options.ca_file)
@@ -76,7 +76,7 @@ def attend(options: SlotOptions, slots: int, *, wait_s: float = 0.0) -> None:
 
 
 def _watch(channel: grpc.Channel, patience: Patience, gone: threading.Event) -> None:
-    """Read the server's health; a stream that ends and cannot be opened again means that the server is gone."""
+    """Watch the server's health; the server is gone if the stream ends and cannot be reopened."""
     while True:
         try:
             for _ in health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()):
@@ -89,7 +89,7 @@ def _watch(channel: grpc.Channel, patience: Patience, gone: threading.Event) -> 
 
 
 def _report_ends(channel: grpc.Channel, ended: queue.SimpleQueue[str | None]) -> None:
-    """Report ended slots to the server; a server that cannot be reached finds out after a while."""
+    """Report ended slots to the server; an unreachable server detects the end later by itself."""
     stub = workers_pb2_grpc.WorkersStub(channel)
     for name in iter(ended.get, None):
         try:

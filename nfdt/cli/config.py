@@ -1,4 +1,4 @@
-"""``nfdt config``: each option's value and which layer it came from."""
+"""``nfdt config``: each option's value and the layer it came from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``nfdt doctor``: what is installed, what works, and what to do about the rest."""
+"""``nfdt doctor``: report of installed parts, working parts, and remedies for the rest."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ print(", ".join(name for name, built in (("gloo", hvd.gloo_built()), ("MPI", hvd
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report; ``missing`` is needed for training, ``optional`` only for a part of it."""
+    """One line of the report; ``missing`` parts are required for training, ``optional`` ones only for some features."""
 
     subject: str
     verdict: Verdict
@@ -62,7 +62,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _tensorflow() -> Iterator[Finding]:
-    """Import TensorFlow in a process of its own: a broken installation can abort the one it is loaded into."""
+    """Import TensorFlow in a separate process, because a broken installation can abort the process that loads it."""
     try:
         done = _run_quietly([sys.executable, "-c", _TENSORFLOW_PROBE])
     except subprocess.TimeoutExpired:
@@ -103,7 +103,7 @@ def _launchers() -> Iterator[Finding]:
 
 
 def _horovod() -> Finding:
-    """Import the built part: it exists, and fits the installed TensorFlow, only if that works."""
+    """Import Horovod's compiled extension; success shows that it exists and matches the installed TensorFlow."""
     version, remedy = _version("horovod"), "./scripts/install-horovod"
     if version is None:
         return Finding("horovod", "optional", "not installed: needed for hfdt and allreduce only", remedy)
@@ -118,7 +118,7 @@ def _horovod() -> Finding:
 
 
 def examine() -> list[Finding]:
-    """Every finding about this machine and this Python, in the order of the report."""
+    """Return all findings about this machine and this Python, in the order of the report."""
     return [*_packages(), *_tensorflow(), *_machine(), *_launchers()]
 
 

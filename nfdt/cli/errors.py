@@ -1,4 +1,4 @@
-"""Exit of a command: errors of the product become one message on stderr and their exit code."""
+"""Exit of a command: an NFDT error becomes one message on stderr and its exit code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nfdt.core.errors import NfdtError
 
 
 class Commands(click.Group):
-    """A group whose commands end that way."""
+    """A click group that turns NFDT errors and interrupts into messages and exit codes."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the chosen command."""

@@ -1,4 +1,4 @@
-"""``nfdt jobs``: look at the jobs of a server, follow them, fetch results, cancel."""
+"""``nfdt jobs``: inspect the jobs of a server, follow them, fetch results, cancel."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ format_option = click.option("--format", "format_", type=click.Choice(["text", "
 
 
 def with_job(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the handle of the job whose id is its argument."""
+    """Decorate a command: replace its argument, a job id, by the handle of that job."""
 
     @server_options
     @click.argument("job_id", metavar="ID")
@@ -46,7 +46,7 @@ def _when(seconds: float) -> str:
 
 
 def _epoch(status: JobStatus, separator: str) -> str:
-    """The epoch it is in, counted from 1 as Keras prints it."""
+    """Format the current epoch, counted from 1 as Keras prints it."""
     begun = 0 if status.state in ("queued", "starting") else min(status.epoch + 1, status.epochs)
     return f"{begun}{separator}{status.epochs}"
 

@@ -1,4 +1,4 @@
-"""``nfdt mpi``: one allocation of mpirun or srun, in which rank 0 serves and the other ranks work."""
+"""``nfdt mpi``: one allocation of mpirun or srun, in which rank 0 is the server and the other ranks are workers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE
 
 
 def on_one_host(rank: LauncherRank, environment: Mapping[str, str]) -> bool:
-    """Whether all ranks are on this machine, by the launcher's environment."""
+    """Whether all ranks are on this machine, according to the launcher's environment."""
     if environment.get("SLURM_STEP_NUM_NODES") == "1":
         return True
     return any(environment.get(name) == str(rank.size) for name in _LOCAL_SIZES)
@@ -45,14 +45,14 @@ def on_one_host(rank: LauncherRank, environment: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True)
 class Network:
-    """Options for connections to rank 0 from other machines; unused when all ranks are on one."""
+    """Options for connections to rank 0 from other machines; unused when all ranks are on one machine."""
 
     tls_cert: str | None = None
     tls_key: str | None = None
     insecure: bool = False
 
     def server_options(self, *, one_host: bool) -> list[str]:
-        """Arguments of the server: loopback, or this machine's name with TLS or ``insecure``."""
+        """Return the arguments of the server: loopback, or this machine's name with TLS or ``insecure``."""
         if one_host:
             return ["--listen", "127.0.0.1:0"]
         security = ["--tls-cert", self.tls_cert, "--tls-key", self.tls_key or ""] if self.tls_cert else []
@@ -107,7 +107,7 @@ def mpi(
 
 
 def _require_flat(options: Mapping[str, Any]) -> None:
-    """Raise UsageError for a job whose workers Horovod launches, so that the ranks of this launch would be idle."""
+    """Raise UsageError for a job whose workers Horovod launches: the ranks of this launch would be idle."""
     chosen = resolve(options).algorithm
     if not chosen.topology_facts.flat:
         raise UsageError(
@@ -119,7 +119,7 @@ def _require_flat(options: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _serving(rank: LauncherRank, network: Network) -> Iterator[RendezvousInfo]:
-    """Rank 0: run a job server in a separate process, and publish its address to the other ranks."""
+    """Run a job server in a separate process and publish its address to the other ranks; for rank 0."""
     one_host = on_one_host(rank, os.environ)
     server = EmbeddedServer(0, 1, network=network.server_options(one_host=one_host))
     try:
@@ -133,7 +133,7 @@ def _serving(rank: LauncherRank, network: Network) -> Iterator[RendezvousInfo]:
 
 
 def work(rank: LauncherRank) -> None:
-    """Serve rank 0's server as one worker slot until the server is gone."""
+    """Run one worker slot for rank 0's server until the server is gone."""
     rendezvous = await_rendezvous(rendezvous_file(rank, os.environ), timeout_s=START_S)
     gpus = find_gpus(os.environ)
     options = SlotOptions(

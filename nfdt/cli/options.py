@@ -1,4 +1,4 @@
-"""Command-line options that several commands share, and how they become settings of the client."""
+"""Command-line options shared by several commands, and their conversion to settings of the client."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ LOG_LEVELS = click.Choice(["debug", "info", "warning", "error"])
 
 
 class ScriptCommand(click.Command):
-    """A command that ends in SCRIPT or ``-m MODULE``; what follows belongs to the script, as for ``python``."""
+    """A command that ends in SCRIPT or ``-m MODULE``; later arguments belong to the script, as for ``python``."""
 
     allow_interspersed_args = False
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Let our own options end before ``-m``."""
+        """Parse options up to ``-m``; the rest belongs to the script."""
         takes_value = {
             name: not (option.is_flag or option.count)
             for option in self.get_params(ctx)
@@ -44,7 +44,7 @@ class ScriptCommand(click.Command):
 
 
 def script_argument(*, required: bool = True) -> Callable[[_CliCommand], _CliCommand]:
-    """``SCRIPT ARGS`` or ``-m MODULE ARGS`` of a :class:`ScriptCommand`, as the parameter ``script``."""
+    """Add ``SCRIPT ARGS`` or ``-m MODULE ARGS`` to a :class:`ScriptCommand`, as the parameter ``script``."""
 
     def read(context: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> Script | None:
         if not words:
@@ -61,7 +61,7 @@ def script_argument(*, required: bool = True) -> Callable[[_CliCommand], _CliCom
 
 
 def server_options(command: _CliCommand) -> _CliCommand:
-    """``--server --token-file --ca-file``: where the job server is and how it is spoken to."""
+    """Add ``--server --token-file --ca-file``: address, secret and certificates of the job server."""
     for option in (
         click.option("--ca-file", type=FILE, help="Certificates to trust; turns TLS on."),
         click.option("--token-file", type=FILE, help="File with the server's token (or NFDT_TOKEN)."),
@@ -72,7 +72,7 @@ def server_options(command: _CliCommand) -> _CliCommand:
 
 
 def training_options(command: _CliCommand) -> _CliCommand:
-    """``--algorithm --set --log-level``."""
+    """Add ``--algorithm --set --log-level``."""
     for option in (
         click.option("--log-level", type=LOG_LEVELS, default="warning", help="What nfdt itself logs to stderr."),
         click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any other option; repeatable."),
@@ -83,7 +83,7 @@ def training_options(command: _CliCommand) -> _CliCommand:
 
 
 def parse_settings(pairs: Iterable[str]) -> dict[str, str]:
-    """``("dc_lambda=10", "emulate.slowdown=1,4")`` as a mapping; values stay text.
+    """Convert ``("dc_lambda=10", "emulate.slowdown=1,4")`` to a mapping; values stay text.
 
     Raises:
         UsageError: an item without ``=``.
@@ -98,7 +98,7 @@ def parse_settings(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def log_to_stderr(level: str) -> None:
-    """Send the product's log to stderr; unless debugging, TensorFlow's start-up messages are silenced."""
+    """Send NFDT's log to stderr; silence TensorFlow's start-up messages unless the level is debug."""
     logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
     if level != "debug":
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -106,7 +106,7 @@ def log_to_stderr(level: str) -> None:
 
 @contextmanager
 def open_connection(server: str | None, token_file: str | None, ca_file: str | None) -> Iterator[JobsClient]:
-    """A connection to the job server that the options, the environment or a file name; closed after the block.
+    """Connect to the job server named by the options, the environment or a file; close it after the block.
 
     Raises:
         UsageError: none of them names a server.

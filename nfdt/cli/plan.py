@@ -1,4 +1,4 @@
-"""``nfdt plan``: what each algorithm would do on some workers, from a few steps of the script or a job's own."""
+"""``nfdt plan``: forecast of each algorithm on given workers, from a few steps of the script or of a job."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _seen(context: click.Context, script: Script, options: Options, *, profiled:
 
 
 def _measured(job: str, server: Mapping[str, str | None]) -> tuple[Cluster, ProfiledWork]:
-    """The workers of a job, and how much it trains in an epoch."""
+    """Return the costs of a job's workers, and its work per epoch."""
     with open_connection(server["server"], server["token_file"], server["ca_file"]) as connection:
         workers = json.loads(connection.show(job).workers_json or "{}")
         ends = [event.data for event in connection.recorded(job) if event.kind == "epoch_end"]

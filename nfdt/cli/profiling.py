@@ -1,4 +1,4 @@
-"""The short profiling run: a few real gradients and updates of a captured model, on this machine."""
+"""Short profiling run: a few real gradients and updates of a captured model on this machine."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def profile(program: PackedProgram, batch: Any, *, clock: Clock | None = None, b
     Args:
         program: The captured model.
         batch: A pytree of arrays as ``train_step`` takes it.
-        clock: That shows real seconds.
-        budget_s: For gradients, after those that warm up, and as long at most for updates; one of each is always made.
+        clock: Clock of real seconds.
+        budget_s: Seconds for gradients after the warm-up, and the same limit for updates; at least one of each is made.
     """
     clock = clock or SystemClock()
     manifest, read = program.manifest, program.artifacts.__getitem__
@@ -61,12 +61,12 @@ def profile(program: PackedProgram, batch: Any, *, clock: Clock | None = None, b
 
 
 def measure_step(compute: Callable[[int], None], batch_size: int, clock: Clock, budget_s: float) -> StepTime:
-    """The line through what whole batches and halves of them take.
+    """Fit a line through the durations of whole and half batches.
 
     Args:
-        compute: One gradient of so many samples.
+        compute: Computes one gradient of the given number of samples.
         batch_size: Samples of a whole batch.
-        clock: Shows what it took.
+        clock: Clock that measures the durations.
         budget_s: See :func:`profile`.
     """
     half = batch_size // 2
@@ -75,13 +75,13 @@ def measure_step(compute: Callable[[int], None], batch_size: int, clock: Clock, 
     wholes, halves = measure([lambda: compute(batch_size), lambda: compute(half)], clock, budget_s)
     whole_s = median(wholes)
     beta_s = (whole_s - median(halves)) / (batch_size - half)
-    # Half a batch cannot take longer than a whole one, nor less than half as long: what says so is noise.
+    # Half a batch cannot take longer than a whole one, nor less than half as long: such measurements are noise.
     beta_s = min(max(beta_s, 0.01 * whole_s / batch_size), whole_s / batch_size)
     return StepTime(whole_s - beta_s * batch_size, beta_s)
 
 
 def measure(actions: list[Callable[[], None]], clock: Clock, budget_s: float) -> list[list[float]]:
-    """Seconds of each of these, done in turn, so that whatever else slows the machine down slows down all of them."""
+    """Return the seconds of each action; they run in turn, so that other load on the machine slows all of them."""
     for _ in range(WARM_UP):
         for action in actions:
             action()

@@ -1,4 +1,4 @@
-"""TensorFlow's start-up messages, held back."""
+"""Suppression of TensorFlow's start-up messages."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_start() -> Iterator[None]:
-    """Hold back what is written to stderr inside the block, by C++ code too; show it if the block raises.
+    """Hold back output to stderr inside the block, also from C++ code; show it if the block raises.
 
-    TensorFlow 2.21 announces oneDNN on every import, whatever TF_CPP_MIN_LOG_LEVEL says.
+    TensorFlow 2.21 announces oneDNN on every import, regardless of TF_CPP_MIN_LOG_LEVEL.
     """
     sys.stderr.flush()
     kept = os.dup(2)

@@ -1,4 +1,4 @@
-"""Save what a job trained as a file: a Keras model, or its arrays."""
+"""Writing a job's result to a file: a Keras model, or its arrays."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def save(result: JobResult, path: Path, read: Callable[[str], bytes]) -> None:
     """Write the result to ``path``: the whole model (``.keras``) or the trainable variables by name (``.npz``).
 
     Args:
-        result: What the job trained.
+        result: Result of the job.
         path: The file; see :func:`check_output`.
         read: Returns an artifact of the job's server by its name.
 
     Raises:
-        PolicyRefused: a ``.keras`` file of a job that carries code; nothing a server sends is unpickled here.
+        PolicyRefused: a ``.keras`` file of a job that carries code; data from a server are never unpickled here.
     """
     if path.suffix == ".keras":
         rebuild(result, read).save(path)
@@ -45,7 +45,7 @@ def save(result: JobResult, path: Path, read: Callable[[str], bytes]) -> None:
 
 
 def rebuild(result: JobResult, read: Callable[[str], bytes]) -> Any:
-    """The job's Keras model with its trained weights, optimizer and untrained state."""
+    """Rebuild the job's Keras model with its trained weights, optimizer and untrained state."""
     with quiet_start():
         from nfdt.core.program.unpack import unpack
 

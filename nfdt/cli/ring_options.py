@@ -1,4 +1,4 @@
-"""Command-line options of allreduce rings: Horovod's names for what the client calls otherwise."""
+"""Command-line options of allreduce rings: Horovod's names for options that have other names in the client."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OPTIONS = (
 
 
 def ring_options(command: _CliCommand) -> _CliCommand:
-    """Tuning, tracing and elasticity of a ring."""
+    """Add the options for tuning, tracing and elasticity of an allreduce ring."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command

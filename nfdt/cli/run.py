@@ -26,7 +26,7 @@ from nfdt.core.host.fast_imports import quick_imports
 
 
 def print_workers(fits: Sequence[Mapping[str, Any]]) -> None:
-    """One table per captured ``fit`` on stderr: what each worker did."""
+    """Print one table of worker statistics per captured ``fit`` to stderr."""
     for number, workers in enumerate(fits, start=1):
         if len(fits) > 1:
             click.echo(f"fit {number} of {len(fits)}", err=True)
@@ -34,7 +34,7 @@ def print_workers(fits: Sequence[Mapping[str, Any]]) -> None:
 
 
 def train_script(context: click.Context, script: Script, opened: Session) -> None:
-    """Run ``script`` inside ``opened`` and end the command with the exit code that tells how it went."""
+    """Run ``script`` inside ``opened`` and end the command with the exit code of the outcome."""
     try:
         with ExitStack() as stack:
             shown = logging.getLogger().isEnabledFor(logging.DEBUG)

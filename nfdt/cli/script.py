@@ -1,4 +1,4 @@
-"""Run a user's program as ``python FILE ARGS`` or ``python -m MODULE ARGS`` would, inside this process."""
+"""Execution of a user's program inside this process, as ``python FILE ARGS`` or ``python -m MODULE ARGS`` would."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class Script:
-    """Script as given on Python's command line.
+    """A script as given on Python's command line.
 
     Attributes:
         name: A file, or the name of a module.
-        args: What follows it.
-        is_module: Whether ``-m`` stands before it.
+        args: Arguments after the name.
+        is_module: Whether ``-m`` precedes the name.
     """
 
     name: str
@@ -41,10 +41,10 @@ class Script:
 
 
 def run_script(script: Script) -> None:
-    """Execute ``script`` as ``__main__``; what it raises, SystemExit included, passes through.
+    """Execute ``script`` as ``__main__``; its exceptions, SystemExit included, propagate.
 
     Raises:
-        UsageError: there is no such module.
+        UsageError: the module does not exist.
     """
     main = types.ModuleType("__main__")
     vars(main).update(__builtins__=sys.modules["builtins"], __annotations__={}, __package__=None, __cached__=None)
@@ -55,10 +55,10 @@ def run_script(script: Script) -> None:
 
 @contextmanager
 def _process_of(script: Script, main: types.ModuleType) -> Iterator[None]:
-    """``sys.argv``, ``sys.path`` and ``__main__`` as the script would find them; all are put back."""
+    """Set ``sys.argv``, ``sys.path`` and ``__main__`` as the script expects them; restore all afterwards."""
     argv, path, ours = sys.argv, sys.path, sys.modules["__main__"]
     sys.argv = ["-m" if script.is_module else script.name, *script.args]
-    if not sys.flags.safe_path:  # then path[0] is the directory of what Python started
+    if not sys.flags.safe_path:  # then path[0] is the directory of the program that Python started
         sys.path = [script.directory, *path[1:]]
     sys.modules["__main__"] = main
     try:
@@ -94,20 +94,20 @@ def _load_module(name: str, main: types.ModuleType) -> types.CodeType:
 
 
 def _find(name: str) -> ModuleSpec | None:
-    """A module's place; imports the packages it is in, as Python does."""
+    """Return a module's spec, or None; imports its parent packages, as Python does."""
     try:
         return importlib.util.find_spec(name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             return None
-        raise  # a package of the user's lacks something else
+        raise  # a package of the user misses another module
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The exit code of docs/troubleshooting.md for what ended a script.
+    """Return the exit code, as listed in docs/troubleshooting.md, for the exception that ended a script.
 
-    An error of the product counts when it was raised itself or is the stated cause (``raise ... from``)
-    of what was raised; anything else is the script's own failure: 1.
+    An NFDT error counts when it was raised itself or is the explicit cause (``raise ... from``) of the
+    raised exception. Any other exception is the script's own failure: 1.
     """
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
@@ -128,8 +128,8 @@ def _is_import(frame: traceback.FrameSummary) -> bool:
 def describe_failure(error: BaseException) -> str:
     """Return the text for stderr: Python's traceback from the script's first line on.
 
-    Nothing for an interrupt or a plain exit code; the message alone for an error of the product that
-    was raised before the script's first line ran.
+    The text is "Interrupted." for an interrupt, and empty for a plain exit code. An NFDT error raised
+    before the script's first line ran gives its message alone.
     """
     if isinstance(error, KeyboardInterrupt):
         return "Interrupted."
@@ -140,7 +140,7 @@ def describe_failure(error: BaseException) -> str:
     script = [frame for frame in report.stack[ours[-1] + 1 :] if not _is_import(frame)] if ours else []
     if not script and isinstance(error, NfdtError):
         return f"Error: {error}"
-    if ours and not script:  # it could not be compiled
+    if ours and not script:  # the script could not be compiled
         return "".join(report.format_exception_only()).rstrip("\n")
     report.stack = traceback.StackSummary.from_list(script or report.stack)
     return "".join(report.format()).rstrip("\n")

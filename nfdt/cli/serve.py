@@ -37,7 +37,7 @@ def end_on_sigterm() -> None:
 
 
 def end_as_killed() -> None:
-    """Make SIGTERM and SIGHUP an orderly exit with the exit code of a process that they killed."""
+    """Make SIGTERM and SIGHUP an orderly exit with the exit code of a process killed by that signal."""
 
     def end(number: int, _: FrameType | None) -> None:
         sys.exit(128 + number)

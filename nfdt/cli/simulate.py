@@ -1,4 +1,4 @@
-"""``nfdt simulate``: the user's script on a cluster that is only described, once per algorithm."""
+"""``nfdt simulate``: the user's script on a described cluster under virtual time, once per algorithm."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def simulate(
 
 
 def _undescribed(settings: Mapping[str, str]) -> Mapping[str, str]:
-    """Raise UsageError for what the cluster's file says and an option could only contradict."""
+    """Return the settings; raise UsageError for options that the cluster's file defines."""
     for name in settings:
         if name in ("workers", "shards") or name.startswith("emulate"):
             raise UsageError(f"--set {name}: no effect in a simulation. Expected: that in the file of --cluster.")
@@ -83,7 +83,7 @@ def _resolved(names: Sequence[str], settings: Mapping[str, str]) -> Any:
 
 @contextmanager
 def _exit_is_an_end() -> Iterator[None]:
-    """A script that ends itself in order has ended."""
+    """Suppress a SystemExit without an error code."""
     try:
         yield
     except SystemExit as end:
@@ -94,7 +94,7 @@ def _exit_is_an_end() -> Iterator[None]:
 def simulated_fits(
     script: Script, algorithm: str, options: Any, cluster: ClusterDescription, seed: int
 ) -> list[dict[str, Any]]:
-    """Run the script once; one result per ``fit`` in it."""
+    """Run the script once and return one result per ``fit`` in it."""
     with quiet_start():
         from nfdt.cli.simulated import SimulatedSession
         from nfdt.core.training.reset_keras import reset_keras
@@ -113,7 +113,7 @@ def simulated_fits(
 
 
 def write(results: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
-    """JSON, CSV and, where matplotlib is installed, PNG; the files' paths."""
+    """Write JSON, CSV and, if matplotlib is installed, PNG; return the files' paths."""
     from nfdt.simulate import plots
     from nfdt.simulate import results as formats
 

@@ -1,4 +1,4 @@
-"""A session whose jobs are simulated in this process: the client as it is, without a server."""
+"""Sessions without a server: one simulates its jobs in this process, one captures and profiles the first fit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from nfdt.simulate.job import SimulatedJob
 
 
 class VirtualFeeder:
-    """Hands a stream's batches to a simulated job; stands in for :class:`nfdt_client.feed.Feeder`."""
+    """Feeder of a stream's batches to a simulated job; replaces :class:`nfdt_client.feed.Feeder`."""
 
     error: Exception | None = None
 
@@ -42,21 +42,21 @@ class VirtualFeeder:
         self._job.feed(epoch, ((encode_batch(batch), rows_of(batch)) for batch in self._epoch()))
 
     def close(self) -> None:
-        """The user's iterator is left where it is."""
+        """Do nothing; the user's iterator keeps its position."""
 
 
 class SimulatedSession(Session):
-    """While it is entered, ``keras.Model.fit`` trains on a described cluster under a virtual clock.
+    """Context manager in which ``keras.Model.fit`` trains on a described cluster under a virtual clock.
 
     Args:
-        options: Of the session; a server is not spoken to.
+        options: Options of the session; no server is used.
         cluster: The machines and links.
 
     Attributes:
-        jobs: Every job so far, ended.
+        jobs: All jobs so far, each ended.
 
     Raises:
-        UsageError: workers have a speed and no step time, or batch hooks shall be exact.
+        UsageError: workers have a speed and no step time, or ``batch_hooks`` is ``exact``.
     """
 
     tells_idle = False
@@ -77,7 +77,7 @@ class SimulatedSession(Session):
         self._described = cluster
 
     def _open(self, undo: contextlib.ExitStack) -> None:
-        """There is no server."""
+        """Do nothing; there is no server."""
 
     def _place(self, code: bool) -> ClusterSpec:
         size = {"workers": self._described.count, "shards": self._described.shards.count}
@@ -88,7 +88,7 @@ class SimulatedSession(Session):
             return b"".join(content for _, content in submission.blobs[name].chunks())
 
         self.jobs.append(SimulatedJob(submission.spec, manifest, read, self._described))
-        return cast(InteractiveJob, self.jobs[-1])  # it has all that is asked of one
+        return cast(InteractiveJob, self.jobs[-1])  # has all methods that the client uses
 
     def _feed(self, job: InteractiveJob, captured: Capture) -> Feeder | None:
         if not isinstance(captured.train, Stream):
@@ -97,7 +97,7 @@ class SimulatedSession(Session):
 
 
 class FitCaptured(BaseException):
-    """Leaves the user's script at its first fit; no ``except Exception`` stops it."""
+    """Exception that leaves the user's script at its first fit; ``except Exception`` does not catch it."""
 
     def __init__(self, work: ProfiledWork) -> None:
         super().__init__("the first fit is seen")
@@ -105,11 +105,11 @@ class FitCaptured(BaseException):
 
 
 class FitProbe(Session):
-    """A session that only looks at the first fit.
+    """A session that only captures the first fit.
 
     Args:
-        options: Of the session; a server is not spoken to.
-        profiled: Whether to measure what the model's steps take here.
+        options: Options of the session; no server is used.
+        profiled: Whether to measure the duration of the model's steps on this machine.
     """
 
     tells_idle = False
@@ -119,12 +119,12 @@ class FitProbe(Session):
         self._profiled = profiled
 
     def _open(self, undo: contextlib.ExitStack) -> None:
-        """There is no server."""
+        """Do nothing; there is no server."""
 
     def _fit(self, model: Any, arguments: dict[str, Any]) -> Any:
         captured = capture(model, arguments, self.options)
         batch = captured.sample_batch()
-        program = pack(model, batch)  # builds it
+        program = pack(model, batch)  # builds the model
         weights = sum(int(math.prod(v.shape)) for v in model.trainable_variables)
         samples, measured = self._samples(captured, batch), profile(program, batch) if self._profiled else None
         raise FitCaptured(ProfiledWork(rows_of(batch), samples, weights, measured))
@@ -140,7 +140,7 @@ class FitProbe(Session):
 
 
 def first_fit(script: Script, options: Options, *, profiled: bool = False) -> ProfiledWork | None:
-    """Run a script up to its first ``fit``, and ``profiled``, a few of its steps; None: it has none."""
+    """Run a script up to its first ``fit``, and if ``profiled`` a few of its steps; return None without a ``fit``."""
     try:
         with FitProbe(options, profiled=profiled):
             run_script(script)

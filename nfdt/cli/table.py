@@ -1,4 +1,4 @@
-"""Tables for the terminal, and what each worker of a job did as one of them."""
+"""Text tables for the terminal, among them the statistics of a job's workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WORKER_COLUMNS = ("worker", "samples", "steps", "samples/s", "staleness", "max",
 
 
 def render(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
-    """Columns of text: the first ``left`` of them to the left, the others to the right.
+    """Render columns of text: the first ``left`` columns left-aligned, the others right-aligned.
 
     >>> print(render(("name", "n"), [("a", "10")]))
     name   n
@@ -27,7 +27,7 @@ def render(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int =
 
 
 def format_bytes(count: float) -> str:
-    """``1.5 MB``: decimal units, one digit."""
+    """Format a number of bytes as in ``1.5 MB``: decimal units, one digit."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -54,5 +54,5 @@ def _worker_row(name: str, statistics: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def worker_table(workers: Mapping[str, Mapping[str, Any]]) -> str:
-    """``history.nfdt`` as a table: one line per worker; staleness is the mean, then the greatest."""
+    """Render ``history.nfdt`` as a table: one line per worker; staleness is the mean, then the maximum."""
     return render(WORKER_COLUMNS, [_worker_row(name, workers[name]) for name in sorted(workers)])

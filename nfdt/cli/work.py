@@ -12,7 +12,7 @@ class Profile:
     """Measured duration of a few steps of a script's model.
 
     Attributes:
-        step: Seconds of a gradient, by the samples of its batch.
+        step: Seconds of a gradient as a function of the samples in its batch.
         apply_s: Seconds that a shard with the whole model takes for a push with its reply.
     """
 
@@ -22,11 +22,11 @@ class Profile:
 
 @dataclass(frozen=True)
 class ProfiledWork:
-    """Size of a ``fit``, as far as a prediction needs it.
+    """Size of a ``fit``, as needed for a prediction.
 
     Attributes:
-        batch_size: Of one worker.
-        samples: Of an epoch.
+        batch_size: Batch size of one worker.
+        samples: Number of samples of an epoch.
         weights: Elements of the model; 0 if unknown.
         profile: Measured durations on this machine, or None.
     """

@@ -1,4 +1,4 @@
-"""The client of a simulated worker: in process, but pushes and answers take their virtual time on the way."""
+"""The client of a simulated worker: in process, but pushes and replies take virtual time."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from nfdt.transport.in_flight import InFlight, InFlightPush
 
 @dataclass(frozen=True)
 class Way:
-    """Between one worker and the shards.
+    """Path between one worker and the shards.
 
     Attributes:
-        agenda: The virtual clock.
-        network: The shards at its end.
-        up: To them.
-        down: Back.
+        agenda: The virtual clock and its events.
+        network: Network with the shards at its end.
+        up: Direction to the shards.
+        down: Direction back to the worker.
     """
 
     agenda: Agenda
@@ -34,17 +34,17 @@ class Way:
 
 
 class VirtualClient(InProcessClient):
-    """An :class:`InProcessClient` whose pushes reach the shards later, and whose answers later still.
+    """An :class:`InProcessClient` whose pushes and replies arrive after their virtual time.
 
-    A push reaches all shards at one moment, when its last part has arrived. The result of a push must not be asked for
-    before :attr:`unanswered` includes it: nothing here can wait.
+    A push reaches all shards at the same time, when its last part has arrived. The result of a push may be taken only
+    once :attr:`unanswered` no longer counts it, because this client cannot wait.
 
     Args:
-        stores: One per shard, in order.
+        stores: One store per shard, in order.
         layout: Layout of the whole model.
         worker: This worker's name.
-        way: To the shards.
-        overlap: How many pushes may be unanswered while another one is sent.
+        way: Path to the shards.
+        overlap: Maximum number of unanswered pushes while another one is sent.
         choice: Choice of codecs; None: nothing is encoded.
     """
 
@@ -66,28 +66,28 @@ class VirtualClient(InProcessClient):
 
     @property
     def unanswered(self) -> int:
-        """Pushes whose answers are still on their way."""
+        """Number of pushes whose replies have not arrived."""
         return self._sent - self._arrived
 
     def answer(self) -> Signal:
-        """Fires when the next answer arrives."""
+        """Return a signal that fires when the next reply arrives."""
         self._arrival = Signal(self._way.agenda)
         return self._arrival
 
     def travel(self) -> ActivitySteps:
-        """The way of a request without content to the shards."""
+        """Wait while an empty request travels to the shards."""
         yield self._way.up.send(self._now, [0] * len(self._stores)) - self._now
 
     def come_back(self, size: int) -> ActivitySteps:
-        """The way of an answer of so many bytes back."""
+        """Wait while a reply of ``size`` bytes travels back."""
         yield self._way.down.send(self._now, self._split(size)) - self._now
 
     def lose(self) -> None:
-        """The worker is gone: what it has sent and what it would receive is lost on the way."""
+        """Mark the worker as gone; its pushes and replies in flight are lost."""
         self._alive = False
 
     def begin_push(self, gradient: Vector, **options: Unpack[PushOptions]) -> InFlightPush:
-        """See ``ParameterClient``; the push leaves now."""
+        """Begin a push as ``ParameterClient`` does; it is sent now."""
         leaving = self._leave(gradient, options)
         sent_at, agenda = self._now, self._way.agenda
         self._sent += 1
@@ -100,7 +100,7 @@ class VirtualClient(InProcessClient):
         return self._way.agenda.clock.now()
 
     def _split(self, size: int) -> list[int]:
-        """Bytes of an answer by shard, in proportion to their weights."""
+        """Split the bytes of a reply over the shards in proportion to their weights."""
         total = self._bounds[-1].stop
         return [size * (bound.stop - bound.start) // total for bound in self._bounds]
 

@@ -1,4 +1,4 @@
-"""The content of ``cluster.toml``: machines, links, shards. Other content is refused with what was expected."""
+"""The content of ``cluster.toml``: machines, links, shards. Invalid content is refused with the expected one."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ class _ClusterTable(BaseModel):
 
 
 class PauseDescription(_ClusterTable):
-    """The machine computes nothing for a while."""
+    """Interval in which the machine computes nothing."""
 
     at_s: NonNegative
     seconds: Positive
 
 
 class Drift(_ClusterTable):
-    """From a moment on every step takes so many times longer than it is written down."""
+    """Slowdown from a point in time on: every step takes ``slowdown`` times its described duration."""
 
     at_s: NonNegative
     slowdown: Positive
 
 
 class LinkDescription(_ClusterTable):
-    """A network link; in each direction one message after the other.
+    """A network link; each direction carries one message after the other.
 
     Attributes:
         bandwidth_mbit: Millions of bits per second in each direction; None: not limited.
-        latency_ms: In each direction.
+        latency_ms: Latency in each direction.
     """
 
     bandwidth_mbit: Positive | None = None
@@ -47,19 +47,19 @@ class LinkDescription(_ClusterTable):
 
 
 class Workers(LinkDescription):
-    """Some equal workers, and the link that each of them has for itself.
+    """A number of equal workers, each with a link of its own.
 
     Attributes:
-        count: How many.
-        step_ms: Milliseconds of a gradient of the script's batch size, on average.
-        overhead_ms: The part of it that does not depend on the batch size.
-        speed: In place of ``step_ms``: how many times as fast as the machine that measures the script's steps.
+        count: Number of workers.
+        step_ms: Average milliseconds of a gradient of the script's batch size.
+        overhead_ms: The part of ``step_ms`` that does not depend on the batch size.
+        speed: Speed relative to the machine that measures the script's steps; replaces ``step_ms``.
         jitter: Sigma of the log-normal factor, of mean 1, that every step's time is multiplied by.
         drift: Changes of speed, in order.
-        pauses: When it stands still.
-        fails_at_s: When it is lost; None: never.
-        returns_after_s: How long after that another worker takes its place; None: no worker does.
-        link: Name of a link under ``[links]`` that it shares with others.
+        pauses: Intervals without computation.
+        fails_at_s: Time at which the worker is lost; None: never.
+        returns_after_s: Seconds from the loss until another worker replaces it; None: it is not replaced.
+        link: Name of a link under ``[links]`` that the workers share with others.
     """
 
     count: int = Field(1, ge=1, le=MAX_WORKERS)
@@ -90,12 +90,12 @@ class Workers(LinkDescription):
 
 
 class Shards(LinkDescription):
-    """The parameter server; ``bandwidth_mbit`` is of each shard's link, which all workers share.
+    """The parameter server; ``bandwidth_mbit`` is that of each shard's link, which all workers share.
 
     Attributes:
-        count: How many shards.
-        apply_ms: What a push keeps a shard busy for; pushes to a shard wait for each other. None: nothing, or what is
-            measured where workers have a ``speed``.
+        count: Number of shards.
+        apply_ms: Milliseconds that a push keeps a shard busy; pushes to a shard wait for each other. None: zero, or
+            the measured time if workers have a ``speed``.
     """
 
     count: int = Field(1, ge=1, le=MAX_SHARDS)
@@ -112,8 +112,8 @@ class ClusterDescription(_ClusterTable):
 
     Attributes:
         seed: Seed of the step times.
-        workers: In the order of their numbers.
-        links: Shared ones, by name.
+        workers: Descriptions of the workers, in the order of their numbers.
+        links: Shared links by name.
         shards: The parameter server.
     """
 
@@ -134,31 +134,31 @@ class ClusterDescription(_ClusterTable):
 
     @property
     def count(self) -> int:
-        """Workers in all."""
+        """Total number of workers."""
         return sum(workers.count for workers in self.workers)
 
     def each(self) -> list[Workers]:
-        """Description of every worker, by its number."""
+        """Return the description of every worker, indexed by its number."""
         return [workers for workers in self.workers for _ in range(workers.count)]
 
     @property
     def is_relative(self) -> bool:
-        """Whether some worker has a ``speed``, so that steps have to be measured first."""
+        """Whether a worker has a ``speed``, so that steps have to be measured first."""
         return any(workers.speed is not None for workers in self.workers)
 
     @property
     def has_links(self) -> bool:
-        """Whether bytes take any time."""
+        """Whether transfers take any time."""
         links = [*self.workers, *self.links.values(), self.shards]
         return any(link.bandwidth_mbit is not None or link.latency_ms for link in links)
 
     def measured(self, step: StepTime, batch_size: int, apply_s: float) -> Self:
-        """The same cluster with the step times of machines that are this much faster or slower than the measured one.
+        """Return the same cluster with every ``speed`` replaced by step times, scaled from the measured machine.
 
         Args:
-            step: What the machine of speed 1 takes.
-            batch_size: Samples of the batch that ``step_ms`` is meant for.
-            apply_s: Seconds that a push of the whole model keeps a shard busy, where the description has none.
+            step: Step time of the machine of speed 1.
+            batch_size: Samples of the batch that ``step_ms`` refers to.
+            apply_s: Seconds that a push of the whole model keeps a shard busy; used if the description has none.
         """
 
         def timed(workers: Workers) -> Workers:
@@ -174,7 +174,7 @@ class ClusterDescription(_ClusterTable):
 
 
 def parse_cluster(given: Any, where: str = "cluster") -> ClusterDescription:
-    """A description from the tables of a TOML file.
+    """Return the description in the tables of a TOML file.
 
     Raises:
         UsageError: an unknown name, a missing or impossible value; the message names the place.
@@ -194,7 +194,7 @@ def _explained(item: Any) -> str:
 
 
 def read_cluster(path: Path) -> ClusterDescription:
-    """The description in a TOML file; see docs/simulate.md.
+    """Read the description in a TOML file; see docs/simulate.md.
 
     Raises:
         UsageError: the file cannot be read, is no TOML, or describes no cluster.

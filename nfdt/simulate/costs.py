@@ -1,4 +1,4 @@
-"""A described cluster as the planner's cost model sees it."""
+"""Conversion of a described cluster to the planner's cost model."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from nfdt.simulate.machines import Machine, VirtualNetwork
 
 
 def costs_of(cluster: ClusterDescription, batch_size: int, weights: int) -> Cluster:
-    """Seconds of a step, a push with its reply and an allreduce.
+    """Return the seconds of a step, a push with its reply and an allreduce.
 
     Args:
-        cluster: As described; drift, pauses and failures are left out.
+        cluster: The description; drift, pauses and failures are ignored.
         batch_size: Samples of the script's batch.
-        weights: Elements of the model, which travel as float32.
+        weights: Elements of the model, sent as float32.
     """
     size, described = 4 * weights, cluster.each()
     apply_s = cluster.shards.apply_s

@@ -1,4 +1,4 @@
-"""The effects of a simulated job's coordinator, carried out at once."""
+"""Execution of the effects of a simulated job's coordinator, without delay."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from nfdt.simulate.waiting import WaitingWorkers
 
 
 class BetweenEpochs(Protocol):
-    """Forms other workers between two epochs, where that pays."""
+    """Interface that forms other workers between two epochs, if that saves time."""
 
     def review(self) -> None:
-        """Look at the workers after an epoch."""
+        """Review the workers after an epoch."""
         ...
 
 
 class SimulatedEffects:
-    """Keeps the events of a job and carries out what its coordinator asks for.
+    """Store of a job's events, and executor of the effects that its coordinator requests.
 
     Args:
-        coordinator: Asks for effects.
+        coordinator: The coordinator that requests the effects.
         roster: The workers.
-        waiting: Those that wait for an instruction.
+        waiting: Workers that wait for an instruction.
         shards: The stores.
         record: Measured times, losses and delays.
         now: Returns the virtual time in seconds.
@@ -57,7 +57,7 @@ class SimulatedEffects:
         self._shards, self._record, self._now, self._result = shards, record, now, result
 
     def emit(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Append an event, and note it in the record."""
+        """Append an event and add it to the record."""
         now = self._now()
         if kind == "progress":
             self._record.progressed(now, data)
@@ -68,21 +68,21 @@ class SimulatedEffects:
         self.events.append(Event(len(self.events) + 1, now, kind, dict(data)))  # type: ignore[arg-type]
 
     def flush_shards(self, epoch: int) -> None:
-        """Apply what the stores hold."""
+        """Apply the gradients that the stores hold."""
         self._shards.flush()
         self._coordinator.flushed(epoch)
 
     def forget_worker(self, worker: str) -> None:
-        """Free what the stores keep for a lost worker."""
+        """Free the state that the stores keep for a lost worker."""
         self._waiting.remove(worker)
         self._shards.forget(worker)
 
     def give_up(self, worker: str, reason: str) -> None:
-        """End a worker that was silent too long."""
+        """End a worker that sent nothing for too long."""
         self._roster.lose(worker, reason)
 
     def end_epoch(self, epoch: int) -> None:
-        """Form other workers, where that pays."""
+        """Form other workers, if that saves time."""
         self.between_epochs.review()
 
     def fail(self, reason: str) -> None:

@@ -1,7 +1,7 @@
-"""The virtual clock: a queue of what happens when, and activities that wait without a thread.
+"""The virtual clock: a queue of timed events, and activities that wait without a thread.
 
-Nothing here reads a real clock or draws a random number: the same calls give the same order of events. What is due at
-the same time happens in the order in which it was planned.
+Nothing here reads a real clock or draws a random number: the same calls give the same order of events. Events of the
+same time happen in the order in which they were planned.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ Action = Callable[[], None]
 
 
 class VirtualClock:
-    """A :class:`~nfdt.core.clock.Clock` that stands still between two events."""
+    """A :class:`~nfdt.core.clock.Clock` whose time is constant between two events."""
 
     def __init__(self) -> None:
         self._now = 0.0
 
     def now(self) -> float:
-        """Virtual seconds since the simulation began."""
+        """Return the virtual seconds since the simulation began."""
         return self._now
 
     def set(self, now: float) -> None:
-        """The time of the event that happens now."""
+        """Set the time to that of the event that happens now."""
         self._now = now
 
 
@@ -32,8 +32,8 @@ class Agenda:
     """Future events, in order.
 
     Attributes:
-        clock: Shows the time of the event that happens now.
-        events: How many have happened.
+        clock: Clock with the time of the event that happens now.
+        events: Number of events that have happened.
     """
 
     def __init__(self) -> None:
@@ -43,16 +43,16 @@ class Agenda:
         self._planned = 0
 
     def at(self, when: float, action: Action) -> None:
-        """Do this at virtual second ``when``; what is past is done now."""
+        """Plan an action for virtual second ``when``; if that is past, for now."""
         self._planned += 1
         heapq.heappush(self._queue, (max(when, self.clock.now()), self._planned, action))
 
     def after(self, seconds: float, action: Action) -> None:
-        """Do this ``seconds`` from now."""
+        """Plan an action for ``seconds`` from now."""
         self.at(self.clock.now() + seconds, action)
 
     def step(self) -> bool:
-        """Let the next event happen; False if there is none."""
+        """Execute the next event; return False if there is none."""
         if not self._queue:
             return False
         when, _, action = heapq.heappop(self._queue)
@@ -63,7 +63,7 @@ class Agenda:
 
 
 class Signal:
-    """Something that will happen once; an activity that yields it goes on then, with the value it was fired with."""
+    """One-time event; an activity that yields it resumes when it fires, with the value passed to :meth:`fire`."""
 
     def __init__(self, agenda: Agenda) -> None:
         self._agenda = agenda
@@ -72,14 +72,14 @@ class Signal:
         self._value: Any = None
 
     def fire(self, value: Any = None) -> None:
-        """It happens now; a second call does nothing."""
+        """Fire the signal now; a second call does nothing."""
         if self._fired:
             return
         self._fired, self._value = True, value
         self._release()
 
     def wait(self, resume: Callable[[Any], None]) -> None:
-        """Call this, with the value, when it happens, or at once if it has."""
+        """Call ``resume`` with the value when the signal fires, or at once if it has fired."""
         self._waiting = resume
         self._release()
 
@@ -94,11 +94,11 @@ ActivitySteps = Generator["float | Signal", Any, Any]
 
 
 class Activity:
-    """Runs a generator along the virtual clock, from now on.
+    """A generator that runs along the virtual clock, from now on.
 
     Args:
-        agenda: Where it waits.
-        steps: What it does.
+        agenda: Event queue in which it waits.
+        steps: Generator of its steps.
     """
 
     def __init__(self, agenda: Agenda, steps: ActivitySteps) -> None:
@@ -108,7 +108,7 @@ class Activity:
         agenda.after(0.0, lambda: self._resume(None))
 
     def end(self) -> None:
-        """It does nothing more."""
+        """End the activity; its remaining steps are not run."""
         self._ended = True
 
     def _resume(self, value: Any) -> None:

@@ -1,6 +1,6 @@
-"""One simulated job: the real coordinator and shards, simulated workers, and what a client may ask of it.
+"""One simulated job: the real coordinator and shards, simulated workers, and the methods for its client.
 
-It does what :mod:`nfdt.jobserver.job` does with threads and processes. Virtual time passes only while
+It is the counterpart of :mod:`nfdt.jobserver.job` without threads and processes. Virtual time passes only while
 :meth:`SimulatedJob.events` is iterated.
 """
 
@@ -45,18 +45,18 @@ EncodedBatch = tuple[bytes, int]
 
 
 class SimulatedJob:
-    """A job on a described cluster; has the methods that a client uses of a real one.
+    """A job on a described cluster, with the methods that a client uses of a real job.
 
     Args:
         spec: The job; its numbers of workers and shards are replaced by those of the cluster.
         manifest: Its program.
         read: Returns an artifact's bytes by its sha256.
         cluster: The machines and links.
-        trainer: Trainer of an earlier job of the same program and data, whose compiled steps are used again.
+        trainer: Trainer of an earlier job of the same program and data; its compiled steps are reused.
 
     Attributes:
         job_id: A name.
-        record: What happened so far.
+        record: Measurements so far.
         agenda: The virtual clock.
         trainer: The model that the workers share.
         shards: The real stores.
@@ -105,16 +105,16 @@ class SimulatedJob:
 
     @property
     def spec(self) -> JobSpec:
-        """The job as it is now; flat workers may have become groups."""
+        """Current specification of the job; flat workers may have become groups."""
         return self._post_plan.spec
 
-    # ---- a client's side
+    # ---- methods for the client
 
     def events(self) -> Iterator[Event]:
-        """All events of the job until its end; virtual time passes between them.
+        """Yield all events of the job until its end; virtual time passes between them.
 
         Raises:
-            JobFailed: nothing can happen any more.
+            JobFailed: no further event is possible.
         """
         seen = 0
         while True:
@@ -139,46 +139,46 @@ class SimulatedJob:
         return self.record
 
     def proceed(self, epoch: int, until: None = None) -> None:
-        """Let this epoch begin; it does not stand still before its end."""
+        """Start this epoch; it does not pause before its end."""
         self.coordinator.proceed(epoch)
         self._stir()
 
     def feed(self, epoch: int, batches: Iterator[EncodedBatch]) -> None:
-        """Where the batches of this epoch come from, for a job whose data are a stream."""
+        """Set the source of this epoch's batches, for a job whose data are a stream."""
         self._fed = (epoch, batches)
         self._stir()
 
     def stop_training(self) -> None:
-        """Finish now; the job succeeds."""
+        """Finish the job now; it succeeds."""
         self.coordinator.stop_training()
         self._stir()
 
     def set_learning_rate(self, value: float) -> None:
-        """From the next update on."""
+        """Set the learning rate from the next update on."""
         self.shards.set_learning_rate(value)
 
     def set_state(self, state: State) -> None:
-        """Go on from other weights, optimizer and untrained variables; between epochs only."""
+        """Continue from other weights, optimizer and untrained variables; between epochs only."""
         self.shards.write(state)
         if state.untrained:
             self._merger.replace([state.untrained[i] for i in range(len(state.untrained))])
 
     def snapshot(self) -> State:
-        """The state as it is."""
+        """Return the current state."""
         state = self.shards.read()
         untrained = dict(enumerate(self._merger.current))
         return State(state.weights, state.optimizer, untrained, self._merger.metrics)
 
     def fetch(self, artifact: str) -> State:
-        """The state, whatever it is called."""
+        """Return the current state; ``artifact`` is ignored."""
         return self.snapshot()
 
     def result_artifact(self) -> str:
-        """A name for the result."""
+        """Return a name for the result."""
         return RESULT
 
     def cancel(self, reason: str) -> None:
-        """Nothing happens any more."""
+        """End the job without further events."""
         self._effects.ended = True
 
     # ---- workers
@@ -193,25 +193,25 @@ class SimulatedJob:
         return SimulatedWorker(self.spec, name, index, post, self.trainer, client, self._ask, self, clock)
 
     def applied(self, worker: str, task: int, pushed: Pushed) -> None:
-        """See :class:`nfdt.simulate.worker.WorkerObserver`."""
+        """Record a reply; see :class:`nfdt.simulate.worker.WorkerObserver`."""
         self.record.applied(worker, task, pushed)
 
     def member_stepped(self, machine: int, samples: int, seconds: float) -> None:
-        """See :class:`nfdt.simulate.worker.WorkerObserver`."""
+        """Record a machine's step; see :class:`nfdt.simulate.worker.WorkerObserver`."""
         self.record.member_stepped(machine, samples, seconds)
         self._post_plan.member_stepped(machine, samples, seconds)
 
     def _ask(self, name: str, report: ins.Report) -> ins.Instruction | Signal:
         told = self.coordinator.next(name, report)
         self._stir()
-        if not isinstance(told, ins.Wait) or report.in_flight:  # a worker that can report more does so first
+        if not isinstance(told, ins.Wait) or report.in_flight:  # a worker with pushes in flight reports them first
             return told
         return self._waiting.add(name)
 
     # ---- the coordinator's effects
 
     def _stir(self) -> None:
-        """Something has changed: carry out what follows before anything else happens, but not in the middle of it."""
+        """Schedule the effects of a change before the next event, but not within the current one."""
         if not self._settling:
             self._settling = True
             self.agenda.after(0.0, self._settle)
@@ -229,7 +229,7 @@ class SimulatedJob:
                 return
 
     def _pump(self) -> None:
-        """Hand on as many batches of a stream as there is room for."""
+        """Pass on as many batches of a stream as the coordinator's credit allows."""
         while self._fed is not None and self.coordinator.feed_credit.epoch == self._fed[0]:
             if not self.coordinator.feed_credit.free:
                 return

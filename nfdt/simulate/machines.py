@@ -13,12 +13,12 @@ from nfdt.simulate.cluster import ClusterDescription, LinkDescription, Workers
 
 
 class Machine:
-    """One worker's machine. Its step times depend on the seed, its number and the time, on nothing that is learnt.
+    """One worker's machine. Its step times depend on the seed, its number and the time only, not on training results.
 
     Args:
         number: Number of the worker.
-        described: What it is like.
-        batch_size: Samples of the batch that ``step_ms`` is meant for.
+        described: Description of the worker.
+        batch_size: Samples of the batch that ``step_ms`` refers to.
         seed: Seed of the cluster.
     """
 
@@ -30,7 +30,7 @@ class Machine:
         self._random = np.random.default_rng((seed, number))
 
     def seconds(self, samples: int, now: float) -> float:
-        """Seconds of a gradient of so many samples that begins now; draws the next random number of this machine."""
+        """Return the seconds of a gradient that begins at ``now``; draws the machine's next random number."""
         seconds = self.step.seconds(samples) * self._slowdown(now)
         if sigma := self.described.jitter:
             seconds *= math.exp(sigma * float(self._random.standard_normal()) - sigma * sigma / 2)
@@ -40,7 +40,7 @@ class Machine:
         return next((d.slowdown for d in reversed(self.described.drift) if d.at_s <= now), 1.0)
 
     def _standing(self, now: float, seconds: float) -> float:
-        """Seconds that the machine stands still during a step."""
+        """Return the seconds of pauses during a step."""
         stood = 0.0
         for pause in sorted(self.described.pauses, key=lambda p: p.at_s):
             if pause.at_s + pause.seconds > now and pause.at_s < now + seconds + stood:
@@ -49,7 +49,7 @@ class Machine:
 
 
 class VirtualLane:
-    """One direction of a link: a message begins when the one before it has left.
+    """One direction of a link: a message begins after the previous one has left.
 
     Args:
         bandwidth_mbit: Millions of bits per second; None: not limited.
@@ -61,14 +61,15 @@ class VirtualLane:
 
 
 class Road:
-    """One worker's way to every shard, in one direction: its own lane, a shared one, and that of each shard.
+    """One worker's path to every shard, in one direction: its own lane, a shared one, and that of each shard.
 
-    A message leaves when all lanes on its way are free, travels as fast as the slowest, and arrives a latency later.
+    A message leaves when all lanes of its path are free, is sent at the rate of the slowest lane, and arrives after the
+    latency.
 
     Args:
-        lanes: That every message takes.
+        lanes: Lanes of every message.
         shards: Lane of each shard.
-        latency_s: Latency of the whole way, in seconds.
+        latency_s: Latency of the whole path, in seconds.
     """
 
     def __init__(self, lanes: Sequence[VirtualLane], shards: Sequence[VirtualLane], latency_s: float) -> None:
@@ -77,9 +78,9 @@ class Road:
         self.latency_s = latency_s
 
     def send(self, now: float, sizes: Sequence[int]) -> float:
-        """When the last of these messages, one per shard and of so many bytes, has arrived.
+        """Return the arrival time of the last of the messages, one per shard with its size in bytes.
 
-        One without content waits for nothing: its packet slips in between those of a large message.
+        An empty message does not wait: its packet fits between those of a large message.
         """
         arrived = now
         for (lanes, s_per_byte), size in zip(self._ways, sizes, strict=True):
@@ -96,9 +97,9 @@ class VirtualNetwork:
     """All links of a cluster, and the shards at their end.
 
     Args:
-        cluster: What they are like.
-        shards: How many shards there really are.
-        ring: The workers exchange everything among themselves: the way to the shards costs nothing.
+        cluster: Description of the links and shards.
+        shards: Actual number of shards.
+        ring: Whether the workers exchange everything by allreduce; the path to the shards then costs nothing.
     """
 
     def __init__(self, cluster: ClusterDescription, shards: int, *, ring: bool = False) -> None:
@@ -110,7 +111,7 @@ class VirtualNetwork:
         self.apply_s = 0.0 if ring else cluster.shards.apply_s
 
     def roads(self, described: Workers) -> tuple[Road, Road]:
-        """The way up and the way down of a worker like this."""
+        """Return the paths of a worker with this description: to the shards, and back."""
         if self._ring:
             nothing = Road([VirtualLane(None)], [VirtualLane(None) for _ in self._shards], 0.0)
             return nothing, nothing
@@ -128,7 +129,7 @@ class VirtualNetwork:
         return up, down
 
     def applied(self, now: float) -> float:
-        """When the shards have applied a push that arrives now."""
+        """Return the time at which the shards have applied a push that arrives at ``now``."""
         begins = max(now, self._busy_until)
         self._pushes, self._waited_s = self._pushes + 1, self._waited_s + begins - now
         self._busy_until = begins + self.apply_s
@@ -140,7 +141,10 @@ class VirtualNetwork:
         return ShardLoad(self.apply_s, self._waited_s / max(1, self._pushes))
 
     def allreduce_s(self, members: Sequence[Workers], size: int) -> float:
-        """Seconds of a ring allreduce of ``size`` bytes among these: ``2 (n-1) lat + 2 (n-1)/n bytes / bandwidth``."""
+        """Return the seconds of a ring allreduce of ``size`` bytes among the members.
+
+        With ``n`` members: ``2 (n-1) lat + 2 (n-1)/n bytes / bandwidth``.
+        """
         count = len(members)
         if count < 2:
             return 0.0

@@ -1,4 +1,4 @@
-"""Results as one picture, with matplotlib where it is installed."""
+"""Plot of results as one picture, if matplotlib is installed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# Okabe and Ito's palette, which people with any colour vision tell apart; line styles and markers repeat it.
+# Okabe and Ito's palette, distinguishable with any colour vision; line styles and markers encode the same information.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -21,14 +21,14 @@ def can_plot() -> bool:
 
 
 def metric_of(results: Sequence[Result]) -> str | None:
-    """The first metric besides the loss that every curve has: of the validation, where there is one."""
+    """Return the first metric besides the loss that every curve has, preferably of the validation; None if none."""
     shared = set.intersection(*({n for p in r["curve"] if p["ends_epoch"] for n in p["logs"]} for r in results))
     names = sorted(shared - {"loss", "val_loss"}, key=lambda name: (not name.startswith("val_"), name))
     return names[0] if names else None
 
 
 def plot(results: Sequence[Result], path: Path) -> None:
-    """Loss and metric against virtual time and samples, staleness, utilisation, for each result; writes a PNG."""
+    """Plot for each result loss and metric over virtual time and samples, staleness, and utilisation; write a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -19,22 +19,22 @@ MEASURED_STEPS = 20  # of each machine before groups are formed, half of them wi
 
 
 class PostPlan:
-    """Forms the workers of a job from machines, and regroups them when the servers' :class:`GroupPlan` decides it.
+    """Assignment of machines to the workers of a job, regrouped by decisions of the servers' :class:`GroupPlan`.
 
     Args:
         spec: The job; ``workers`` is the number of machines.
-        machines: All of them.
-        network: Between them.
+        machines: All machines.
+        network: Network between them.
         weights: Elements of the model.
 
     Attributes:
-        spec: The job as it is now.
-        posts: One per worker, in order.
-        sizes: The groups' batches; None without groups.
-        shares: What each group gets, in the order of ``posts``; empty without groups.
+        spec: Current specification of the job.
+        posts: One post per worker, in order.
+        sizes: Batch sizes of the groups; None without groups.
+        shares: Share of each group, in the order of ``posts``; empty without groups.
 
     Raises:
-        UsageError: what only real clusters can do.
+        UsageError: the job uses a feature that only real clusters have.
     """
 
     def __init__(self, spec: JobSpec, machines: Sequence[Machine], network: VirtualNetwork, weights: int) -> None:
@@ -55,7 +55,7 @@ class PostPlan:
 
     @property
     def seen(self) -> JobSpec:
-        """The job as its coordinator sees it."""
+        """The job's specification as passed to its coordinator."""
         seen = view_of(self.spec).effective_spec(self.spec, groups=len(self.posts))
         cluster = seen.cluster.model_copy(update={"workers": len(self.posts)})
         return seen.model_copy(update={"attended": True, "cluster": cluster})
@@ -67,26 +67,26 @@ class PostPlan:
 
     @property
     def may_turn(self) -> bool:
-        """Whether these are flat workers that may become groups."""
+        """Whether the workers are flat and may become groups."""
         return view_of(self.spec).may_form_groups(self.spec)
 
     def member_stepped(self, machine: int, samples: int, seconds: float) -> None:
-        """A machine has done its part of a step."""
+        """Record that a machine has done its part of a step."""
         if self._plan is not None:
             self._plan.measured(str(machine), samples, seconds)
 
     def seated(self) -> None:
-        """All posts are held: what their workers get has their names from now on."""
+        """Set the groups' batch sizes by worker name; called once every post has a worker."""
         if self.sizes is not None:
             batches = [share.batch for share in self.shares]
             self.sizes.state({post.worker: batch for post, batch in zip(self.posts, batches, strict=True)})
 
     def review(self, workers: Sequence[SimulatedWorker], remaining_s: float) -> bool:
-        """Between two epochs of groups: other posts, where that pays; else these workers get what their speeds suggest.
+        """Form new posts between two epochs of groups if that saves time; else update the shares from the speeds.
 
         Args:
-            workers: Those that live.
-            remaining_s: Seconds of training that are left.
+            workers: Live workers.
+            remaining_s: Remaining seconds of training.
 
         Returns:
             Whether the posts are new.
@@ -106,12 +106,12 @@ class PostPlan:
         return False
 
     def turn(self, groups: Groups) -> None:
-        """Flat workers become these groups."""
+        """Change flat workers to these groups."""
         self.spec = grouped(self.spec)
         self._form(groups)
 
     def _measure(self, plan: GroupPlan) -> None:
-        """Measure machines by their description, as the first world of real groups does by steps."""
+        """Derive step times from the machines' descriptions; real groups measure them in their first world."""
         batch = self.spec.fit.batch_size
         for machine in self._machines:
             for rows in (batch, max(1, batch // 4)) * (MEASURED_STEPS // 2):
@@ -160,7 +160,7 @@ def _check(spec: JobSpec) -> None:
 
 
 def simulated(spec: JobSpec, workers: int, shards: int) -> JobSpec:
-    """A job on a described cluster: nothing is emulated, and embeddings travel whole, which changes no result."""
+    """Return the job for a described cluster: no emulation, and dense embedding gradients, which change no result."""
     cluster = spec.cluster.model_copy(
         update={"workers": workers, "shards": shards, "emulate": type(spec.cluster.emulate)()}
     )

@@ -1,4 +1,4 @@
-"""The record of a simulation as values: curves, staleness, utilisation. The same run gives the same values."""
+"""Record of a simulation: curves, staleness, utilisation. The same run gives the same values."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from nfdt.transport.base import Pushed
 
 @dataclass(frozen=True)
 class Point:
-    """One place on the curves.
+    """One point of the curves.
 
     Attributes:
         at_s: Virtual seconds since training began.
-        samples: Trained by then, in all epochs.
-        epoch: Which one it is, counted from 0.
+        samples: Number of samples trained by then, in all epochs.
+        epoch: Index of the epoch, counted from 0.
         logs: Running logs of the epoch, or at its end its logs with those of the validation as ``val_*``;
             numbers, no arrays.
-        ends_epoch: Whether it is the epoch's end.
+        ends_epoch: Whether the point is the epoch's end.
     """
 
     at_s: float
@@ -41,15 +41,15 @@ class MachineUse:
 
 @dataclass
 class Record:
-    """Collects while a job is simulated.
+    """Measurements collected while a job is simulated.
 
     Attributes:
         points: Points of the curves, in order.
-        answered: (worker, task) of every push, in the order of the answers.
-        staleness: How many gradients missed so many updates.
-        machines: By number.
+        answered: (worker, task) of every push, in the order of the replies.
+        staleness: Number of gradients by the number of updates they missed.
+        machines: Work of each machine, by its number.
         seconds: Virtual seconds of training so far, all epochs together.
-        dropped: Gradients that were not finite.
+        dropped: Number of gradients that were not finite.
         groups: Time at which groups were formed, and data of the event.
     """
 
@@ -62,16 +62,16 @@ class Record:
     groups: list[tuple[float, Mapping[str, Any]]] = field(default_factory=list)
     _samples: int = 0
 
-    # ---- a worker's listener
+    # ---- calls from workers
 
     def applied(self, worker: str, task: int, pushed: Pushed) -> None:
-        """The answer to a push has arrived."""
+        """Record that the reply to a push has arrived."""
         self.staleness[pushed.staleness] += 1
         self.dropped += not pushed.applied
         self.answered.append((worker, task))
 
     def member_stepped(self, machine: int, samples: int, seconds: float) -> None:
-        """One machine has done its part of a step."""
+        """Record that one machine has done its part of a step."""
         use = self.machines.setdefault(machine, MachineUse())
         use.samples += samples
         use.steps += 1
@@ -80,13 +80,13 @@ class Record:
     # ---- the job's events
 
     def progressed(self, at_s: float, data: Mapping[str, Any]) -> None:
-        """A ``progress`` event."""
+        """Record a ``progress`` event."""
         logs = dict(data.get("logs") or {})
         if logs:
             self.points.append(Point(at_s, self._samples + int(data["samples"]), int(data["epoch"]), logs))
 
     def epoch_ended(self, at_s: float, data: Mapping[str, Any]) -> None:
-        """An ``epoch_end`` event."""
+        """Record an ``epoch_end`` event."""
         self._samples += int(data["samples"])
         self.seconds = at_s
         logs = {**data["logs"], **{f"val_{name}": value for name, value in (data["val_logs"] or {}).items()}}
@@ -94,20 +94,20 @@ class Record:
         self.points.append(Point(at_s, self._samples, int(data["epoch"]), logs, ends_epoch=True))
 
     def grouped(self, at_s: float, data: Mapping[str, Any]) -> None:
-        """A ``groups`` event."""
+        """Record a ``groups`` event."""
         self.groups.append((at_s, dict(data)))
 
     @property
     def samples(self) -> int:
-        """Trained in all epochs that have ended."""
+        """Number of samples trained in all epochs that have ended."""
         return self._samples
 
     @property
     def mean_staleness(self) -> float:
-        """Updates that a gradient missed on average."""
+        """Mean number of updates that a gradient missed."""
         return sum(tau * n for tau, n in self.staleness.items()) / max(1, self.staleness.total())
 
     @property
     def most_staleness(self) -> int:
-        """Updates that a gradient missed at most."""
+        """Maximum number of updates that a gradient missed."""
         return max(self.staleness, default=0)

@@ -15,12 +15,12 @@ from nfdt.simulate.roster import WorkerRoster
 
 
 class Regrouping:
-    """Asks the servers' own planner after every epoch, and creates the workers that it wants.
+    """Regrouping by the servers' own planner after every epoch; creates the workers of its plan.
 
     Args:
-        agenda: The virtual clock.
-        coordinator: Decides when flat workers become groups.
-        plan: Decides which machines work together.
+        agenda: The virtual clock and its events.
+        coordinator: Coordinator; decides when flat workers become groups.
+        plan: Plan of the posts; decides which machines work together.
         roster: Workers of the job.
         network: Network with the load of the shards.
         emit: Appends an event.
@@ -39,7 +39,7 @@ class Regrouping:
         self._roster, self._network, self._emit = roster, network, emit
 
     def seat(self, reason: str, since: float | None = None) -> None:
-        """All posts are held from now on; machines may have failed from virtual second ``since`` on."""
+        """Create a worker for every post; its machines may have failed from virtual second ``since`` on."""
         for post in self._plan.posts:
             self._roster.seat(post, since)
         self._plan.seated()
@@ -47,7 +47,7 @@ class Regrouping:
             self._emit("groups", groups_event(shares, reason))
 
     def review(self) -> None:
-        """Form other workers after an epoch, where that pays."""
+        """Form other workers after an epoch, if that saves time."""
         coordinator, plan, living = self._coordinator, self._plan, self._roster.living
         remaining_s = coordinator.epoch_s * (plan.spec.fit.epochs - coordinator.epoch)
         if coordinator.phase != "hold" or remaining_s <= 0:
@@ -64,7 +64,7 @@ class Regrouping:
                 coordinator.renew(plan.seen, plan.sizes)
 
     def _replace_all(self, reason: str) -> None:
-        """Replace all workers; the worlds of groups come up while none trains."""
+        """Replace all workers; no worker trains while the worlds of the groups start."""
         since = self._agenda.clock.now()
         self._coordinator.retire_all()
         self._roster.retire_all()

@@ -18,9 +18,9 @@ DIGITS = 9  # of virtual seconds
 
 
 def described_limits(cluster: ClusterDescription, batch_size: int) -> dict[str, Any]:
-    """The sum of the workers' own speeds, and the least time of any asynchronous method, as far as it is known.
+    """Return the sum of the workers' own speeds, and the known lower time bound of asynchronous methods.
 
-    Speeds are those written down, without drift, pauses and failures.
+    Speeds are the described ones, without drift, pauses and failures.
     """
     seconds = _gradient_s(cluster, batch_size)
     bounds = {str(noise): lower_bound(seconds, noise) for noise in NOISES}
@@ -38,18 +38,18 @@ def _gradient_s(cluster: ClusterDescription, batch_size: int) -> list[float]:
 def result_of(
     job: SimulatedJob, algorithm: str, cluster: ClusterDescription, workers: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """One ended job.
+    """Return the results of one ended job.
 
     Args:
-        job: It.
-        algorithm: What it was called.
-        cluster: What it ran on.
+        job: The job.
+        algorithm: Name of its algorithm.
+        cluster: The cluster it ran on.
         workers: ``history.nfdt`` of its fit.
     """
     record, batch = job.record, job.spec.fit.batch_size
     limits, seconds = described_limits(cluster, batch), record.seconds
     speed = record.samples / seconds if seconds else 0.0
-    under_way = max(cluster.count, 1 + record.mean_staleness)  # overlap makes it more than one of each machine
+    under_way = max(cluster.count, 1 + record.mean_staleness)  # more than one per machine with overlap
     return {
         "algorithm": algorithm,
         "virtual_s": round(seconds, DIGITS),
@@ -91,12 +91,12 @@ def result_of(
 
 
 def to_json(results: Sequence[Mapping[str, Any]]) -> str:
-    """All results of a command; the same run gives the same text."""
+    """Format all results of a command as JSON; the same run gives the same text."""
     return json.dumps({"results": list(results)}, indent=1, sort_keys=True) + "\n"
 
 
 def curves_csv(results: Sequence[Mapping[str, Any]]) -> str:
-    """One line per point of every curve."""
+    """Format the curves as CSV, one line per point of every curve."""
     names = sorted({name for r in results for point in r["curve"] for name in point["logs"]})
     rows = [
         [r["algorithm"], r["fit"], p["at_s"], p["samples"], p["epoch"], int(p["ends_epoch"])]
@@ -108,13 +108,13 @@ def curves_csv(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def staleness_csv(results: Sequence[Mapping[str, Any]]) -> str:
-    """Number of gradients by the number of updates they missed."""
+    """Format as CSV the number of gradients by the number of updates they missed."""
     rows = [[r["algorithm"], r["fit"], tau, count] for r in results for tau, count in r["staleness"].items()]
     return _csv(["algorithm", "fit", "staleness", "gradients"], rows)
 
 
 def machines_csv(results: Sequence[Mapping[str, Any]]) -> str:
-    """Work of each machine."""
+    """Format the work of each machine as CSV."""
     columns = ("machine", "samples", "steps", "utilisation")
     rows = [[r["algorithm"], r["fit"], *(m[name] for name in columns)] for r in results for m in r["machines"]]
     return _csv(["algorithm", "fit", *columns], rows)

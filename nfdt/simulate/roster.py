@@ -1,4 +1,4 @@
-"""The workers of a simulated job: they come, their machines fail, others take their place."""
+"""The workers of a simulated job: their start, the failures of their machines, and their replacement."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ Make = Callable[[str, int, Post], SimulatedWorker]
 
 
 class WorkerRoster:
-    """The workers of one job, dead or alive.
+    """The live and lost workers of one job.
 
-    A lost machine of a ring ends the job, one of a group ends the group for good.
+    The loss of a machine of an allreduce ring ends the job; the loss of one of a group ends the group permanently.
 
     Args:
-        agenda: The virtual clock.
+        agenda: The virtual clock and its events.
         coordinator: Coordinator of the job.
-        make: Makes workers.
-        changed: Called after a worker came or went.
+        make: Creates workers.
+        changed: Called after a worker has joined or left.
 
     Attributes:
-        workers: All workers by name, the lost ones too.
-        changed: As given.
+        workers: All workers by name, including lost ones.
+        changed: The argument ``changed``.
     """
 
     def __init__(self, agenda: Agenda, coordinator: Coordinator, make: Make, changed: Callable[[], None]) -> None:
@@ -37,11 +37,11 @@ class WorkerRoster:
 
     @property
     def living(self) -> list[SimulatedWorker]:
-        """Workers that live."""
+        """Live workers."""
         return [self.workers[name] for name in self._alive]
 
     def seat(self, post: Post, since: float | None = None) -> None:
-        """A worker begins to live, with its machines' failures from ``since`` on ahead of it; None: from now on."""
+        """Start a worker and schedule its machines' failures from virtual second ``since`` on; None: from now on."""
         index = len(self.workers)
         name = post.worker = f"worker-{index}"
         worker = self.workers[name] = self._make(name, index, post)
@@ -53,7 +53,7 @@ class WorkerRoster:
                 self._agenda.at(fails_at_s, lambda machine=machine: self._fail(machine, name, post))  # type: ignore[misc]
 
     def lose(self, name: str, reason: str) -> None:
-        """A worker is gone, with all that it has sent and that has not arrived; a second call does nothing."""
+        """Remove a lost worker, with its pushes that have not arrived; a second call does nothing."""
         if name not in self._alive:
             return
         self._alive.pop(name).end()
@@ -64,7 +64,7 @@ class WorkerRoster:
         self.changed()
 
     def retire_all(self) -> None:
-        """All leave in order, because others take their place; the coordinator knows."""
+        """End all workers because others replace them; the coordinator is informed separately."""
         for name, activity in self._alive.items():
             activity.end()
             self.workers[name].client.lose()

@@ -18,12 +18,12 @@ from nfdt.shard.messages import DeltaRequest, Gradient, Reply
 
 
 class TimedStore:
-    """A shard's store with a stopwatch; stands in for :class:`nfdt.shard.store.ShardStore`.
+    """A shard's store with time measurement; replaces :class:`nfdt.shard.store.ShardStore`.
 
     Attributes:
-        store: It.
+        store: The store.
         seconds: Real seconds spent in it.
-        order: What came to it, in order: ``("pull" or "push", worker)``.
+        order: Requests to it, in order: ``("pull" or "push", worker)``.
     """
 
     def __init__(self, store: Store) -> None:
@@ -31,7 +31,7 @@ class TimedStore:
         self.order: list[tuple[str, str]] = []
 
     def pull(self, worker: str, **fields: Any) -> Reply:
-        """See ``ShardStore``."""
+        """Pull as ``ShardStore`` does."""
         self.order.append(("pull", worker))
         began = time.perf_counter()
         reply = self.store.pull(worker, **fields)
@@ -41,7 +41,7 @@ class TimedStore:
     def push(
         self, worker: str, gradient: Gradient, *, want_weights: bool = True, delta: DeltaRequest | None = None
     ) -> Reply:
-        """See ``ShardStore``."""
+        """Push as ``ShardStore`` does."""
         self.order.append(("push", worker))
         began = time.perf_counter()
         reply = self.store.push(worker, gradient, want_weights=want_weights, delta=delta)
@@ -55,8 +55,8 @@ class LocalShards:
     Args:
         spec: The job.
         manifest: Its program.
-        state: What it starts from.
-        pushers: How many workers push: groups and rings count as one.
+        state: Initial state.
+        pushers: Number of workers that push; groups and allreduce rings count as one.
     """
 
     def __init__(self, spec: JobSpec, manifest: Manifest, state: State, pushers: int) -> None:
@@ -72,30 +72,30 @@ class LocalShards:
 
     @property
     def seconds(self) -> float:
-        """Real seconds that update rules, optimizers and records took."""
+        """Real seconds spent in update rules, optimizers and backups."""
         return sum(store.seconds for store in self.stores)
 
     def flush(self) -> None:
-        """Apply what still waits to be merged."""
+        """Apply the gradients that still wait to be merged."""
         for timed in self.stores:
             timed.store.flush()
 
     def forget(self, worker: str) -> None:
-        """A worker is gone."""
+        """Free the state of a lost worker."""
         for timed in self.stores:
             timed.store.forget(worker)
 
     def set_learning_rate(self, value: float) -> None:
-        """From the next update on."""
+        """Set the learning rate from the next update on."""
         for timed in self.stores:
             timed.store.set_learning_rate(value)
 
     def read(self) -> State:
-        """Weights and optimizer variables."""
+        """Return weights and optimizer variables."""
         return self._cut.joined([timed.store.read() for timed in self.stores])
 
     def write(self, state: State) -> None:
-        """Go on from this state."""
+        """Continue from this state."""
         self._cut.check(state)
         for index, timed in enumerate(self.stores):
             weights, optimizer = self._cut.own(state, index)

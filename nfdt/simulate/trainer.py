@@ -1,7 +1,7 @@
-"""The one Keras model that all simulated workers compute with, in turn: gradients, metrics, evaluation.
+"""The one Keras model that all simulated workers use in turn: gradients, metrics, evaluation.
 
-Metrics are merged over workers anyway, so they are counted together; untrained state (BatchNorm statistics,
-seeds) is each worker's own and is put into the model when its worker computes.
+Metrics are counted together, because they are merged over workers anyway. Untrained state (BatchNorm statistics,
+seeds) is separate for each worker and is loaded into the model when its worker computes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Read = Callable[[str], bytes]
 
 
 class Trainer:
-    """The model of any number of workers.
+    """The model shared by any number of workers.
 
     Args:
         spec: The job.
@@ -34,7 +34,7 @@ class Trainer:
         read: Returns an artifact's bytes by its sha256.
 
     Attributes:
-        gradient_s: Real seconds of all gradients, with gathering their rows.
+        gradient_s: Real seconds of all gradients, including gathering their rows.
         evaluate_s: Real seconds of all evaluations.
         gradients: Number of gradients.
     """
@@ -51,7 +51,7 @@ class Trainer:
         self.begin(spec)
 
     def begin(self, spec: JobSpec) -> None:
-        """Nothing of an earlier job is left; the data and the program are the same, all else of the job may differ."""
+        """Reset the state of an earlier job; the new job has the same data and program, but may differ otherwise."""
         self._job.use(spec)
         self._states: dict[int, list[Array]] = {}
         self._untrained: dict[int, UntrainedState] = {}
@@ -60,22 +60,22 @@ class Trainer:
         self._metrics.reset()
 
     def begin_epoch(self, worker: int, epoch: int, untrained: bytes) -> None:
-        """A worker begins an epoch; the first that does resets the metrics. Empty ``untrained``: it keeps its own."""
+        """Begin an epoch of a worker; the first worker resets the metrics. Empty ``untrained`` keeps its own state."""
         if epoch != self._epoch:
             self._epoch = epoch
             self._metrics.reset()
         self._take(worker, untrained)
 
     def gradient(self, worker: int, held: Pulled, tasks: Sequence[Task]) -> tuple[Array, Mapping[str, Any]]:
-        """The mean gradient over the rows of some tasks, and the running logs.
+        """Return the mean gradient over the rows of some tasks, and the running logs.
 
         Args:
-            worker: Number of the worker whose state the model takes.
+            worker: Number of the worker whose state is loaded into the model.
             held: Weights to compute on.
-            tasks: One, or one for each member of a group; the mean of their gradients is weighted by their samples.
+            tasks: One task, or one per member of a group; the mean of their gradients is weighted by samples.
 
         Returns:
-            Shape ``(P,)`` float32, and name -> 0-d tensor.
+            The gradient, shape ``(P,)`` float32, and the logs, name -> 0-d tensor.
         """
         self._load(worker)
         began = time.perf_counter()
@@ -89,14 +89,14 @@ class Trainer:
         return _mean(gradients, [samples_of(task) for task in tasks]), results[-1].logs
 
     def collect(self, worker: int) -> tuple[bytes, bytes]:
-        """A worker's untrained state and its metrics; those of all workers come with the first one's."""
+        """Return a worker's untrained state and metrics; the first worker's metrics include those of all workers."""
         self._load(worker)
         metrics = self._metrics.collect()
         self._metrics.reset()
         return merge.encode_arrays(self._read_state()), metrics
 
     def evaluate(self, worker: int, weights: Any, untrained: bytes, tasks: Sequence[Task]) -> bytes:
-        """The metrics over these rows of the validation data."""
+        """Return the metrics over these tasks' rows of the validation data."""
         began = time.perf_counter()
         self._take(worker, untrained)
         self._load(worker)
@@ -138,6 +138,6 @@ def _mean(gradients: Sequence[Array], samples: Sequence[int]) -> Array:
     if len(gradients) == 1:
         return gradients[0]
     total = sum(samples)
-    with np.errstate(invalid="ignore", over="ignore"):  # the shards drop what is not finite
+    with np.errstate(invalid="ignore", over="ignore"):  # the shards drop gradients that are not finite
         mean = sum(np.float32(count / total) * gradient for gradient, count in zip(gradients, samples, strict=True))
     return np.asarray(mean, np.float32)

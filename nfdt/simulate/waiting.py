@@ -8,12 +8,12 @@ from nfdt.simulate.events import Agenda, Signal
 
 
 class WaitingWorkers:
-    """Asks the coordinator again for every worker that waits.
+    """The waiting workers, and repeated requests to the coordinator for their instructions.
 
     Args:
-        agenda: The virtual clock.
-        coordinator: Gives instructions.
-        alike: Whether, while tasks are handed out, either all that wait may go on or none.
+        agenda: The virtual clock and its events.
+        coordinator: Source of the instructions.
+        alike: Whether, while tasks are handed out, either all waiting workers may continue or none.
     """
 
     def __init__(self, agenda: Agenda, coordinator: Coordinator, *, alike: bool) -> None:
@@ -26,11 +26,11 @@ class WaitingWorkers:
         return signal
 
     def remove(self, worker: str) -> None:
-        """Forget a lost worker."""
+        """Remove a lost worker."""
         self._signals.pop(worker, None)
 
     def wake(self) -> bool:
-        """Give an instruction to every worker that has one now; return whether there was any."""
+        """Pass an instruction to every worker that has one now; return whether there was any."""
         woken = False
         alike = self._coordinator.handed_out or (self._alike and self._coordinator.phase == "train")
         for worker, signal in list(self._signals.items()):

@@ -1,6 +1,6 @@
-"""A simulated worker: what :mod:`nfdt.worker.worker` does, written as an activity that waits on the virtual clock.
+"""A simulated worker: :mod:`nfdt.worker.worker` rewritten as an activity that waits on the virtual clock.
 
-A group of workers that step together, and a ring, is one of these with several machines.
+A group of workers that step together, or an allreduce ring, is one simulated worker with several machines.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class Share:
 
 @dataclass(frozen=True)
 class MachineGroup:
-    """The machines behind one worker.
+    """The machines of one worker.
 
     Attributes:
-        machines: At least one.
+        machines: The machines, at least one.
         inside_s: Seconds to average a gradient among them.
     """
 
@@ -61,8 +61,8 @@ class Post:
 
     Attributes:
         group: Its machines.
-        share: How they split a task; changes between epochs.
-        worker: Name of the worker that holds it now, or did last.
+        share: Division of a task among the machines; changes between epochs.
+        worker: Name of its current worker, or of its last one.
     """
 
     group: MachineGroup
@@ -76,20 +76,20 @@ class Post:
 
 
 class WorkerObserver(Protocol):
-    """Takes note of what a worker does."""
+    """Observer of a worker's steps and pushes."""
 
     def applied(self, worker: str, task: int, pushed: Pushed) -> None:
-        """The answer to a push has arrived."""
+        """Record that the reply to a push has arrived."""
         ...
 
     def member_stepped(self, machine: int, samples: int, seconds: float) -> None:
-        """One machine of a worker has done its part of a step."""
+        """Record that one machine of a worker has done its part of a step."""
         ...
 
 
 @dataclass
 class SimulatedWorker:
-    """Works until its instruction is Leave, or :attr:`client` is lost.
+    """Worker of a simulated job; runs until its instruction is Leave, or :attr:`client` is lost.
 
     Attributes:
         spec: The job.
@@ -97,7 +97,7 @@ class SimulatedWorker:
         index: Number that decides its random seeds.
         post: Machines it computes with.
         trainer: The model.
-        client: The way to the shards.
+        client: Client of the shards.
         ask: Returns the next instruction, or a signal that fires with it.
         listener: Observer of its steps.
         clock: Returns the virtual time in seconds.
@@ -121,7 +121,7 @@ class SimulatedWorker:
         self._logs: dict[str, float] = {}
 
     def run(self) -> ActivitySteps:
-        """The activity."""
+        """Run the worker as an activity."""
         finished: tuple[FinishedTask, ...] = ()
         answer: Mapping[str, Any] = {}
         while True:
@@ -150,7 +150,7 @@ class SimulatedWorker:
         )
 
     def _answer(self, told: ins.Instruction) -> Mapping[str, Any]:
-        """Carry out what is no training; the fields of the report that answer it."""
+        """Execute an instruction other than Work; return the fields of the report that answer it."""
         match told:
             case ins.BeginEpoch(epoch, untrained):
                 self._epoch, self._epoch_steps, self._logs = epoch, 0, {}
@@ -190,7 +190,7 @@ class SimulatedWorker:
         return tuple(finished)
 
     def _drained(self) -> Any:
-        """Wait for what is in flight, and report it."""
+        """Wait for the pushes in flight, and return their finished tasks."""
         began = self.clock()
         while self.client.unanswered:
             yield self.client.answer()
@@ -207,7 +207,7 @@ class SimulatedWorker:
             finished.append(done)
 
     def _train_on(self, task: Task, *, want_weights: bool) -> Any:
-        """Compute a gradient and send it; returns the running logs."""
+        """Compute a gradient and send it; return the running logs."""
         statistics, began = self.statistics, self.clock()
         if not self._pipeline.holds_weights:
             yield from self.client.travel()
@@ -221,7 +221,7 @@ class SimulatedWorker:
         gradient, logs = self.trainer.gradient(self.index, self._pipeline.weights(), [part for _, part in parts])
         samples = samples_of(task)
         if self.spec.cluster.shards > 1 and not np.isfinite(gradient).all():
-            gradient = np.full_like(gradient, np.nan)  # all shards drop it, not some
+            gradient = np.full_like(gradient, np.nan)  # so that all shards drop it, not only some
         self._pipeline.send(
             FinishedTask(task.task, samples),
             gradient,
@@ -241,7 +241,7 @@ class SimulatedWorker:
         return logs
 
     def _parts(self, task: Task) -> list[tuple[Machine, Task]]:
-        """Return the part of each machine that gets any."""
+        """Return the part of the task of each machine that gets any rows."""
         machines = self.post.group.machines
         if len(machines) == 1 or task.data:
             return [(machines[0], task)]
@@ -254,7 +254,7 @@ class SimulatedWorker:
         ]
 
     def _seconds(self, parts: Sequence[tuple[Machine, Task]]) -> float:
-        """Seconds of the step: those of its slowest machine and of the averaging."""
+        """Return the seconds of the step: those of its slowest machine plus those of the averaging."""
         now, slowest = self.clock(), 0.0
         for machine, part in parts:
             seconds = machine.seconds(samples_of(part), now)
