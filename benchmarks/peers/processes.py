@@ -23,7 +23,7 @@ class PeerFailed(Exception):
 
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a peer: this package can be imported, and TensorFlow logs only errors."""
+    """Return the environment of a peer: this package can be imported, and TensorFlow's log output is suppressed."""
     return {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1", **extra}
 
 

@@ -89,7 +89,7 @@ class Report:
             self.write(json_file)
 
     def write(self, json_file: Path) -> None:
-        """Write the results so far."""
+        """Write the current results."""
         json_file.write_text(json.dumps(self.to_json(), indent=2) + "\n")
 
 

@@ -37,7 +37,7 @@ class Accumulation:
         Args:
             gradients: Gradients of the same variables in the same order at each call. Sparse ones become dense.
             variables: The variable of each gradient.
-            update: Receives the sums, None where there is no gradient.
+            update: Receives the sums, None for variables without a gradient.
             skip: Runs in the passes that only accumulate.
         """
         self._prepare(gradients, variables)

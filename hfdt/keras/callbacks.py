@@ -104,7 +104,7 @@ class LearningRateScheduleCallback(_RankCallback):
         end_epoch: First epoch in which it is no longer active; None: active to the end.
         staircase: True: once per epoch, with the integer epoch; False: in each batch, with ``epoch + batch / steps``.
         momentum_correction: Scale the momentum's velocity by the change of the rate (Goyal et al. 2017, section 3).
-        steps_per_epoch: Number of batches per epoch, if Keras does not know it.
+        steps_per_epoch: Number of batches per epoch, if Keras does not provide it.
 
     Raises:
         UsageError: ``initial_lr`` is None.
@@ -193,7 +193,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         initial_lr: Rate after the warm-up; usually that of one rank times ``size()``.
         warmup_epochs: Number of epochs of the warm-up.
         momentum_correction: See :class:`LearningRateScheduleCallback`.
-        steps_per_epoch: Number of batches per epoch, if Keras does not know it.
+        steps_per_epoch: Number of batches per epoch, if Keras does not provide it.
         verbose: 1: rank 0 prints a line at the end of the warm-up.
 
     References:

@@ -49,7 +49,7 @@ def shutdown() -> None:
 
 
 def enter_next_world() -> None:
-    """Leave the communicator for good, and join the next one that the elastic launcher forms."""
+    """Leave the communicator permanently, and join the next one that the elastic launcher forms."""
     shutdown()
     _sockets.cut()
     init()
@@ -96,7 +96,7 @@ def is_elastic() -> bool:
 
 
 def is_broken_world(error: BaseException) -> bool:
-    """Return whether the error results from the end of another rank, where the actual reason is found."""
+    """Return whether the error is caused by the end of another rank, which has the actual reason."""
     import tensorflow as tf
 
     return isinstance(error, tf.errors.OpError) and any(name in str(error) for name in ("Horovod", "horovod", "hfdt_"))

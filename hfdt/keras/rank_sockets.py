@@ -1,6 +1,6 @@
 """Connections to other ranks that Horovod leaves open when it shuts down.
 
-A rank that waits for this one detects that it has left only by their end; otherwise it waits for Gloo's timeout.
+A rank that waits for this one detects its departure only when they end; otherwise it waits for Gloo's timeout.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def leave_failure(directory: Path, rank: int, error: BaseException) -> None:
 
 
 class FailureWatch:
-    """Watch for the failure of a rank that reports it to the server once; runs on the leader.
+    """Watcher that reports the failure of a rank to the server, once; runs on the leader.
 
     Args:
         directory: Directory of the ring.

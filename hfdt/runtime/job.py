@@ -148,7 +148,7 @@ class RingJob:
         return self._part.rows(source, tasks[0], start, stop), stop - start
 
     def _fed_part(self, tasks: list[Task]) -> tuple[Any, int]:
-        """Return one batch per rank, as the client fed them."""
+        """Return this rank's batch, if the client fed one for it, and its number of rows."""
         rank = self._communicator.rank
         if rank >= len(tasks):
             return None, 0

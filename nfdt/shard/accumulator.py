@@ -10,7 +10,7 @@ from nfdt.shard.tensors import Vector
 
 @dataclass
 class GradientAccumulator:
-    """The weighted sum of gradients that are applied together.
+    """Weighted sum of gradients that are applied together.
 
     Attributes:
         total: Sum of the gradients times their samples; in a merge also times their own learning-rate factor.

@@ -29,7 +29,7 @@ class Backup:
 
 
 class WorkerBackups:
-    """The newest ``size`` replies to one worker, by the sequence number of its request.
+    """Newest ``size`` replies to one worker, by the sequence number of its request.
 
     A worker with up to ``size - 1`` unanswered pushes computes on one of these, and never on an older one than before:
     older ones are dropped.
@@ -77,7 +77,7 @@ class WorkerBackups:
 
 @dataclass
 class WorkerRecord:
-    """The state that a shard keeps for one worker.
+    """State that a shard keeps for one worker.
 
     Attributes:
         backups: Weights that the worker may hold.
@@ -126,7 +126,7 @@ class BackupStore:
         """Return the backup that the reply to request ``sequence`` may be a delta to; None for all weights.
 
         A repeated request, on any stream, is answered with all of the weights of its first reply: a new delta would not
-        reproduce them exactly, and the shard cannot know which of the two replies the worker uses.
+        reproduce them exactly, and the shard cannot determine which of the two replies the worker uses.
         """
         if request is None or not self._format.has_deltas:
             return None

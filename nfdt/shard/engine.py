@@ -47,7 +47,7 @@ class StepResult:
 
 @functools.lru_cache(maxsize=1024)
 def _scalar(value: float) -> Any:
-    """Return a constant; cached, as few values recur often and creating one takes as long as a small step."""
+    """Return a cached constant: most values recur, and creating a constant takes as long as a small step."""
     return tf.constant(value, tf.float32)
 
 

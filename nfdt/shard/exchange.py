@@ -32,7 +32,7 @@ class WorkerExchange:
 
     Args:
         store: Store of the shard.
-        buffers: Buffers for gradients that come over the stream or are decoded.
+        buffers: Buffers for gradients that arrive on the stream or are decoded.
         encoders: Codecs for deltas of weights, by name.
         terms: Requests that the job allows.
         worker: Name of the worker.
@@ -96,7 +96,7 @@ class WorkerExchange:
         """Map the memory that the worker offers; if that fails the stream continues without it."""
         try:
             self._segment = shared_memory.accept(offer, self._store.size * 4, pairs=self._store.overlap + 1)
-        except OSError as error:  # Refused is one
+        except OSError as error:  # includes Refused
             logger.info("Gradients of %s come over the stream. %s", self._worker, error)
             return Frame(kind=ACKNOWLEDGE, sequence=offer.sequence, applied=False, error=str(error))
         return Frame(kind=ACKNOWLEDGE, sequence=offer.sequence, applied=True)

@@ -37,9 +37,9 @@ class ShardRequest:
 class ShardAnswer:
     """Reply of the shard.
 
-    header: Header of the reply.
-    weights: Whether weights arrived: in the request's buffer, in ``shared``, or as a ``delta``.
-        weights: Whether weights came: in the request's buffer, in ``shared``, or as a ``delta``.
+    Attributes:
+        header: Header of the reply.
+        weights: Whether weights arrived: in the request's buffer, in ``shared``, or as a ``delta``.
         shared: Read-only view of the weights in shared memory; valid as long as the weights of ``Pulled``.
         delta: Delta to the weights of an earlier reply, in the header's codec; valid as long as ``shared``.
         arrived_at: Time of arrival on the monotonic clock.

@@ -10,7 +10,7 @@ from nfdt.transport.base import Pushed
 
 
 class InFlightPush:
-    """A :class:`~nfdt.transport.base.PendingPush`.
+    """Implementation of :class:`~nfdt.transport.base.PendingPush`.
 
     Attributes:
         sequence: Sequence number of the push.

@@ -56,7 +56,7 @@ class StreamClient:
         share_memory: Exchange gradients and weights through memory with the shards of this machine that agree.
         choice: Choice of codecs; None: gradients and weights are sent unencoded.
         tables: Variables, by index, that the shards hold as tables: gradients may be ``RowVector``, and replies
-            ``RowWeights``. Requires ``choice`` None.
+            ``RowWeights``. ``choice`` is ignored in this case.
         emulated: Delays requests and replies.
         patience: Time to search for a shard that cannot be reached; None: one more attempt.
         **security: ``ca_file``, ``cert_file``, ``key_file`` of :func:`nfdt.core.wire.channel.open_channel`.

@@ -39,7 +39,7 @@ class ElasticJob(RingJob):
         self.attempted = 0
         self.snapshot: Snapshot | None = None
 
-    # ---- what differs while it works
+    # ---- differences while instructions are executed
 
     def _on_begin_epoch(self, begin: ins.BeginEpoch) -> ins.Report:
         if begin.epoch == self._epoch:

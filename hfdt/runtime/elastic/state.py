@@ -36,7 +36,7 @@ class RingState(State):
 
     Args:
         communicator: The ranks.
-        directory: Directory of the ring; None if only the leader knows it, until the first :meth:`meet`.
+        directory: Directory of the ring; None if only the leader has it, until the first :meth:`meet`.
         reaches_server: Whether this rank can reach the job server.
 
     Attributes:
