@@ -1,6 +1,6 @@
 """The Horovod framework: unmodified Keras 3 scripts on allreduce. Importing this package imports no TensorFlow.
 
-``distribute``, ``session`` and ``submit`` are those of ``nfdt``, but for the preset where none is named: allreduce.
+``distribute``, ``session`` and ``submit`` are those of ``nfdt``, except that the default preset is allreduce.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The documented name of :mod:`hfdt.launch.horovodrun`: ``python -m hfdt.horovodrun``."""
+"""Documented name of :mod:`hfdt.launch.horovodrun`: ``python -m hfdt.horovodrun``."""
 
 import sys
 

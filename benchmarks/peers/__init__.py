@@ -1,1 +1,1 @@
-"""Programs to compare with: loops written by hand, strategies of tf_keras, and their processes and environments."""
+"""Programs for comparison: hand-written loops, strategies of tf_keras, and their processes and environments."""

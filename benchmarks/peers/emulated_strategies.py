@@ -1,7 +1,7 @@
-"""tf_keras on emulated workers: MultiWorkerMirroredStrategy and ParameterServerStrategy, as a process of each role.
+"""tf_keras on emulated workers: MultiWorkerMirroredStrategy and ParameterServerStrategy, one process per role.
 
-A step computes its gradient and sleeps until it has taken as long as its worker is slow; then the gradient is reduced
-or sent. In ParameterServerStrategy the weights are read inside of that time: that is in its favour.
+A step computes its gradient and sleeps until the emulated duration has passed; then the gradient is reduced or sent.
+With ParameterServerStrategy the weights are read within that time, which favours it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def mirror(training: Training, worker: int) -> list[TimedEpoch]:
             first.set_shape(gradients[0].shape)
         with tf.control_dependencies([first]):
             held = [first, *(tf.identity(gradient) for gradient in gradients[1:])]
-        # The strategy adds gradients up.
+        # The strategy sums the gradients.
         shares = [gradient / training.workers for gradient in held]
         model.optimizer.apply_gradients(zip(shares, model.trainable_variables, strict=True))
 
@@ -92,7 +92,7 @@ def mirror(training: Training, worker: int) -> list[TimedEpoch]:
 
 
 def _any_of_all(strategy: Any) -> Any:
-    """Return a function that is true where it is true on any worker; collective."""
+    """Return a collective function that is true if its argument is true on any worker."""
 
     @tf.function
     def add_up(mine: Any) -> Any:
@@ -102,7 +102,7 @@ def _any_of_all(strategy: Any) -> Any:
 
 
 def serve(training: Training, resolver: Any, folder: Path) -> None:
-    """Serve as a worker or a parameter server until ended; a worker's step reads its duration from its directory."""
+    """Run as a worker or parameter server until terminated; a worker's step reads its duration from its directory."""
     if resolver.task_type == "worker":
         own = folder / f"worker-{resolver.task_id}"
         own.mkdir()
@@ -121,7 +121,7 @@ def serve(training: Training, resolver: Any, folder: Path) -> None:
 
 
 def coordinate(training: Training, resolver: Any) -> list[TimedEpoch]:
-    """Train with ParameterServerStrategy: one update for each batch, by the next idle worker."""
+    """Train with ParameterServerStrategy: one update per batch, by the next idle worker."""
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():
@@ -157,13 +157,13 @@ def coordinate(training: Training, resolver: Any) -> list[TimedEpoch]:
 
 
 def _own_step_s() -> Any:
-    """Read the seconds of a step from the worker's directory; steps are graphs, without Python."""
+    """Return the seconds of a step, read from the worker's directory; steps are graphs, without Python."""
     return tf.strings.to_number(tf.io.read_file(STEP_FILE), tf.float64)
 
 
 def _sleep_until(moment: Any) -> Any:
     rest_us = tf.cast(tf.maximum(moment - tf.timestamp(), 0.0) * 1e6, tf.int64)
-    # It sleeps before each element, also before it finds that there is none: take() does not ask for that.
+    # The dataset sleeps before each element, also before its end is detected: take() avoids the second sleep.
     naps = tf.data.Dataset.range(1).apply(sleep(rest_us)).take(1)
     return naps.reduce(tf.constant(0, tf.int64), lambda _, element: element)
 

@@ -1,4 +1,4 @@
-"""Jobs of ours on emulated workers, one preset each; flat ones share a server whose workers are up already."""
+"""NFDT jobs on emulated workers, one per preset; flat ones share a server with running workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GROUP_BATCHES = 2.0
 
 
 def batches_per_update(algorithm: AlgorithmSpec, workers: int) -> float:
-    """Return the number of local batches in one update, by which every peer multiplies its learning rate.
+    """Return the number of local batches per update, by which every peer multiplies its learning rate.
 
     Goyal et al., arXiv:1706.02677: an update of k merged batches takes k times the rate of one batch.
     """
@@ -31,7 +31,7 @@ def batches_per_update(algorithm: AlgorithmSpec, workers: int) -> float:
 
 
 class _EpochTimerCallback(keras.callbacks.Callback):
-    """Time epochs, test after each, and stop the training at its goal."""
+    """Callback that times epochs, tests after each, and stops the training at its goal."""
 
     def __init__(self, clock: EpochTimer) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class _EpochTimerCallback(keras.callbacks.Callback):
 
 
 class Cluster:
-    """Workers of this machine for any number of jobs; leave it to end them."""
+    """Workers on this machine for any number of jobs; leaving the context ends them."""
 
     def __init__(self, workers: int) -> None:
         self._server = EmbeddedServer(workers, 1)
@@ -60,7 +60,7 @@ class Cluster:
         self._server.stop()
 
     def train(self, preset: str, training: Training) -> list[TimedEpoch]:
-        """Train with a preset; rings and groups start ranks of their own."""
+        """Train with a preset; rings and groups start separate ranks."""
         algorithm = resolve_algorithm(preset)
         learning_rate = training.learning_rate * batches_per_update(algorithm, training.workers)
         model = build("small", keras, learning_rate)

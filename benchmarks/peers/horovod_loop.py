@@ -1,4 +1,4 @@
-"""Training loops as one writes them by hand for Horovod: one rank of them, started by mpirun or horovodrun."""
+"""Hand-written training loops for Horovod: one rank, started by mpirun or horovodrun."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from benchmarks.workloads.work import work_options
 
 
 def make_step(model: Any, metrics: dict[str, Any], *, compiled: bool) -> Callable[[Any, Any], None]:
-    """One step: gradient, allreduce, optimizer.
+    """Return a step: gradient, allreduce, optimizer.
 
     Args:
-        model: Its optimizer is built.
-        metrics: ``loss`` and ``accuracy``.
-        compiled: Whether XLA compiles what is before and behind the allreduce, which it cannot compile itself.
+        model: Model with a built optimizer.
+        metrics: Metrics ``loss`` and ``accuracy``.
+        compiled: Whether XLA compiles the parts before and after the allreduce, which it cannot compile itself.
     """
     variables = model.trainable_variables
     loss_of = keras.losses.SparseCategoricalCrossentropy()
@@ -75,7 +75,7 @@ def train(case: str, data: Path, batch: int, epochs: int, *, compiled: bool) -> 
 
 
 def run_rank() -> None:
-    """Entry point of ``python -m benchmarks.peers.horovod_loop``: trains without XLA, then with it."""
+    """Train without XLA, then with it: entry point of ``python -m benchmarks.peers.horovod_loop``."""
     options = work_options(__doc__)
     hvd.init()
     threads = max(1, len(os.sched_getaffinity(0)) // hvd.local_size())

@@ -1,4 +1,4 @@
-"""The environment of peers that need Keras 2: tf_keras on the TensorFlow that is installed here."""
+"""Environment of peers that need Keras 2: tf_keras on the installed version of TensorFlow."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def _folder() -> Path:
 
 
 def python_of_keras2(*, install: bool) -> Path | None:
-    """Return the environment's Python; None if there is none, or if it cannot be made.
+    """Return the environment's Python; None if it does not exist or cannot be created.
 
     Args:
-        install: Make a missing environment: some 300 MB from the package index, once.
+        install: Create a missing environment: about 300 MB from the package index, once.
     """
     folder = _folder()
     python, complete = folder / "bin" / "python", folder / "complete"

@@ -31,7 +31,7 @@ def train(case: str, data: Path, batch: int, epochs: int, strategy: Any) -> list
         model = build(case, tf_keras)
     watch, begins = watch_epochs(tf_keras)
     steps = len(images) // (batch * strategy.num_replicas_in_sync)
-    # Without an end the input costs no rendezvous of the workers in every step.
+    # With an endless input the workers need no rendezvous in every step.
     batches = strategy.distribute_datasets_from_function(lambda context: own_part(context).repeat())
     model.fit(batches, steps_per_epoch=steps, epochs=epochs, verbose=0, callbacks=[watch])
     return begins

@@ -1,4 +1,4 @@
-"""Peers that run as processes of their own: commands with a deadline, and clusters that TF_CONFIG describes."""
+"""Peers in separate processes: commands with a deadline, and clusters described by TF_CONFIG."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ TAIL_LINES = 30
 
 
 class PeerFailed(Exception):
-    """A peer ended with an error, or did not end; holds the end of what it wrote."""
+    """A peer failed or did not end; contains the end of its output."""
 
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a peer: it can import this package, and TensorFlow is quiet."""
+    """Return the environment of a peer: this package can be imported, and TensorFlow's log output is suppressed."""
     return {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1", **extra}
 
 
@@ -34,16 +34,16 @@ def run_together(
     needed: int | None = None,
     limit_s: float = LIMIT_S,
 ) -> None:
-    """Run commands at once and wait for their end; no process is left running.
+    """Run commands concurrently and wait for their end; no process is left running.
 
     Args:
         commands: Arguments of each command.
-        environments: Variables of each, besides those of this process.
-        needed: Number of commands, from the first on, that must end by themselves; the others are then ended.
-        limit_s: Time limit for them.
+        environments: Variables of each command, added to those of this process.
+        needed: Number of commands, from the first on, that must end by themselves; the others are then terminated.
+        limit_s: Time limit for the needed commands.
 
     Raises:
-        PeerFailed: one of those needed failed, or ran out of time.
+        PeerFailed: a needed command failed or exceeded the limit.
     """
     needed = len(commands) if needed is None else needed
     deadline = time.monotonic() + limit_s
@@ -82,12 +82,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def tensorflow_cluster(**roles: int) -> list[dict[str, str]]:
-    """Return ``TF_CONFIG`` of each process of a cluster on loopback, role by role, on ports that are free now.
+    """Return ``TF_CONFIG`` of each process of a cluster on loopback, role by role, on currently free ports.
 
     Args:
         **roles: Number of processes of each role: ``worker=2``, ``ps=1``, ``chief=1``.
     """
-    with contextlib.ExitStack() as held:  # all at once, so that they differ
+    with contextlib.ExitStack() as held:  # all at once, so that the ports differ
         ports = {
             role: [held.enter_context(_listen()).getsockname()[1] for _ in range(count)]
             for role, count in roles.items()

@@ -1,4 +1,4 @@
-"""The data file of the planner's expected losses of accuracy, written from the tables of docs/convergence.md."""
+"""The data file of the planner's expected accuracy losses, generated from the tables of docs/convergence.md."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AT_ONE_MACHINES_RATE = "At the learning rate of the single machine"
 AT_LOWER_RATES = "At lower learning rates"
 UNEQUAL_MACHINES = "In virtual time"  # the last table of this section: 8 unequal workers at three rates
 CIFAR = "CIFAR-10"
-CHANCE = 11.0  # % of ten classes; a row diverges at a rate where one of its clusters is not above it
+CHANCE = 11.0  # % for ten classes; a row diverges at a rate if one of its clusters is not above it
 
 Figures = dict[str, dict[int, float]]  # % by the planner's name of a row and by number of workers
 
@@ -31,7 +31,7 @@ class PublishedTable:
     """One table of the document.
 
     Attributes:
-        lead: Text between the table before and this one, within a section.
+        lead: Text between the previous table and this one, within a section.
         header: Cells of the first line.
         lines: Cells of the other lines.
     """
@@ -65,7 +65,7 @@ class PublishedTable:
         return found
 
     def keep(self, column: str, value: str) -> PublishedTable:
-        """Return the table with only the lines whose cell of a column begins with a value."""
+        """Return the table with only the lines whose cell in a column begins with a value."""
         index = self.header.index(column)
         return replace(self, lines=[line for line in self.lines if line[index].startswith(value)])
 
@@ -93,7 +93,7 @@ def planner_name(cell: str) -> str:
 
 
 def read_trainings(document: str) -> list[MeasuredTraining]:
-    """Return the trainings that the planner uses."""
+    """Return the trainings used by the planner."""
     tables = read_tables(document)
     short, long = tables[AT_ONE_MACHINES_RATE]
     lower = {round(short.rate / table.rate): table.figures() for table in tables[AT_LOWER_RATES]}
@@ -108,7 +108,7 @@ def read_trainings(document: str) -> list[MeasuredTraining]:
 
 
 def _short_training(table: PublishedTable, unequal: PublishedTable, lower: Mapping[int, Figures]) -> MeasuredTraining:
-    """Return the short training; rows that merge the gradients of some workers were measured on 8 unequal ones only."""
+    """Return the short training; rows that merge some workers' gradients were only measured on 8 unequal workers."""
     figures = table.figures()
     diverged = {row for row, found in figures.items() if min(found.values()) < CHANCE}
     rows = {row: dict.fromkeys(found) if row in diverged else found for row, found in figures.items()}
@@ -123,7 +123,7 @@ def _short_training(table: PublishedTable, unequal: PublishedTable, lower: Mappi
 
 
 def _best(row: str, lower: Mapping[int, Figures]) -> dict[int, tuple[int, float]]:
-    """Return the divisor at which a row did best, and its accuracy, by number of workers."""
+    """Return the divisor with a row's best accuracy, and that accuracy, by number of workers."""
     found: dict[int, tuple[int, float]] = {}
     for divisor, figures in lower.items():
         for workers, accuracy in figures.get(row, {}).items():

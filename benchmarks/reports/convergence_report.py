@@ -1,4 +1,4 @@
-"""Tables, and a picture where matplotlib is installed, of what one or several runs of `convergence` have written."""
+"""Tables of the results of one or several runs of `convergence`, and a picture if matplotlib is installed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Case:
         row: Row of the benchmark.
         workers: Number of workers.
         speeds: ``equal`` or ``unequal``.
-        rate: Learning rate, and the momentum where it was another one, as in ``0.1,momentum=0``.
+        rate: Learning rate, and the momentum if it is not the default, as in ``0.1,momentum=0``.
     """
 
     row: str
@@ -37,7 +37,7 @@ Runs = Mapping[Case, Mapping[str, Sequence[float]]]
 
 
 def read(files: Sequence[Path]) -> Runs:
-    """Read JSON files; where several hold a case, the last one counts."""
+    """Read JSON files; if several contain a case, the last one counts."""
     found: dict[Case, dict[str, list[float]]] = {}
     for file in files:
         for row in json.loads(file.read_text())["rows"]:
@@ -54,7 +54,7 @@ def accuracy(runs: Runs, case: Case) -> tuple[float, float]:
 
 
 def best(runs: Runs, row: str, workers: int, speeds: str) -> Case | None:
-    """Return the case with a row's best rate, among those with the benchmark's own momentum."""
+    """Return the case with a row's best rate, among those with the default momentum."""
     cases = [c for c in runs if (c.row, c.workers, c.speeds) == (row, workers, speeds) and "momentum" not in c.rate]
     return max(cases, key=lambda case: accuracy(runs, case)[0], default=None)
 

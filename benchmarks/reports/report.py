@@ -21,7 +21,7 @@ from nfdt.cli.table import render
 
 @dataclass(frozen=True)
 class Row:
-    """One peer on one case: every run's value, and their median."""
+    """One peer on one case: the value of every run, and their median."""
 
     case: str
     peer: str
@@ -51,7 +51,7 @@ class Report:
     ratios: dict[str, Any] = field(default_factory=dict)
 
     def add(self, case: str, peer: str, unit: str, value: float) -> None:
-        """Add a run to a row."""
+        """Add the value of a run to its row."""
         for row in self.rows:
             if (row.case, row.peer, row.unit) == (case, peer, unit):
                 row.runs.append(value)
@@ -63,7 +63,7 @@ class Report:
         return next((r.runs for r in self.rows if (r.case, r.peer, r.unit) == (case, peer, unit)), [])
 
     def to_json(self) -> dict[str, Any]:
-        """Return the format that docs/benchmarks.md describes."""
+        """Return the report in the format described in docs/benchmarks.md."""
         return {
             "bench": self.bench,
             "versions": {**versions(), **({"peers": ", ".join(self.also)} if self.also else {})},
@@ -75,7 +75,7 @@ class Report:
         }
 
     def finish(self, json_file: Path | None) -> None:
-        """Print the table, and write the JSON file if there is to be one."""
+        """Print the table, and write the JSON file if one is given."""
         rows = [(r.case, r.peer, f"{r.value:.4g}", r.unit, str(len(r.runs))) for r in self.rows]
         print(render(("case", "peer", "median", "unit", "runs"), rows, left=2))
         for name, ratio in self.ratios.items():
@@ -89,12 +89,12 @@ class Report:
             self.write(json_file)
 
     def write(self, json_file: Path) -> None:
-        """Write the results so far."""
+        """Write the current results."""
         json_file.write_text(json.dumps(self.to_json(), indent=2) + "\n")
 
 
 def _finite(value: Any) -> Any:
-    """Replace infinity, which JSON does not have, by None."""
+    """Replace infinity, which JSON does not support, by None."""
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Digits with four workers at the single machine's learning rate: ddc-asgd, asgd, dc-asgd and plain fit."""
+"""Accuracy on digits, four workers, at the single machine's learning rate: ddc-asgd, asgd, dc-asgd and plain fit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALGORITHMS = ("ddc-asgd", "asgd", "dc-asgd")
 WORKERS = 4
 BATCH = 32
 RATES = (0.01, 0.05, 0.1)
-TRAIN_ROWS = 42 * BATCH  # whole batches: a tail of three samples is a full update, and its noise hides the algorithms'
+TRAIN_ROWS = 42 * BATCH  # whole batches: a tail of three samples is a full update with noise that hides differences
 
 
 def build(learning_rate: float, seed: int) -> keras.Model:
@@ -41,7 +41,7 @@ def build(learning_rate: float, seed: int) -> keras.Model:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Test accuracy of one training, and the mean staleness of its gradients."""
+    """Test accuracy of one training, and mean staleness of its gradients."""
 
     accuracy: float
     staleness: float
@@ -53,7 +53,7 @@ def _mean_staleness(workers: dict[str, dict[str, Any]]) -> float:
 
 
 def train(learning_rate: float, seed: int, epochs: int) -> Outcome:
-    """Train on digits; a captured ``fit`` when a session is open."""
+    """Train on digits; with an open session, ``fit`` is captured."""
     images, labels = load_digits(return_X_y=True)
     x, x_test, y, y_test = train_test_split(
         (images / 16.0).astype("float32"), labels, train_size=TRAIN_ROWS, random_state=seed, stratify=labels
@@ -66,7 +66,7 @@ def train(learning_rate: float, seed: int, epochs: int) -> Outcome:
 
 
 def run(report: Report, *, epochs: int, rates: tuple[float, ...], step_ms: float) -> None:
-    """Train every algorithm with every seed; workers take at least ``step_ms`` per step, so that they overlap."""
+    """Train every algorithm with every seed; a worker's step takes at least ``step_ms``, so that workers overlap."""
     peers: dict[str, dict[float, list[Outcome]]] = {"plain fit": {}}
     for rate in rates:
         peers["plain fit"][rate] = [train(rate, seed, epochs) for seed in report.seeds]

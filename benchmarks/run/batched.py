@@ -1,4 +1,4 @@
-"""Gradients of many workers on weights of their own: one by one, or together in one compiled call."""
+"""Gradients of many workers, each with separate weights: one by one, or together in one compiled call."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Compute = Callable[[], np.ndarray]
 
 
 class Ways:
-    """Gradients of :data:`WORKERS` workers, computed in each way there is.
+    """Gradients of :data:`WORKERS` workers, computed by every available method.
 
     Args:
         build: Makes the model.
-        images: Its data.
-        batch: Samples of each gradient.
+        images: Training data.
+        batch: Number of samples per gradient.
     """
 
     def __init__(self, build: Callable[[], keras.Model], images: Images, batch: int) -> None:
@@ -46,7 +46,7 @@ class Ways:
         self._x, self._y = tf.constant(images.images[:SAMPLES]), tf.constant(images.labels[:SAMPLES])
 
     def all(self) -> Mapping[str, Compute]:
-        """Return all ways by name."""
+        """Return all methods by name."""
         return {
             "one by one": self.one_by_one,
             "one by one, graphs alone": self._graphs_alone(),
@@ -56,12 +56,12 @@ class Ways:
         }
 
     def one_by_one(self) -> np.ndarray:
-        """Compute one gradient after the other, as the simulator does."""
+        """Compute the gradients one after the other, as the simulator does."""
         pairs = zip(self._weights, self._rows, strict=True)
         return np.stack([self._step(held, tuple(self._source.batch(rows)), version=1).gradient for held, rows in pairs])
 
     def _graphs_alone(self) -> Compute:
-        """Call the graphs without gathering rows, copying and graph look-ups: the least time of any way."""
+        """Call the graphs without gathering rows, copying and graph look-ups: the lower bound of all methods."""
         batches = [self._step.prepare(tuple(self._source.batch(rows))) for rows in self._rows]
         weights, version = [tf.constant(w) for w in self._weights], tf.constant(1, tf.int64)
 
@@ -81,7 +81,7 @@ class Ways:
         return lambda: np.asarray(gathered(tf.constant(np.stack(self._weights)), tf.constant(self._rows)))
 
     def _scanned(self, weights: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        """The user's own ``train_step``, in a loop inside of one graph."""
+        """Run the user's own ``train_step`` in a loop inside one graph."""
         found = tf.TensorArray(tf.float32, WORKERS, element_shape=[self._layout.size])
 
         def one(k: tf.Tensor, found: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
@@ -92,7 +92,7 @@ class Ways:
         return tf.while_loop(lambda k, _: k < WORKERS, one, (0, found), parallel_iterations=1)[1].stack()
 
     def _vectorised(self, weights: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        """The loss alone, without metrics and ``train_step``."""
+        """Compute only the loss, without metrics and ``train_step``."""
 
         def one(arguments: tuple[tf.Tensor, tf.Tensor, tf.Tensor]) -> tf.Tensor:
             held, images, labels = arguments
@@ -107,7 +107,7 @@ class Ways:
 
 
 def run(report: Report, cases: Mapping[str, Ways]) -> None:
-    """Measure every way :data:`RUNS` times in turn; the best run counts."""
+    """Measure every method :data:`RUNS` times in turn; the best run counts."""
     for case, ways in cases.items():
         computes = ways.all()
         for compute in computes.values():

@@ -25,7 +25,7 @@ from nfdt.simulate.cluster import ClusterDescription, parse_cluster
 from nfdt.simulate.results import described_limits
 
 STEP_MS = 100.0
-PIXELS = {1: (0.286, 0.353), 3: (0.473, 0.251)}  # mean and deviation, of Fashion-MNIST and of CIFAR-10
+PIXELS = {1: (0.286, 0.353), 3: (0.473, 0.251)}  # mean and deviation of Fashion-MNIST and CIFAR-10
 JITTER = 0.2
 MOMENTUM = 0.9
 SPEEDS = ("equal", "unequal")
@@ -37,11 +37,11 @@ class Plan:
     """Trainings of one run.
 
     Attributes:
-        rows: Names of ``ROWS``; ``sequential`` is always added.
+        rows: Names of ``ROWS``; ``sequential`` is always included.
         workers: Numbers of workers.
         rates: Learning rates; every row is trained at each.
-        epochs: Epochs of each training.
-        samples: Most samples of an epoch.
+        epochs: Number of epochs of each training.
+        samples: Largest number of samples per epoch.
         batch: Size of a local batch.
         dataset: Name in ``DATASETS``.
         optimizer: Name in ``OPTIMIZERS``.
@@ -66,7 +66,7 @@ QUICK = Plan(rows=("ddc-asgd", "asgd", "dc-asgd-a"), workers=(8,), speeds=("equa
 
 
 def machines(workers: int, speeds: str) -> ClusterDescription:
-    """Describe equal machines; or half equal ones, a quarter twice and a quarter five times as slow."""
+    """Describe equal machines; or half of them equal, a quarter twice as slow and a quarter five times as slow."""
     counts = {1.0: workers} if speeds == "equal" else {1.0: workers // 2, 2.0: workers // 4}
     counts[5.0] = workers - sum(counts.values())
     described = [
@@ -93,7 +93,7 @@ def build_cnn(seed: int, rate: float, updates: int, plan: Plan) -> keras.Model:
 
 
 def _optimizer(rate: float, updates: int, plan: Plan) -> keras.optimizers.Optimizer:
-    """Return the plan's optimizer; a fifth of the updates to warm up, then a cosine to zero."""
+    """Return the plan's optimizer; warm-up over a fifth of the updates, then a cosine to zero."""
     warmup = max(1, updates // 5)
     schedule = keras.optimizers.schedules.CosineDecay(
         0.0, max(1, updates - warmup), warmup_target=rate, warmup_steps=warmup
@@ -119,7 +119,7 @@ DATASETS = {"fashion-mnist": (read_images, build), "cifar10": (read_cifar10, bui
 
 
 def batches_per_update(preset: str, overrides: dict[str, Any], workers: int) -> float:
-    """Return roughly the number of local batches in an update, which decides the length of a schedule."""
+    """Return the approximate number of local batches per update, which determines the length of a schedule."""
     algorithm = resolve_algorithm(preset, **overrides)
     if algorithm.consistency == "bsp":
         return workers
@@ -129,7 +129,7 @@ def batches_per_update(preset: str, overrides: dict[str, Any], workers: int) -> 
 
 
 class Bench:
-    """One run of a plan; the results so far are written after every row."""
+    """One run of a plan; intermediate results are written after every row."""
 
     def __init__(self, report: Report, plan: Plan, data_dir: Path | None, json_file: Path | None) -> None:
         self._report, self._plan, self._json = report, plan, json_file
@@ -146,7 +146,7 @@ class Bench:
         )
 
     def run(self) -> None:
-        """Train every seed of a row, every row of a cluster, every cluster; the sequential row first."""
+        """Train every seed of each row, every row of each cluster, every cluster; the sequential row comes first."""
         for rate in self._plan.rates:
             for row, workers, speeds in self._cases():
                 for seed in self._report.seeds:
@@ -215,7 +215,7 @@ class Bench:
 
 
 def spread(runs: Sequence[float]) -> dict[str, float]:
-    """Return mean, standard deviation (of a sample; 0 for one run) and number of runs."""
+    """Return mean, sample standard deviation (0 for one run) and number of runs."""
     std = statistics.stdev(runs) if len(runs) > 1 else 0.0
     return {"mean": round(statistics.mean(runs), 3), "std": round(std, 3), "runs": len(runs)}
 

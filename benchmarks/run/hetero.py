@@ -1,4 +1,4 @@
-"""Unequal workers, emulated: time to a target accuracy, and throughput against the sum of the workers' own speeds."""
+"""Emulated unequal workers: time to a target accuracy, and throughput relative to the sum of the workers' speeds."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from benchmarks.workloads.timed_epochs import Goal, TimedEpoch, seconds_to, thro
 from nfdt.core.errors import NfdtError
 from nfdt.core.specs.presets import PRESETS
 
-BASE_S = 0.05  # the fastest worker's step: so long that two cores compute what eight workers have to
+BASE_S = 0.05  # the fastest worker's step: long enough for two cores to compute the work of eight workers
 CLUSTERS = {"1,1,4,4": (1, 1, 4, 4), "1..8": (1, 2, 3, 4, 5, 6, 7, 8)}
-MAIN = "1,1,4,4"  # what ratios without a cluster's name are about
+MAIN = "1,1,4,4"  # cluster of the ratios without a cluster's name
 TARGETS = {"fashion-mnist": 0.84, "digits": 0.95}
 TEST_SAMPLES = 2000
 PSS, MWMS = "tf_keras PSS", "tf_keras MWMS"
-# In this order, so that a short run has the rows that matter most; presets that are not named come last.
+# In this order, so that a short run has the most important rows; unnamed presets come last.
 FIRST = ("allreduce", "auto", "h-ps", "asgd", "dbs-sgd", PSS, "group-sync", "ddc-asgd", "bsp", MWMS)
-# Start-up and two short epochs, on an idle machine; what does not fit into a quick run's minute is left out, and named.
+# Start-up and two short epochs on an idle machine; rows that exceed a quick run's minute are left out and reported.
 QUICK_S = {"flat": 5.0, "ring": 12.0, "groups": 25.0, PSS: 18.0, MWMS: 16.0}
 
 
@@ -42,11 +42,11 @@ class Plan:
     """Peers and length of the trainings.
 
     Attributes:
-        clusters: Name to how many times longer than ``BASE_S`` each worker's step is.
+        clusters: Name of a cluster, and for each of its workers the step time as a multiple of ``BASE_S``.
         peers: Presets, ``PSS`` and ``MWMS``.
-        samples: Samples of one epoch.
-        goal: A target of 0 stands for the one of the data.
-        budget_s: Rows that would not end in time are left out.
+        samples: Number of samples per epoch.
+        goal: Goal of each training; a target of 0 means the default target of the data.
+        budget_s: Time limit of the run; rows that would exceed it are left out.
     """
 
     clusters: Mapping[str, Sequence[float]]
@@ -58,7 +58,7 @@ class Plan:
 
 
 def all_peers() -> list[str]:
-    """Return every preset, and the two strategies of tf_keras."""
+    """Return every preset and the two strategies of tf_keras."""
     first = [name for name in FIRST if name in PRESETS or name in (PSS, MWMS)]
     return [*first, *(name for name in PRESETS if name not in first)]
 
@@ -72,10 +72,10 @@ class Bench:
     """One run of the plan.
 
     Args:
-        report: Where rows go.
-        plan: What to do.
-        folder: For files; the images are there.
-        keras2: Python of the environment with tf_keras, if there is one.
+        report: Report that receives the rows.
+        plan: Plan to run.
+        folder: Directory for files, which contains the images.
+        keras2: Python of the environment with tf_keras, if available.
     """
 
     def __init__(self, report: Report, plan: Plan, folder: Path, keras2: Path | None) -> None:
@@ -83,7 +83,7 @@ class Bench:
         self._began = now()
 
     def run(self) -> None:
-        """Train every peer on every cluster, by turns."""
+        """Train every peer on every cluster, in turn."""
         for name, speeds in self._plan.clusters.items():
             training = Training(
                 data=self._folder / "train.npz",
@@ -113,7 +113,7 @@ class Bench:
         self._report.add(name, peer, "of the limit", speed / training.limit)
         self._report.add(name, peer, "accuracy", epochs[-1][1])
         seconds = seconds_to(training.goal.target, epochs)
-        # Infinity: the target was not reached; a ratio shows this as well.
+        # Infinity: the target was not reached, which a ratio shows, too.
         self._report.add(name, peer, f"s to {training.goal.target}", float("inf") if seconds is None else seconds)
 
     def _train(self, cluster: Cluster, peer: str, training: Training) -> list[TimedEpoch]:
@@ -131,10 +131,10 @@ class Bench:
 
 
 def train_with_strategy(peer: str, training: Training, folder: Path, keras2: Path) -> list[TimedEpoch]:
-    """Train with PSS or MWMS, each role in a process of its own.
+    """Train with PSS or MWMS, each role in a separate process.
 
     Raises:
-        PeerFailed: they did.
+        PeerFailed: the processes failed.
     """
     with tempfile.TemporaryDirectory(dir=folder) as own:
         described, result = Path(own) / "training.json", Path(own) / "epochs.json"
@@ -142,13 +142,13 @@ def train_with_strategy(peer: str, training: Training, folder: Path, keras2: Pat
         command = [str(keras2), "-m", "benchmarks.peers.emulated_strategies", str(described), str(result)]
         roles = {"chief": 1, "worker": training.workers, "ps": 1} if peer == PSS else {"worker": training.workers}
         environments = tensorflow_cluster(**roles)
-        needed = 1 if peer == PSS else training.workers  # the others serve until they are ended
+        needed = 1 if peer == PSS else training.workers  # the others serve until they are terminated
         run_together([command] * len(environments), environments, needed=needed)
         return [(seconds, accuracy) for seconds, accuracy in json.loads(result.read_text())]
 
 
 def add_ratios(report: Report, clusters: Sequence[str], target: float) -> None:
-    """Add ratios by run and their medians; keys without a cluster's name are those of ``MAIN``."""
+    """Add ratios by run and their medians; keys without a cluster's name refer to ``MAIN``."""
     for cluster in clusters:
         at = "" if cluster == MAIN else f"@{cluster}"
         for peer in dict.fromkeys(row.peer for row in report.rows if row.case == cluster):
@@ -163,7 +163,7 @@ def add_ratios(report: Report, clusters: Sequence[str], target: float) -> None:
 
 
 def _sooner(own: float, theirs: float) -> float:
-    """Return ``theirs / own``: 0 if the target was never reached, infinity if only the other never reached it."""
+    """Return ``theirs / own``: 0 if the target was never reached, infinity if only the other peer never reached it."""
     return 0.0 if own == float("inf") else theirs / own
 
 

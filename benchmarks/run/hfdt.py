@@ -1,4 +1,4 @@
-"""Samples per second of an unmodified script on 2 ranks, against loops written by hand for Horovod and against MWMS."""
+"""Samples per second of an unmodified script on 2 ranks, compared with hand-written Horovod loops and with MWMS."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from nfdt.launch.horovod_command import RingShape, ring_command
 RANKS = 2
 BATCH = 128
 LAUNCHERS = ("mpirun", "horovodrun")
-# Whole global batches: loops written by hand leave a tail out.
+# Whole global batches: hand-written loops leave out a tail.
 WORK = {"mlp": Work(59_904, 4, 3), "cnn": Work(10_240, 3, 3), "10M": Work(10_240, 3, 3)}
 QUICK = {"mlp": Work(12_800, 3, 1)}
 BY_HAND = {"plain": "by hand", "xla": "by hand, XLA"}
 MIRRORED = "tf_keras, MWMS"
-QUICK_S, MIRRORED_S = 58.0, 12.0  # a quick run leaves MWMS out where the rest took longer than it should
+QUICK_S, MIRRORED_S = 58.0, 12.0  # a quick run leaves out MWMS if the rest took too long
 
 
 class Peers:
-    """Runs one case with each peer, on the same file of images.
+    """Runs of one case with each peer, on the same file of images.
 
     Args:
-        folder: Where that file and the results are.
-        case: The model.
-        work: How much is trained.
+        folder: Directory of that file and the results.
+        case: Name of the model.
+        work: Extent of the training.
         keras2: Python of the environment with tf_keras.
     """
 
@@ -81,7 +81,7 @@ class Peers:
 def run(
     report: Report, data_dir: Path | None, work: Mapping[str, Work], keras2: Path | None, budget_s: float = float("inf")
 ) -> None:
-    """Measure every case, all peers by turns; MWMS only while there is time."""
+    """Measure every case, all peers in turn; MWMS only while time remains."""
     deadline = now() + budget_s
     with tempfile.TemporaryDirectory() as folder:
         for case, chosen in work.items():
@@ -112,13 +112,13 @@ def _run_once(report: Report, peers: Peers, case: str, deadline: float) -> None:
 
 def _add(report: Report, case: str, peer: str, each: Measured) -> None:
     report.add(case, peer, "samples/s", each.samples_per_s)
-    # The loop with XLA is trained second, in ranks that are up already.
+    # The loop with XLA is trained second, in ranks that are already running.
     if peer != BY_HAND["xla"]:
         report.add(case, peer, "s of start-up", each.startup_s)
 
 
 def _add_ratios(report: Report, cases: Sequence[str]) -> None:
-    """Add ratios by run: to the faster of the two loops by hand, and, over all launchers, to MWMS."""
+    """Add ratios by run: to the faster of the two hand-written loops, and, over all launchers, to MWMS."""
     against_mirrored = []
     for launcher in LAUNCHERS:
         medians = []

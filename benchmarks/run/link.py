@@ -1,4 +1,4 @@
-"""Links of 100 Mbit/s and 1 Gbit/s: steps per second with every codec and with adaptive, and what is learnt."""
+"""Links of 100 Mbit/s and 1 Gbit/s: steps per second with fixed and adaptive codecs, and the accuracy of trainings."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Work:
 
     Attributes:
         size: Number of parameters.
-        compute_s: Seconds of a step's computation; the worker sleeps, so that it needs no core.
-        learn: Steps that adaptive takes before it is measured.
-        steps: Steps of a run of adaptive, which writes every 25th push in another codec; others take fewer.
+        compute_s: Emulated computation time of a step in seconds; the worker sleeps, so that it needs no core.
+        learn: Steps that the adaptive codec takes before it is measured.
+        steps: Steps of a run of the adaptive codec, which probes another codec in every 25th push; others take fewer.
         runs: Runs of every peer, interleaved.
         seeds: Seeds of the trainings.
         epochs: Epochs of a training.
@@ -57,7 +57,7 @@ QUICK = Work(size=250_000, compute_s=0.02, learn=45, steps=25, runs=3, seeds=(0,
 
 
 class Peer:
-    """A worker on a link, with a codec."""
+    """Worker on a link, with a codec."""
 
     def __init__(self, address: str, work: Work, codec: str, mbit: float) -> None:
         self._work = work
@@ -71,7 +71,7 @@ class Peer:
         self.client.pull()
 
     def steps_per_s(self, steps: int) -> float:
-        """Take a number of steps: compute, push, receive the reply."""
+        """Run a number of steps (compute, push, receive the reply) and return the steps per second."""
         began = time.perf_counter()
         for step in range(steps):
             time.sleep(self._work.compute_s)
@@ -81,7 +81,7 @@ class Peer:
 
 @contextmanager
 def peers_of(work: Work, codecs: list[str], mbit: float) -> Iterator[dict[str, Peer]]:
-    """Start one peer per codec, all with one shard."""
+    """Start one peer per codec, all connected to one shard."""
     with ExitStack() as stack:
         address, _ = stack.enter_context(served(serve_shard, layout_of(work.size), ALGORITHM, 0, 1, 8, "adaptive"))
         ready = {}
@@ -92,7 +92,7 @@ def peers_of(work: Work, codecs: list[str], mbit: float) -> Iterator[dict[str, P
 
 
 def speed(report: Report, case: str, work: Work, codecs: list[str], mbit: float) -> None:
-    """Measure the steps per second of every codec, by turns, after adaptive has learnt the link."""
+    """Measure the steps per second of every codec in turn, after the adaptive codec has measured the link."""
     found: dict[str, list[float]] = {codec: [] for codec in codecs}
     with peers_of(work, codecs, mbit) as ready:
         for codec, peer in ready.items():
@@ -111,14 +111,14 @@ def speed(report: Report, case: str, work: Work, codecs: list[str], mbit: float)
 
 
 def learnt(work: Work, codec: str, mbit: float | None) -> list[float]:
-    """Return the test accuracy in % of trainings with this codec, one for each seed."""
+    """Return the test accuracy in % of trainings with this codec, one value per seed."""
     emulate = {"bandwidth_mbit": (mbit,) * accuracy.WORKERS} if mbit else {}
     with nfdt.session(workers=accuracy.WORKERS, algorithm="ddc-asgd", codec=codec, emulate=emulate):
         return [100 * accuracy.train(accuracy.RATES[-1], seed, work.epochs).accuracy for seed in work.seeds]
 
 
 def run(report: Report, work: Work, speeds: dict[str, float], codecs: list[str], trained: dict[str, float]) -> None:
-    """Measure all links; ``trained``: the links on which adaptive is trained and compared with identity."""
+    """Measure all links; ``trained``: links on which the adaptive codec is trained and compared with identity."""
     for case, mbit in speeds.items():
         speed(report, case, work, codecs, mbit)
     if not trained:

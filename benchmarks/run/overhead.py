@@ -1,4 +1,4 @@
-"""Samples per second of one NFDT worker against plain Keras fit, and the start-up time."""
+"""Samples per second of one NFDT worker compared with plain Keras fit, and the start-up time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPTIONS: dict[str, dict[str, Any] | None] = {PLAIN: None, ONE: {}, OVERLAP: {"ov
 
 
 def measure(case: str, work: Work, data_dir: Path | None, options: dict[str, Any] | None) -> Measured:
-    """Train once, here or on one worker."""
+    """Train once, in this process or on one worker."""
     data = training_images(work.samples, data_dir)
     model = build(case, keras)
     watch, begins = watch_epochs(keras)
@@ -49,7 +49,7 @@ def measure(case: str, work: Work, data_dir: Path | None, options: dict[str, Any
 
 
 def run(report: Report, data_dir: Path | None, work: dict[str, Work]) -> None:
-    """Measure every case: plain and cluster by turns."""
+    """Measure every case: plain and cluster in turn."""
     later: list[float] = []
     for case, chosen in work.items():
         found: dict[str, list[Measured]] = {peer: [] for peer in OPTIONS}

@@ -26,13 +26,13 @@ from nfdt.transport.stream import StreamClient
 WORKERS = (1, 2, 4, 8, 16)
 SHARDS = (1, 2, 4)
 SIZES = {"0.25M": 250_000, "2.5M": 2_500_000}
-VARIABLES = 8  # a model is cut between its variables
+VARIABLES = 8  # a model is divided between its variables
 ALGORITHM = "ddc-asgd"
-SOME_WORKERS = 4  # what a shard keeps for all workers together is there with so many
+SOME_WORKERS = 4  # with this number of workers, the memory that a shard shares between all workers is allocated
 
 
 def push(pipe: Connection, addresses: list[str], layout: ParameterLayout, name: str) -> None:
-    """Run a worker that pushes for the number of seconds from the pipe and sends back the number of pushes."""
+    """Run a worker that pushes for the seconds received from the pipe and sends back the pushes per second."""
     gradient = np.random.default_rng(SEED).normal(0, 0.01, layout.size).astype(np.float32)
     client = StreamClient(addresses, layout, name, worker_token(TOKEN, name))
     client.pull()
@@ -45,7 +45,7 @@ def push(pipe: Connection, addresses: list[str], layout: ParameterLayout, name: 
 
 @contextmanager
 def shards_of(layout: ParameterLayout, shards: int, workers: int) -> Iterator[tuple[list[str], list[Connection]]]:
-    """Start shards; yields their addresses and the pipes that query their memory."""
+    """Start shards; yield their addresses and the pipes that query their memory."""
     with ExitStack() as stack:
         running = [
             stack.enter_context(served(serve_shard, layout, ALGORITHM, index, shards, workers))
@@ -55,14 +55,14 @@ def shards_of(layout: ParameterLayout, shards: int, workers: int) -> Iterator[tu
 
 
 def pushes_per_s(pipes: list[Connection], seconds: float) -> float:
-    """Return the pushes per second of all workers together, at full speed at the same time."""
+    """Return the pushes per second of all workers together, which push concurrently at full speed."""
     for pipe in pipes:
         pipe.send(seconds)
     return sum(pipe.recv() for pipe in pipes)
 
 
 def private_bytes(pipes: list[Connection]) -> int:
-    """Return the memory of all shards, without the segments they share with workers."""
+    """Return the memory of all shards, excluding the segments shared with workers."""
     for pipe in pipes:
         pipe.send("memory")
     return sum(pipe.recv() for pipe in pipes)
@@ -92,7 +92,7 @@ def more_workers(report: Report, case: str, size: int, workers: tuple[int, ...],
 
 
 def more_shards(report: Report, case: str, size: int, shards: tuple[int, ...], *, seconds: float, runs: int) -> None:
-    """Measure pushes per second of one worker as the model is cut."""
+    """Measure the pushes per second of one worker for growing numbers of shards."""
     layout = layout_of(size, VARIABLES)
     rates: dict[int, list[float]] = {}
     for count in shards:
@@ -106,7 +106,7 @@ def more_shards(report: Report, case: str, size: int, shards: tuple[int, ...], *
 
 
 def leases_per_s(workers: int, seconds: float) -> float:
-    """Measure the leases that a coordinator grants per second, including all work of a call of Next but the network."""
+    """Return the leases that a coordinator grants per second, with all work of a call of Next except the network."""
     samples = 10_000_000
     spec = JobSpec(
         program="0" * 64,

@@ -1,4 +1,4 @@
-"""The simulator: what a thousand workers take beside gradients; and how near it and plans are to real workers."""
+"""The simulator: cost of a thousand workers besides gradients; deviation of simulation and plans from reality."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ COMPARED = (
 
 
 def machines(workers: int) -> ClusterDescription:
-    """Describe a rack of equal machines, and one of machines half as fast."""
+    """Describe a rack of equal machines, and one of machines with half their speed."""
     described = [
         {"count": workers - workers // 2, "step_ms": 100, "jitter": 0.1, "link": "quick"},
         {"count": workers // 2, "step_ms": 200, "jitter": 0.1, "link": "slow"},
@@ -84,7 +84,7 @@ class EpochSeconds(keras.callbacks.Callback):
         self.seconds: list[float] = []
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Note the start of the epoch."""
+        """Record the start of the epoch."""
         self._began = now()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -93,7 +93,7 @@ class EpochSeconds(keras.callbacks.Callback):
 
 
 def distance(one: Mapping[int, int], other: Mapping[int, int]) -> float:
-    """Return the total variation distance of two histograms: 0 if alike, 1 if disjoint."""
+    """Return the total variation distance of two histograms: 0 if equal, 1 if disjoint."""
     totals = sum(one.values()), sum(other.values())
     keys = set(one) | set(other)
     return sum(abs(one.get(k, 0) / totals[0] - other.get(k, 0) / totals[1]) for k in keys) / 2
@@ -105,9 +105,9 @@ class Compared:
 
     Attributes:
         row: Name of the row.
-        epoch_s: Seconds of an epoch by peer, in the order of ``PEERS``.
-        staleness: Mean staleness, the same way.
-        distance: Distance of the histograms of staleness, simulated and real.
+        epoch_s: Seconds per epoch by peer, in the order of ``PEERS``.
+        staleness: Mean staleness, in the same order.
+        distance: Distance between the simulated and the real histogram of staleness.
     """
 
     row: str
@@ -117,7 +117,7 @@ class Compared:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """Return a line of the table."""
+        """Cells of the row in the table."""
         planned, virtual, real = self.epoch_s
         off = [f"{100 * (seconds / real - 1):+.1f}" for seconds in (planned, virtual)]
         times, delays = ([f"{value:.2f}" for value in values] for values in (self.epoch_s, self.staleness))
@@ -127,7 +127,7 @@ class Compared:
 def against_reality(row: str, step_ms: Sequence[float], *, steps: int, epochs: int = 4) -> Compared:
     """Compare one job on real workers with emulated step times, on simulated ones, and as planned.
 
-    The first epoch, in which graphs are traced and speeds are learnt, is left out.
+    The first epoch, in which graphs are traced and speeds are measured, is left out.
     """
     train = read_images(None).take(steps * BATCH)
     fit = {"batch_size": BATCH, "epochs": epochs, "verbose": 0}

@@ -1,4 +1,4 @@
-"""Push a gradient and pull fresh weights, one worker, one shard, SGD with momentum: round trips per second."""
+"""Push a gradient and pull new weights, one worker, one shard, SGD with momentum: round trips per second."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RateMeter = Callable[[float], float]
 
 
 def serve_tensorflow(pipe: Connection) -> None:
-    """Serve as TensorFlow's own parameter server."""
+    """Run TensorFlow's own parameter server."""
     import tensorflow as tf
 
     server = tf.distribute.Server({"ps": ["127.0.0.1:0"]}, job_name="ps", task_index=0, protocol="grpc")
@@ -45,7 +45,7 @@ def serve_tensorflow(pipe: Connection) -> None:
 
 
 def serve_bytes(pipe: Connection, size: int) -> None:
-    """Receive ``size`` numbers over TCP, send as many back."""
+    """Receive ``size`` numbers over TCP and send as many back."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         pipe.send(listening.getsockname()[1])
         connection, _ = listening.accept()
@@ -57,7 +57,7 @@ def serve_bytes(pipe: Connection, size: int) -> None:
 
 
 def receive(connection: socket.socket, buffer: memoryview) -> bool:
-    """Fill the buffer; False when the other side has closed."""
+    """Fill the buffer; return False if the other side has closed."""
     got = 0
     while got < len(buffer):
         count = connection.recv_into(buffer[got:])
@@ -69,7 +69,7 @@ def receive(connection: socket.socket, buffer: memoryview) -> bool:
 
 @dataclass(frozen=True)
 class Ours:
-    """An NFDT worker, which pushes and takes the reply; ``mbit`` is the speed of its emulated link, if any."""
+    """NFDT worker that pushes and receives the reply; ``mbit`` is the speed of its emulated link, if any."""
 
     algorithm: str
     share_memory: bool
@@ -97,9 +97,9 @@ class Ours:
 
 
 def push_to_tensorflow(pipe: Connection, address: str, size: int) -> None:
-    """Run a worker of TensorFlow's parameter server: momentum there, then read the weights.
+    """Run a worker of TensorFlow's parameter server: momentum on the server, then read the weights.
 
-    In a process of its own, because a process that has been connected to a server waits for it ever after.
+    It needs a separate process, because a process that was once connected to a server always waits for it.
     """
     import tensorflow as tf
 
@@ -190,11 +190,11 @@ def per_second(round_trip: RoundTrip, seconds: float) -> float:
 
 
 def measure(size: int, peers: dict[str, Peer], *, seconds: float, runs: int) -> dict[str, list[float]]:
-    """Measure every peer by turns, ``runs`` times."""
+    """Measure every peer in turn, ``runs`` times."""
     ours = {name: peer for name, peer in peers.items() if isinstance(peer, Ours)}
     jobs = sorted({(peer.algorithm, peer.codec) for peer in ours.values()})
     with ExitStack() as stack:
-        shards = stack.enter_context(started(serve_shards, layout_of(size), jobs))  # comes up while the others do
+        shards = stack.enter_context(started(serve_shards, layout_of(size), jobs))  # starts while the others do
         ready = {name: stack.enter_context(peer(size)) for name, peer in peers.items() if not isinstance(peer, Ours)}
         addresses = dict(zip(jobs, shards.first(), strict=True))
         for name, peer in ours.items():
@@ -209,7 +209,7 @@ def measure(size: int, peers: dict[str, Peer], *, seconds: float, runs: int) -> 
 
 
 def run(report: Report, sizes: dict[str, int], *, seconds: float, runs: int) -> None:
-    """Measure all sizes; the ratios are taken pair by pair within a run."""
+    """Measure all sizes; ratios are computed pairwise within a run."""
     for case, size in sizes.items():
         found = measure(size, PEERS, seconds=seconds, runs=runs)
         report.rows += [Row(case, name, "round trips/s", values) for name, values in found.items()]
@@ -219,7 +219,7 @@ def run(report: Report, sizes: dict[str, int], *, seconds: float, runs: int) -> 
 
 
 def run_linked(report: Report, size: int, *, seconds: float, runs: int) -> None:
-    """Measure the gain of int8 on a link of 1 Gbit/s, where no computation hides or dilutes it."""
+    """Measure the gain of int8 on a link of 1 Gbit/s without computation, which would hide it."""
     found = measure(size, LINKED, seconds=seconds, runs=runs)
     report.rows += [Row("1Gbit", f"nfdt, {codec}", "round trips/s", values) for codec, values in found.items()]
     pairs = zip(found["int8"], found["identity"], strict=True)

@@ -1,1 +1,1 @@
-"""Work of the benchmarks: models, images, batches, shards, simulated jobs, and the timing of epochs."""
+"""Workloads of the benchmarks: models, images, batches, shards, simulated jobs, and the timing of epochs."""

@@ -1,4 +1,4 @@
-"""Input for loops written by hand in TensorFlow: shuffled batches, gathered one ahead of the step."""
+"""Input for hand-written TensorFlow loops: shuffled batches, gathered one batch ahead of the step."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import tensorflow as tf
 
 
 def shuffled_batches(images: np.ndarray, labels: np.ndarray, batch: int) -> Any:
-    """Return a dataset of full batches, shuffled anew in each iteration.
+    """Return a dataset of full batches, reshuffled in each iteration.
 
-    Rows are gathered by index, a batch at a time, as Keras' own adapter of arrays does.
+    Rows are gathered by index, one batch at a time, as in Keras' own adapter of arrays.
     """
     x, y = tf.constant(images), tf.constant(labels)
     steps = len(images) // batch

@@ -1,4 +1,4 @@
-"""Rows of the convergence benchmark and of docs/convergence.md: presets, some with other options."""
+"""Rows of the convergence benchmark and of docs/convergence.md: presets, some with modified options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An embedding of which a step touches a hundredth: pushed and pulled by rows, and as one dense vector."""
+"""Embedding of which a step uses one percent: pushed and pulled by rows, and as one dense vector."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ Step = Callable[[], int]
 
 
 def layout_of(words: int) -> ParameterLayout:
-    """Return the layout of a table and a small layer behind it."""
+    """Return the layout of a table followed by a small layer."""
     return ParameterLayout.of([("table", (words, WIDTH)), ("kernel", (WIDTH, 10)), ("bias", (10,))])
 
 
 def serve(pipe: Connection, layout: ParameterLayout, by_rows: bool) -> None:
-    """Serve a shard in this process, until the process is ended."""
+    """Serve a shard in this process until the process is terminated."""
     import keras
 
     from nfdt.core.program.state import State
@@ -57,7 +57,7 @@ def serve(pipe: Connection, layout: ParameterLayout, by_rows: bool) -> None:
 
 
 def batches(layout: ParameterLayout) -> list[RowVector]:
-    """Return gradients, each of other rows."""
+    """Return gradients, each with different rows."""
     rng, words = np.random.default_rng(SEED), layout.slots[0].shape[0]
     found = []
     for _ in range(BATCHES):
@@ -99,7 +99,7 @@ def worker(layout: ParameterLayout, *, by_rows: bool, share_memory: bool) -> Ite
 
 
 def measure(step: Step, seconds: float) -> tuple[float, float]:
-    """Return round trips per second and bytes of one, over at least ``seconds`` and three round trips."""
+    """Return round trips per second and bytes per round trip, over at least ``seconds`` and three round trips."""
     count, moved, began = 0, 0, time.perf_counter()
     while count < 3 or time.perf_counter() - began < seconds:
         moved, count = moved + step(), count + 1
@@ -107,7 +107,7 @@ def measure(step: Step, seconds: float) -> tuple[float, float]:
 
 
 def run(report: Report, words: int, *, seconds: float, runs: int, transports: tuple[str, ...] = ("tcp", "shm")) -> None:
-    """Measure rows and dense by turns, over each transport."""
+    """Measure rows and dense in turn, over each transport."""
     case = f"embedding {words:,} x {WIDTH}, {TOUCHED:.0%}"
     for transport in transports:
         with ExitStack() as stack:

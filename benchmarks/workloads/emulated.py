@@ -18,8 +18,8 @@ class Training:
 
     Attributes:
         data: ``.npz`` files of training and test images.
-        samples: Samples of one epoch; whole batches of all workers.
-        step_s: Seconds of a step of each worker; a step that is ready sooner sleeps.
+        samples: Number of samples per epoch; a multiple of the batches of all workers.
+        step_s: Seconds per step for each worker; a step that finishes earlier sleeps.
         goal: Condition for the end of the training.
     """
 

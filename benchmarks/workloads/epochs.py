@@ -1,4 +1,4 @@
-"""Times at which epochs begin, in any Keras and in loops written by hand: one clock for all processes of a machine."""
+"""Start times of epochs, with any Keras and in hand-written loops: one clock for all processes of a machine."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ now = time.monotonic
 
 
 def watch_epochs(keras: Any) -> tuple[Any, list[float]]:
-    """Return a callback, and the list to which it adds the time at which each epoch begins.
+    """Return a callback, and the list to which it appends the start time of each epoch.
 
-    It is one of Keras' own that looks at no weights: another would make a cluster send them every epoch.
+    The callback is a Keras class that does not use weights: otherwise a cluster would send them every epoch.
     """
     begins: list[float] = []
 
@@ -25,7 +25,7 @@ def watch_epochs(keras: Any) -> tuple[Any, list[float]]:
 
 @dataclass(frozen=True)
 class Work:
-    """Length of one measured training; ``epochs`` does not count the first one, which traces."""
+    """Length of one measured training; ``epochs`` excludes the first one, which traces."""
 
     samples: int
     epochs: int
@@ -34,21 +34,21 @@ class Work:
 
 @dataclass(frozen=True)
 class Measured:
-    """One training: samples per second between the first epoch and the last, and the start-up time in s."""
+    """One training: samples per second between the first and the last epoch, and the start-up time in s."""
 
     samples_per_s: float
     startup_s: float
 
 
 def measured(begins: list[float], samples: int, began: float) -> Measured:
-    """Derive speed and start-up time from the times at which epochs began.
+    """Return speed and start-up time, computed from the start times of epochs.
 
-    The first epoch, which traces, counts as start-up as far as it took longer than the others; the last is left out.
+    The excess of the first epoch, which traces, over the others counts as start-up; the last epoch is left out.
 
     Args:
-        begins: Time at which each epoch began; at least three.
-        samples: Samples of one epoch.
-        began: Time at which the training, or the program, was started.
+        begins: Start time of each epoch; at least three.
+        samples: Number of samples per epoch.
+        began: Start time of the training or the program.
     """
     epoch_s = (begins[-1] - begins[1]) / (len(begins) - 2)
     return Measured(samples / epoch_s, begins[1] - began - epoch_s)

@@ -1,4 +1,4 @@
-"""Small grey images for benchmarks: Fashion-MNIST where it can be had, else scikit-learn's digits, enlarged."""
+"""Small grey images for benchmarks: Fashion-MNIST if available, else scikit-learn's digits, enlarged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Images:
         return Images(self.images[rows], self.labels[rows], self.name)
 
     def save(self, path: Path) -> None:
-        """Write an ``.npz`` that :func:`load_images` reads."""
+        """Write an ``.npz`` file that :func:`load_images` reads."""
         np.savez(path, images=self.images, labels=self.labels)
 
 

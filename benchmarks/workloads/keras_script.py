@@ -1,4 +1,4 @@
-"""An ordinary Keras script that trains one of the models on this machine: what hfdt runs unmodified."""
+"""An ordinary Keras script that trains one of the models on this machine; hfdt runs it unmodified."""
 
 from __future__ import annotations
 

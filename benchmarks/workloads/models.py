@@ -1,4 +1,4 @@
-"""Models that the benchmarks train, with Keras 3 or Keras 2 as an argument."""
+"""Models trained by the benchmarks, with Keras 3 or Keras 2 as an argument."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def build(case: str, keras: Any, learning_rate: float = 0.01, **compile_options:
         case: One of ``CASES``, or ``small``: a CNN of 9 k parameters whose step takes a few milliseconds.
         keras: ``keras`` or ``tf_keras``.
         learning_rate: Learning rate of SGD with momentum 0.9.
-        **compile_options: More arguments of ``compile``.
+        **compile_options: Further arguments of ``compile``.
     """
     keras.utils.set_random_seed(SEED)
     inside = {"mlp": _mlp, "cnn": _cnn, "10M": _wide, "small": _small}[case](keras.layers)

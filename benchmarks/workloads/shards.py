@@ -1,4 +1,4 @@
-"""Shards and other peers of a benchmark, each in a process of its own."""
+"""Shards and other peers of a benchmark, each in a separate process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nfdt.core.specs.job import resolve_algorithm
 if TYPE_CHECKING:
     from nfdt.shard.servicer import RunningShard
 
-TOKEN = "t" * 32  # a shard and its workers live as long as the program that started them
+TOKEN = "t" * 32  # a shard and its workers run only as long as the program that started them
 RATE, MOMENTUM = 1e-4, 0.9
 START_S = 60.0
 
@@ -37,7 +37,7 @@ def start(
     workers: int = 1,
     codec: str = "identity",
 ) -> RunningShard:
-    """Start a shard in this process; it serves for as long as it is held."""
+    """Start a shard in this process; it serves as long as the returned object is referenced."""
     import keras
 
     from nfdt.core.program.state import State
@@ -60,24 +60,24 @@ def start(
 
 
 def serve_shard(pipe: Connection, *shard: Any) -> None:
-    """Serve a shard, see :func:`start`; answers each message with its private bytes, until the process is ended."""
+    """Serve a shard, see :func:`start`; answer each message with its private bytes, until the process is terminated."""
     running = start(*shard)
     pipe.send(running.address)
     while True:
         pipe.recv()
-        ctypes.CDLL(None).malloc_trim(0)  # what the allocator keeps for later is not in use
+        ctypes.CDLL(None).malloc_trim(0)  # memory that the allocator caches is not in use
         pipe.send(psutil.Process().memory_full_info().uss)
 
 
 def serve_shards(pipe: Connection, layout: ParameterLayout, jobs: list[tuple[str, str]]) -> None:
-    """Serve a shard for every (algorithm, codec) in this process, until it is ended; one is used at a time."""
+    """Serve a shard for every (algorithm, codec) in this process until terminated; one is used at a time."""
     running = [start(layout, algorithm, codec=codec) for algorithm, codec in jobs]
     pipe.send([shard.address for shard in running])
     pipe.recv()
 
 
 class Running:
-    """A running process, and the pipe to it."""
+    """Running process, and the pipe to it."""
 
     def __init__(self, name: str, pipe: Connection) -> None:
         self._name, self.pipe = name, pipe
@@ -91,7 +91,7 @@ class Running:
 
 @contextmanager
 def started(target: Callable[..., None], *arguments: Any) -> Iterator[Running]:
-    """Run ``target`` in a process of its own, until the block ends."""
+    """Run ``target`` in a separate process until the block ends."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
@@ -106,6 +106,6 @@ def started(target: Callable[..., None], *arguments: Any) -> Iterator[Running]:
 
 @contextmanager
 def served(target: Callable[..., None], *arguments: Any) -> Iterator[tuple[Any, Connection]]:
-    """Run ``target`` in a process of its own; yields its first message and the pipe to it."""
+    """Run ``target`` in a separate process; yield its first message and the pipe to it."""
     with started(target, *arguments) as running:
         yield running.first(), running.pipe

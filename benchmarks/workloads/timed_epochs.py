@@ -1,4 +1,4 @@
-"""Training timed epoch by epoch, with the test accuracy after each; the time of testing is not counted."""
+"""Training timed epoch by epoch, with the test accuracy after each; the time of testing is excluded."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ TimedEpoch = tuple[float, float]  # seconds of training, accuracy after it
 
 @dataclass(frozen=True)
 class Goal:
-    """End of a training: at the target, but not before ``least_epochs``; at ``most_epochs``; out of time.
+    """End of a training: at the target, but not before ``least_epochs``; at ``most_epochs``; or at the time limit.
 
-    ``limit_s`` is for the epochs after the first; there is at least one of them.
+    ``limit_s`` limits the epochs after the first; there is at least one of them.
     """
 
     target: float
@@ -39,7 +39,7 @@ class EpochTimer:
     _began: float = 0.0
 
     def begin(self) -> None:
-        """Note the start of an epoch."""
+        """Record the start of an epoch."""
         self._began = now()
 
     def end(self) -> bool:
@@ -52,7 +52,7 @@ class EpochTimer:
 
 
 def epoch_seconds(epochs: Sequence[TimedEpoch]) -> list[float]:
-    """Return the seconds of each epoch; the first one, in which steps are traced, counts as the others' median."""
+    """Return the seconds of each epoch; the first one, which traces steps, is set to the median of the others."""
     later = [seconds for seconds, _ in epochs[1:]]
     return [statistics.median(later), *later]
 
@@ -63,7 +63,7 @@ def throughput(epochs: Sequence[TimedEpoch], samples: int) -> float:
 
 
 def seconds_to(target: float, epochs: Sequence[TimedEpoch]) -> float | None:
-    """Return the seconds until the accuracy crossed the target, interpolated between two epochs' ends; None: never."""
+    """Return the seconds until the accuracy reached the target, interpolated between epoch ends; None if never."""
     elapsed, before = 0.0, 0.0
     for seconds, (_, accuracy) in zip(epoch_seconds(epochs), epochs, strict=True):
         if accuracy >= target:

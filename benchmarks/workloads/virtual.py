@@ -1,4 +1,4 @@
-"""Jobs on described clusters: one program and one set of data, trained with any preset, rate, seed and cluster."""
+"""Jobs on described clusters: one program and one data set, trained with any preset, rate, seed and cluster."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Nest = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Trained:
-    """One simulated training.
+    """Result of one simulated training.
 
     Attributes:
         record: Record of the simulated job.
-        wall_s: Real seconds it took, without starting up and evaluating.
-        gradient_s: Real seconds of them for gradients.
-        shard_s: Real seconds of them for update rules and optimizers.
+        wall_s: Real duration in seconds, without start-up and evaluation.
+        gradient_s: Part of ``wall_s`` spent on gradients.
+        shard_s: Part of ``wall_s`` spent on update rules and optimizers.
     """
 
     record: Record
@@ -47,14 +47,14 @@ class Trained:
 
 @dataclass
 class VirtualTraining:
-    """Simulated trainings, whose gradient graphs are traced once.
+    """Simulated trainings whose gradient graphs are traced once.
 
     Attributes:
-        build: Function that makes a compiled model from a seed, a learning rate and the updates it will see.
+        build: Function that makes a compiled model from a seed, a learning rate and the number of updates.
         train: Images and labels for training.
         test: Images and labels evaluated after every epoch.
         batch: Size of a local batch.
-        epochs: Epochs of each training.
+        epochs: Number of epochs of each training.
     """
 
     build: Callable[[int, float, int], Any]
@@ -82,7 +82,7 @@ class VirtualTraining:
             cluster: Simulated machines.
             seed: Seed of the weights and of the order of samples.
             rate: Learning rate of the model.
-            merged: Local batches per update, which decides how many updates a schedule has.
+            merged: Local batches per update, which determines the number of updates in a schedule.
             overrides: Algorithm options of the row.
         """
         updates = self.epochs * -(-len(self.train[0]) // self.batch)
@@ -117,7 +117,7 @@ class VirtualTraining:
         return DataSpec(kind="arrays", structure=structure, arrays=names, samples=len(arrays[0]))
 
     def _named(self, array: np.ndarray) -> str:
-        """Return the array's artifact, hashed once."""
+        """Return the name of the array's artifact, hashed once."""
         known = self.__dict__.setdefault("_names", {})
         if id(array) not in known:
             known[id(array)] = self._put(encode_npy(array))

@@ -1,4 +1,4 @@
-"""Command line of the peers of one benchmark, which describes the same work to each of them."""
+"""Command line of the peers of one benchmark, which defines the same work for each of them."""
 
 from __future__ import annotations
 

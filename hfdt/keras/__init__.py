@@ -1,6 +1,6 @@
 """Drop-in for ``horovod.tensorflow.keras`` on Keras 3: ``import hfdt.keras as hvd``.
 
-Horovod is imported when one of its functions is first called.
+Horovod is imported at the first call of one of its functions.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = [
     "size",
 ]
 
-# Names of Horovod that are handed on as they are.
+# Names of Horovod that are re-exported unchanged.
 _HANDED_ON = frozenset(
     """
     Adasum Average Max Min Product Sum ProcessSet add_process_set global_process_set remove_process_set
@@ -89,21 +89,21 @@ def load_model(
     legacy_opts: bool = False,
     **options: Any,
 ) -> Any:
-    """Load a ``.keras`` file and let its optimizer, with its saved state, reduce gradients over all ranks.
+    """Load a ``.keras`` file and make its optimizer, with its saved state, reduce gradients over all ranks.
 
     Args:
         filepath: As for ``keras.saving.load_model``.
-        custom_optimizers: Optimizer classes of yours that the file names.
-        custom_objects: Other objects of yours, by name.
+        custom_optimizers: User-defined optimizer classes that the file names.
+        custom_objects: Other user-defined objects, by name.
         compression: As for :func:`DistributedOptimizer`.
-        legacy_opts: Keras 2 optimizers; refused.
-        options: Further arguments of :func:`DistributedOptimizer`, as ``op`` or ``backward_passes_per_step``.
+        legacy_opts: Keras 2 optimizers; not supported.
+        options: Further arguments of :func:`DistributedOptimizer`, such as ``op`` or ``backward_passes_per_step``.
 
     Returns:
         The compiled model.
 
     Raises:
-        UsageError: the file holds no optimizer, or ``legacy_opts``.
+        UsageError: the file contains no optimizer, or ``legacy_opts`` is set.
     """
     if legacy_opts:
         raise UsageError("Keras 3 has no legacy optimizers: leave legacy_opts out.")

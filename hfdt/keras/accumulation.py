@@ -1,4 +1,4 @@
-"""Gradients of several passes added up on this rank before they are reduced."""
+"""Accumulation of the gradients of several passes on this rank before they are reduced."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import tensorflow as tf
 
 
 class Accumulation:
-    """Adds up the gradients of ``passes`` calls; the last of them hands the sum on.
+    """Sum of the gradients of ``passes`` calls; the last call passes the sum on.
 
-    The sums are variables of this rank: neither saved nor broadcast. A training that ends between two updates drops
-    what was added up since the last one.
+    The sums are variables of this rank: neither saved nor broadcast. Training that ends between two updates drops the
+    gradients accumulated since the last one.
 
     Args:
         passes: Calls per update, at least 2.
@@ -32,13 +32,13 @@ class Accumulation:
         update: Callable[[list[Any]], None],
         skip: Callable[[], None],
     ) -> None:
-        """Add up one pass's gradients; then ``update`` with the sums if it was the last pass, else ``skip``.
+        """Add the gradients of one pass; then call ``update`` with the sums after the last pass, else ``skip``.
 
         Args:
             gradients: Gradients of the same variables in the same order at each call. Sparse ones become dense.
             variables: The variable of each gradient.
-            update: Takes the sums, None where there is no gradient.
-            skip: Runs in the passes that only add.
+            update: Receives the sums, None for variables without a gradient.
+            skip: Runs in the passes that only accumulate.
         """
         self._prepare(gradients, variables)
         sums = {i: self._sums[i] for i, gradient in enumerate(gradients) if gradient is not None}

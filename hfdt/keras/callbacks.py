@@ -1,4 +1,4 @@
-"""Callbacks for ``fit`` on every rank: equal starts, equal metrics, learning rates for large batches."""
+"""Callbacks for ``fit`` on every rank: equal initial states, averaged metrics, learning rates for large batches."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from nfdt.core.errors import UsageError
 
 
 class _RankCallback(keras.callbacks.Callback):
-    """Base of the callbacks of this module: prepares the model for its distributed optimizer."""
+    """Base class of the callbacks of this module: prepares the model for its distributed optimizer."""
 
     def set_model(self, model: Any) -> None:
-        """Keras hands the model over, before it compiles the training step."""
+        """Store the model; Keras calls this before it compiles the training step."""
         super().set_model(model)
         adopt(model)
 
 
 class BroadcastGlobalVariablesCallback(_RankCallback):
-    """Start all ranks from the weights and the optimizer state of one; keep what is not trained together.
+    """Start all ranks from the weights and the optimizer state of one rank; average untrained weights.
 
-    Sent once, when the first ``fit`` begins; where a rank's model is built by its first batch, after that batch. Random
-    seeds are not sent: ranks drop out different units.
+    The state is sent once, when the first ``fit`` begins; if a rank's model is built by its first batch, after that
+    batch. Random seeds are not sent: ranks drop out different units.
 
-    At the end of each epoch the weights that are not trained, as the moving statistics of BatchNormalization, become
-    the mean over the ranks: each rank normalises with its own batches, and all end with equal weights.
+    At the end of each epoch the non-trainable weights, such as the moving statistics of BatchNormalization, become the
+    mean over the ranks: each rank normalises with its own batches, and all end with equal weights.
 
     Args:
-        root_rank: Whose values count.
+        root_rank: Rank whose values are sent.
         device: Accepted for Horovod scripts; not used.
-        local_variables: One or several variables that each rank keeps for itself.
+        local_variables: One or several variables that are not synchronized between ranks.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
@@ -49,16 +49,16 @@ class BroadcastGlobalVariablesCallback(_RankCallback):
         self._local = {id(variable) for variable in given}
 
     def register_local_var(self, variable: Any) -> None:
-        """Leave this variable to each rank."""
+        """Exclude this variable from synchronization."""
         self._local.add(id(variable))
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Send what the root rank has, if the models of all ranks are built."""
+        """Send the state of the root rank if the models of all ranks are built."""
         if not self.broadcast_done and all(gather_json(_build_optimizer(self.model))):
             self._send()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Send it after the first batch, where that has built the models."""
+        """Send the state after the first batch, if that batch has built the models."""
         if not self.broadcast_done:
             self._send()
 
@@ -67,7 +67,7 @@ class BroadcastGlobalVariablesCallback(_RankCallback):
         self.broadcast_done = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Average what the optimizer does not keep equal."""
+        """Average the weights that the optimizer does not keep equal."""
         if size() > 1:
             average_differing(self._shared(self.model.non_trainable_weights))
 
@@ -79,7 +79,7 @@ class MetricAverageCallback(_RankCallback):
     """Replace the logs of an epoch by their mean over the ranks.
 
     Put it before callbacks that read the logs: ReduceLROnPlateau, EarlyStopping, ModelCheckpoint, TensorBoard. A metric
-    that only some ranks have, as that of a validation on rank 0, becomes the mean over those, on all ranks.
+    that only some ranks have, such as a validation metric of rank 0, becomes the mean over those, on all ranks.
 
     Args:
         device: Accepted for Horovod scripts; not used.
@@ -89,7 +89,7 @@ class MetricAverageCallback(_RankCallback):
         super().__init__()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Average in place."""
+        """Average the logs in place."""
         if logs is not None and size() > 1:
             logs.update(average_logs(logs))
 
@@ -98,16 +98,16 @@ class LearningRateScheduleCallback(_RankCallback):
     """Set the learning rate to ``initial_lr * multiplier`` between two epochs.
 
     Args:
-        initial_lr: The learning rate that is multiplied.
-        multiplier: A function of the epoch, or a number: its power ``epoch - start_epoch``.
-        start_epoch: First epoch it acts in.
-        end_epoch: First epoch it no longer acts in; None: it acts to the end.
-        staircase: True: once per epoch, with a whole epoch; False: in each batch, with ``epoch + batch / steps``.
+        initial_lr: Base learning rate.
+        multiplier: A function of the epoch, or a number, which is raised to the power ``epoch - start_epoch``.
+        start_epoch: First epoch in which the schedule is active.
+        end_epoch: First epoch in which it is no longer active; None: active to the end.
+        staircase: True: once per epoch, with the integer epoch; False: in each batch, with ``epoch + batch / steps``.
         momentum_correction: Scale the momentum's velocity by the change of the rate (Goyal et al. 2017, section 3).
-        steps_per_epoch: Number of batches of an epoch, if Keras does not know it.
+        steps_per_epoch: Number of batches per epoch, if Keras does not provide it.
 
     Raises:
-        UsageError: no ``initial_lr``.
+        UsageError: ``initial_lr`` is None.
     """
 
     def __init__(
@@ -135,10 +135,10 @@ class LearningRateScheduleCallback(_RankCallback):
         self._epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Look at the optimizer, and find out how many batches an epoch has.
+        """Check the optimizer, and determine the number of batches per epoch.
 
         Raises:
-            UsageError: the rate is a schedule's, or the number of batches is unknown.
+            UsageError: the optimizer has a schedule, or the number of batches is unknown.
         """
         optimizer = _inner(self.model.optimizer)
         if not keras_internals.has_fixed_learning_rate(optimizer):
@@ -155,7 +155,7 @@ class LearningRateScheduleCallback(_RankCallback):
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Remember the epoch."""
+        """Store the epoch."""
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -190,10 +190,10 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     ``lr(epoch) = initial_lr / size * (epoch * (size - 1) / warmup_epochs + 1)``, reached at the end of each batch.
 
     Args:
-        initial_lr: The rate after the warm-up; usually that of one rank times ``size()``.
-        warmup_epochs: How many epochs it takes.
+        initial_lr: Rate after the warm-up; usually that of one rank times ``size()``.
+        warmup_epochs: Number of epochs of the warm-up.
         momentum_correction: See :class:`LearningRateScheduleCallback`.
-        steps_per_epoch: Number of batches of an epoch, if Keras does not know it.
+        steps_per_epoch: Number of batches per epoch, if Keras does not provide it.
         verbose: 1: rank 0 prints a line at the end of the warm-up.
 
     References:
@@ -230,7 +230,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 def _build_optimizer(model: Any) -> bool:
-    """Whether the model is built; then its optimizer is, too."""
+    """Return whether the model is built; build its optimizer in that case."""
     if not model.built or not all(layer.built for layer in keras_internals.flatten_layers(model)):
         return False
     if not model.optimizer.built:
@@ -239,9 +239,9 @@ def _build_optimizer(model: Any) -> bool:
 
 
 def average_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Mean of each number or array in the logs over the ranks that have it; the same names on all ranks.
+    """Return the mean of each number or array in the logs over the ranks that have it; all ranks get the same names.
 
-    Of arrays that differ in shape, those like the first rank's count.
+    If arrays differ in shape, only those with the first rank's shape are averaged.
     """
     arrays = {name: np.asarray(value) for name, value in logs.items()}
     numbers = {name: array.tolist() for name, array in arrays.items() if array.dtype.kind in "biuf"}
@@ -256,7 +256,7 @@ def _mean(values: Sequence[Array]) -> Any:
 
 
 def average_differing(variables: Sequence[Any]) -> None:
-    """Give float variables that are not equal on all ranks their mean; the others keep their bits."""
+    """Replace float variables that differ between ranks by their mean; the others stay bit-identical."""
     floats = [v for v in variables if "float" in keras.backend.standardize_dtype(v.dtype)]
     values = [np.asarray(keras.ops.convert_to_numpy(v), np.float32) for v in floats]
     checksums = gather_json([zlib.crc32(value.tobytes()) for value in values])
@@ -274,7 +274,7 @@ def _inner(optimizer: Any) -> Any:
 
 
 def _velocities(optimizer: Any) -> list[Any]:
-    """Buffers of a momentum that holds ``momentum * velocity + rate * gradient``: SGD's and RMSprop's."""
+    """Return the momentum buffers that hold ``momentum * velocity + rate * gradient``: SGD's and RMSprop's."""
     if not getattr(optimizer, "momentum", 0):
         return []
     return keras_internals.momentums(optimizer)

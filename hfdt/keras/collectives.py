@@ -1,4 +1,4 @@
-"""Values of all ranks: reduced, gathered, broadcast; outside of an optimizer."""
+"""Collective operations outside of an optimizer: reduce, gather and broadcast values of all ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hfdt.keras.compression import find_compressor
 from hfdt.keras.horovod_api import horovod
 from nfdt.core.errors import UsageError
 
-# What Horovod cannot send, and the type of the same width that carries its bits.
+# Types that Horovod cannot send, and a type of the same width that carries their bits.
 CARRIERS = {tf.uint32: tf.int32, tf.uint64: tf.int64, tf.bfloat16: tf.int16}
 
 
@@ -31,9 +31,9 @@ def allreduce(
     """Reduce a value over all ranks.
 
     Args:
-        value: Anything a tensor can be made of; of the same shape on every rank.
-        name: Name of the operation; needed where ranks call in different orders.
-        average: Older spelling of ``op``: True is Average, False is Sum.
+        value: Anything convertible to a tensor; the same shape on every rank.
+        name: Name of the operation; required if ranks call operations in different orders.
+        average: Older form of ``op``: True is Average, False is Sum.
         prescale_factor: Multiplied before the reduction.
         postscale_factor: Multiplied after it.
         op: ``Average`` (default), ``Sum``, ``Min``, ``Max``, ``Product`` or ``Adasum``.
@@ -43,7 +43,7 @@ def allreduce(
         A tensor, equal on all ranks.
 
     Raises:
-        UsageError: both ``average`` and ``op``, or bf16.
+        UsageError: both ``average`` and ``op`` are given, or bf16.
     """
     hvd = horovod()
     compressor = find_compressor(compression)
@@ -64,33 +64,33 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
-    """The values of all ranks, one after the other along the first dimension, which may differ between ranks."""
+    """Return the values of all ranks, concatenated along the first dimension, which may differ between ranks."""
     tensor = _tensor(value)
     return _uncarried(horovod().allgather(_carried(tensor), name=name), tensor.dtype)
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
-    """The value of ``root_rank``, on every rank; of the same shape everywhere."""
+    """Return the value of ``root_rank`` on every rank; the shape must be the same everywhere."""
     tensor = _tensor(value)
     return _uncarried(horovod().broadcast(_carried(tensor), root_rank, name=name), tensor.dtype)
 
 
 def reducescatter(value: Any, name: str | None = None, op: Any = None) -> Any:
-    """This rank's share, along the first dimension, of the value reduced over all ranks (default: Average)."""
+    """Return this rank's part, along the first dimension, of the value reduced over all ranks (default: Average)."""
     hvd = horovod()
     return hvd.reducescatter(_tensor(value), name=name, op=hvd.Average if op is None else op)
 
 
 def broadcast_variables(variables: Sequence[Any], root_rank: int, process_set: Any = None) -> None:
-    """Give variables the values they have on ``root_rank``.
+    """Set variables to their values on ``root_rank``.
 
     Args:
         variables: Keras or TensorFlow variables; the same shapes in the same order on every rank.
-        root_rank: Whose values count.
-        process_set: The ranks that take part. Default: all.
+        root_rank: Rank whose values are sent.
+        process_set: Ranks that participate. Default: all.
 
     Raises:
-        UsageError: ranks hold other variables than this one.
+        UsageError: ranks hold different variables.
     """
     hvd = horovod()
     variables = list(variables)
@@ -102,7 +102,7 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int, process_set: A
 
     @tf.function
     def send(tensors: list[Any]) -> list[Any]:
-        # All in one graph: Horovod then moves them together instead of one after the other.
+        # All in one graph: Horovod then sends them together instead of one after the other.
         return [
             hvd.broadcast(_carried(tensor), root_rank, name=f"broadcast_variables.{i}", process_set=ranks)
             for i, tensor in enumerate(tensors)
@@ -113,14 +113,14 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int, process_set: A
 
 
 def broadcast_global_variables(root_rank: int, model: Any = None) -> None:
-    """Give a model's weights and its optimizer's state the values they have on ``root_rank``.
+    """Set a model's weights and its optimizer's state to their values on ``root_rank``.
 
     Args:
-        root_rank: Whose values count.
-        model: A built model. Keras 3 has no list of all variables of a program, so it must be named.
+        root_rank: Rank whose values are sent.
+        model: A built model. It is required, as Keras 3 has no list of all variables of a program.
 
     Raises:
-        UsageError: no model, or one that is not built.
+        UsageError: no model, or the model is not built.
     """
     if model is None or not model.built:
         raise UsageError(
@@ -131,13 +131,13 @@ def broadcast_global_variables(root_rank: int, model: Any = None) -> None:
 
 
 def shared_state(model: Any) -> list[Any]:
-    """Variables to keep equal on all ranks: weights and optimizer state, neither random seeds nor metrics."""
+    """Return the variables to keep equal on all ranks: weights and optimizer state, not random seeds or metrics."""
     optimizer = getattr(model, "optimizer", None)
     return [*model.weights, *(optimizer.variables if optimizer is not None else ())]
 
 
 def gather_json(value: Any) -> list[Any]:
-    """A JSON value of each rank, in order of ranks."""
+    """Return the JSON value of each rank, in order of ranks."""
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
     lengths = np.asarray(allgather(np.asarray([text.size], np.int64)))
     whole = np.asarray(allgather(text)).tobytes()

@@ -1,4 +1,4 @@
-"""Formats of gradients on the wire."""
+"""Formats of gradients for transfer."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from nfdt.core.errors import UsageError
 
 
 class Compressor(Protocol):
-    """Format of a tensor on the wire; Horovod's own compressors and the user's have this shape too."""
+    """Format of a tensor for transfer; Horovod's own compressors and the user's have the same interface."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """The tensor to send, and what :meth:`decompress` needs to know."""
+        """Return the tensor to send, and the context for :meth:`decompress`."""
 
     @staticmethod
     def decompress(tensor: Any, context: Any) -> Any:
-        """The tensor as it was before, as far as the numbers allow."""
+        """Return the original tensor, within the precision of the format."""
 
 
 class NoCompression:
-    """Gradients travel as they are."""
+    """Uncompressed gradients."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """The tensor itself."""
+        """Return the tensor itself."""
         return tensor, None
 
     @staticmethod
     def decompress(tensor: Any, context: Any) -> Any:
-        """The tensor itself."""
+        """Return the tensor itself."""
         return tensor
 
 
@@ -40,39 +40,39 @@ class HalfPrecision:
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """The tensor in float16; integers as they are."""
+        """Return the tensor in float16; integers unchanged."""
         return (tf.cast(tensor, tf.float16) if tensor.dtype.is_floating else tensor), tensor.dtype
 
     @staticmethod
     def decompress(tensor: Any, context: Any) -> Any:
-        """The tensor in the dtype it had."""
+        """Return the tensor in its original dtype."""
         return tf.cast(tensor, context)
 
 
 class BrainFloat:
     """bfloat16: half the bytes and the range of float32.
 
-    Horovod cannot add bfloat16. The values travel as 16-bit integers, each rank adds up its share of them in float32,
-    and the rounded shares are gathered: as many bytes as a ring allreduce of float16.
+    Horovod cannot add bfloat16. The values are sent as 16-bit integers, each rank adds its part of them in float32, and
+    the rounded parts are gathered: as many bytes as a ring allreduce of float16.
     """
 
     summable = False
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """The bits of the tensor in bfloat16, as int16; integers as they are."""
+        """Return the bits of the tensor in bfloat16, as int16; integers unchanged."""
         if not tensor.dtype.is_floating:
             return tensor, tensor.dtype
         return tf.bitcast(tf.cast(tensor, tf.bfloat16), tf.int16), tensor.dtype
 
     @staticmethod
     def decompress(tensor: Any, context: Any) -> Any:
-        """The tensor in the dtype it had."""
+        """Return the tensor in its original dtype."""
         return tf.cast(tf.bitcast(tensor, tf.bfloat16), context) if context.is_floating else tensor
 
 
 class Compression:
-    """The choices for ``compression=``; their names as strings will do as well."""
+    """Values of ``compression=``; their names as strings are accepted, too."""
 
     none = NoCompression
     fp16 = HalfPrecision
@@ -80,10 +80,10 @@ class Compression:
 
 
 def find_compressor(wanted: Any) -> Any:
-    """The compressor behind a name, a class of :class:`Compression` or one of Horovod's; None is no compression.
+    """Return the compressor for a name, a class of :class:`Compression` or one of Horovod's; None is no compression.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: the value is none of these.
     """
     named = {"none": Compression.none, "fp16": Compression.fp16, "bf16": Compression.bf16}
     if wanted is None:

@@ -40,10 +40,10 @@ __all__ = [
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a function whose first argument is a state: it is called again whenever ranks came or went.
+    """Decorate a function whose first argument is a state: it is called again whenever ranks join or leave.
 
-    Before each call the state is brought to that of rank 0; after the loss of a rank it is first restored to the last
-    commit. Outside ``horovodrun --min-np`` the function is called once. Collective operations belong inside of it.
+    Before each call the state is synchronized with that of rank 0; after the loss of a rank it is first restored to the
+    last commit. Outside ``horovodrun --min-np`` the function is called once. Call collective operations inside it.
 
     Args:
         func: The function.
@@ -62,12 +62,12 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class KerasState(ObjectState):
-    """A model with its optimizer, and any other values, that all ranks have in common.
+    """State that all ranks share: a model with its optimizer, and any other values.
 
     Args:
         model: A built model.
-        optimizer: Optimizer of the model, where the model is not compiled with it.
-        **values: Kept as attributes, committed and restored too: ``epoch=0, batch=0``.
+        optimizer: Optimizer of the model, if the model is not compiled with it.
+        **values: Values to keep as attributes, also committed and restored: ``epoch=0, batch=0``.
 
     Raises:
         UsageError: the model is not built, or there is no optimizer.
@@ -93,18 +93,18 @@ class KerasState(ObjectState):
         return [np.array(keras.ops.convert_to_numpy(variable)) for variable in self._variables()]
 
     def save(self) -> None:
-        """Copy weights, optimizer state and values; :meth:`commit` does it and looks for new hosts."""
+        """Copy weights, optimizer state and values; :meth:`commit` also checks for new hosts."""
         self._saved = self._copies()
         super().save()
 
     def restore(self) -> None:
-        """Go back to the last copy."""
+        """Restore the last copy."""
         for variable, value in zip(self._variables(), self._saved, strict=True):
             variable.assign(value)
         super().restore()
 
     def sync(self) -> None:
-        """Take rank 0's."""
+        """Synchronize with rank 0."""
         broadcast_variables(self._variables(), root_rank=0)
         self._saved = self._copies()
         super().sync()
@@ -115,7 +115,7 @@ class CommitStateCallback(keras.callbacks.Callback):
 
     Args:
         state: The state.
-        batches_per_commit: Work that is lost with a rank is at most that much; a commit copies the model.
+        batches_per_commit: Largest number of batches that the loss of a rank discards; a commit copies the model.
     """
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
@@ -124,11 +124,11 @@ class CommitStateCallback(keras.callbacks.Callback):
         self.batches_per_commit = self.batches_remaining = batches_per_commit
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Count anew: ranks commit together."""
+        """Restart the count: ranks commit together."""
         self.batches_remaining = self.batches_per_commit
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Commit, when it is time."""
+        """Commit if it is due."""
         self.batches_remaining -= 1
         if self.batches_remaining == 0:
             self.state.commit()
@@ -142,7 +142,7 @@ class CommitStateCallback(keras.callbacks.Callback):
 class UpdateBatchStateCallback(keras.callbacks.Callback):
     """Keep ``state.batch`` at the number of the last batch, 0 at an epoch's end.
 
-    ``fit`` does not shorten an epoch that goes on in its middle: give it ``steps_per_epoch=steps - state.batch``.
+    ``fit`` does not shorten an epoch that resumes in its middle: pass ``steps_per_epoch=steps - state.batch``.
 
     Args:
         state: The state.
@@ -154,22 +154,22 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
         self.steps_per_epoch: int | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Forget how long epochs were."""
+        """Reset the epoch length."""
         self.steps_per_epoch = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Let the progress bar count what is left of the first epoch."""
+        """Make the progress bar count the rest of the first epoch."""
         if self.params.get("steps"):
             if self.steps_per_epoch is None:
                 self.steps_per_epoch = self.params["steps"]
             self.params["steps"] = self.steps_per_epoch - self.state.batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Note the batch."""
+        """Store the batch."""
         self.state.batch = batch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """The next epoch begins with its first batch."""
+        """Reset the batch: the next epoch begins with its first one."""
         self.state.batch = 0
 
 
@@ -186,9 +186,9 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
         self.initial_epoch = state.epoch
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Keras counts from 0 in every call of ``fit``."""
+        """Store the first epoch, as Keras counts from 0 in every call of ``fit``."""
         self.initial_epoch = self.state.epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Note the epoch; the one that follows is the next to train."""
+        """Store the next epoch to train."""
         self.state.epoch = self.initial_epoch + epoch + 1

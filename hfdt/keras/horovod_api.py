@@ -1,4 +1,4 @@
-"""Horovod itself: found when it is first needed, and who this process is among the ranks."""
+"""Access to Horovod: imported when first needed, and this process's position among the ranks."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from hfdt.keras.rank_sockets import RankSockets
 from nfdt.core.errors import NotInstalled
 
-_sockets = RankSockets()  # of this process, as Horovod's world is
+_sockets = RankSockets()  # of this process, as Horovod's communicator is
 
 
 def horovod() -> Any:
-    """The module ``horovod.tensorflow``.
+    """Return the module ``horovod.tensorflow``.
 
     Raises:
-        NotInstalled: Horovod is not there, or was built against another TensorFlow.
+        NotInstalled: Horovod is not installed, or was built against another TensorFlow.
     """
     try:
         import horovod.tensorflow as found
@@ -30,73 +30,73 @@ def horovod() -> Any:
 
 
 def init(*args: Any, **options: Any) -> None:
-    """Join the other ranks that ``horovodrun`` or ``mpirun`` started; alone, a world of one.
+    """Join the other ranks that ``horovodrun`` or ``mpirun`` started; a single process forms a communicator of one.
 
     Args:
         args: Arguments of ``horovod.tensorflow.init``: ``comm``, a list of ranks or an MPI communicator of mpi4py.
         options: ``comm``, ``process_sets``.
 
     Raises:
-        NotInstalled: without Horovod.
+        NotInstalled: Horovod is not installed.
     """
     with _sockets.noted() if is_elastic() else contextlib.nullcontext():
         horovod().init(*args, **options)
 
 
 def shutdown() -> None:
-    """Leave the world; :func:`init` may follow."""
+    """Leave the communicator; :func:`init` may follow."""
     horovod().shutdown()
 
 
 def enter_next_world() -> None:
-    """Leave the world for good, and enter the one that the elastic launcher forms next."""
+    """Leave the communicator permanently, and join the next one that the elastic launcher forms."""
     shutdown()
     _sockets.cut()
     init()
 
 
 def is_initialized() -> bool:
-    """Whether :func:`init` has been called."""
+    """Return whether :func:`init` has been called."""
     return bool(horovod().is_initialized())
 
 
 def rank() -> int:
-    """Number of this process, 0 to ``size() - 1``."""
+    """Return the number of this process, 0 to ``size() - 1``."""
     return int(horovod().rank())
 
 
 def size() -> int:
-    """Number of processes."""
+    """Return the number of processes."""
     return int(horovod().size())
 
 
 def local_rank() -> int:
-    """Number of this process among those of its machine: the GPU to take."""
+    """Return the number of this process among those of its machine: the index of its GPU."""
     return int(horovod().local_rank())
 
 
 def local_size() -> int:
-    """Number of processes on this machine."""
+    """Return the number of processes on this machine."""
     return int(horovod().local_size())
 
 
 def cross_rank() -> int:
-    """Number of this machine among those that have a process of this local rank."""
+    """Return the number of this machine among those that have a process of this local rank."""
     return int(horovod().cross_rank())
 
 
 def cross_size() -> int:
-    """Number of machines that have a process of this local rank."""
+    """Return the number of machines that have a process of this local rank."""
     return int(horovod().cross_size())
 
 
 def is_elastic() -> bool:
-    """Whether Horovod's elastic launcher started this process: ranks may come and go."""
+    """Return whether Horovod's elastic launcher started this process: ranks may join and leave."""
     return os.environ.get("HOROVOD_ELASTIC", "0") not in ("", "0")
 
 
 def is_broken_world(error: BaseException) -> bool:
-    """Whether this is the end of another rank, as seen from here: that one knows the reason."""
+    """Return whether the error is caused by the end of another rank, which has the actual reason."""
     import tensorflow as tf
 
     return isinstance(error, tf.errors.OpError) and any(name in str(error) for name in ("Horovod", "horovod", "hfdt_"))

@@ -1,4 +1,4 @@
-"""The user's own optimizer, with the gradients of all ranks reduced in front of ``apply``."""
+"""The user's own optimizer with a reduction of all ranks' gradients before ``apply``."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ logger = logging.getLogger(__name__)
 
 
 class DistributedApply:
-    """Stands in front of ``apply`` of one optimizer, as an attribute of that object alone.
+    """Replacement of ``apply`` for one optimizer, set as an attribute of that object alone.
 
     Args:
         optimizer: The user's optimizer.
-        reduction: What happens to the gradients.
-        accumulation: Adds up several passes first, or None.
+        reduction: Reduction of the gradients.
+        accumulation: Accumulation of several passes before the reduction, or None.
         scale_local_gradients: Divide gradients of variables that stay local by the number of ranks.
     """
 
@@ -44,7 +44,7 @@ class DistributedApply:
         """Reduce the gradients, then apply them: ``apply`` of the optimizer's class.
 
         Raises:
-            UsageError: a LossScaleOptimizer around this optimizer would apply on some ranks and not on others.
+            UsageError: a LossScaleOptimizer around this optimizer would apply on only some of the ranks.
         """
         _refuse_a_loss_scaler_outside(self._optimizer)
         gradients = list(grads)
@@ -62,18 +62,18 @@ class DistributedApply:
         )
 
     def keep_local(self, variable: Any) -> None:
-        """Leave the gradient of this variable to each rank: Horovod's ``register_local_var``."""
+        """Exclude the gradient of this variable from the reduction: Horovod's ``register_local_var``."""
         self._local.add(id(variable))
 
     def move_to(self, optimizer: Any) -> None:
-        """Reduce in front of another optimizer's ``apply`` instead of this one's."""
+        """Reduce before another optimizer's ``apply`` instead of this one's."""
         _detach(self._optimizer)
         self._optimizer = optimizer
         _attach(optimizer, self)
 
     def _variables(self, variables: Any) -> list[Any]:
         if variables is None:
-            # Private: Keras keeps here what the optimizer was built with, and apply(grads) means these.
+            # Private: Keras keeps here the variables that the optimizer was built with, which apply(grads) refers to.
             return optimized_variables(self._optimizer)
         variables = list(variables)
         if not self._optimizer.built:  # now, not inside the tf.cond of an accumulation
@@ -110,36 +110,36 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     process_set: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Let ``optimizer`` reduce the gradients of all ranks before it applies them.
+    """Make ``optimizer`` reduce the gradients of all ranks before it applies them.
 
-    The same object comes back: its class, state, configuration and file format stay, so a saved model loads without
+    The same object is returned: its class, state, configuration and file format stay, so a saved model loads without
     Horovod. Clipping, weight decay and loss scaling act on the reduced gradients.
 
     Args:
-        optimizer: Any Keras optimizer, or a name Keras knows.
+        optimizer: Any Keras optimizer, or the name of one.
         name: Prefix of the operations' names. Default: ``Distributed`` and the optimizer's name.
         device_dense: Device that reduces dense gradients; empty: TensorFlow chooses.
         device_sparse: Device that reduces sparse gradients.
-        compression: ``Compression.none``, ``.fp16``, ``.bf16``, their names, or a class of yours with ``compress``
-            and ``decompress``. Sparse gradients travel as they are.
-        sparse_as_dense: Make gradients of embeddings dense before they travel.
+        compression: ``Compression.none``, ``.fp16``, ``.bf16``, their names, or a user-defined class with ``compress``
+            and ``decompress``. Sparse gradients are sent uncompressed.
+        sparse_as_dense: Convert gradients of embeddings to dense ones before the reduction.
         gradient_predivide_factor: With ``Average``: divide by this before the sum, by ``size / factor`` after it.
         op: ``Average`` (default), ``Sum`` or ``Adasum`` (on the gradients; MPI; 2, 4, 8, ... ranks).
-        backward_passes_per_step: Add up the gradients of so many steps before they are reduced and applied;
+        backward_passes_per_step: Number of steps whose gradients are added before they are reduced and applied;
             ``iterations`` counts every step. Sparse gradients become dense.
         average_aggregated_gradients: Divide that sum by ``backward_passes_per_step``.
         num_groups: Older name of ``groups``.
-        groups: Default: one operation for all gradients of a dtype. A number: so many operations, which overlap with
-            the backward pass. Lists of variables: these together, each of the others alone.
-        process_set: The ranks that take part. Default: all.
+        groups: Default: one operation for all gradients of a dtype. A number: that many operations, which overlap with
+            the backward pass. Lists of variables: one operation per list, and one per other variable.
+        process_set: Ranks that participate. Default: all.
         scale_local_gradients: Divide gradients of variables given to ``register_local_var`` by the number of ranks.
 
     Returns:
-        ``optimizer``, with a method ``register_local_var(variable)`` in addition.
+        ``optimizer``, with an additional method ``register_local_var(variable)``.
 
     Raises:
-        NotInstalled: without Horovod.
-        UsageError: an optimizer that is distributed already, or options that exclude each other.
+        NotInstalled: Horovod is not installed.
+        UsageError: the optimizer is already distributed, or options exclude each other.
     """
     hvd = horovod()
     optimizer = keras.optimizers.get(optimizer)
@@ -165,17 +165,16 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
 
 def distributed_apply(optimizer: Any) -> DistributedApply | None:
-    """The reduction that :func:`DistributedOptimizer` put in front of this optimizer's ``apply``, or None."""
+    """Return the reduction that :func:`DistributedOptimizer` set as this optimizer's ``apply``, or None."""
     found = vars(optimizer).get("apply") if optimizer is not None else None
     return found if isinstance(found, DistributedApply) else None
 
 
 def adopt(model: Any) -> None:
-    """Make a compiled model fit for its distributed optimizer; the callbacks do it when Keras hands them the model.
+    """Prepare a compiled model for its distributed optimizer; the callbacks do it when Keras sets their model.
 
-    Where ``compile`` has put a LossScaleOptimizer around the optimizer, gradients are reduced in front of that one:
-    all ranks see the same overflow and skip the same steps. XLA, which cannot compile Horovod's operations, is
-    switched off.
+    If ``compile`` has put a LossScaleOptimizer around the optimizer, gradients are reduced before that one: all ranks
+    see the same overflow and skip the same steps. XLA, which cannot compile Horovod's operations, is switched off.
     """
     optimizer = getattr(model, "optimizer", None)
     inside = distributed_apply(getattr(optimizer, "inner_optimizer", None))
@@ -210,7 +209,7 @@ def _check_optimizer(optimizer: Any, passes: int) -> None:
 
 
 def _refuse_a_loss_scaler_outside(optimizer: Any) -> None:
-    """Raise where a LossScaleOptimizer calls: it looks at this rank's gradients alone, and the others would wait."""
+    """Raise if called by a LossScaleOptimizer: it checks only this rank's gradients, and other ranks would wait."""
     frame = sys._getframe(2)
     while frame is not None:
         caller = frame.f_locals.get("self")

@@ -1,6 +1,6 @@
 """Connections to other ranks that Horovod leaves open when it shuts down.
 
-A rank that waits for this one learns only from their end that it has left the world; else it waits for Gloo's timeout.
+A rank that waits for this one detects its departure only when they end; otherwise it waits for Gloo's timeout.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ Link = tuple[int, int]  # file descriptor, inode
 
 
 def open_links() -> set[Link]:
-    """This process's established TCP connections, but for those that a server of its own has accepted."""
-    import psutil  # Horovod's launcher needs it; nothing else here does
+    """Return this process's established TCP connections, except those that its own servers have accepted."""
+    import psutil  # Horovod's launcher requires it; no other code here does
 
     found = psutil.Process().net_connections(kind="tcp")
     served = {link.laddr.port for link in found if link.status == psutil.CONN_LISTEN}
@@ -28,20 +28,20 @@ def open_links() -> set[Link]:
 
 
 class RankSockets:
-    """The connections that were opened while this process entered the world it is in."""
+    """Connections that were opened while this process joined its current communicator."""
 
     def __init__(self) -> None:
         self._links: set[Link] = set()
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Inside the block the world is entered."""
+        """Record the connections opened inside the block, in which the communicator is joined."""
         before = open_links()
         yield
         self._links = open_links() - before
 
     def cut(self) -> None:
-        """End those that are still open; the descriptors stay Horovod's."""
+        """Shut down the connections that are still open; Horovod keeps the descriptors."""
         for descriptor, inode in self._links:
             with contextlib.suppress(OSError):
                 if os.fstat(descriptor).st_ino == inode:

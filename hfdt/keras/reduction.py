@@ -1,4 +1,4 @@
-"""Reduction of the gradients of all ranks: groups of tensors, format on the wire, result."""
+"""Reduction of the gradients of all ranks: groups of tensors, transfer format, result."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from nfdt.core.errors import UsageError
 
 @dataclass(frozen=True)
 class Reduction:
-    """Reduction of the gradients of all ranks to one.
+    """Reduction of the gradients of all ranks to their common result.
 
     Attributes:
         name: Prefix of the operations' names; the same on every rank.
         op: Horovod's ``Average``, ``Sum`` or ``Adasum``.
-        process_set: The ranks that take part.
-        compression: A compressor; see :mod:`hfdt.keras.compression`. Sparse gradients travel as they are.
-        sparse_as_dense: Turn the gradients of embeddings into dense ones before they travel.
+        process_set: Ranks that participate.
+        compression: A compressor; see :mod:`hfdt.keras.compression`. Sparse gradients are sent uncompressed.
+        sparse_as_dense: Convert the gradients of embeddings to dense ones before the reduction.
         predivide_factor: Average only: divide by this before the sum, and by ``size / factor`` after it.
-        groups: None: what has the same dtype travels together; a number: that many groups; or lists of variables.
+        groups: None: one group per dtype; a number: that many groups; or lists of variables.
         device_dense: Device that reduces dense gradients; empty: TensorFlow chooses.
         device_sparse: Device that reduces sparse gradients.
     """
@@ -40,11 +40,11 @@ class Reduction:
     device_sparse: str = ""
 
     def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """The reduced gradients, in order, equal on all ranks; None stays None.
+        """Return the reduced gradients, in order, equal on all ranks; None stays None.
 
         Args:
-            gradients: Tensors, ``tf.IndexedSlices`` or None; of the same shapes and order on every rank.
-            variables: The variable of each.
+            gradients: Tensors, ``tf.IndexedSlices`` or None; the same shapes and order on every rank.
+            variables: The variable of each gradient.
         """
         if not self._others():
             return list(gradients)
@@ -55,7 +55,7 @@ class Reduction:
         return [reduced.get(i) for i in range(len(gradients))]
 
     def world_size(self) -> Any:
-        """Number of ranks; a tensor where ranks may come and go while the graph stays."""
+        """Return the number of ranks; a tensor if ranks may join and leave while the graph stays."""
         return horovod().size_op(self.process_set.process_set_id) if is_elastic() else self.process_set.size()
 
     def _others(self) -> bool:
@@ -65,11 +65,11 @@ class Reduction:
         adasum = self.op == horovod().Adasum
         sparse = isinstance(gradient, tf.IndexedSlices) and not (self.sparse_as_dense or adasum)
         gradient = gradient if sparse else tf.convert_to_tensor(gradient)
-        # Horovod knows no bfloat16; dense gradients that are added up can travel as BrainFloat does it.
+        # Horovod does not support bfloat16; summed dense gradients can be sent in the way of BrainFloat.
         return tf.cast(gradient, tf.float32) if gradient.dtype == tf.bfloat16 and (sparse or adasum) else gradient
 
     def _reduce_sparse(self, sparse: Mapping[int, Any]) -> dict[int, Any]:
-        """Every rank gets the rows of all ranks; rows of the same index add up when they are applied."""
+        """Gather the rows of all ranks on every rank; rows of the same index are added when they are applied."""
         reduced = {}
         with tf.device(self.device_sparse):
             for i, slices in sparse.items():
@@ -92,7 +92,7 @@ class Reduction:
         return reduced
 
     def _grouped(self, dense: Mapping[int, Any], variables: Sequence[Any]) -> list[list[int]]:
-        """Places of the gradients that travel together; Horovod wants one dtype per group."""
+        """Return the indices of the gradients that are sent together; Horovod requires one dtype per group."""
         by_dtype: dict[tuple[Any, int], list[int]] = {}
         group_of = self._group_of(list(dense), variables)
         for i, gradient in dense.items():
@@ -119,7 +119,7 @@ class Reduction:
             after = self.predivide_factor / self.process_set.size()
         sent = [compression.compress(tensor) for tensor in tensors]
         wires = [wire for wire, _ in sent]
-        if op == hvd.Adasum:  # Horovod 0.28 cannot do it for a group
+        if op == hvd.Adasum:  # Horovod 0.28 does not support it for a group
             summed = [hvd.allreduce(w, op=op, name=f"{name}.{n}") for n, w in enumerate(wires)]
         else:
             summed = hvd.grouped_allreduce(
@@ -131,7 +131,7 @@ class Reduction:
         ]
 
     def _exchange(self, tensors: Sequence[Any], compression: Any, name: str) -> list[Any]:
-        """Reduce what Horovod cannot add: each rank adds up one share in float32, then the shares are gathered."""
+        """Reduce types that Horovod cannot add: each rank adds one part in float32, then the parts are gathered."""
         hvd = horovod()
         size = self.world_size()
         flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
@@ -151,7 +151,7 @@ class Reduction:
 
 
 def check_reduction(reduction: Reduction) -> None:
-    """Refuse what cannot work before anything is trained.
+    """Check that the options can work before training starts.
 
     Raises:
         UsageError: an unknown op, or options that exclude each other.

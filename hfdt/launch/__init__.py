@@ -1,1 +1,1 @@
-"""Starting ranks with horovodrun."""
+"""Launch of ranks with horovodrun."""

@@ -1,8 +1,8 @@
 """``horovodrun``, started as ``python -m hfdt.horovodrun [--loopback] [--watch-parent] ARGUMENTS``.
 
-Horovod's launcher opens a key-value store on all interfaces without a password, and trusts everything that is written
-there (CVE-2024-10190, CVE-2026-31234). With ``--loopback`` it listens on 127.0.0.1 only: all ranks have to be on
-this machine.
+Horovod's launcher opens a key-value store on all interfaces without a password, and trusts all data that is written
+there (CVE-2024-10190, CVE-2026-31234). With ``--loopback`` it listens on 127.0.0.1 only: all ranks must run on this
+machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOOK_S = 0.5
 
 
 def find_loopback_port(factory: Callable[[tuple[str, int]], HTTPServer]) -> tuple[Any, int]:
-    """Replacement of Horovod's ``find_port``: on loopback, with a port that the kernel chooses."""
+    """Replace Horovod's ``find_port``: listen on loopback, with a port that the kernel chooses."""
     server = factory(("127.0.0.1", 0))
     return server, int(server.server_address[1])
 
@@ -34,7 +34,7 @@ def end_with_parent(parent: int) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Run Horovod's launcher; it exits with its own code."""
+    """Run Horovod's launcher, which exits with its own code."""
     from horovod.runner import launch
     from horovod.runner.http import http_server
 

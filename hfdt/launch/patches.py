@@ -1,7 +1,7 @@
-"""Patches of Horovod's elastic launcher: ranks of one machine that fail alone, lost hosts that come back at once.
+"""Patches of Horovod's elastic launcher: single ranks of a machine may fail, and lost hosts may return at once.
 
-It gives up the whole host when one of its ranks dies. So that ranks of this machine die alone, each gets a name of its
-own for it: 127.0.0.1, 127.0.0.01, 127.0.0.001, ...; all are the same address.
+The launcher removes the whole host when one of its ranks ends. So that ranks of this machine fail independently, each
+gets a separate host name: 127.0.0.1, 127.0.0.01, 127.0.0.001, ...; all are the same address.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from nfdt.core.host.launcher_rank import one_name_per_slot, slot_of
 
 
 def patch_horovod(*, only_here: bool) -> None:
-    """Let Horovod's elastic launcher use :func:`one_name_per_slot`, and start ranks on hosts that have come back.
+    """Make Horovod's elastic launcher use :func:`one_name_per_slot`, and start ranks on hosts that have returned.
 
     Args:
         only_here: Whether it listens on loopback, where no other machine can reach it.
@@ -26,7 +26,7 @@ def patch_horovod(*, only_here: bool) -> None:
         _host_assignments: dict[str, Any]
 
         def _update_host_assignments(self, current_hosts: Any) -> Any:
-            # A host that died and is back before the next world is formed would be taken for one that still runs.
+            # A host that failed and returned before the next communicator forms would be treated as still running.
             lost = {host for host, _ in self._worker_registry.get(registration.FAILURE)}
             self._host_assignments = {h: slots for h, slots in self._host_assignments.items() if h not in lost}
             return super()._update_host_assignments(current_hosts)

@@ -1,1 +1,1 @@
-"""The ranks of an allreduce ring that works for a job server."""
+"""Runtime of the ranks of an allreduce ring that works for a job server."""

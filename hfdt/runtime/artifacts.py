@@ -1,4 +1,4 @@
-"""A job's artifacts on every rank: in place where the server's directory can be read, else as rank 0 sends them."""
+"""Access to a job's artifacts on every rank: in the server's directory if readable, else copies sent by rank 0."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from nfdt.core.work.artifacts import default_cache
 
 
 class RankArtifacts:
-    """Artifacts on this rank, as :func:`share` returns them."""
+    """Artifacts on this rank, as returned by :func:`share`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def path(self, sha256: str) -> Path:
-        """A local file."""
+        """Return the path of an artifact's local file."""
         return self._folder / sha256
 
     def read(self, sha256: str) -> bytes:
-        """Its bytes."""
+        """Return the bytes of an artifact."""
         return self.path(sha256).read_bytes()
 
     def open_array(self, sha256: str) -> Array:
-        """The artifact, a ``.npy`` file, memory-mapped."""
+        """Return the artifact, a ``.npy`` file, memory-mapped."""
         return np.load(self.path(sha256), mmap_mode="r", allow_pickle=False)
 
 
@@ -39,7 +39,7 @@ def share(communicator: Communicator, folder: str, names: Iterable[str], cache: 
     Args:
         communicator: All ranks.
         folder: The server's artifact directory, which rank 0 can read.
-        names: The artifacts, the same on every rank.
+        names: Names of the artifacts, the same on every rank.
         cache: Directory for received artifacts on a rank that cannot read ``folder``; default: the user's cache.
     """
     own = Path(folder)

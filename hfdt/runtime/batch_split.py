@@ -1,4 +1,4 @@
-"""Split of a global batch over ranks: values in, values out."""
+"""Split of a global batch over ranks, as pure functions."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 
 def split_rows(start: int, stop: int, size: int, rank: int) -> tuple[int, int]:
-    """The part ``[start, stop)`` of a global batch that a rank computes: parts differ by one row at most.
+    """Return the part ``[start, stop)`` of a global batch that a rank computes: parts differ by at most one row.
 
-    A batch of fewer rows than ranks leaves the last ranks an empty part.
+    If a batch has fewer rows than there are ranks, the parts of the last ranks are empty.
     """
     rows = stop - start
     share, rest = divmod(rows, size)
@@ -17,9 +17,9 @@ def split_rows(start: int, stop: int, size: int, rank: int) -> tuple[int, int]:
 
 
 def split_by_shares(start: int, stop: int, shares: Sequence[int], rank: int) -> tuple[int, int]:
-    """The part ``[start, stop)`` of a batch that a rank computes, in proportion to ``shares``.
+    """Return the part ``[start, stop)`` of a batch that a rank computes, in proportion to ``shares``.
 
-    A batch of ``sum(shares)`` rows gives every rank exactly its share.
+    With a batch of ``sum(shares)`` rows, every rank gets exactly its share.
     """
     rows, whole = stop - start, sum(shares)
     begin = start + rows * sum(shares[:rank]) // whole
@@ -27,11 +27,11 @@ def split_by_shares(start: int, stop: int, shares: Sequence[int], rank: int) -> 
 
 
 def cut_rows(ranges: Sequence[tuple[int, int, int]], most: int) -> list[tuple[int, int, int]]:
-    """Ranges of rows cut into steps of about equal size, none above ``most`` rows.
+    """Split ranges of rows into steps of about equal size, each with at most ``most`` rows.
 
     Args:
-        ranges: ``(pass, start, stop)``, in order; neighbours of one pass are taken together.
-        most: Rows of the largest step.
+        ranges: ``(pass, start, stop)``, in order; adjacent ranges of one pass are joined.
+        most: Number of rows of the largest step.
 
     Returns:
         ``(pass, start, stop)`` of each step; every row once, in order.
@@ -52,18 +52,18 @@ def cut_rows(ranges: Sequence[tuple[int, int, int]], most: int) -> list[tuple[in
 
 
 def weight_of(rows: int, total: int) -> float:
-    """The weight of a mean over ``rows`` in the mean over ``total``."""
+    """Return the weight of a mean over ``rows`` in the mean over ``total``."""
     return rows / total if total else 0.0
 
 
 def learning_rate_factor(kind: str | None, size: int, step: int, warmup_steps: int) -> float:
-    """The factor of the user's learning rate at this step (counted from 0 within the job).
+    """Return the factor on the user's learning rate at this step (counted from 0 within the job).
 
     Args:
         kind: ``linear``, ``sqrt``, or None for 1.
-        size: Ranks.
-        step: Updates done.
-        warmup_steps: Updates over which the factor rises linearly from 1.
+        size: Number of ranks.
+        step: Number of updates done.
+        warmup_steps: Number of updates over which the factor rises linearly from 1.
 
     References:
         Goyal et al., "Accurate, Large Minibatch SGD", arXiv:1706.02677, section 2.2 (gradual warm-up).

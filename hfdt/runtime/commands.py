@@ -1,4 +1,4 @@
-"""Commands that rank 0 broadcasts before all ranks execute them: one message per collective action."""
+"""Commands that rank 0 broadcasts and all ranks execute: one message per collective action."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _LENGTH = 8
 
 @dataclass(frozen=True)
 class Command:
-    """One message.
+    """Message of rank 0 to all ranks.
 
     Attributes:
-        kind: ``job`` (build it), ``do`` (an instruction of the coordinator), ``release`` (drop the job), ``idle``
-            (nothing: rank 0 waits, and Horovod must not take the others for stalled; an elastic ring checks for new
-            hosts), ``quit``.
+        kind: ``job`` (build it), ``do`` (execute an instruction of the coordinator), ``release`` (drop the job),
+            ``idle`` (no action: rank 0 waits, and Horovod must not consider the others stalled; an elastic ring checks
+            for new hosts), ``quit``.
         values: JSON values: the assignment of a job; the new learning rate of an instruction.
         reply: The coordinator's ``NextReply``, serialised.
-        state: The state that replaces the ranks' state (safetensors), or nothing.
+        state: State that replaces the state of the ranks (safetensors), or empty.
     """
 
     kind: str
@@ -28,13 +28,13 @@ class Command:
     state: bytes = b""
 
     def encode(self) -> bytes:
-        """As bytes: header, reply, state."""
+        """Return the command as bytes: header, reply, state."""
         header = json.dumps({"kind": self.kind, "values": self.values, "reply": len(self.reply)}).encode()
         return len(header).to_bytes(_LENGTH, "little") + header + self.reply + self.state
 
     @classmethod
     def decode(cls, data: bytes) -> Command:
-        """Inverse of :meth:`encode`."""
+        """Decode the result of :meth:`encode`."""
         start = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
         header = json.loads(data[_LENGTH:start])
         stop = start + header["reply"]

@@ -1,4 +1,4 @@
-"""Collective communication of the ranks besides gradients: bytes, to all ranks or from all ranks."""
+"""Collective communication of the ranks apart from gradients: bytes sent to all ranks or gathered from all ranks."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _LENGTH = 8
 
 
 class Communicator:
-    """This process among the ranks; one object per process.
+    """Position of this process among the ranks, and their collective operations; one object per process.
 
-    Every method but the properties is collective: all ranks call it, in the same order.
+    Every method except the properties is collective: all ranks call it, in the same order.
 
     Attributes:
         rank: Rank of this process.
@@ -36,7 +36,7 @@ class Communicator:
         init()
         self.leader = 0
         self.look()
-        # On one machine an elastic launcher gives every rank a host name of its own.
+        # On one machine an elastic launcher gives every rank a separate host name.
         own = slot_of(os.environ.get("HOROVOD_HOSTNAME", "")) if is_elastic() else None
         self.local_rank = int(hvd.local_rank()) if own is None else own
         self.local_size = int(hvd.local_size()) if own is None else max(self.size, own + 1)
@@ -52,14 +52,14 @@ class Communicator:
 
     @property
     def _alone(self) -> bool:
-        return self.size == 1 and not is_elastic()  # graphs outlive an elastic world
+        return self.size == 1 and not is_elastic()  # graphs outlive an elastic communicator
 
     def close(self) -> None:
         """Shut Horovod down; collective."""
         hvd.shutdown()
 
     def broadcast(self, data: bytes | None = None) -> bytes:
-        """The leader's ``data`` on every rank."""
+        """Return the leader's ``data`` on every rank."""
         if self.size == 1:
             return data or b""
         first = np.zeros(FIRST_BYTES, np.uint8)
@@ -75,7 +75,7 @@ class Communicator:
         return _numpy(mpi_ops.broadcast(tf.constant(rest), self.leader, name="hfdt_message")).tobytes()
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Every rank's ``data``, by rank."""
+        """Return every rank's ``data``, by rank."""
         if self.size == 1:
             return [data]
         own = np.frombuffer(len(data).to_bytes(_LENGTH, "little") + data, np.uint8)
@@ -88,10 +88,10 @@ class Communicator:
         return found
 
     def reducer(self, codec: str) -> Callable[[Any, str], Any]:
-        """:meth:`sum` of tensors that travel in the format of a codec: ``identity``, ``fp16`` or ``bf16``.
+        """Return :meth:`sum` for tensors that are sent in the format of a codec: ``identity``, ``fp16`` or ``bf16``.
 
         Raises:
-            UsageError: another one.
+            UsageError: another codec.
         """
         if codec == "identity" or self._alone:
             return self.sum
@@ -99,14 +99,14 @@ class Communicator:
         return lambda tensor, name: reduction.reduce_group([tensor], name)[0]
 
     def send_vector(self, vector: Array, number: int) -> tuple[Array, int]:
-        """Rank 0 gives every rank a float32 vector and an integer; the others call :meth:`receive_vector`."""
+        """Send a float32 vector and an integer from rank 0 to every rank; the others call :meth:`receive_vector`."""
         if self.size == 1:
             return vector, number
         tail = np.array([number], np.int64).view(np.float32)
         return self._share_vector(np.concatenate([vector, tail]))
 
     def receive_vector(self, size: int) -> tuple[Array, int]:
-        """The vector of ``size`` elements that rank 0 sends, and its integer."""
+        """Return the vector of ``size`` elements that rank 0 sends, and its integer."""
         return self._share_vector(np.zeros(size + 2, np.float32))
 
     def _share_vector(self, message: Array) -> tuple[Array, int]:
@@ -114,7 +114,7 @@ class Communicator:
         return found[:-2], int(found[-2:].view(np.int64)[0])
 
     def sum(self, tensor: Any, name: str) -> Any:
-        """The sum of a tensor over all ranks; also inside a graph."""
+        """Return the sum of a tensor over all ranks; also usable inside a graph."""
         if self._alone:
             return tensor
         return mpi_ops._allreduce(tensor, name=name, op=hvd.Sum, ignore_name_scope=True)

@@ -1,4 +1,4 @@
-"""A rank's share of its machine."""
+"""Division of a machine's cores and GPUs between its ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def share_machine(communicator: Communicator, neighbours: int = 0) -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = max(1, cores // (communicator.local_size + neighbours))
     tf.config.threading.set_intra_op_parallelism_threads(threads)
-    # Operations of Horovod wait for other ranks: without a second thread nothing else would run meanwhile.
+    # Operations of Horovod wait for other ranks: with a single thread nothing else would run meanwhile.
     tf.config.threading.set_inter_op_parallelism_threads(max(2, threads))
     gpus = tf.config.list_physical_devices("GPU")
     for gpu in gpus:

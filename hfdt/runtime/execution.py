@@ -1,4 +1,4 @@
-"""Execution of commands on one rank: build the job of a command, carry an instruction out."""
+"""Execution of commands on one rank: builds the job of a command, executes an instruction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nfdt.core.work.messages import read_instruction
 
 
 def build_job(communicator: Communicator, command: Command) -> RingJob:
-    """The job of a command, on this rank; collective."""
+    """Build the job of a command on this rank; collective."""
     if "members" in command.values:
         return build_group_job(communicator, command)
     spec = parse_job(command.values["spec"])
@@ -25,7 +25,7 @@ def build_job(communicator: Communicator, command: Command) -> RingJob:
 
 
 def build_group_job(communicator: Communicator, command: Command, connect: Connect | None = None) -> GroupJob:
-    """The job of a command for a group, on this rank; collective.
+    """Build the job of a command for a group on this rank; collective.
 
     Args:
         communicator: The group.
@@ -44,8 +44,8 @@ def execute(job: RingJob, command: Command, *, loads_state: bool = True) -> ins.
 
     Args:
         job: The job.
-        command: The command; its learning rate and state are set first.
-        loads_state: Whether this rank does not have the state of the command yet.
+        command: The command; its state and learning rate are applied first.
+        loads_state: Whether this rank has yet to load the state of the command.
     """
     if command.state and loads_state:
         job.step.load(load_state(command.state))
@@ -55,5 +55,5 @@ def execute(job: RingJob, command: Command, *, loads_state: bool = True) -> ins.
 
 
 def instruction_of(command: Command) -> ins.Instruction:
-    """The instruction that a command carries."""
+    """Return the instruction that a command carries."""
     return read_instruction(pb.NextReply.FromString(command.reply))

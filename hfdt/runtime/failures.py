@@ -1,4 +1,4 @@
-"""The exception of a rank, in a file that rank 0 and the job server look for."""
+"""Exchange of a rank's exception through a file that rank 0 and the job server watch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOOK_S = 0.3
 
 
 def failure_file(directory: Path, rank: int) -> Path:
-    """The file with the exception of a rank."""
+    """Return the path of the file with the exception of a rank."""
     return directory / f"failure-{rank}.json"
 
 
@@ -35,15 +35,15 @@ def leave_failure(directory: Path, rank: int, error: BaseException) -> None:
 
 
 class FailureWatch:
-    """Looks for the failure of a rank and reports it to the server, once; runs on the leader.
+    """Watcher that reports the failure of a rank to the server, once; runs on the leader.
 
     Args:
         directory: Directory of the ring.
         connection: Registration at the server.
-        own: The rank that reports its own failure itself; None for none.
+        own: Rank that reports its own failure; None for none.
 
     Attributes:
-        reported: Set when a failure is reported.
+        reported: Set when a failure has been reported.
     """
 
     def __init__(self, directory: Path, connection: SlotConnection, own: int | None = 0) -> None:
@@ -59,7 +59,7 @@ class FailureWatch:
                 if self._report():
                     self.reported.set()
                     return
-            except (OSError, ValueError, json_format.ParseError) as error:  # of one file, at one moment: look again
+            except (OSError, ValueError, json_format.ParseError) as error:  # of one file, at one moment: retry
                 logger.warning("what a rank left behind could not be read: %s", error)
 
     def _report(self) -> bool:

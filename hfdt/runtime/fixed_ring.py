@@ -1,4 +1,4 @@
-"""One rank of a ring whose ranks stay the same: rank 0 leads, the others follow."""
+"""One rank of a ring with a fixed set of ranks: rank 0 leads, the others follow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BLAME_S = 3.0
 
 
 def take_part(communicator: Communicator, options: argparse.Namespace) -> None:
-    """Be a rank until the end."""
+    """Run as a rank until the end."""
     ring = str(options.ring).encode() if communicator.rank == 0 else None
     directory = Path(communicator.broadcast(ring).decode())
     if communicator.rank == 0:
@@ -39,7 +39,7 @@ def lead(
     members: Sequence[int] = (),
     ca_file: str | None = None,
 ) -> None:
-    """Be rank 0, of a ring or of the group with these members."""
+    """Run as rank 0, of a ring or of the group with these members."""
     token = (directory / "token").read_text().strip()
     connection = SlotConnection(server, token, directory.name, *([(GroupLeader.role,)] if members else []))
     leader = GroupLeader(communicator, connection, members, ca_file) if members else Leader(communicator, connection)
@@ -49,7 +49,7 @@ def lead(
     except Exception as error:
         logger.exception("rank 0 failed")
         if is_broken_world(error):
-            watch.reported.wait(BLAME_S)  # another rank has the reason; where none does, the launcher's log has it
+            watch.reported.wait(BLAME_S)  # another rank has the reason; otherwise the launcher's log has it
         elif connection.job_id and not connection.stopped.is_set():
             leave_failure(directory, 0, error)
             connection.send("worker", failed=failure_of(connection.job_id, error, 0))
@@ -59,7 +59,7 @@ def lead(
 
 
 def follow(communicator: Communicator, directory: Path, *, lingers: bool) -> None:
-    """Be another rank.
+    """Run as a rank other than 0.
 
     Args:
         communicator: All ranks.
@@ -78,7 +78,7 @@ def follow(communicator: Communicator, directory: Path, *, lingers: bool) -> Non
 
 
 def _await_removal(directory: Path) -> None:
-    """Wait until the server is gone with its directory, up to a deadline."""
+    """Wait until the server and its directory are gone, up to a deadline."""
     pause = threading.Event()
     for _ in range(round(LINGER_S / LOOK_S)):
         if not directory.exists() or pause.wait(LOOK_S):

@@ -9,7 +9,7 @@ from hfdt.runtime.job import RingJob
 
 
 class Follower:
-    """A rank other than 0.
+    """Rank other than 0.
 
     Args:
         communicator: All ranks.

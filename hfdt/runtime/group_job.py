@@ -1,4 +1,4 @@
-"""One job in a group of workers: synchronous inside, and to the parameter server one worker with the group's batch."""
+"""One job in a group of workers: synchronous inside, and to the parameter server one worker with the whole batch."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from nfdt.core.work import instructions as ins
 from nfdt.core.work.statistics import codec_totals, push_totals, step_totals
 from nfdt.core.work.tasks import Task
 
-LEAST = 4  # blocks of each kind at any rate
-ROUNDS = 9  # blocks of steps of a whole batch, and of a part of it, measured
+LEAST = 4  # smallest number of blocks of each kind
+ROUNDS = 9  # measured blocks, both of steps of a whole batch and of a part of it
 PART = 4
 MEASURE_S = 5.0
 
 
 class GroupJob(RingJob):
-    """The group's work for one job: its optimizer's step is an exchange with the parameter server.
+    """A group's work for one job: its optimizer's step is an exchange with the parameter server.
 
     Args:
         spec: The job, with the batch of one member in ``fit.batch_size``.
@@ -86,7 +86,7 @@ class GroupJob(RingJob):
             self.exchange.forget()
         self.exchange.wants_weights = not work.no_weights
         report = super()._on_work(work)
-        self.step.settle()  # what is reported as finished is on the shards
+        self.step.settle()  # work that is reported as finished must be on the shards
         self.gather_speeds()
         return report
 
@@ -98,7 +98,7 @@ class GroupJob(RingJob):
         return super()._on_evaluate(request)
 
     def _require_equal_weights(self) -> None:
-        """They come from rank 0 each time."""
+        """Do nothing: the weights come from rank 0 each time."""
 
     # ---- a step
 
@@ -107,14 +107,14 @@ class GroupJob(RingJob):
         rate = self._rate
         algorithm = self.spec.algorithm
         if algorithm.batch_facts.follows_speed and algorithm.outer == "gradient" and self._part.train is not None:
-            rate *= total / sum(self._rows)  # every sample weighs the same, also in the short batch of an epoch's end
+            rate *= total / sum(self._rows)  # every sample has equal weight, also in the short last batch of an epoch
         return self.step(batch, weight_of(rows, total), pause, samples=total, rate=rate, task=tasks[0])
 
     def _split(self, start: int, stop: int) -> tuple[int, int]:
         return split_by_shares(start, stop, self._rows, self._communicator.rank)
 
     def _fed_part(self, tasks: list[Task]) -> tuple[Any, int]:
-        """This member's rows of a batch that the client fed: the whole of it is the group's."""
+        """Return this member's rows of a batch that the client fed: the whole batch is the group's."""
         start, stop = self._split(0, tasks[0].stop - tasks[0].start)
         if start == stop:
             return None, 0
@@ -133,7 +133,7 @@ class GroupJob(RingJob):
     def measure(self) -> None:
         """Time some steps of every member before training, then gather the times; collective.
 
-        Steps of a whole batch and of a part of it separate the fixed cost of a step from that of its rows.
+        Steps with a whole batch and with a part of it separate the fixed cost of a step from the cost of its rows.
         No state changes.
         """
         if self._part.train is not None:
@@ -174,7 +174,7 @@ class GroupJob(RingJob):
         self.speeds = {str(member): steps for member, steps in zip(self._members, recent, strict=True)}
 
     def statistics(self, **more: int) -> dict[str, Any]:
-        """The totals of the group, as those of a worker."""
+        """Return the totals of the group, in the form of one worker's."""
         exchange = self.exchange
         exchange_s = exchange.counts.exchange_s
         return {

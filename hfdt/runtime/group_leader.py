@@ -1,4 +1,4 @@
-"""Rank 0 of a group: between the job server, the shards and the group."""
+"""Rank 0 of a group: communicates with the job server, the shards and the group."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class GroupLeader(Leader):
     Args:
         communicator: The group.
         connection: Registration at the job server, as a worker.
-        members: By rank, their numbers among the job's workers.
-        ca_file: Certificates to trust, when shards speak TLS.
+        members: Numbers of the members among the job's workers, by rank.
+        ca_file: Certificates to trust if shards use TLS.
     """
 
     role = "worker"

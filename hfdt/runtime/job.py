@@ -39,7 +39,7 @@ class RingJob:
     """One job on one rank. All public methods are collective unless documented otherwise.
 
     Args:
-        spec: The job, with the batch of one rank in ``fit.batch_size``.
+        spec: Specification of the job, with the batch of one rank in ``fit.batch_size``.
         communicator: The ranks.
         artifacts: Artifacts of the job.
         number: Number of this rank among the job's workers, for seeds and ``emulate``; default: its rank.
@@ -80,7 +80,7 @@ class RingJob:
         return AllreduceStep(self._part.model, manifest, state, reducer, scales=scaled)
 
     def execute(self, instruction: ins.Instruction) -> ins.Report:
-        """Execute an instruction on all ranks; the report of rank 0 goes to the coordinator."""
+        """Execute an instruction on all ranks; the report of rank 0 is sent to the coordinator."""
         match instruction:
             case ins.Work():
                 return self._on_work(instruction)
@@ -135,11 +135,11 @@ class RingJob:
             self._epoch_steps += 1
 
     def _step_on(self, tasks: list[Task], batch: Any, rows: int, total: int) -> Mapping[str, Any]:
-        """Train on this rank's rows of a step of ``total``; the logs of ``train_step``, none without rows."""
+        """Train on this rank's rows of a step of ``total``; return the logs of ``train_step``, empty without rows."""
         return self.step(batch, weight_of(rows, total), partial(self._pause, rows) if self._emulates else None)
 
     def _own_part(self, tasks: list[Task], source: data.ArraySource | None) -> tuple[Any, int]:
-        """This rank's rows of a global batch, and their number; None without rows."""
+        """Return this rank's rows of a global batch, and their number; None without rows."""
         if tasks[0].data:
             return self._fed_part(tasks)
         start, stop = self._split(tasks[0].start, tasks[-1].stop)
@@ -148,18 +148,18 @@ class RingJob:
         return self._part.rows(source, tasks[0], start, stop), stop - start
 
     def _fed_part(self, tasks: list[Task]) -> tuple[Any, int]:
-        """One batch per rank, as the client fed them."""
+        """Return this rank's batch, if the client fed one for it, and its number of rows."""
         rank = self._communicator.rank
         if rank >= len(tasks):
             return None, 0
         return data.decode_batch(tasks[rank].data), tasks[rank].stop - tasks[rank].start
 
     def _split(self, start: int, stop: int) -> tuple[int, int]:
-        """Which of the rows ``[start, stop)`` this rank computes."""
+        """Return the part of the rows ``[start, stop)`` that this rank computes."""
         return split_rows(start, stop, self._communicator.size, self._communicator.rank)
 
     def _running_logs(self) -> dict[str, float]:
-        """The running logs of the epoch: those of all ranks, weighted by their samples."""
+        """Return the running logs of the epoch: the mean over all ranks, weighted by their samples."""
         own = {"samples": self._epoch_samples, "logs": numbers(self._logs)}
         reports = [json.loads(text) for text in self._communicator.gather(json.dumps(own).encode())]
         found: dict[str, list[tuple[float, int]]] = {}
@@ -196,11 +196,11 @@ class RingJob:
         return ins.Report(evaluated=ins.Evaluated(request.epoch, tuple(t.task for t in request.tasks), merged))
 
     def summarise(self, merged: ins.Summarise) -> ins.Report:
-        """Turn merged metrics into logs. Rank 0 alone calls it."""
+        """Convert merged metrics to logs. Only rank 0 calls it."""
         return ins.Report(summary=self._part.summarise(merged))
 
     def statistics(self, **more: int) -> dict[str, Any]:
-        """The totals of all ranks, as those of one worker, with more of them."""
+        """Return the totals of all ranks, in the form of one worker's, with additional ones."""
         return {
             **step_totals(self.samples, self.steps, self.compute_s, self.compute_s),
             "ranks": self._communicator.size,
@@ -209,10 +209,10 @@ class RingJob:
         }
 
     def _require_equal_weights(self) -> None:
-        """Check that all ranks have the same weights, as they have applied the same updates.
+        """Check that all ranks have the same weights, as they applied the same updates.
 
         Raises:
-            ProtocolError: they differ.
+            ProtocolError: the weights differ.
         """
         state = self.step.read()
         crc = zlib.crc32(state.weights.data)
@@ -239,7 +239,7 @@ class RingJob:
         return bool(self.spec.cluster.emulate.model_dump(exclude_defaults=True))
 
     def _pause(self, rows: int, seconds: float) -> None:
-        """Emulate the rank that ``emulate`` describes: slower, or killed at a scripted step."""
+        """Emulate the rank described by ``emulate``: slower, or killed at a scripted step."""
         emulate, rank = self.spec.cluster.emulate, self._number
         if self._is_killed():
             logger.warning("rank %d is killed at its step %d, as emulate.fail asks", rank, self.steps + 1)
@@ -253,7 +253,7 @@ class RingJob:
 
 
 def global_batches(tasks: Iterable[Task]) -> list[list[Task]]:
-    """Tasks grouped into steps: each its own, or the fed batches of one round together."""
+    """Group tasks into steps: one step per task, or one for the fed batches of a round."""
     groups: list[list[Task]] = []
     for task in tasks:
         if task.part and groups and groups[-1][0].round == task.round:

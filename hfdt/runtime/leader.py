@@ -1,6 +1,6 @@
 """Rank 0: registers at the job server and broadcasts every instruction, which all ranks execute together.
 
-It is the worker and the shard of its ranks; the other ranks have no connection to the server.
+Rank 0 acts as the worker and the shard of its ranks; the other ranks have no connection to the server.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WAIT_S = 10.0  # longest time between two broadcasts
 
 
 class Leader:
-    """Rank 0: between the job server and the other ranks.
+    """Rank 0: connects the job server and the other ranks.
 
     Args:
         communicator: All ranks.
@@ -79,7 +79,7 @@ class Leader:
             self._connection.send(role, finished=pb.SlotFinished(job_id=job_id))
 
     def _await_worker(self, job_id: str) -> str | None:
-        """The name of the ranks as a worker; None when the job is over before they have one."""
+        """Return the name of the ranks as a worker; None if the job ends before they have one."""
         while True:
             assignment = self._next_assignment()
             kind = assignment.WhichOneof("assignment")
@@ -115,19 +115,19 @@ class Leader:
 
 
 def beat(connection: SlotConnection, job: Any, name: str) -> Heartbeat:
-    """A heartbeat of the worker of this name, at the interval of its job."""
+    """Return a heartbeat for the worker of this name, at the interval of its job."""
     busy = pb.NextRequest(worker=name, busy=True)
     return Heartbeat(lambda: connection.ask(busy), job.spec.heartbeat_s)
 
 
 def leader_request(report: ins.Report, name: str, wait_s: float, statistics: Mapping[str, Any]) -> pb.NextRequest:
-    """A report as the request of the worker of this name."""
+    """Return a report as the request of the worker of this name."""
     request = to_request(report)
     request.worker, request.wait_s, request.statistics_json = name, wait_s, json.dumps(statistics)
     return request
 
 
 def broadcast_interval_s(environment: Mapping[str, str]) -> float:
-    """Longest time between two broadcasts: below the time after which Horovod warns of stalled ranks."""
+    """Return the longest time between two broadcasts: below the time after which Horovod warns of stalled ranks."""
     text = environment.get("HOROVOD_STALL_CHECK_TIME_SECONDS", "")
     return min(WAIT_S, (float(text) if text.isdigit() and int(text) else 60.0) / 2)

@@ -1,6 +1,6 @@
-"""A group's side of the parameter server: rank 0 pushes for all and pulls for all.
+"""A group's side of the parameter server: rank 0 pushes and pulls for all ranks.
 
-No other file of hfdt uses the shards of NFDT.
+This is the only file of hfdt that uses the shards of NFDT.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from nfdt.transport.stream import StreamClient
 
 Pause = Callable[[float], None]
 Connect = Callable[[ParameterLayout], ParameterClient]
-PLAIN = Task(task=0, start=0, stop=0)  # of no synchronous round
+PLAIN = Task(task=0, start=0, stop=0)  # not part of a synchronous round
 
 
 def connect(
@@ -43,7 +43,7 @@ def connect(
     stopped: threading.Event,
     ca_file: str | None,
 ) -> ParameterClient:
-    """A client of the job's shards for rank 0 of a group.
+    """Return a client of the job's shards for rank 0 of a group.
 
     Args:
         assignment: Addresses of the shards.
@@ -51,7 +51,7 @@ def connect(
         spec: The job.
         number: Number of rank 0 among the job's workers; selects its emulated link.
         stopped: Set when the job is over.
-        ca_file: Certificates to trust, where shards speak TLS.
+        ca_file: Certificates to trust if shards use TLS.
     """
     addresses: Sequence[str] = list(assignment.shards)
     local = all(is_loopback(split_address(address)[0]) for address in addresses)
@@ -68,19 +68,19 @@ def connect(
 
 
 class GroupExchange:
-    """The shards' weights on all ranks, and the pushes of rank 0. Methods are collective where documented.
+    """Exchange of weights between the shards and all ranks; rank 0 pushes. Methods are collective where documented.
 
     Args:
         communicator: The group.
         client: Client of rank 0; None on the others.
-        size: Elements of the weights, P.
+        size: Number of weights, P.
         first_update: The optimizer's ``iterations`` at the start of the job.
         shards: Number of shards of the job.
 
     Attributes:
-        weights: Flat, shape ``(P,)``, float32, as this group received them last; None: they have to be pulled.
-        version: Updates that ``optimizer.iterations`` shows with them.
-        wants_weights: Whether the answers to pushes shall hold weights.
+        weights: Flat, shape ``(P,)``, float32, as last received by this group; None: they must be pulled.
+        version: Value of ``optimizer.iterations`` for these weights.
+        wants_weights: Whether the replies to pushes should contain weights.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class GroupExchange:
         self.counts = PushOutcomes()
 
     def pull(self) -> Array:
-        """The weights as they are, on every rank; collective."""
+        """Return the current weights on every rank; collective."""
         began = time.perf_counter()
         pulled = self._client.pull() if self._client else None
         weights = self._spread(pulled)
@@ -102,20 +102,20 @@ class GroupExchange:
         return weights
 
     def held(self) -> Array:
-        """The weights to compute on; collective where they have to be pulled."""
+        """Return the weights to compute on; collective if they must be pulled."""
         return self.pull() if self.weights is None else self.weights
 
     def forget(self) -> None:
-        """The weights have changed meanwhile: pull them before the next step."""
+        """Discard the weights, as they have changed: they are pulled before the next step."""
         self.weights = None
 
     def push(self, vector: Array, samples: int, rate: float, task: Task) -> None:
-        """Apply the group's vector, which rank 0 pushes, and receive weights in return; collective.
+        """Apply the group's vector, which rank 0 pushes, and receive new weights; collective.
 
         Args:
             vector: Vector to push, equal on all ranks, shape ``(P,)``, float32.
-            samples: Number of samples behind the vector.
-            rate: Multiplies the learning rate.
+            samples: Number of samples of the vector.
+            rate: Factor on the learning rate.
             task: Position in a synchronous round, whose weights come with the next round.
         """
         began = time.perf_counter()
@@ -127,12 +127,12 @@ class GroupExchange:
         self.counts.exchange_s += time.perf_counter() - began
 
     def _is_answered(self, task: Task) -> bool:
-        """Whether the answer to the task's push holds weights; else they are pulled before the next step."""
+        """Return whether the reply to the task's push contains weights; else they are pulled before the next step."""
         return self.wants_weights and task.parts <= 1
 
     def _push(self, vector: Array, samples: int, rate: float, task: Task) -> Pushed:
         assert self._client is not None
-        # A gradient that is not finite is pushed as well: the shards, all of them, drop it and close its round.
+        # A non-finite gradient is also pushed: all of the shards drop it and close its round.
         if self._shards > 1 and not np.isfinite(vector).all():
             vector = np.full_like(vector, np.nan)
         numbers = {"round": task.round, "part": task.part, "parts": max(task.parts, 1)}
@@ -144,7 +144,7 @@ class GroupExchange:
         return pushed
 
     def _spread(self, answer: Pulled | Pushed | None) -> Array:
-        """Rank 0's answer on every rank."""
+        """Return rank 0's reply on every rank."""
         if answer is None:
             weights, version = self._communicator.receive_vector(self._size)
         else:
@@ -155,17 +155,17 @@ class GroupExchange:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that rank 0 sent."""
+        """Number of bytes that rank 0 sent."""
         return self._client.bytes_sent if self._client else 0
 
     @property
     def bytes_received(self) -> int:
-        """Bytes that rank 0 received."""
+        """Number of bytes that rank 0 received."""
         return self._client.bytes_received if self._client else 0
 
     @property
     def codecs(self) -> dict[str, Any]:
-        """Codecs in use, where they are chosen while the job runs."""
+        """Codecs in use, if they are chosen while the job runs."""
         return dict(self._client.codecs) if self._client else {}
 
     def close(self) -> None:
@@ -175,10 +175,10 @@ class GroupExchange:
 
 
 class GradientOuter:
-    """A step of the group is one gradient of its whole batch, pushed to the shards.
+    """Step of the group that pushes one gradient of its whole batch to the shards.
 
     Args:
-        model: A compiled, built model; its optimizer is replaced by one that records.
+        model: A compiled, built model; its optimizer is replaced by a recording one.
         manifest: Program of the model.
         state: State at the start of the job.
         communicator: The group.
@@ -196,7 +196,7 @@ class GradientOuter:
         self._reduce: Any = tf.function(lambda gradient: communicator.sum(gradient, GRADIENT), input_signature=[flat])
 
     def probe(self, batch: Any) -> None:
-        """Compute a gradient and forget it."""
+        """Compute a gradient and discard it."""
         np.asarray(self._compute(self._start, batch, version=0).gradient[:1])
 
     def __call__(
@@ -215,13 +215,13 @@ class GradientOuter:
         return logs
 
     def settle(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: every step has been pushed."""
 
 
 class DeltaOuter:
-    """Steps of the group move its own weights by the user's optimizer; what they changed is pushed every few steps.
+    """Steps of the group that update its own weights by the user's optimizer; the change is pushed every few steps.
 
-    The difference ``pulled - own`` takes the place of a gradient on the shards, whose optimizer is an outer one.
+    The difference ``pulled - own`` replaces the gradient on the shards, whose optimizer is an outer one.
 
     Args:
         model: A compiled, built model.
@@ -231,7 +231,7 @@ class DeltaOuter:
         exchange: Exchange with the shards.
 
     Attributes:
-        local_steps: Steps between two pushes.
+        local_steps: Number of steps between two pushes.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class DeltaOuter:
         self._rate = 1.0
 
     def probe(self, batch: Any) -> None:
-        """Compute a gradient and forget it."""
+        """Compute a gradient and discard it."""
         self.step.probe(batch)
 
     def __call__(
@@ -263,7 +263,7 @@ class DeltaOuter:
         return logs
 
     def settle(self) -> None:
-        """Push what the steps since the last push have changed; collective. Nothing without such steps."""
+        """Push the changes of the steps since the last push; collective. Does nothing without such steps."""
         if not self._steps:
             return
         pulled = self._exchange.held()

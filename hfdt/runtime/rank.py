@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         logging.shutdown()
         if code:
-            os._exit(code)  # an orderly end would wait for ranks that wait for this one
+            os._exit(code)  # an orderly exit would wait for ranks that wait for this one
     return code
 
 

@@ -1,6 +1,6 @@
 """Registration of rank 0 at a job server: two slots, one as the worker and one as the shard of its ranks.
 
-Rank 0 of a group has the first one only.
+Rank 0 of a group has only the worker slot.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ ROLES = ("shard", "worker")
 
 
 class SlotConnection:
-    """The streams of rank 0's slots. A stream that ends by itself ends this process: the server is gone.
+    """Streams of rank 0's slots. A stream that the server ends terminates this process: the server is gone.
 
     Attributes:
         stub: Stub of the Workers service.
-        job_id: The current job.
-        stopped: Set when that job is over.
+        job_id: Current job.
+        stopped: Set when this job is over.
     """
 
     def __init__(self, address: str, token: str, ring: str, roles: Sequence[str] = ROLES) -> None:
@@ -62,32 +62,32 @@ class SlotConnection:
             os._exit(error.exit_code)
 
     def begin(self, job_id: str) -> None:
-        """Make this the current job."""
+        """Set the current job."""
         self.job_id = job_id
         self.stopped.clear()
 
     def next_assignment(self, timeout_s: float) -> pb.Assignment | None:
-        """Wait for the next assignment of the server; None when none comes in time."""
+        """Wait for the next assignment of the server; return None if none arrives in time."""
         try:
             return self._inbox.get(timeout=timeout_s)
         except queue.Empty:
             return None
 
     def send(self, role: str, **message: Any) -> None:
-        """Send a message of one of the slots."""
+        """Send a message for one of the slots."""
         self._streams[role].send(**message)
 
     def ask(self, request: pb.NextRequest) -> pb.NextReply:
-        """Report and ask for the next instruction; the call is not repeated."""
+        """Send a report and return the next instruction; the call is not repeated."""
         return call_next(self.stub, (self.job_id, self._job_token), self.address, request)
 
     def close(self) -> None:
-        """Leave the server."""
+        """Disconnect from the server."""
         for stream in self._streams.values():
             stream.close()
         self._channel.close()
 
 
 def failure_of(job_id: str, error: BaseException, rank: int) -> pb.SlotFailed:
-    """The message from which the client raises a rank's exception again."""
+    """Return the message from which the client raises a rank's exception again."""
     return describe_failure(job_id, error, failed_in=f"rank-{rank}", unquotes_keys=False)

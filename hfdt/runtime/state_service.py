@@ -1,4 +1,4 @@
-"""The Shard service of a ring, served by rank 0: its state is read and written, gradients are not exchanged."""
+"""The Shard service of a ring, served by rank 0: it reads and writes state, and exchanges no gradients."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ SPARE_BYTES, MAX_STATE_COPIES = 2**24, 64
 
 
 class StateService(shards_pb2_grpc.ShardServicer):
-    """See the module. A state that is written reaches the other ranks with the next command, before the next step.
+    """Shard service of a ring. Written state reaches the other ranks with the next command, before the next step.
 
     Args:
-        step: The model of rank 0; no step runs while the coordinator reads or writes.
+        step: Model of rank 0; no step runs while the coordinator reads or writes.
         token: Token of the job.
 
     Attributes:
@@ -51,14 +51,14 @@ class StateService(shards_pb2_grpc.ShardServicer):
         self._server.start()
 
     def _take_changes(self) -> tuple[float | None, bytes]:
-        """The learning rate and the state that were set since the last call."""
+        """Return the learning rate and the state that were set since the last call, and clear them."""
         with self._lock:
             changes = self._learning_rate, self._state
             self._learning_rate, self._state = None, b""
             return changes
 
     def command(self, reply: NextReply) -> Command:
-        """The command to execute an instruction, with the changes since the last one."""
+        """Return the command to execute an instruction, with the changes since the last one."""
         rate, state = self._take_changes()
         values: dict[str, Any] = {} if rate is None else {"learning_rate": rate}
         return Command("do", values, reply.SerializeToString(), state)
@@ -69,7 +69,7 @@ class StateService(shards_pb2_grpc.ShardServicer):
 
     @answering
     def Administer(self, request: pb.AdminRequest, context: Any) -> pb.AdminReply:
-        """Learning rate and statistics; there is nothing to flush or forget."""
+        """Set the learning rate or report statistics; flush and forget have no effect."""
         action = request.WhichOneof("action")
         if action == "learning_rate":
             if not has_fixed_learning_rate(self._step.optimizer):
@@ -82,7 +82,7 @@ class StateService(shards_pb2_grpc.ShardServicer):
 
     @answering
     def Read(self, request: pb.ReadRequest, context: Any) -> Iterator[pb.StateChunk]:
-        """The state as safetensors."""
+        """Send the state as safetensors."""
         state = self._step.read()
         data = memoryview(dump_state(state.weights, {} if request.weights_only else state.optimizer, {}))
         for part in split(data.nbytes):
@@ -90,7 +90,7 @@ class StateService(shards_pb2_grpc.ShardServicer):
 
     @answering
     def Write(self, request_iterator: Iterator[pb.StateChunk], context: Any) -> pb.AdminReply:
-        """Replace the weights and, where given, optimizer variables."""
+        """Replace the weights and, where given, the optimizer variables."""
         state, data = self._receive(request_iterator)
         self._step.load(state)
         with self._lock:

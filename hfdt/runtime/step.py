@@ -1,4 +1,4 @@
-"""One synchronous step of a rank: the gradient of its rows, the mean over all ranks, the user's own optimizer."""
+"""One synchronous step of a rank: the gradient of its rows, the mean over all ranks, the user's optimizer."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ GRADIENT = "hfdt_gradient"
 
 
 class AllreduceStep:
-    """A model and its optimizer on one rank; weights stay equal on all ranks because every rank applies the same.
+    """Model and optimizer on one rank; weights stay equal on all ranks because all apply the same updates.
 
     The gradients of all variables are reduced as one vector, before clipping and before the optimizer. A dynamic loss
-    scale is judged by the reduced gradient, so that all ranks skip the same steps.
+    scale depends on the reduced gradient, so that all ranks skip the same steps.
 
     Args:
-        model: A compiled, built model; its optimizer is replaced by one that records.
+        model: A compiled, built model; its optimizer is replaced by a recording one.
         manifest: Program of the model.
-        state: What to start from.
+        state: Initial state.
         reduce: Sums a tensor over all ranks, by a name.
         scales: Whether :meth:`set_factor` will be called.
     """
@@ -46,14 +46,14 @@ class AllreduceStep:
     ) -> None:
         self._model = model
         self.layout = manifest.layout
-        # A graph of its own: there alone the operation has the same name on ranks with rows and without.
+        # A separate graph: only there does the operation have the same name on ranks with and without rows.
         flat = tf.TensorSpec([self.layout.size], tf.float32)
         self._reduce: Any = tf.function(lambda gradient: reduce(gradient, GRADIENT), input_signature=[flat])
         self._variables = list(model.trainable_variables)
         self.optimizer = inner_optimizer(model)
         scale = manifest.loss_scale or own_loss_scale(model.optimizer)
         self._recording = replace_optimizer(model, self.layout, scale)
-        self.optimizer.loss_scale_factor = None  # the recording optimizer takes it out
+        self.optimizer.loss_scale_factor = None  # the recording optimizer removes the scale
         self.optimizer.build(self._variables)
         self._respect_decay(manifest)
         self.load(State(state.weights, state.optimizer))
@@ -67,12 +67,12 @@ class AllreduceStep:
         """Train on this rank's part of a global batch; collective.
 
         Args:
-            batch: A nest of arrays; None for a rank without rows.
-            weight: The part's share of the global batch.
-            pause: Called with the seconds that the gradient took before it is reduced, to make the rank slower.
+            batch: A pytree of arrays; None for a rank without rows.
+            weight: Fraction of the global batch in this part.
+            pause: Called with the time of the gradient in seconds, before it is reduced, to emulate a slower rank.
 
         Returns:
-            The logs of ``train_step`` on this rank; none without rows.
+            The logs of ``train_step`` on this rank; empty without rows.
         """
         share = tf.constant(weight, tf.float32)
         if batch is None:
@@ -82,13 +82,13 @@ class AllreduceStep:
             return dict(self._run(as_tensors(batch), share))
         began = time.perf_counter()
         gradient, logs = self._compute(as_tensors(batch))
-        np.asarray(gradient[:1])  # it is computed when this returns
+        np.asarray(gradient[:1])  # waits until it is computed
         pause(time.perf_counter() - began)
         self._reduce_and_apply(gradient * share)
         return dict(logs)
 
     def probe(self, batch: Any) -> None:
-        """Compute the gradient of a batch and forget it."""
+        """Compute the gradient of a batch and discard it."""
         np.asarray(self._compute(as_tensors(batch))[0][:1])
 
     def _whole(self, batch: Any, share: Any) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class AllreduceStep:
     # ---- state
 
     def set_factor(self, value: float) -> None:
-        """Multiply the learning rate by this from the next step on."""
+        """Multiply the learning rate by this factor from the next step on."""
         assert self._factor is not None
         self._factor.assign(value)
 
@@ -145,19 +145,19 @@ class AllreduceStep:
         self.optimizer.learning_rate = value
 
     def weights(self) -> Array:
-        """A copy of the trainable variables, flat, float32."""
+        """Return a copy of the trainable variables, flat, float32."""
         return self.layout.flatten([np.asarray(v.value) for v in self._variables])
 
     def read(self) -> State:
-        """A copy of weights and optimizer variables."""
+        """Return a copy of weights and optimizer variables."""
         variables = {i: np.array(v.value) for i, v in enumerate(self.optimizer.variables)}
         return State(self.weights(), optimizer=variables)
 
     def load(self, state: State) -> None:
-        """Take over weights and, where given, optimizer variables.
+        """Replace the weights and, where given, the optimizer variables.
 
         Raises:
-            ShapeMismatch: they are another model's.
+            ShapeMismatch: the state belongs to another model.
         """
         for variable, value in zip(self._variables, self.layout.unflatten(state.weights), strict=True):
             variable.assign(value)
@@ -172,7 +172,7 @@ class AllreduceStep:
 
 
 def _scale_learning_rate(optimizer: Any) -> Any:
-    """Let everything that reads the optimizer's rate while it steps see it times a factor, which starts at 1."""
+    """Scale the optimizer's rate by a factor, which starts at 1, for every read during a step; return the factor."""
     factor = tf.Variable(1.0, trainable=False)
     plain = keras_internals.learning_rate_method(optimizer)
 

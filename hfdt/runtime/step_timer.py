@@ -10,12 +10,12 @@ BLOCK_S = 0.06
 
 
 class StepTimer:
-    """Mean seconds per step of consecutive steps of the same number of rows, :data:`BLOCK_S` or more in a block.
+    """Mean seconds per step of consecutive steps with equal numbers of rows, at least :data:`BLOCK_S` per block.
 
-    A step that takes longer is a block of its own.
+    A step that takes longer forms a separate block.
 
     Attributes:
-        blocks: Number of blocks so far.
+        blocks: Number of completed blocks.
     """
 
     def __init__(self) -> None:
@@ -25,9 +25,9 @@ class StepTimer:
         self._seconds = 0.0
 
     def note(self, rows: int, seconds: float) -> None:
-        """Add the duration of a step of so many rows."""
+        """Add the duration of a step with this number of rows."""
         if rows != self._rows:
-            self._rows, self._steps, self._seconds = rows, 0, 0.0  # too short a block is dropped
+            self._rows, self._steps, self._seconds = rows, 0, 0.0  # a block that is too short is dropped
         self._steps += 1
         self._seconds += seconds
         if self._seconds >= BLOCK_S:
@@ -36,5 +36,5 @@ class StepTimer:
             self._steps, self._seconds = 0, 0.0
 
     def to_json(self) -> str:
-        """The number of blocks, and the latest ones as (rows, seconds of a step)."""
+        """Return the number of blocks, and the latest ones as (rows, seconds of a step), as JSON."""
         return json.dumps([self.blocks, [(rows, round(seconds, 7)) for rows, seconds in self._recent]])

@@ -1,4 +1,4 @@
-"""Gradients that are applied together."""
+"""Sum of gradients that are applied together."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from nfdt.shard.tensors import Vector
 
 @dataclass
 class GradientAccumulator:
-    """The weighted sum of gradients that are applied together.
+    """Weighted sum of gradients that are applied together.
 
     Attributes:
-        total: Sum of the gradients times their samples; of a merge, times their own factor of the learning rate too.
-        weight: Sum of the weights of a merge, 0-d.
+        total: Sum of the gradients times their samples; in a merge also times their own learning-rate factor.
+        weight: Sum of the weights in a merge, 0-d.
         samples: Number of samples of all gradients.
         count: Number of gradients.
         longest: Length of the longest gradient.

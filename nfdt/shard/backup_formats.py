@@ -1,12 +1,12 @@
 """Formats of backups: as small as the update rule and the workers' codecs allow.
 
-A backup is the weights that the worker holds, bit for bit: a shard sends what its backup stands for. Three formats::
+A backup equals the weights that the worker holds, bit for bit: a shard sends the decoded backup. Three formats::
 
     none      nothing: the rule does not use the weights that a gradient was computed on           0 bytes per weight
     exact     the weights; replies may then be deltas to the weights that a worker holds          4
-    anchored  a bfloat16 difference to an *anchor*, weights of some versions ago that many share  2
+    anchored  a bfloat16 difference to an *anchor*, an older snapshot that many backups share     2
 
-An anchored backup differs from the weights it stands for by at most a 256th of their distance to the anchor, which is
+An anchored backup differs from the weights it represents by at most 1/256 of their distance to the anchor, which is
 far less than one step. Weights in half precision would differ by more than a small step.
 """
 
@@ -29,7 +29,7 @@ REPLIES_PER_ANCHOR = 4
 
 
 class BackupFormat(Protocol):
-    """Makes the backups of one shard. Used under the store's lock."""
+    """Format of the backups of one shard. Used under the store's lock."""
 
     @property
     def has_deltas(self) -> bool:
@@ -40,13 +40,13 @@ class BackupFormat(Protocol):
         """Return the anchor of the next reply, or None for a reply without anchor.
 
         Args:
-            snapshot: Returns the weights as they are, for a new anchor.
+            snapshot: Returns the current weights, for a new anchor.
             workers: Number of workers that have backups.
         """
         ...
 
     def renew_anchor(self) -> None:
-        """Take a new anchor for the next reply, because the weights have moved far."""
+        """Take a new anchor for the next reply, because the weights have changed a lot."""
         ...
 
     def encode(self, reply: ReplyWeights) -> Any:
@@ -55,7 +55,7 @@ class BackupFormat(Protocol):
 
 
 class NoBackup:
-    """Keeps nothing; see :class:`BackupFormat` for the methods."""
+    """Format without backups; see :class:`BackupFormat` for the methods."""
 
     has_deltas = False
 
@@ -75,7 +75,7 @@ class NoBackup:
 
 
 class ExactBackup(NoBackup):
-    """Keeps the weights themselves."""
+    """Format that keeps the weights themselves."""
 
     has_deltas = True
 
@@ -85,7 +85,7 @@ class ExactBackup(NoBackup):
 
 
 class AnchoredBackup:
-    """Keeps differences to an anchor, which is a snapshot of the weights taken from time to time."""
+    """Format that keeps differences to an anchor, a snapshot of the weights that is renewed periodically."""
 
     has_deltas = False
 
@@ -107,7 +107,7 @@ class AnchoredBackup:
         self._anchor = None
 
     def encode(self, reply: ReplyWeights) -> Any:
-        """See ``BackupFormat``; weights sent without an anchor become their own."""
+        """See ``BackupFormat``; weights sent without an anchor become their own anchor."""
         if reply.compressed is not None:
             return reply.compressed
         if self._zeros is None:

@@ -1,4 +1,4 @@
-"""Backups of one shard: for each worker the weights that its next gradient can have been computed on."""
+"""Backups of one shard: for each worker, the weights that its next gradient may have been computed on."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Backup:
 
 
 class WorkerBackups:
-    """The newest ``size`` replies to one worker, by the sequence number of its request.
+    """Newest ``size`` replies to one worker, by the sequence number of its request.
 
-    A worker that has ``size - 1`` unanswered pushes while it computes uses one of these, and never an older one than
-    before: older ones are dropped.
+    A worker with up to ``size - 1`` unanswered pushes computes on one of these, and never on an older one than before:
+    older ones are dropped.
     """
 
     def __init__(self, size: int) -> None:
@@ -42,7 +42,7 @@ class WorkerBackups:
     def add(self, sequence: int, backup: Backup) -> None:
         """Keep the backup of the reply to request ``sequence``; 0: the request has no number, all others are dropped.
 
-        It replaces an earlier backup of the same request. A first reply out of order reaches no worker and is not kept.
+        Replaces an earlier backup of the same request. A first reply out of order reaches no worker and is not kept.
         """
         if not sequence:
             self._by_sequence.clear()
@@ -60,7 +60,7 @@ class WorkerBackups:
         """Return the backup that a gradient was computed on, the newest for 0; older ones are dropped.
 
         Raises:
-            ProtocolError: it is not kept; the worker overlaps more than the shard expects.
+            ProtocolError: the backup is no longer kept; the worker overlaps more pushes than the shard expects.
         """
         sequence = sequence or max(self._by_sequence)
         found = self._by_sequence.get(sequence)
@@ -77,7 +77,7 @@ class WorkerBackups:
 
 @dataclass
 class WorkerRecord:
-    """The state that a shard keeps for one worker.
+    """State that a shard keeps for one worker.
 
     Attributes:
         backups: Weights that the worker may hold.
@@ -93,7 +93,7 @@ class WorkerRecord:
 
 
 class BackupStore:
-    """The records of all workers of one shard. Used under the store's lock.
+    """Records of all workers of one shard. Used under the store's lock.
 
     Args:
         engine: Engine of the shard.
@@ -111,7 +111,7 @@ class BackupStore:
         """Return the record of a worker that has pulled.
 
         Raises:
-            ProtocolError: it has not.
+            ProtocolError: the worker has not pulled.
         """
         if worker not in self._workers:
             raise ProtocolError(f"Push from worker {worker}: expected a pull before the first push. Received: none.")
@@ -125,8 +125,8 @@ class BackupStore:
     def base_of(self, worker: str, sequence: int, request: DeltaRequest | None) -> Backup | None:
         """Return the backup that the reply to request ``sequence`` may be a delta to; None for all weights.
 
-        A request that is sent again, on any stream, is answered with all of the weights of its first reply: a new
-        delta would not give exactly these, and the shard does not know which of the two the worker uses.
+        A repeated request, on any stream, is answered with all of the weights of its first reply: a new delta would not
+        reproduce them exactly, and the shard cannot determine which of the two replies the worker uses.
         """
         if request is None or not self._format.has_deltas:
             return None
@@ -143,26 +143,26 @@ class BackupStore:
         record.backups.add(sequence, Backup(self._format.encode(reply), version, staleness))
 
     def confirm(self, worker: str, sequence: int, backup: Backup) -> None:
-        """Keep this backup for good: from now on :meth:`exchange` does not replace it."""
+        """Make this backup final: :meth:`exchange` no longer replaces it."""
         self._workers[worker].backups.add(sequence, replace(backup))
 
     def exchange(self, worker: str, sequence: int, old: Backup, weights: Vector) -> bool:
-        """Replace the weights of a backup if it is still ``old``, the very same object; return whether it was."""
+        """Replace the weights of a backup if it is still ``old``, the identical object; return whether it was."""
         if self.get(worker, sequence) is not old:
             return False
         self._workers[worker].backups.add(sequence, replace(old, weights=weights))
         return True
 
     def forget(self, worker: str) -> None:
-        """Free the record of a worker that is gone."""
+        """Free the record of a worker that has left."""
         self._workers.pop(worker, None)
 
     def resync(self) -> None:
-        """Send all weights with the next reply to each worker: deltas to weights that far away would be coarse."""
+        """Send all weights with the next reply to each worker: deltas to distant weights would be coarse."""
         for record in self._workers.values():
             record.resync = True
         self._format.renew_anchor()
 
     def anchor(self, snapshot: Callable[[], Vector]) -> Vector | None:
-        """Return the anchor of the next reply, or None; ``snapshot`` returns the weights as they are."""
+        """Return the anchor of the next reply, or None; ``snapshot`` returns the current weights."""
         return self._format.anchor(snapshot, len(self._workers))

@@ -1,4 +1,4 @@
-"""The store of one shard of a program: with tables by rows where the job allows it, else all of it dense."""
+"""Construction of the store of one shard: with tables by rows where the job allows it, otherwise all dense."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ def build_store(
     policy: ConsistencyPolicy | None = None,
     custom_objects: Mapping[str, Any] | None = None,
 ) -> Store:
-    """Shard ``index`` of ``shards`` of a program.
+    """Build shard ``index`` of ``shards`` of a program.
 
     Args:
         manifest: The program's manifest.
-        state: The whole model's weights, or the shard's; and, unless empty, the whole optimizer's variables.
+        state: Weights of the whole model or of the shard; and, unless empty, the variables of the whole optimizer.
         algorithm: Algorithm of the job.
         index: Index of this shard.
-        shards: As asked for in the job's specification.
+        shards: Number of shards as given in the job's specification.
         workers: Number of workers of the job; sizes softsync's merge.
-        policy: Consistency policy of the workers that push; None: the algorithm's.
+        policy: Consistency policy of the pushing workers; None: the algorithm's.
         custom_objects: The user's own classes.
 
     Raises:
-        UsageError: the optimizer cannot be built or cut.
+        UsageError: the optimizer cannot be built or partitioned.
     """
     plan = make_plan(manifest, index, shards)
     weights = plan.own(state.weights)

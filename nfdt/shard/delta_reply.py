@@ -1,8 +1,8 @@
 """Weights as a delta to a worker's backup: the backup is the error feedback of the replies.
 
 A worker's backup equals the weights that the worker holds, bit for bit, after the losses of a codec. The next delta is
-taken to the backup, so losses are sent then. The update rule measures the drift from the backup, so losses are part of
-the delay that the rule compensates.
+relative to the backup, so it also carries earlier losses. The update rule measures the drift from the backup, so losses
+are part of the delay that the rule compensates.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RESYNC_AFTER = 1000
 
 
 class ReplyHistory:
-    """The replies on one stream: its worker takes them in order, so the base of the next delta is the last one.
+    """Replies on one stream. The worker receives them in order, so the base of the next delta is the last reply.
 
     A new stream begins with all weights. Replies on an old stream do not count: the last of them may be lost.
     """
@@ -35,7 +35,7 @@ class ReplyHistory:
         return DeltaRequest(codec, self._last)
 
     def add(self, sequence: int, reply: Reply) -> None:
-        """Note the reply to the request ``sequence``."""
+        """Record the reply to the request ``sequence``."""
         if reply.delta is not None:
             self._last, self._deltas = sequence, self._deltas + 1
         elif reply.weights is not None:
@@ -47,12 +47,12 @@ def encode_delta(base: Vector, weights: Vector, request: DeltaRequest) -> tuple[
 
     Args:
         base: Weights that the worker holds, shape ``(n,)`` float32.
-        weights: Weights that it shall hold, same shape.
-        request: Codec of the delta, and the number of the answer that ``base`` comes from.
+        weights: Weights that it should hold, same shape.
+        request: Codec of the delta, and the number of the reply that ``base`` comes from.
 
     Returns:
-        The delta and the weights that the worker will hold; None if the difference is not finite, and all weights have
-        to be sent.
+        The delta and the weights that the worker will hold; None if the difference is not finite and all weights must
+        be sent.
     """
     codec, size = request.codec, base.size
     payload, reached = np.empty(codec.encoded_bytes(size), np.uint8), aligned_buffer(size)

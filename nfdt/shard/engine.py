@@ -1,4 +1,4 @@
-"""One shard's weights, optimizer and rule state, and the compiled functions that move them."""
+"""Weights, optimizer and rule state of one shard, and the compiled functions that update them."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ LARGE = 1e8
 
 @dataclass(frozen=True)
 class ReplyWeights:
-    """Weights for a worker, and the same in compressed form if there is an anchor."""
+    """Weights for a worker, and their compressed form if there is an anchor."""
 
     weights: Vector
     compressed: AnchoredBf16 | None = None
 
     @property
     def compact(self) -> Vector | AnchoredBf16:
-        """The smaller form."""
+        """Smaller form of the weights."""
         return self.compressed or self.weights
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of a step: weights for the worker, and the rule's new state for it."""
+    """Result of a step: weights for the worker, and the rule's new state for it."""
 
     reply: ReplyWeights
     worker: RuleState
@@ -47,7 +47,7 @@ class StepResult:
 
 @functools.lru_cache(maxsize=1024)
 def _scalar(value: float) -> Any:
-    """A constant; most are small numbers that come again and again, and making one takes as long as a small step."""
+    """Return a cached constant: most values recur, and creating a constant takes as long as a small step."""
     return tf.constant(value, tf.float32)
 
 
@@ -85,7 +85,7 @@ class Engine:
 
     @property
     def layout(self) -> ParameterLayout:
-        """The shard's variables."""
+        """Variables of the shard."""
         return self.built.plan.layout
 
     @property
@@ -95,7 +95,7 @@ class Engine:
 
     @property
     def updates(self) -> int:
-        """Updates the optimizer has seen."""
+        """Number of updates that the optimizer has applied."""
         return int(self._fused.updates())
 
     @property
@@ -104,14 +104,14 @@ class Engine:
         return float(self.built.optimizer.learning_rate)
 
     def weights(self) -> Vector:
-        """Return the weights; later steps do not change them, as TensorFlow copies a referenced variable on write."""
+        """Return the weights; later steps do not change them: TensorFlow copies a referenced variable on write."""
         if not self.size:
             return tf.zeros(0)
         return read(self.built.variables[0]) if self.built.plan.flat else self._fused.flat()
 
     @staticmethod
     def tensor(vector: npt.NDArray[np.float32]) -> Vector:
-        """A gradient from the network; see :func:`as_tensor`."""
+        """Return a gradient from the network as a tensor; see :func:`as_tensor`."""
         return as_tensor(vector)
 
     @staticmethod
@@ -124,7 +124,7 @@ class Engine:
         return tf.zeros(self.size, tf.bfloat16)
 
     def new_worker(self) -> RuleState:
-        """The rule's state for a worker that has not pushed yet."""
+        """Return the rule's state for a worker that has not pushed yet."""
         return _state(self.rule.init_worker(self._ops, self._fused.flat()))
 
     def new_accumulator(self) -> GradientAccumulator:
@@ -142,16 +142,16 @@ class Engine:
         rate: float = 1.0,
         anchor: Any = None,
     ) -> StepResult | None:
-        """Apply one finite gradient; None, and all is as before, if that left what is not finite.
+        """Apply one finite gradient; return None and restore the state if that left non-finite values.
 
         Args:
             gradient: Shape ``(size,)`` float32.
             backup: Weights it was computed on, a vector or compressed; None for a rule that does not use them.
-            staleness: Updates it missed.
+            staleness: Number of updates that it missed.
             worker: The rule's state for its worker.
-            length: Length of the gradient; a long one is tried first.
-            rate: Factor of the learning rate.
-            anchor: Anchor of the compressed reply; None or a vector at every call.
+            length: Norm of the gradient; a step with a large one can be undone.
+            rate: Factor on the learning rate.
+            anchor: Anchor of the compressed reply; either None at every call or a vector at every call.
         """
         args = (gradient, _given(backup), _scalar(staleness), _scalar(rate), self._shard, worker, _given(anchor))
         before = self._kept(length * rate)
@@ -169,7 +169,7 @@ class Engine:
         *,
         length: float,
     ) -> RuleState:
-        """Correct one finite gradient and add it to ``accumulator``; returns the worker's new state."""
+        """Correct one finite gradient and add it to ``accumulator``; return the worker's new state."""
         sums = (accumulator.total, accumulator.weight, _scalar(samples))
         args = (*sums, gradient, _given(backup), _scalar(staleness), self._shard, worker)
         accumulator.total, accumulator.weight, self._shard, worker = self._fused.accumulate(*args)
@@ -177,12 +177,12 @@ class Engine:
         return worker
 
     def accumulate_part(self, accumulator: GradientAccumulator, gradient: Vector, samples: int, length: float) -> None:
-        """Add one raw gradient of a round, which must be finite, to ``accumulator``."""
+        """Add one raw, finite gradient of a round to ``accumulator``."""
         accumulator.total = self._fused.accumulate_part(accumulator.total, _scalar(samples), gradient)
         accumulator.note(samples, length)
 
     def apply_round(self, accumulator: GradientAccumulator, worker: RuleState) -> RuleState | None:
-        """Apply the mean gradient of a round, computed on the weights as they are; None as in :meth:`step`.
+        """Apply the mean gradient of a round, computed on the current weights; return None as in :meth:`step`.
 
         Returns the rule's new state for all workers.
         """
@@ -193,7 +193,7 @@ class Engine:
         return worker if self._stands(before, worker) else None
 
     def apply(self, accumulator: GradientAccumulator) -> bool:
-        """Apply the mean of corrected gradients, each at its own factor of the rate; False as :meth:`step` None."""
+        """Apply the mean of corrected gradients, each at its own rate factor; False if undone; see :meth:`step`."""
         before = self._kept(accumulator.longest)
         sums = (accumulator.total, accumulator.weight, _scalar(accumulator.samples))
         self._shard = self._fused.apply(*sums, self._shard)
@@ -214,7 +214,7 @@ class Engine:
         """Replace the learning rate.
 
         Raises:
-            UsageError: the optimizer follows a schedule or a function, which Keras does not let replace either.
+            UsageError: the optimizer follows a schedule or a function, which Keras cannot replace either.
         """
         optimizer = self.built.optimizer
         if not has_fixed_learning_rate(optimizer):
@@ -224,7 +224,7 @@ class Engine:
         optimizer.learning_rate = value
 
     def read(self, *, weights_only: bool = False) -> tuple[npt.NDArray[np.float32], dict[int, npt.NDArray[Any]]]:
-        """Copies of the weights and of the shard's part of the optimizer's variables, by index."""
+        """Return copies of the weights and of the shard's part of the optimizer's variables, by index."""
         weights = np.array(as_array(self.weights()))
         if weights_only:
             return weights, {}
@@ -232,7 +232,7 @@ class Engine:
         return weights, self.built.read()
 
     def write(self, weights: npt.NDArray[np.float32], optimizer: Mapping[int, npt.NDArray[Any]]) -> None:
-        """Replace the weights; where optimizer variables are given, those too, and the rule starts anew from them."""
+        """Replace the weights; given optimizer variables are replaced too, and the rule restarts from them."""
         self._fused.assign(self.built.variables, tf.constant(weights, tf.float32))
         if optimizer:
             self._give_back()
@@ -240,13 +240,13 @@ class Engine:
             self._take_over()
 
     def _kept(self, length: float) -> tuple[list[Any], RuleState] | None:
-        """Copy the state that a step changes, before a long gradient is tried; None for others, which cost nothing."""
+        """Copy the state that a step changes before a large gradient is tried; return None for other gradients."""
         if length < LARGE:
             return None
         return [tf.identity(variable.value) for variable in self._moved()], self._shard
 
     def _stands(self, before: tuple[list[Any], RuleState] | None, worker: RuleState) -> bool:
-        """Whether a step is kept; a step that was tried and left values that are not finite is undone."""
+        """Return whether a step is kept; a step on trial that left non-finite values is undone."""
         moved = self._moved()
         if before is None or _are_finite([*(v.value for v in moved), *self._shard.values(), *worker.values()]):
             return True

@@ -1,4 +1,4 @@
-"""The shard's side of one worker's stream: pushes and pulls in, answers out."""
+"""The shard's side of one worker's stream: receives pushes and pulls, sends replies."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ MAX_ERROR = 4000  # characters
 
 
 class WorkerExchange:
-    """Assembles one worker's requests and answers them.
+    """Server of one worker's requests.
 
     Args:
         store: Store of the shard.
-        buffers: Buffers for gradients that come over the stream or are decoded.
+        buffers: Buffers for gradients that arrive on the stream or are decoded.
         encoders: Codecs for deltas of weights, by name.
         terms: Requests that the job allows.
         worker: Name of the worker.
@@ -50,10 +50,10 @@ class WorkerExchange:
         self._segment: shared_memory.Segment | None = None
 
     def serve(self, stream: FrameStream) -> None:
-        """Answer every push and pull; the first mistake is answered with an error and ends the stream.
+        """Answer every push and pull; the first error is sent to the worker and ends the stream.
 
         Raises:
-            OSError: the worker is gone, or stopped in the middle of a frame.
+            OSError: the connection to the worker is lost, or stalled in the middle of a frame.
         """
         sequence, before = 0, None
         try:
@@ -68,7 +68,7 @@ class WorkerExchange:
                 reply = self._reply(header, stream)
                 self._history.add(sequence, reply)
                 self._answer(stream, sequence, reply)
-                del reply  # as large as the model, and the next request may be long in coming
+                del reply  # as large as the model, and the next request may come much later
         except EOFError as error:
             self._refuse(stream, sequence, ProtocolError(str(error)))
         except NfdtError as error:
@@ -96,7 +96,7 @@ class WorkerExchange:
         """Map the memory that the worker offers; if that fails the stream continues without it."""
         try:
             self._segment = shared_memory.accept(offer, self._store.size * 4, pairs=self._store.overlap + 1)
-        except OSError as error:  # Refused is one
+        except OSError as error:  # includes Refused
             logger.info("Gradients of %s come over the stream. %s", self._worker, error)
             return Frame(kind=ACKNOWLEDGE, sequence=offer.sequence, applied=False, error=str(error))
         return Frame(kind=ACKNOWLEDGE, sequence=offer.sequence, applied=True)
@@ -117,7 +117,7 @@ class WorkerExchange:
                 f"Push from worker {self._worker}: expected {wanted} bytes ({self._store.size} float32). Received: "
                 f"{header.total_bytes} bytes. The worker runs another model; restart it."
             )
-        if header.shared:  # applied where the worker put it; it stays there until the answer is out
+        if header.shared:  # applied in the worker's shared memory; it stays there until the reply is sent
             return self._push(header, self._shared(header))
         with self._buffers.lend() as buffer:
             self._receive(stream, buffer)
@@ -132,7 +132,7 @@ class WorkerExchange:
         else:
             encoded = np.empty(header.total_bytes, np.uint8)
             self._receive(stream, encoded)
-        if codec is ROWS:  # the store knows which
+        if codec is ROWS:  # the store decodes rows itself
             return self._push(header, encoded)
         with self._buffers.lend() as buffer:
             codec.decode(encoded, buffer)
@@ -162,7 +162,7 @@ class WorkerExchange:
         return self._history.delta_request(codec)
 
     def _answer(self, stream: FrameStream, sequence: int, reply: Reply) -> None:
-        """The answer to a push or pull."""
+        """Send the reply to a push or pull."""
         content: Any = reply.weights
         header = Frame(sequence=sequence, version=reply.version, staleness=reply.staleness, applied=reply.applied)
         header.served_us = int((time.perf_counter() - self._complete_at) * 1e6)

@@ -21,14 +21,14 @@ from nfdt.transport.in_flight import InFlight, InFlightPush
 
 @dataclass(frozen=True)
 class Leaving:
-    """A push that has not reached the shards yet.
+    """Push that has not reached the shards yet.
 
     Attributes:
         sequence: Sequence number of the push.
         parts: Part of the gradient for each shard.
         sizes: Bytes of each part as it is sent.
         fields: Other fields of :class:`~nfdt.shard.messages.Gradient`.
-        want_weights: Whether to answer with weights.
+        want_weights: Whether the reply contains weights.
         reply_codec: Codec of the deltas to request; None for all weights.
     """
 
@@ -41,21 +41,21 @@ class Leaving:
 
 
 def reply_bytes(reply: Reply) -> int:
-    """Return the size of a shard's answer, in bytes of weights or of a delta."""
+    """Return the size of a shard's reply, in bytes of weights or of a delta."""
     if reply.delta is not None:
         return int(reply.delta.payload.nbytes)
     return 0 if reply.weights is None else int(reply.weights.nbytes)
 
 
 class InProcessClient:
-    """A ``ParameterClient`` that calls the stores directly: a push is answered when it has been sent.
+    """``ParameterClient`` that calls the stores directly: a push is answered as soon as it is sent.
 
     Args:
         stores: Stores of the shards, in order.
         layout: Layout of the whole model.
         worker: Name of this worker.
-        overlap: Number of pushes that may be unanswered while another one is sent; at most the stores' own.
-        choice: Choice of codecs; None: nothing is encoded.
+        overlap: Number of pushes that may be unanswered while another one is sent; at most that of the stores.
+        choice: Choice of codecs; None disables encoding.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class InProcessClient:
         """Do nothing: there is no connection."""
 
     def _leave(self, gradient: Vector, options: PushOptions) -> Leaving:
-        """Prepare a push: the part of a worker's work before it has to wait."""
+        """Prepare a push: the part of a worker's work that needs no waiting."""
         check_gradient(gradient, self._bounds)
         self._pushes.check_push()
         self._sequence += 1
@@ -123,7 +123,7 @@ class InProcessClient:
         return Leaving(self._sequence, parts, sizes, fields, want_weights, reply_codec)
 
     def _deliver(self, leaving: Leaving) -> list[Reply]:
-        """Hand the push to the shards, and keep their replies."""
+        """Send the push to the shards, and keep their replies."""
         replies: list[Reply] = []
         for store, history, part in zip(self._stores, self._histories, leaving.parts, strict=True):
             push, delta = Gradient(leaving.sequence, part, **leaving.fields), history.delta_request(leaving.reply_codec)
@@ -147,7 +147,7 @@ class InProcessClient:
         )
 
     def _parts(self, gradient: Vector, compute_s: float) -> tuple[list[int], list[Vector]]:
-        """Return the bytes sent to each shard, and its part of the gradient: decoded, as behind a network."""
+        """Return the bytes sent to each shard, and its part of the gradient, decoded as after a network transfer."""
         if self._coding is None:
             parts = [gradient[bound] for bound in self._bounds]
             return [part.nbytes for part in parts], parts

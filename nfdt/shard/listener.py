@@ -1,4 +1,4 @@
-"""The port of the streams on which workers push and pull, open to connections that show a ticket."""
+"""Port of the streams on which workers push and pull, open to connections that present a ticket."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ MOST_ANONYMOUS = 64  # connections that have not shown a ticket yet
 
 
 class ShardListener:
-    """Serves each connection in a thread of its own.
+    """Listener that serves each connection in a separate thread.
 
     Args:
         serve: Serves a stream, given the worker's name; the stream is closed when it returns or raises.
         host: Interface to listen on, at a free port.
-        most: Limit for connections and unused tickets together.
+        most: Limit on connections and unused tickets together.
         tls: TLS context; None for plain text.
     """
 
@@ -53,7 +53,7 @@ class ShardListener:
         """Issue a ticket for one connection of a worker within ``TICKET_S`` seconds.
 
         Raises:
-            Refused: there are too many.
+            Refused: the limit is reached.
         """
         now = time.monotonic()
         with self._lock:
@@ -65,7 +65,7 @@ class ShardListener:
         return ticket
 
     def stop(self, grace_s: float) -> None:
-        """Stop listening; running requests get ``grace_s`` seconds in all. Can be called twice."""
+        """Stop listening; running requests share ``grace_s`` seconds. Can be called twice."""
         self._stopped.set()
         try:
             self._listening.shutdown(socket.SHUT_RDWR)  # ends the wait in accept
@@ -86,7 +86,7 @@ class ShardListener:
         while not self._stopped.is_set():
             try:
                 peer, _ = self._listening.accept()
-            except OSError as error:  # closed; or this process has too many files open, which may pass
+            except OSError as error:  # closed; or this process has too many open files, which may be temporary
                 if not self._stopped.wait(ACCEPT_AGAIN_S):
                     self._warn(f"a connection could not be accepted: {error}")
                 continue
@@ -97,13 +97,13 @@ class ShardListener:
             thread = threading.Thread(target=self._admit, args=(peer,), name="shard-connection", daemon=True)
             try:
                 thread.start()
-            except (RuntimeError, MemoryError) as error:  # a limit on threads or memory, which may pass
+            except (RuntimeError, MemoryError) as error:  # a limit on threads or memory, which may be temporary
                 self._anonymous.release()
                 peer.close()
                 self._warn(f"a connection was closed, no thread could serve it: {error}")
 
     def _warn(self, what: str) -> None:
-        """Log events that anonymous connections can cause, at most one line in ``WARN_EVERY_S`` seconds."""
+        """Log events that anonymous connections can cause, at most one line per ``WARN_EVERY_S`` seconds."""
         now = time.monotonic()
         if now - self._warned_at < WARN_EVERY_S:
             self._not_warned += 1
@@ -131,7 +131,7 @@ class ShardListener:
                 stream.close()
 
     def _authenticate(self, peer: socket.socket) -> tuple[FrameStream, str] | None:
-        """Return the stream and the worker of a connection that shows a valid ticket; another one is closed."""
+        """Return the stream and the worker of a connection that presents a valid ticket; close any other connection."""
         try:
             peer.settimeout(SHOW_TICKET_S)
             if self._tls:
@@ -160,7 +160,7 @@ class ShardListener:
 
 
 def _shown(peer: socket.socket, until: float) -> bytes:
-    """Receive the ticket, which must come before ``until``."""
+    """Receive the ticket, which must arrive before ``until``."""
     ticket = b""
     while len(ticket) < TICKET_BYTES:
         peer.settimeout(max(0.001, until - time.monotonic()))

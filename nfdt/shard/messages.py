@@ -17,15 +17,15 @@ class Gradient:
     """One push.
 
     Attributes:
-        sequence: Number that rises with every push of a worker; an old one is a duplicate.
+        sequence: Number that increases with every push of a worker; an old one is a duplicate.
         values: Mean gradient of the batch, shape ``(size,)``, float32; borrowed until the push returns.
-        samples: Number of samples behind it, its weight if gradients are merged.
+        samples: Number of samples of the gradient, its weight if gradients are merged.
         round: Synchronous round, counted from 1 within the job; 0 for an asynchronous push.
         part: Number of the part in its round.
         parts: Number of parts of the round.
-        rate: Factor of the learning rate for this gradient alone; not for parts of a round or of a merge, which are
+        rate: Learning-rate factor for this gradient alone; not used for parts of a round or of a merge, which are
             weighted by their samples.
-        computed_on: Sequence of this worker's request whose answer held the weights that the gradient was computed on;
+        computed_on: Sequence of this worker's request whose reply held the weights that the gradient was computed on;
             0 for the newest.
     """
 
@@ -41,7 +41,7 @@ class Gradient:
 
 @dataclass(frozen=True)
 class DeltaRequest:
-    """A request for a delta to the weights of answer ``base``, which the worker holds, encoded in ``codec``."""
+    """Request for a delta to the weights of reply ``base``, which the worker holds, encoded in ``codec``."""
 
     codec: Codec
     base: int
@@ -49,7 +49,7 @@ class DeltaRequest:
 
 @dataclass(frozen=True)
 class WeightDelta:
-    """A vector to be added to the weights of answer ``base``: bytes in a codec, shape ``(n,)`` uint8."""
+    """Vector to be added to the weights of reply ``base``: bytes in a codec, shape ``(n,)`` uint8."""
 
     codec: Codec
     payload: npt.NDArray[np.uint8]
@@ -58,14 +58,14 @@ class WeightDelta:
 
 @dataclass(frozen=True)
 class Reply:
-    """The shard's answer.
+    """Reply of the shard.
 
     Attributes:
         version: Version of the shard.
-        weights: A read-only view; None if none were asked for, or if a delta replaces them.
-        staleness: Updates that the gradient missed.
+        weights: A read-only view; None if none were requested, or if a delta replaces them.
+        staleness: Number of updates that the gradient missed.
         applied: False for a duplicate, and for a gradient that was dropped.
-        delta: A delta in place of ``weights``.
+        delta: A delta instead of ``weights``.
     """
 
     version: int

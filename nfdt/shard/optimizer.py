@@ -1,4 +1,4 @@
-"""The user's own Keras optimizer on one shard's variables: built, loaded, read, and what a rule must know of it."""
+"""The user's Keras optimizer on one shard's variables: building, loading, reading, and its traits for update rules."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SLOT_NAMES = {"sgd": {"momentum": "momentums"}, "adam": {"m": "_momentums", "v"
 
 @dataclass(frozen=True)
 class BuiltOptimizer:
-    """The optimizer and the Keras variables it moves: one flat one, or one per variable of the model."""
+    """Optimizer and the Keras variables it updates: one flat variable, or one per variable of the model."""
 
     optimizer: Any
     variables: list[Any]
@@ -34,12 +34,12 @@ class BuiltOptimizer:
     traits: OptimizerTraits
 
     def slots(self) -> dict[str, list[Any]]:
-        """The variables a rule takes over, by the rule's name for them, in the order of ``variables``."""
+        """Return the variables that a rule takes over, by the rule's name for them, in the order of ``variables``."""
         names = _SLOT_NAMES[self.traits.kind]
         return {name: list(held) for name, attribute in names.items() if (held := getattr(self.optimizer, attribute))}
 
     def load(self, state: Mapping[int, Array]) -> None:
-        """Take over the variables of the whole optimizer, by index; those not given keep their start value.
+        """Take over the variables of the whole optimizer, by index; missing ones keep their initial value.
 
         Raises:
             ShapeMismatch: a variable has another shape.
@@ -50,7 +50,7 @@ class BuiltOptimizer:
                 variable.assign(_joined(variable, [_held(state[slot.index], slot) for slot in members]))
 
     def read(self) -> dict[int, Array]:
-        """The shard's part of the whole optimizer's variables, by index; global ones are given by every shard."""
+        """Return the shard's part of the whole optimizer's variables, by index; every shard returns the global ones."""
         own = self.optimizer.variables
         found: dict[int, Array] = {}
         for variable, members in zip(own, self.plan.bindings(len(own)), strict=True):
@@ -106,7 +106,7 @@ def _variables(plan: ShardPlan, weights: Array, custom_objects: Mapping[str, Any
     made = []
     for slot, value, config in zip(plan.layout.slots, plan.layout.unflatten(weights), plan.constraints, strict=True):
         variable = keras.Variable(value, dtype="float32", name=slot.name.rsplit("/", 1)[-1] or "variable")
-        set_path(variable, slot.name)  # optimizers may choose by path; a name cannot hold one
+        set_path(variable, slot.name)  # optimizers may select by path; a name cannot hold one
         if config is not None:
             constraint = keras.saving.deserialize_keras_object(config, custom_objects=dict(custom_objects))
             variable.constraint = constraint
@@ -120,7 +120,7 @@ def build_optimizer(
     weights: Array,
     custom_objects: Mapping[str, Any] | None = None,
 ) -> BuiltOptimizer:
-    """The program's optimizer on this shard's variables.
+    """Build the program's optimizer on this shard's variables.
 
     Gradients arrive unscaled (the worker divides), so a loss scale of the optimizer has no effect here.
 
@@ -134,7 +134,7 @@ def build_optimizer(
         UsageError: Keras cannot build the optimizer.
     """
     custom = dict(custom_objects or {})
-    config = copy.deepcopy(dict(manifest.optimizer))  # Keras empties some of what it is given
+    config = copy.deepcopy(dict(manifest.optimizer))  # Keras empties parts of its argument
     try:
         optimizer = keras.saving.deserialize_keras_object(config, custom_objects=custom)
     except (TypeError, ValueError) as error:
@@ -149,7 +149,7 @@ def build_optimizer(
 
 @contextmanager
 def replaced(optimizer: Any, **methods: Any) -> Iterator[None]:
-    """Replace methods of this one optimizer while its step is being traced."""
+    """Replace methods of this optimizer instance while its step is traced."""
     before = {name: vars(optimizer).get(name) for name in methods}
     for name, method in methods.items():
         object.__setattr__(optimizer, name, method)

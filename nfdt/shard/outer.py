@@ -9,18 +9,18 @@ from nfdt.core.specs.algorithm import AlgorithmSpec
 
 
 def pushes_differences(algorithm: AlgorithmSpec) -> bool:
-    """Whether workers push differences ``pulled - own``, made by the user's optimizer elsewhere."""
+    """Return whether workers push differences ``pulled - own``, made by the user's optimizer elsewhere."""
     return algorithm.topology_facts.grouped and algorithm.outer == "delta"
 
 
 def outer_program(manifest: Manifest, algorithm: AlgorithmSpec) -> Manifest:
-    """Return the program with Nesterov SGD in place of the user's optimizer; a difference is its gradient.
+    """Return the program with Nesterov SGD instead of the user's optimizer; a difference is its gradient.
 
-    Its variables are no part of the job's state. Weight decay belongs to the user's optimizer, and is part of the
+    Its variables are not part of the job's state. Weight decay belongs to the user's optimizer, and is included in the
     difference.
 
     References:
-        Douillard et al., "DiLoCo", arXiv:2311.08105: the outer optimizer and its numbers.
+        Douillard et al., "DiLoCo", arXiv:2311.08105: the outer optimizer and its hyperparameters.
     """
     slots = manifest.layout.slots
     rate, momentum = algorithm.outer_lr, algorithm.outer_momentum
@@ -34,5 +34,5 @@ def outer_program(manifest: Manifest, algorithm: AlgorithmSpec) -> Manifest:
 
 
 def outer_algorithm(algorithm: AlgorithmSpec) -> AlgorithmSpec:
-    """Return the algorithm without compensation by curvature, which differences do not measure; delays still count."""
+    """Return the algorithm without curvature compensation, which differences do not measure; delays still count."""
     return algorithm.model_copy(update={"dc_lambda": 0.0})

@@ -1,4 +1,4 @@
-"""A log of the updates of a table: which rows have changed since a version, and their values at that version."""
+"""Log of the updates of a table: the rows that changed since a version, and their values at that version."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Index = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class _Change:
-    """The update that made ``version``: rising numbers of rows, and their values before it."""
+    """Update that made ``version``: ascending row numbers, and the values of these rows before it."""
 
     version: int
     index: Index
@@ -23,14 +23,14 @@ class _Change:
 
 
 class RowLog:
-    """The newest changes of one table.
+    """Newest changes of one table.
 
-    It replaces a copy of the table per worker and version: the backup of a worker is the table with the changes since
-    its version undone.
+    The log replaces a copy of the table per worker and version: the backup of a worker is the table with the changes
+    since its version undone.
 
     Args:
         rows: Number of rows of the table.
-        version: Oldest version that is known.
+        version: Oldest known version.
     """
 
     def __init__(self, rows: int, version: int = 0) -> None:
@@ -44,19 +44,19 @@ class RowLog:
         self._kept = 0
 
     def add(self, version: int, index: Index, before: Vector) -> None:
-        """Add the update that made ``version``: rows, each named once, and their values before it."""
+        """Add the update that made ``version``: unique rows, and their values before it."""
         self._changes.append(_Change(version, index, before))
         self._kept += index.size
 
     def keep(self, since: int, most: int) -> None:
-        """Drop changes before version ``since``, and the oldest ones as long as they have over ``most`` rows."""
+        """Drop changes before version ``since``, and the oldest ones while more than ``most`` rows are kept."""
         while self._changes and (self._changes[0].version <= since or self._kept > most):
             oldest = self._changes.popleft()
             self._kept -= oldest.index.size
             self._known_since = oldest.version
 
     def changed_since(self, version: int) -> Index | None:
-        """Return the rows that have changed since ``version``, rising; None if that is not known any more."""
+        """Return the rows that changed since ``version``, ascending; None if that is no longer known."""
         if version < self._known_since:
             return None
         found = [change.index for change in self._changes if change.version > version]
@@ -67,7 +67,7 @@ class RowLog:
     def undone(self, version: int, index: Index, values: Vector) -> Vector:
         """Return the values of the rows ``index`` at ``version``, given their current ``values``; a new array.
 
-        For a version that is not known any more, values of the oldest known version are returned.
+        For a version that is no longer known, return the values of the oldest known version.
         """
         values = values.copy()
         self._place[index] = np.arange(index.size, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""The table rows of a synchronous round: parts summed in their own order, whatever the order of arrival."""
+"""Table rows of a synchronous round: parts are summed in their own order, independent of the order of arrival."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nfdt.shard.messages import Gradient
 
 
 class RowRound:
-    """The parts of the newest round so far; the dense store checks them, and counts them."""
+    """Received parts of the newest round; the dense store checks and counts them."""
 
     def __init__(self) -> None:
         self._number = -1

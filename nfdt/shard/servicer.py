@@ -1,4 +1,4 @@
-"""One shard as a gRPC server: the Shard service over a store."""
+"""One shard as a gRPC server: the Shard service on a store."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MAX_STATE_COPIES = 64
 
 
 class ShardServicer:
-    """The Shard service over a store; its chunks travel as bytes.
+    """Shard service on a store; its chunks are sent as bytes.
 
     Args:
         store: Store of the shard.
@@ -69,7 +69,7 @@ class ShardServicer:
 
     @answering
     def administer(self, request: AdminRequest, context: grpc.ServicerContext) -> AdminReply:
-        """Flush, set the learning rate, report statistics, or forget a worker that left."""
+        """Flush, set the learning rate, report statistics, or remove a worker that left."""
         action = request.WhichOneof("action")
         if action == "flush":
             self._store.flush()
@@ -83,7 +83,7 @@ class ShardServicer:
 
     @answering
     def read(self, request: ReadRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
-        """The shard's state as safetensors, at one moment."""
+        """Send the shard's state as safetensors, consistent at one moment."""
         weights, optimizer = self._store.read(weights_only=request.weights_only or self._weights_only)
         parts = [memoryview(part) for part in dump_state_parts(weights, optimizer, {})]
         total, at = sum(part.nbytes for part in parts), 0
@@ -94,7 +94,7 @@ class ShardServicer:
 
     @answering
     def write(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> AdminReply:
-        """Replace weights (the shard's, or the whole model's) and, where given, optimizer variables."""
+        """Replace the weights (of the shard, or the whole model) and, where given, the optimizer variables."""
         header, payload = decode_chunk(next(requests, b""), StateChunk)
         most = 2**24 + 4 * self._plan.model_size * MAX_STATE_COPIES
         if header.total_bytes > most:
@@ -111,7 +111,7 @@ class ShardServicer:
         return AdminReply(version=version)
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """All methods, for ``grpc.Server.add_generic_rpc_handlers``."""
+        """Return all methods, for ``grpc.Server.add_generic_rpc_handlers``."""
         answer, opened = AdminReply.SerializeToString, OpenReply.SerializeToString
         return grpc.method_handlers_generic_handler(
             SERVICE,
@@ -126,7 +126,7 @@ class ShardServicer:
 
 @dataclass
 class RunningShard:
-    """A running shard; ``address`` is ``host:port``."""
+    """Running shard; ``address`` is ``host:port``."""
 
     address: str
     store: Store
@@ -135,13 +135,13 @@ class RunningShard:
     _stopped: threading.Event = field(default_factory=threading.Event)
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Stop serving; what is being answered gets ``grace_s`` seconds. Waits for the end; can be called twice."""
+        """Stop serving; running calls get ``grace_s`` seconds. Waits for the end; can be called twice."""
         self._listener.stop(grace_s)
         self._server.stop(grace_s).wait(grace_s + STOP_GRACE_S)
         self._stopped.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it is stopped; False when ``timeout_s`` passed first."""
+        """Wait until the shard is stopped; return False if ``timeout_s`` passed first."""
         return self._stopped.wait(timeout_s)
 
 
@@ -162,18 +162,18 @@ def start_shard(
 
     Args:
         manifest: The program's manifest.
-        state: The whole model's state to start from.
-        algorithm: Chooses the update rule, how many gradients make an update, and how many pushes of a worker overlap.
+        state: State of the whole model to start from.
+        algorithm: Chooses the update rule, the number of gradients per update, and the overlap of a worker's pushes.
         index: Index of this shard, below :func:`nfdt.core.sharding.count_shards`.
-        shards: As asked for in the job's specification.
-        workers: Workers of the job; sizes the thread pool and softsync's merge.
-        token: Key of the job: administration requires it, and workers present tokens made of it.
+        shards: Number of shards as given in the job's specification.
+        workers: Number of workers of the job; sizes the thread pool and softsync's merge.
+        token: Key of the job: administration requires it, and workers present tokens derived from it.
         host: Interface to listen on.
         custom_objects: The user's own classes, for code jobs.
         **security: ``cert``, ``key``, ``client_ca``, ``insecure`` of :func:`nfdt.core.wire.channel.make_server`.
 
     Raises:
-        UsageError: the optimizer cannot be built or cut.
+        UsageError: the optimizer cannot be built or partitioned.
         Refused: ``host`` is not loopback, and neither TLS nor ``insecure`` is given.
     """
     differences = pushes_differences(algorithm)
@@ -200,7 +200,7 @@ def start_shard(
 
 
 def _admits(key: str, method: str, token: str) -> bool:
-    """Whether a token admits to a method: a worker's to its stream, the job's key to everything else."""
+    """Return whether a token admits to a method: a worker's to its stream, the job's key to all others."""
     return worker_of(key, token) is not None if method == OPEN else same_token(key, token)
 
 

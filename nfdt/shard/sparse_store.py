@@ -1,8 +1,8 @@
-"""A shard with tables: everything dense in a :class:`~nfdt.shard.store.ShardStore`, and the tables beside it by rows.
+"""Shard with tables: a :class:`~nfdt.shard.store.ShardStore` for everything dense, and the tables by rows.
 
-Both change under the lock of the dense store: one push, one version. The dense store decides what is a duplicate and
-what staleness is; the tables follow it. A gradient whose rows are not finite, or would make them so, is dropped as a
-whole. A worker that names the answer it holds gets the dense weights and the rows that have changed since. Any other
+Both change under the lock of the dense store: one push, one version. The dense store detects duplicates and computes
+staleness; the tables follow it. A gradient whose rows are not finite, or would make the table non-finite, is dropped
+as a whole. A worker that names the reply it holds gets the dense weights and the rows that changed since. Any other
 worker gets all weights as one flat vector, and may push a flat gradient.
 """
 
@@ -30,9 +30,9 @@ class SparseStore:
     """Thread-safe store of one shard with tables; see :class:`~nfdt.shard.store.ShardStore` for its methods.
 
     Args:
-        dense: Store of the weights outside the tables, of one element if there are none. Its mode is asynchronous or
+        dense: Store of the weights outside the tables, with one element if there are none. Its mode is asynchronous or
             rounds; tables cannot be merged.
-        engine: Engine of the dense store, read for the learning rate.
+        engine: Engine of the dense store; read for the learning rate.
         tables: Tables in the layout's order.
         layout: Layout of this shard.
     """
@@ -50,12 +50,12 @@ class SparseStore:
 
     @property
     def size(self) -> int:
-        """Number of elements, those of the tables included."""
+        """Number of elements, including the tables."""
         return self._layout.size
 
     @property
     def version(self) -> int:
-        """Updates applied so far."""
+        """Number of updates applied."""
         return self._dense.version
 
     @property
@@ -72,7 +72,7 @@ class SparseStore:
         timeout_s: float = PULL_TIMEOUT_S,
         delta: DeltaRequest | None = None,
     ) -> Reply:
-        """Return the weights as they are, or the changes in them; see :meth:`ShardStore.pull`."""
+        """Return the current weights, or the changes in them; see :meth:`ShardStore.pull`."""
         with self._changed:
             if not self._changed.wait_for(lambda: self.version >= min_version, timeout_s):
                 raise ProtocolError(
@@ -87,7 +87,7 @@ class SparseStore:
         """Apply a gradient at most once; its values are a flat vector, or the bytes of rows.
 
         Raises:
-            ShapeMismatch: it is of another model.
+            ShapeMismatch: the gradient belongs to another model.
             ProtocolError: the worker never pulled, or parts of a round contradict each other.
         """
         vector, alone = self._received(worker, gradient.values), not gradient.round
@@ -111,7 +111,7 @@ class SparseStore:
             return reply
 
     def flush(self) -> int:
-        """Apply the parts of a round that is not complete; returns the version."""
+        """Apply the parts of an incomplete round; return the version."""
         with self._changed:
             before, updates, rate = self.version, self._engine.updates, self._engine.learning_rate
             if self._dense.flush() > before:
@@ -119,7 +119,7 @@ class SparseStore:
             return self.version
 
     def forget(self, worker: str) -> None:
-        """Free the records of a worker that is gone; its next sequence may start again."""
+        """Free the records of a worker that has left; its next sequence may restart."""
         with self._changed:
             self._dense.forget(worker)
             self._backup_versions.pop(worker, None)
@@ -132,18 +132,18 @@ class SparseStore:
             self._dense.set_learning_rate(value)
 
     def statistics(self) -> dict[str, Any]:
-        """Counts of this shard and per worker, ready for JSON."""
+        """Return counts of this shard and per worker, ready for JSON."""
         with self._changed:
             return {**self._dense.statistics(), "busy_s": self._busy_s, "wait_s": self._waited_s}
 
     def read(self, *, weights_only: bool = False) -> tuple[Vector, dict[int, npt.NDArray[Any]]]:
-        """Copies of weights and of the shard's part of the optimizer's variables, at one moment."""
+        """Return copies of the weights and of the shard's part of the optimizer's variables, at one moment."""
         with self._changed:
             dense, optimizer = self._dense.read(weights_only=weights_only)
             return self._joined(dense), optimizer
 
     def write(self, weights: Vector, optimizer: dict[int, npt.NDArray[Any]]) -> int:
-        """Replace weights and, where given, optimizer variables: a new version.
+        """Replace the weights and, where given, the optimizer variables; return the new version.
 
         Raises:
             ShapeMismatch: the weights have another size.
@@ -171,7 +171,7 @@ class SparseStore:
     def _moved(
         self, worker: str, gradient: Gradient, rows: Sequence[Rows], rate: float, updates: int
     ) -> list[MovedRows]:
-        """Compute the rows after a push; none for an unknown worker, whose push the dense store refuses."""
+        """Compute the rows after a push; none for an unknown worker, whose push the dense store rejects."""
         if worker not in self._backup_versions:
             return []
         computed_on = self._computed_on(worker, gradient.computed_on)
@@ -183,7 +183,7 @@ class SparseStore:
             table.keep_moved(worker, own, self.version)
 
     def _close_round(self, rate: float, updates: int) -> None:
-        """Apply the mean of the parts that the dense store has just applied, unless a table would not stay finite."""
+        """Apply the mean of the parts that the dense store just applied, unless a table would become non-finite."""
         context = PushContext(self.version, 0, rate, updates)
         for table, rows in zip(self._tables, self._round.mean(), strict=True):
             moved = table.moved("", rows, context)
@@ -206,7 +206,7 @@ class SparseStore:
         return replace(reply, weights=None, delta=WeightDelta(ROWS, payload, request.base))
 
     def _changed_rows(self, worker: str, sequence: int, request: DeltaRequest | None) -> tuple[Rows, ...] | None:
-        """Return the rows of each table that changed since the base of a delta; None if all weights are to be sent."""
+        """Return the rows of each table that changed since the base of a delta; None if all weights must be sent."""
         versions = self._backup_versions.get(worker, {})
         base = versions.get(request.base) if request and request.codec is ROWS and sequence not in versions else None
         if base is None:
@@ -216,7 +216,7 @@ class SparseStore:
         return known if len(known) == len(rows) else None
 
     def _note_version(self, worker: str, sequence: int) -> None:
-        """Keep the version of a reply, and free the parts of the logs that no worker needs any more."""
+        """Keep the version of a reply, and free the log entries that no worker needs any more."""
         versions = self._backup_versions.setdefault(worker, {})
         if not sequence:
             versions.clear()

@@ -1,4 +1,4 @@
-"""Counts of a shard; their size depends on the number of workers only, never on the number of pushes."""
+"""Counts of a shard; their size depends only on the number of workers, never on the number of pushes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ EXACT_STALENESS = 64
 
 
 def staleness_bin(staleness: int) -> int:
-    """The histogram bin: exact below ``EXACT_STALENESS``, then the next lower power of two."""
+    """Return the histogram bin: exact below ``EXACT_STALENESS``, then the next lower power of two."""
     return staleness if staleness < EXACT_STALENESS else 1 << (staleness.bit_length() - 1)
 
 
@@ -23,7 +23,7 @@ class PushCounts:
     staleness: dict[int, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; bins as text, rising."""
+        """Return plain values; bins as text, ascending."""
         bins = {str(key): self.staleness[key] for key in sorted(self.staleness)}
         return {"pushes": self.pushes, "duplicates": self.duplicates, "dropped": self.dropped, "staleness": bins}
 
@@ -37,12 +37,12 @@ class ShardStatistics:
     wait_s: float = 0.0
 
     def took(self, wait_s: float, busy_s: float) -> None:
-        """Add the time that a push waited for others, and the time that it kept the shard busy."""
+        """Add the time that a push waited for other pushes, and the time that it kept the shard busy."""
         self.wait_s += wait_s
         self.busy_s += busy_s
 
     def count(self, worker: str, staleness: int, applied: bool) -> None:
-        """Count a push; one that was not applied was not finite."""
+        """Count a push; an unapplied push was not finite."""
         found = self.workers.setdefault(worker, PushCounts())
         found.pushes += 1
         found.dropped += not applied
@@ -50,11 +50,11 @@ class ShardStatistics:
         found.staleness[bin_] = found.staleness.get(bin_, 0) + 1
 
     def count_duplicate(self, worker: str) -> None:
-        """Count a push that had been counted before."""
+        """Count a repeated push."""
         self.workers.setdefault(worker, PushCounts()).duplicates += 1
 
     def to_json(self) -> dict[str, Any]:
-        """Return totals, and ``workers`` with the same counts each."""
+        """Return totals, and under ``workers`` the same counts per worker."""
         counts = {name: found.to_json() for name, found in self.workers.items()}
         totals = {key: sum(c[key] for c in counts.values()) for key in ("pushes", "duplicates", "dropped")}
         return {**totals, "busy_s": self.busy_s, "wait_s": self.wait_s, "workers": counts}

@@ -1,8 +1,10 @@
-"""The compiled step of a shard: clip, correct, move, reply, fused by XLA into one function. Gradients are finite.
+"""The compiled step of a shard: clip, correct, move, reply, fused by XLA into one function.
+
+All gradients are finite.
 
 Keras keeps the order of its own ``apply``: clip the raw gradient, weight decay with fresh weights, the optimizer's
 step, moving average, constraints, ``iterations + 1``. An update rule takes part in two places: it corrects the clipped
-gradient, and, if it owns the optimizer, its ``advance`` stands in for the step in the middle.
+gradient, and, if it owns the optimizer, its ``advance`` replaces the optimizer's step.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from nfdt.update_rules.base import Push, RuleState, UpdateRule
 
 
 class FusedStep:
-    """The functions that run under XLA; they move the Keras variables and pass the rule's state through.
+    """Functions that run under XLA; they update the Keras variables and pass the rule's state through.
 
-    ``backup`` and ``anchor`` are tuples of one, or empty: a rule that does not use the backup may be given none.
+    ``backup`` and ``anchor`` are tuples with one element or none: a rule that does not use the backup may get none.
     Without an anchor a reply is not compressed.
 
     Args:
@@ -42,12 +44,12 @@ class FusedStep:
         self.accumulate_part = Compiled(self._accumulate_part)
 
     def owned_slots(self) -> dict[str, list[Any]]:
-        """The optimizer's variables that the rule keeps in its own state, by the rule's names."""
+        """Return the optimizer's variables that the rule keeps in its own state, by the rule's names."""
         return self._built.slots() if self._rule.owns_optimizer else {}
 
     @staticmethod
     def joined(parts: list[Any]) -> Vector:
-        """Arrays as one vector."""
+        """Return arrays as one vector."""
         flat = [tf.reshape(tf.convert_to_tensor(part), [-1]) for part in parts]
         return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
 
@@ -57,16 +59,16 @@ class FusedStep:
         return [tf.reshape(vector[s.start : s.stop], s.shape) for s in self._built.plan.layout.slots]
 
     def assign(self, variables: list[Any], vector: Vector) -> None:
-        """Cut ``vector`` into the variables' shapes."""
+        """Assign the parts of ``vector`` to the variables, in their shapes."""
         for variable, part in zip(variables, self._split(vector), strict=True):
             variable.assign(part)
 
     def flat(self) -> Vector:
-        """The weights; may share memory with the variables."""
+        """Return the weights; may share memory with the variables."""
         return self.joined([v.value for v in self._variables])
 
     def updates(self) -> Any:
-        """Updates the optimizer has seen, 0-d float32."""
+        """Return the number of updates that the optimizer has applied, 0-d float32."""
         return tf.cast(tf.convert_to_tensor(keras_internals.own_iterations(self._optimizer).value), tf.float32)
 
     def _rate(self) -> Any:
@@ -81,7 +83,7 @@ class FusedStep:
         return self.joined([rate * variable.value for rate, variable in zip(rates, self._variables, strict=True)])
 
     def _clip(self, gradient: Vector) -> Vector:
-        if self._optimizer.gradient_accumulation_steps:  # Keras clips what it has accumulated
+        if self._optimizer.gradient_accumulation_steps:  # Keras clips the accumulated gradient
             return gradient
         return self.joined(keras_internals.clipped(self._optimizer, self._split(gradient)))
 
@@ -118,7 +120,7 @@ class FusedStep:
         shard: RuleState,
         worker: RuleState,
     ) -> Any:
-        """Add a gradient, weighted by its samples and its own factor of the learning rate, and that weight."""
+        """Add a gradient, weighted by its samples and its own learning-rate factor, and add that weight."""
         made = self._rule.correct(self._ops, self._push(gradient, backup, staleness), shard, worker)
         own = samples * made.learning_rate_scale
         return total + own * made.gradient, weight + own, made.shard, made.worker
@@ -131,14 +133,14 @@ class FusedStep:
         return self._answer(self._rate(), staleness, shard, anchor)
 
     def _answer(self, rate: Any, staleness: Any, shard: RuleState, anchor: Any) -> Any:
-        """Return the reply, and its difference to an anchor; nothing if the reply is the weights as they are."""
+        """Return the reply and its difference to an anchor; nothing if the reply equals the current weights."""
         if not anchor and not self._rule.looks_ahead:
             return ()
         reply = self._rule.reply(self._ops, self.flat(), rate, staleness, shard, self._decay())
         return compress(reply, anchor[0]) if anchor else (tf.identity(reply),)
 
     def _move(self, gradient: Vector, scale: Any, shard: RuleState) -> RuleState:
-        """Move the variables by one Keras ``apply``; returns the rule's new state."""
+        """Update the variables by one Keras ``apply``; return the rule's new state."""
         optimizer, before, moved = self._optimizer, self.flat(), shard
         rate_of = keras_internals.learning_rate_method(optimizer)
 

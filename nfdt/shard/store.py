@@ -1,8 +1,8 @@
-"""The memory of one shard: weights and their version, backups of each worker, and pushes applied at most once.
+"""The state of one shard: weights and their version, backups of each worker; pushes are applied at most once.
 
-A push is atomic under the shard's lock. Staleness of a push is the current version minus the version of the weights
+A push is atomic under the shard's lock. The staleness of a push is the current version minus the version of the weights
 that its gradient was computed on: those of the newest reply, or of an older one if pushes overlap. The store's mode
-decides how pushes become updates; see :mod:`nfdt.shard.modes`.
+determines how pushes become updates; see :mod:`nfdt.shard.modes`.
 
 A reply holds all weights, or a delta to the weights that the worker holds; see :mod:`nfdt.shard.delta_reply`.
 """
@@ -36,9 +36,9 @@ class ShardStore:
     """Thread-safe store of one shard.
 
     Args:
-        engine: Weights, optimizer and rule; used under the store's lock only.
+        engine: Weights, optimizer and rule; used only under the store's lock.
         mode: Makes the mode, which turns pushes into updates.
-        overlap: How many pushes of a worker may be unanswered while it sends another one.
+        overlap: Number of pushes of a worker that may be unanswered while it sends another one.
         backup_format: Name of the format of backups.
     """
 
@@ -60,7 +60,7 @@ class ShardStore:
 
     @property
     def lock(self) -> threading.Condition:
-        """The lock of the store, which is reentrant; notified of every new version."""
+        """Lock of the store, reentrant; it is notified of every new version."""
         return self._changed
 
     @property
@@ -70,12 +70,12 @@ class ShardStore:
 
     @property
     def version(self) -> int:
-        """Updates applied so far."""
+        """Number of updates applied."""
         return self._weights.version
 
     @property
     def closed_round(self) -> int:
-        """The newest synchronous round that is over; 0 before the first is."""
+        """Newest synchronous round that is closed; 0 before the first."""
         return self._mode.closed_round
 
     def pull(
@@ -87,7 +87,7 @@ class ShardStore:
         timeout_s: float = PULL_TIMEOUT_S,
         delta: DeltaRequest | None = None,
     ) -> Reply:
-        """Return the weights as they are; they become the worker's newest backup, or its only one for ``sequence`` 0.
+        """Return the current weights; they become the worker's newest backup, or its only one for ``sequence`` 0.
 
         If the request for a delta is granted, a delta is returned, and the backup is the sum of base and delta.
 
@@ -116,15 +116,15 @@ class ShardStore:
     ) -> Reply:
         """Apply a gradient at most once, and return weights for the worker; see :meth:`pull`.
 
-        With ``drop`` the push counts, as one whose gradient is not finite does, and its gradient is not applied.
+        With ``drop`` the push is counted like one with a non-finite gradient, and its gradient is not applied.
 
         Raises:
             ShapeMismatch: the gradient has another size.
-            ProtocolError: the worker never pulled, parts of a round contradict each other, or the mode has no such
-                pushes.
+            ProtocolError: the worker never pulled, parts of a round contradict each other, or the mode does not
+                accept such pushes.
         """
         self._check(worker, gradient)
-        length = length_of(gradient.values)  # outside the lock, which the other workers wait for
+        length = length_of(gradient.values)  # outside the lock, so that other workers do not wait
         arrived = ArrivedPush(worker, gradient, length, math.isfinite(length) and not drop)
         asked_at = time.perf_counter()
         with self._changed:
@@ -136,13 +136,13 @@ class ShardStore:
         return self._with_delta(worker, gradient.sequence, reply, delta, base, backup) if base else reply
 
     def flush(self) -> int:
-        """Apply the gradients that wait for others; returns the version."""
+        """Apply the gradients that wait for others; return the version."""
         with self._changed:
             self._mode.flush()
             return self.version
 
     def forget(self, worker: str) -> None:
-        """Free the record of a worker that is gone; its next sequence may start again."""
+        """Free the record of a worker that has left; its next sequence may restart."""
         with self._changed:
             self._backups.forget(worker)
 
@@ -152,17 +152,17 @@ class ShardStore:
             self._engine.set_learning_rate(value)
 
     def statistics(self) -> dict[str, Any]:
-        """Counts of this shard and per worker, ready for JSON."""
+        """Return counts of this shard and per worker, ready for JSON."""
         with self._changed:
             return {"version": self.version, **self._statistics.to_json()}
 
     def read(self, *, weights_only: bool = False) -> tuple[Vector, dict[int, npt.NDArray[Any]]]:
-        """Copies of weights and of the shard's part of the optimizer's variables, at one moment."""
+        """Return copies of the weights and of the shard's part of the optimizer's variables, at one moment."""
         with self._changed:
             return self._engine.read(weights_only=weights_only)
 
     def write(self, weights: Vector, optimizer: dict[int, npt.NDArray[Any]]) -> int:
-        """Replace weights and, if given, optimizer variables: a new version; gradients that wait are dropped.
+        """Replace the weights and, if given, the optimizer variables: a new version; waiting gradients are dropped.
 
         Raises:
             ShapeMismatch: the weights have another size.
@@ -198,10 +198,10 @@ class ShardStore:
         base: Backup | None,
         backup: Backup | None,
     ) -> Reply:
-        """Return the reply with a delta in place of its weights, if there is a base for it.
+        """Return the reply with a delta instead of its weights, if there is a base for it.
 
-        This is done outside the lock, which the other workers wait for. Meanwhile the backup is that of the full
-        weights; the same request on another stream may be answered with them, and then this one is, too.
+        Encoding happens outside the lock, so that other workers do not wait. Meanwhile the backup is that of the full
+        weights; if the same request on another stream is answered with them, this one is, too.
         """
         if request is None or base is None or backup is None or reply.weights is None:
             return reply
@@ -227,7 +227,7 @@ class ShardStore:
         return self._send(worker, sequence, outcome.reply(), staleness=outcome.staleness, applied=outcome.applied)
 
     def _duplicate(self, worker: str, sequence: int, want_weights: bool) -> Reply:
-        """Repeat the first reply if its backup is still kept: the worker holds these weights then."""
+        """Repeat the first reply if its backup is still kept, as the worker may hold these weights."""
         self._statistics.count_duplicate(worker)
         if not want_weights:
             return Reply(self.version, None, 0, False)
@@ -236,7 +236,7 @@ class ShardStore:
         return again or self._send(worker, sequence, self._current(), staleness=staleness, applied=False)
 
     def _repeat(self, worker: str, sequence: int, *, applied: bool = True) -> Reply | None:
-        """Return the reply that this request got before, if it is still known; newer weights if none are kept."""
+        """Return the reply that this request got before, if it is still known; current weights if no backup is kept."""
         backup = self._backups.get(worker, sequence)
         if backup is None:
             return None

@@ -13,7 +13,7 @@ from nfdt.update_rules.base import Push, RuleState, UpdateRule
 
 
 class _RowOps:
-    """NumPy for rules; zeros are not written, so that untouched rows take no memory."""
+    """NumPy functions for rules; zeros are not written, so that untouched rows use no memory."""
 
     sqrt: Any = np.sqrt
     abs: Any = np.abs
@@ -38,7 +38,7 @@ class PushContext:
         computed_on: Version of the weights that the gradient was computed on.
         staleness: Number of updates that the gradient missed.
         rate: Learning rate of this push.
-        updates: Number of updates applied before it, as the optimizer counts them.
+        updates: Number of updates that the optimizer applied before.
     """
 
     computed_on: int
@@ -64,13 +64,12 @@ class MovedRows:
 
 
 class ShardTable:
-    """A table that plain gradient descent moves, with any update rule.
+    """Table that is updated by plain gradient descent, with any update rule.
 
-    Rows without a gradient stay as they are, and so does the rule's state of them, as under SGD without momentum.
-    Not thread-safe.
+    Rows without a gradient keep their values and their rule state, as under SGD without momentum. Not thread-safe.
 
     Args:
-        weights: Shape ``(rows, width)``, float32; taken over.
+        weights: Shape ``(rows, width)``, float32; the table takes ownership.
         rule: The update rule.
     """
 
@@ -83,7 +82,7 @@ class ShardTable:
         self._workers: dict[str, RuleState] = {}
 
     def moved(self, worker: str, gradient: Rows, context: PushContext) -> MovedRows:
-        """Compute the rows after a gradient, which must be finite; the table stays as it is."""
+        """Compute the rows after a finite gradient; the table is not changed."""
         index = gradient.index.copy()  # the log keeps it
         before = self.weights[index]
         if worker not in self._workers:
@@ -102,7 +101,7 @@ class ShardTable:
         return MovedRows(index, before, moved.weights, state, made.worker)
 
     def keep_moved(self, worker: str, moved: MovedRows, version: int) -> None:
-        """Replace the rows, which makes this version."""
+        """Store the rows as version ``version``."""
         index = moved.index
         self.weights[index] = moved.weights
         self._state = _put(self._state, index, moved.state)
@@ -110,21 +109,21 @@ class ShardTable:
         self.log.add(version, index, moved.before)
 
     def changed_since(self, version: int) -> Rows | None:
-        """Return the rows that have changed since ``version``, as they are now; None if they are not known any more."""
+        """Return the current values of the rows that changed since ``version``; None if they are no longer known."""
         index = self.log.changed_since(version)
         return None if index is None else Rows(index, self.weights[index])
 
     def keep(self, since: int, tables: int) -> None:
-        """Drop log entries before version ``since``; older values take at most the memory of ``tables`` copies."""
+        """Drop log entries before version ``since``; older values use at most the memory of ``tables`` copies."""
         self.log.keep(since, tables * len(self.weights))
 
     def replace(self, weights: Vector, version: int) -> None:
-        """Replace the weights from ``version`` on; the state of the rule stays."""
+        """Replace the weights from ``version`` on; the rule keeps its state."""
         np.copyto(self.weights, weights)
         self.log.clear(version)
 
     def forget(self, worker: str) -> None:
-        """Free the rule's state of a worker that is gone."""
+        """Free the rule's state of a worker that has left."""
         self._workers.pop(worker, None)
 
 
@@ -133,7 +132,7 @@ def _rows(state: RuleState, index: Index) -> RuleState:
 
 
 def _put(state: RuleState, index: Index, rows: RuleState) -> RuleState:
-    """Write rows to their places in the state, and replace its numbers."""
+    """Write rows into the state, and replace its scalars."""
     for name, value in rows.items():
         if np.ndim(state[name]):
             state[name][index] = value

@@ -24,7 +24,7 @@ _COMPILE_ERRORS = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError,
 
 
 class TensorOps:
-    """The functions rules may call, on tensors."""
+    """Functions that rules may call, on tensors."""
 
     sqrt = staticmethod(tf.sqrt)
     abs = staticmethod(tf.abs)
@@ -37,17 +37,17 @@ class TensorOps:
 
     @staticmethod
     def concatenate(arrays: Sequence[Any]) -> Any:
-        """One after the other."""
+        """Concatenate arrays along the first axis."""
         return tf.concat(arrays, 0)
 
     @staticmethod
     def power(x: Any, y: Any) -> Any:
-        """``x ** y`` where either may be a Python number."""
+        """Return ``x ** y``, where either may be a Python number."""
         return tf.pow(tf.convert_to_tensor(x, tf.float32), tf.convert_to_tensor(y, tf.float32))
 
 
 def aligned_buffer(size: int) -> npt.NDArray[np.float32]:
-    """An uninitialised float32 vector that TensorFlow can use without copying it."""
+    """Return an uninitialised float32 vector that TensorFlow can use without a copy."""
     raw = np.empty(size * 4 + _ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT
     return raw[start : start + size * 4].view(np.float32)
@@ -62,32 +62,32 @@ def as_tensor(vector: npt.NDArray[np.float32]) -> Vector:
 
 
 def length_of(vector: npt.NDArray[np.float32]) -> float:
-    """The Euclidean norm; not finite where an element is not, or where the square of the norm is no float32 number."""
+    """Return the Euclidean norm; not finite if an element is not, or if its square overflows float32."""
     with np.errstate(over="ignore", invalid="ignore"):
         return math.sqrt(np.dot(vector, vector))
 
 
 def as_array(vector: Vector) -> npt.NDArray[np.float32]:
-    """A read-only view of a tensor's memory."""
+    """Return a read-only view of a tensor's memory."""
     return np.frombuffer(memoryview(vector), np.float32) if vector.shape[0] else np.zeros(0, np.float32)
 
 
 def read(variable: Any) -> Vector:
-    """A Keras variable's value, not copied, and without what TensorFlow does around a small read."""
+    """Return a Keras variable's value without a copy, and without TensorFlow's overhead for a small read."""
     return tf.raw_ops.ReadVariableOp(resource=variable.value.handle, dtype=tf.float32)
 
 
 class AnchoredBf16(NamedTuple):
-    """A vector as the sum of ``anchor``, float32, which many share, and ``difference``, bfloat16."""
+    """Sum of ``anchor``, a shared float32 vector, and ``difference``, bfloat16."""
 
     anchor: Vector
     difference: Any
 
 
 def compress(vector: Vector, anchor: Vector) -> tuple[Vector, Any]:
-    """Return the nearest vector that an :class:`AnchoredBf16` with ``anchor`` can hold, and its difference.
+    """Return the nearest vector that an :class:`AnchoredBf16` with ``anchor`` can represent, and its difference.
 
-    It is off by at most ``2**-8`` of the difference. Rounded bit by bit: a compiler may drop a cast there and back.
+    The error is at most ``2**-8`` of the difference. Rounding uses bit operations, as a compiler may drop casts.
     """
     bits = tf.bitcast(vector - anchor, tf.int32)
     odd = tf.bitwise.bitwise_and(tf.bitwise.right_shift(bits, 16), 1)
@@ -96,14 +96,14 @@ def compress(vector: Vector, anchor: Vector) -> tuple[Vector, Any]:
 
 
 def decompress(vector: Any) -> Vector:
-    """Return a vector or an :class:`AnchoredBf16` as a vector."""
+    """Return a vector or a decompressed :class:`AnchoredBf16`."""
     return vector.anchor + tf.cast(vector.difference, tf.float32) if isinstance(vector, AnchoredBf16) else vector
 
 
 class Compiled:
-    """A function compiled by XLA; one XLA cannot compile (an unusual optimizer) runs as a plain graph instead.
+    """Function compiled by XLA; if XLA cannot compile it (an unusual optimizer), it runs as a plain graph.
 
-    It is called with pytrees of tensors of the same structure, shapes and types throughout; its one graph is called
+    Every call must pass pytrees of tensors with the same structure, shapes and types. The single graph is called
     directly, see :mod:`nfdt.core.training.direct_call`.
     """
 
@@ -112,7 +112,7 @@ class Compiled:
         self._graph: Graph | None = None
 
     def __call__(self, *args: Any) -> Any:
-        """Run it; the first call compiles."""
+        """Run the function; the first call compiles it."""
         leaves = tf.nest.flatten(args)
         return self._graph(leaves) if self._graph else self._first(of_leaves(self._function, args), leaves)
 
@@ -129,7 +129,7 @@ class Compiled:
 
 
 class BufferPool:
-    """A pool of aligned buffers of one size, a few of which are kept, as fresh memory is slow. Thread-safe."""
+    """Pool of aligned buffers of one size; a few are kept, as newly allocated memory is slow. Thread-safe."""
 
     def __init__(self, size: int, keep: int = 2) -> None:
         self._size = size
@@ -138,7 +138,7 @@ class BufferPool:
 
     @contextmanager
     def lend(self) -> Iterator[npt.NDArray[np.float32]]:
-        """Lend a buffer for the block; its content is not kept."""
+        """Lend a buffer for the block; its content is lost afterwards."""
         try:
             buffer = self._free.pop()
         except IndexError:

@@ -1,4 +1,4 @@
-"""The requests that a job allows its workers; other requests from the network are mistakes, or attacks."""
+"""Requests that a job allows its workers; other requests from the network are errors or attacks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nfdt.core.errors import ProtocolError
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.wire.shards_pb2 import Frame
 
-LEAST_PARTS, PARTS_PER_WORKER = 16, 4  # of a round whose batches are cut by speed and bounded: it may have some more
+LEAST_PARTS, PARTS_PER_WORKER = 16, 4  # of a round whose batches are sized by speed, with bounds: it may have some more
 ROUNDING = 1e-5
 
 
@@ -18,9 +18,9 @@ class Terms:
     """Limits for the frames of one job.
 
     Attributes:
-        rounds: Whether every push is a part of a synchronous round; else none is.
-        most_parts: Greatest number of parts of a round.
-        most_rate: Greatest factor of the learning rate; 1: no other factor than 1.
+        rounds: Whether every push is a part of a synchronous round; otherwise none is.
+        most_parts: Largest number of parts of a round.
+        most_rate: Largest learning-rate factor; 1: only a factor of 1.
         overlap: Number of requests that may be unanswered while another one is sent.
     """
 
@@ -32,7 +32,7 @@ class Terms:
 
     @classmethod
     def of(cls, algorithm: AlgorithmSpec, workers: int) -> Terms:
-        """Return the terms of a job with this number of workers, whose batches sum up to that many."""
+        """Return the terms of a job with this number of workers; their relative batch sizes sum to that number."""
         grouped = algorithm.topology_facts.grouped or algorithm.plan == "topology"
         cut = algorithm.batch_facts.follows_speed
         most_parts = max(LEAST_PARTS, PARTS_PER_WORKER * workers) if cut else workers
@@ -54,7 +54,7 @@ class Terms:
         self._newest[worker] = max(newest, sequence)
 
     def check_push(self, worker: str, push: Frame, closed_round: int) -> None:
-        """Raise ProtocolError unless the job has such pushes; ``closed_round`` is the newest one that was applied."""
+        """Raise ProtocolError unless the job allows the push; ``closed_round`` is the newest round that was applied."""
         if not self.rounds and (push.round or push.part or push.parts > 1):
             raise ProtocolError(
                 f"Push from worker {worker}: expected an asynchronous one, as the job has no rounds. Received: part "

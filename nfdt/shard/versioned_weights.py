@@ -1,4 +1,4 @@
-"""Weights of a shard counted by version, with one snapshot that all replies of a version share."""
+"""Weights of a shard with a version number, and one snapshot that all replies of a version share."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from nfdt.shard.tensors import Vector
 
 
 class VersionedWeights:
-    """Counts the updates of one shard. Used under the store's lock.
+    """Version counter of one shard. Used under the store's lock.
 
     Args:
         engine: Weights, optimizer and rule.
         notify: Called for every new version.
 
     Attributes:
-        version: Number of updates applied so far.
+        version: Number of updates applied.
     """
 
     def __init__(self, engine: Engine, notify: Callable[[], None]) -> None:
@@ -26,13 +26,13 @@ class VersionedWeights:
         self._snapshot: Vector = None
 
     def snapshot(self) -> Vector:
-        """Return the weights of this version; one copy serves all workers that ask for them."""
+        """Return the weights of this version; all workers that request them share one copy."""
         if self._snapshot is None:
             self._snapshot = self.engine.weights()
         return self._snapshot
 
     def advance(self) -> None:
-        """Count an update that the engine has made."""
+        """Count an update that the engine has applied."""
         self.version += 1
         self._snapshot = None
         self._notify()

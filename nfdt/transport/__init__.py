@@ -1,1 +1,1 @@
-"""How a worker reaches the shards."""
+"""Transport between a worker and the shards."""

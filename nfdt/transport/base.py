@@ -19,16 +19,16 @@ Vector = npt.NDArray[np.float32]
 class Pulled:
     """Weights of the whole model, shape ``(P,)`` float32, and each shard's version.
 
-    The weights may be read-only, and a view of memory that the client uses again: with a client made for ``overlap``
-    they stay as they are during its next ``overlap`` requests, and the one after these may overwrite them. Copy them
-    to keep them longer.
+    The weights may be read-only, and a view of memory that the client reuses: with a client made for ``overlap`` they
+    stay unchanged during its next ``overlap`` requests, and the following request may overwrite them. Copy them to
+    keep them longer.
 
     Attributes:
         weights: Weights of the whole model. A client made for tables returns
-            :class:`~nfdt.core.arrays.table_rows.RowWeights` if it received changed rows; never when asked for exact
-            weights.
+            :class:`~nfdt.core.arrays.table_rows.RowWeights` if it received changed rows; never if exact weights were
+            requested.
         versions: Version of each shard.
-        sequence: Number of this answer; ``computed_on`` of a push refers to it.
+        sequence: Number of this reply; ``computed_on`` of a push refers to it.
     """
 
     weights: Vector
@@ -38,14 +38,14 @@ class Pulled:
 
 @dataclass(frozen=True)
 class Pushed:
-    """The answer to a push.
+    """Reply to a push.
 
     Attributes:
-        weights: Weights to compute the next gradient on, as in :class:`Pulled`; None when not asked for.
+        weights: Weights to compute the next gradient on, as in :class:`Pulled`; None if not requested.
         versions: Version of each shard after the push.
-        staleness: Number of updates that the gradient missed, on the shard where it missed most.
-        applied: False when a shard had seen the push before, or dropped it because it was not finite.
-        sequence: Number of this answer; see :class:`Pulled`.
+        staleness: Number of updates that the gradient missed, the maximum over the shards.
+        applied: False if a shard had received the push before, or dropped it because it was not finite.
+        sequence: Number of this reply; see :class:`Pulled`.
     """
 
     weights: Vector | None
@@ -59,14 +59,14 @@ class PushOptions(TypedDict, total=False):
     """Options of a push.
 
     Attributes:
-        samples: Number of samples behind the mean.
-        round: Synchronous round, from 1 on; 0, unless given, for an asynchronous push.
+        samples: Number of samples in the mean.
+        round: Synchronous round, counted from 1; 0, the default, for an asynchronous push.
         part: Number of the part in its round.
-        parts: Number of parts of the round; 1 unless given.
-        rate: Factor of the learning rate for this gradient; a shard ignores it if it merges gradients.
-        want_weights: Whether to answer with weights; True unless given.
-        computed_on: ``sequence`` of the answer whose weights the gradient was computed on; unless given, of the newest
-            answer with weights that was taken.
+        parts: Number of parts of the round; default 1.
+        rate: Learning-rate factor for this gradient; a shard that merges gradients ignores it.
+        want_weights: Whether the reply contains weights; default True.
+        computed_on: ``sequence`` of the reply whose weights the gradient was computed on; by default the newest
+            reply with weights that was taken.
         compute_s: Time that the gradient took, in seconds, for clients that choose codecs by it.
     """
 
@@ -81,7 +81,7 @@ class PushOptions(TypedDict, total=False):
 
 
 class PendingPush(Protocol):
-    """A push that may not have been answered yet."""
+    """Push that may not have been answered yet."""
 
     @property
     def arrived(self) -> bool:
@@ -89,41 +89,41 @@ class PendingPush(Protocol):
         ...
 
     def result(self) -> Pushed:
-        """Wait for the answer, and for those to earlier pushes, and return it; every call returns the same."""
+        """Wait for this reply and those to earlier pushes, and return this one; every call returns the same."""
         ...
 
 
 class ParameterClient(Protocol):
-    """Connects one worker to all shards. Not thread-safe: one worker, one client, one call at a time.
+    """Connection of one worker to all shards. Not thread-safe: one worker, one client, one call at a time.
 
     A client is made for an ``overlap``, the number of pushes that may be unanswered while another one is sent.
     """
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes sent to all shards so far."""
+        """Number of bytes sent to all shards."""
         ...
 
     @property
     def bytes_received(self) -> int:
-        """Bytes received from all shards so far."""
+        """Number of bytes received from all shards."""
         ...
 
     @property
     def codecs(self) -> Mapping[str, Any]:
-        """Report of the codecs in use, ready for JSON; empty if gradients and weights travel as they are.
+        """Report of the codecs in use, ready for JSON; empty if nothing is encoded.
 
-        ``push`` and ``reply``: ``{codec: {"messages", "bytes"}}``; ``residual``: error left to send, relative to
-        the last push; ``decisions``: of an adaptive job, the oldest first.
+        ``push`` and ``reply``: ``{codec: {"messages", "bytes"}}``; ``residual``: error not sent yet, relative to the
+        last push; ``decisions``: decisions of an adaptive job, the oldest first.
         """
         ...
 
     def pull(self, min_version: int = 0, *, exact: bool = True) -> Pulled:
-        """Return the weights as they are, at least at ``min_version`` on every shard.
+        """Return the current weights, at ``min_version`` or later on every shard.
 
         Args:
             min_version: Number of updates that every shard must have applied.
-            exact: Return exact weights; False: as near as the job's codec brings them, to compute a gradient on.
+            exact: Return exact weights; False: weights as close as the job's codec allows, to compute a gradient on.
 
         Raises:
             UsageError: a push has not been answered yet.
@@ -131,11 +131,11 @@ class ParameterClient(Protocol):
         ...
 
     def begin_push(self, gradient: Vector, **options: Unpack[PushOptions]) -> PendingPush:
-        """Send a mean gradient, to be applied at most once; :meth:`PendingPush.result` waits for the answer.
+        """Send a mean gradient, to be applied at most once; :meth:`PendingPush.result` waits for the reply.
 
         Args:
-            gradient: Shape ``(P,)``, float32; borrowed until the answer is there. A client made for tables takes a
-                :class:`nfdt.core.arrays.table_rows.RowVector` as well.
+            gradient: Shape ``(P,)``, float32; borrowed until the reply arrives. A client made for tables also accepts a
+                :class:`nfdt.core.arrays.table_rows.RowVector`.
             **options: See :class:`PushOptions`.
 
         Raises:
@@ -157,7 +157,7 @@ def shard_bounds(layout: ParameterLayout, shards: int) -> list[slice]:
     """Return the range of each shard's elements in the flat vector.
 
     Raises:
-        UsageError: the model cannot be cut into that many shards.
+        UsageError: the model cannot be divided into that many shards.
     """
     runs = layout.cut(shards)
     if len(runs) != shards:
@@ -173,7 +173,7 @@ def check_gradient(gradient: Vector, bounds: Sequence[slice]) -> None:
 
 
 def joined(parts: Sequence[Vector | None]) -> Vector | None:
-    """Join the shards' weights to one vector; None if they were not asked for."""
+    """Join the shards' weights to one vector; return None if they were not requested."""
     present = [part for part in parts if part is not None]
     if len(present) != len(parts):
         return None

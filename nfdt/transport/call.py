@@ -1,4 +1,4 @@
-"""One connection of a worker to one shard: requests out, answers in, in the order of the requests."""
+"""One connection of a worker to one shard: sends requests, receives replies in the order of the requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ShardRequest:
-    """One push or pull: its header, the gradient's bytes (empty for a pull), and the buffer for weights."""
+    """Push or pull: its header, the gradient's bytes (empty for a pull), and the buffer for weights."""
 
     header: Frame
     payload: memoryview
@@ -35,13 +35,13 @@ class ShardRequest:
 
 @dataclass(frozen=True)
 class ShardAnswer:
-    """The shard's answer.
+    """Reply of the shard.
 
     Attributes:
-        header: Header of the answer.
-        weights: Whether weights came: in the request's buffer, in ``shared``, or as a ``delta``.
+        header: Header of the reply.
+        weights: Whether weights arrived: in the request's buffer, in ``shared``, or as a ``delta``.
         shared: Read-only view of the weights in shared memory; valid as long as the weights of ``Pulled``.
-        delta: Delta to the weights of an earlier answer, in the header's codec; valid as long as ``shared``.
+        delta: Delta to the weights of an earlier reply, in the header's codec; valid as long as ``shared``.
         arrived_at: Time of arrival on the monotonic clock.
     """
 
@@ -58,18 +58,18 @@ class ShardAnswer:
 
 
 class ShardCall:
-    """Sends requests and assembles answers.
+    """Connection that sends requests and assembles replies.
 
-    An offer of shared memory goes out before the first request, which travels on the stream as the shard has not
-    answered yet. Once the offer is accepted, requests put their gradient in the segment. Both sides find a request's
-    areas there by its sequence number.
+    An offer of shared memory is sent before the first request, which uses the stream as the shard has not answered yet.
+    Once the offer is accepted, requests put their gradient in the segment. Both sides find the areas of a request
+    there by its sequence number.
 
     Args:
         stream: Stream to the shard.
         offer: Offer of shared memory, or None.
-        emulated: Delays requests and answers.
-        threads: Send and receive in own threads, so that the caller continues and other shards work at the same time.
-            Else the caller sends in :meth:`ask` and receives in :meth:`answer`, which is faster for one shard.
+        emulated: Delays requests and replies.
+        threads: Send and receive in separate threads, so that the caller continues and other shards work concurrently.
+            Otherwise the caller sends in :meth:`ask` and receives in :meth:`answer`, which is faster for one shard.
     """
 
     def __init__(
@@ -88,11 +88,11 @@ class ShardCall:
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
-        """Number of bytes (sent, received) so far, on the stream and in shared memory."""
+        """Number of bytes (sent, received), on the stream and in shared memory."""
         return self._stream.sent + self._shared_sent, self._stream.received + self._shared_received
 
     def ask(self, request: ShardRequest) -> None:
-        """Send a request. Errors are raised by the wait for its answer."""
+        """Send a request. Errors are raised by the wait for its reply."""
         self._requests.append(request)
         if self._threads:
             self._outbox.put(request)
@@ -101,14 +101,14 @@ class ShardCall:
 
     @property
     def arrived(self) -> int:
-        """Number of answers that wait to be taken."""
+        """Number of received replies that have not been taken."""
         return self._answers.qsize()
 
     def answer(self, timeout_s: float) -> ShardAnswer | Exception:
-        """Return the answer to the oldest request, or the error that ended the stream.
+        """Return the reply to the oldest request, or the error that ended the stream.
 
         Raises:
-            TimeoutError: no answer came in time.
+            TimeoutError: no reply arrived in time.
         """
         if self._threads:
             try:
@@ -139,7 +139,7 @@ class ShardCall:
         try:
             while (request := self._outbox.get()) is not None:
                 self._send(request)
-        except Exception as error:  # no answer will come: waiting for one fails at once
+        except Exception as error:  # no reply will arrive: waiting for one fails at once
             self._answers.put(error)
 
     def _send(self, request: ShardRequest) -> None:
@@ -160,7 +160,7 @@ class ShardCall:
                 self._shared_sent += payload.nbytes
                 payload = memoryview(b"")
             self._stream.send(header, payload)
-        except OSError as error:  # then no answer comes either, or one with the reason
+        except OSError as error:  # then no reply arrives either, or one with the reason
             logger.debug("Request %d could not be sent: %s", header.sequence, error)
 
     # -- in
@@ -170,13 +170,13 @@ class ShardCall:
         try:
             while True:
                 answers.put(self._receive(patiently=True))
-        except Exception as error:  # raised by waiting for an answer
+        except Exception as error:  # raised by waiting for a reply
             answers.put(error)
         finally:
             self._outbox.put(None)
 
     def _delay(self) -> None:
-        """Delay answers as an emulated link would, and pass on the error that ended the stream."""
+        """Delay replies as an emulated link would, and pass on the error that ended the stream."""
         while isinstance(answer := self._on_the_way.get(), ShardAnswer):
             if self._emulated:
                 self._emulated.receive(answer.payload_bytes, answer.arrived_at)
@@ -191,7 +191,7 @@ class ShardCall:
         raise EOFError("The connection ended without an answer.")
 
     def _settle(self, answer: Frame) -> None:
-        """Take the shard's answer to the offer."""
+        """Process the shard's reply to the offer."""
         if self._offer:
             self._offer.settle(mapped=answer.applied)
             if not answer.applied:

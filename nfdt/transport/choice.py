@@ -1,4 +1,4 @@
-"""Choice of the codecs of a worker's client: fixed ones, or adaptive ones by its own measurements."""
+"""Choice of the codecs of a worker's client: fixed, or adapted to its own measurements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_DECISIONS = 50
 
 
 class CodecChoice(Protocol):
-    """Chooses the codecs of the next exchange from the events of earlier ones."""
+    """Choice of the codecs of the next exchange, based on the events of earlier ones."""
 
     @property
     def push(self) -> Codec:
@@ -33,15 +33,15 @@ class CodecChoice(Protocol):
         ...
 
     def pushes(self, gradient: Vector, residual: Vector, compute_s: float) -> None:
-        """Note that the sum of these vectors is pushed next; ``compute_s`` is 0 if it is unknown."""
+        """Record the next push, the sum of these vectors; ``compute_s`` is 0 if it is unknown."""
         ...
 
     def received(self, before: Vector, after: Vector) -> None:
-        """Note the weights before and after an answer."""
+        """Record the weights before and after a reply."""
         ...
 
     def exchanged(self, sent_bytes: int, received_bytes: int, seconds: float) -> None:
-        """Note the time of an exchange, without the time that shards took to serve it."""
+        """Record the time of an exchange, without the time that shards took to serve it."""
         ...
 
     def decisions(self) -> list[dict[str, Any]]:
@@ -50,7 +50,7 @@ class CodecChoice(Protocol):
 
 
 class FixedCodecs:
-    """The codecs of the options.
+    """Codecs given by the options.
 
     Attributes:
         push: Codec of gradients.
@@ -70,12 +70,12 @@ class FixedCodecs:
         """Do nothing."""
 
     def decisions(self) -> list[dict[str, Any]]:
-        """Return no decision."""
+        """Return an empty list."""
         return []
 
 
 class AdaptiveCodecs:
-    """The codecs that :class:`nfdt.codecs.adaptive.AdaptiveWidth` decides on, by measurements on samples of vectors.
+    """Codecs chosen by :class:`nfdt.codecs.adaptive.AdaptiveWidth`, based on measurements on samples of vectors.
 
     Args:
         width: Makes the decisions.
@@ -130,7 +130,7 @@ class AdaptiveCodecs:
         return self._decisions
 
     def _losses(self, sample: Vector, size: int) -> Mapping[str, CodecLoss]:
-        """Measure the costs of each codec for ``size`` such elements; none for zeros or non-finite samples."""
+        """Measure the costs of each codec for ``size`` such elements; none for zero or non-finite samples."""
         if not sample.any() or not np.isfinite(sample).all():
             return {}
         decoded, scale = sample.copy(), size / sample.size
@@ -162,7 +162,7 @@ def make_choice(
 
 
 def _sample(vector: Vector) -> Vector:
-    """Return whole buckets from all over the vector, or all of a small vector."""
+    """Return whole buckets spread over the vector, or all of a small vector."""
     step = vector.size // BUCKET // SAMPLE_BUCKETS
     if step < 2:
         return vector

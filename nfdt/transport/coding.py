@@ -1,4 +1,4 @@
-"""A worker's side of codecs: gradients are encoded, with error feedback, and deltas of weights are decoded."""
+"""The worker's side of codecs: encodes gradients with error feedback, and decodes deltas of weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nfdt.transport.choice import CodecChoice
 
 @dataclass(frozen=True)
 class EncodedGradient:
-    """A gradient as it is sent: one payload per shard, shape ``(n,)`` uint8, valid until the answer arrives."""
+    """Gradient as it is sent: one payload per shard, shape ``(n,)`` uint8, valid until the reply arrives."""
 
     codec: Codec
     payloads: list[Payload]
@@ -25,7 +25,7 @@ class EncodedGradient:
 
 @dataclass(frozen=True)
 class AnswerPart:
-    """One shard's part of an answer: weights, or a delta to those of answer ``base``."""
+    """One shard's part of a reply: weights, or a delta to those of reply ``base``."""
 
     weights: Vector | None = None
     delta: Payload | None = None
@@ -34,10 +34,10 @@ class AnswerPart:
 
 
 class Coding:
-    """Encodes one worker's pushes and decodes the answers, in their order.
+    """Encoder of one worker's pushes and decoder of the replies, in their order.
 
-    The error of a push is kept here and goes out with later pushes, also from one epoch to the next. The rest when the
-    worker leaves is never sent; :meth:`report` returns its size.
+    The error of a push is kept here and sent with later pushes, also across epochs. The error left when the worker
+    leaves is never sent; :meth:`report` returns its size.
 
     Args:
         choice: Choice of the codecs.
@@ -59,9 +59,9 @@ class Coding:
         return None if codec is IDENTITY else codec
 
     def encode(self, gradient: Vector, compute_s: float = 0.0) -> EncodedGradient:
-        """Encode the sum of a gradient, shape ``(P,)``, and of the residual of earlier pushes, for each shard.
+        """Encode, for each shard, the sum of a gradient, shape ``(P,)``, and the residual of earlier pushes.
 
-        A sum that is not finite is sent as NaN to every shard, so that all of them drop it; the residual stays.
+        A non-finite sum is sent as NaN to every shard, so that all of them drop it; the residual stays.
         """
         payloads = None
         if finite := is_finite(gradient):
@@ -77,15 +77,15 @@ class Coding:
         return self._sent
 
     def decode(self, sequence: int, parts: Sequence[AnswerPart], out: Vector) -> Vector:
-        """Assemble the weights of answer ``sequence`` in ``out``, which may hold parts already (``AnswerPart()``).
+        """Assemble the weights of reply ``sequence`` in ``out``, which may already hold parts (``AnswerPart()``).
 
         Args:
-            sequence: Number of the answer; answers come in order.
-            parts: Parts of the answer, one per shard.
-            out: Shape ``(P,)``; not changed by the client until the next answer is decoded, into another one.
+            sequence: Number of the reply; replies arrive in order.
+            parts: Parts of the reply, one per shard.
+            out: Shape ``(P,)``; the client must not change it until the next reply is decoded into another vector.
 
         Raises:
-            ProtocolError: a delta to other weights than those of the last answer.
+            ProtocolError: a delta is not based on the weights of the last reply.
         """
         size = 0
         for part, bound in zip(parts, self._bounds, strict=True):
@@ -103,7 +103,7 @@ class Coding:
         return out
 
     def exchanged(self, sent_bytes: int, received_bytes: int, seconds: float) -> None:
-        """Note the time of an exchange, without the time that the shards took to serve it."""
+        """Record the time of an exchange, without the time that the shards took to serve it."""
         self._choice.exchanged(sent_bytes, received_bytes, seconds)
 
     def report(self) -> dict[str, Any]:

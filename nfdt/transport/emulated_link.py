@@ -12,19 +12,19 @@ from nfdt.core.specs.emulation import Emulation
 
 @dataclass
 class _Lane:
-    """One direction of the link; messages queue."""
+    """One direction of the link, in which messages queue."""
 
     free_at: float = 0.0
 
 
 class EmulatedLink:
-    """Delays messages by the time that they would take on such a link.
+    """Link that delays messages by their transfer time.
 
-    Each direction has the whole bandwidth. All shards of a worker lie behind one link: their messages queue up.
+    Each direction has the full bandwidth. All shards of a worker are behind one link: their messages queue up.
     Thread-safe.
 
     Args:
-        bandwidth_mbit: Million bits per second; None for no limit.
+        bandwidth_mbit: Bandwidth in 10^6 bits per second; None for no limit.
         latency_ms: Latency of one direction.
         stopped: Event that ends every wait.
         clock: Monotonic clock, in seconds.
@@ -45,11 +45,11 @@ class EmulatedLink:
         self._up, self._down = _Lane(), _Lane()
 
     def send(self, payload_bytes: int, since: float) -> None:
-        """Wait until a message that was ready at ``since`` (monotonic clock) arrives at the shard, or the job ends."""
+        """Wait until a message that was ready at ``since`` (monotonic clock) reaches the shard, or the job ends."""
         self._carry(self._up, payload_bytes, since)
 
     def receive(self, payload_bytes: int, since: float) -> None:
-        """Wait until a shard's answer arrives; as :meth:`send`."""
+        """Wait until a shard's reply arrives; see :meth:`send`."""
         self._carry(self._down, payload_bytes, since)
 
     def _carry(self, lane: _Lane, payload_bytes: int, since: float) -> None:

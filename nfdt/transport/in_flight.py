@@ -1,4 +1,4 @@
-"""The unanswered pushes of one client: answers are taken in the order of the pushes."""
+"""Unanswered pushes of one client: replies are taken in the order of the pushes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from nfdt.transport.base import Pushed
 
 
 class InFlightPush:
-    """A :class:`~nfdt.transport.base.PendingPush`.
+    """Implementation of :class:`~nfdt.transport.base.PendingPush`.
 
     Attributes:
         sequence: Sequence number of the push.
-        outcome: Answer, or the error in place of one; None before.
+        outcome: Reply, or the error in its place; None before.
     """
 
     def __init__(self, sequence: int, pushes: InFlight) -> None:
@@ -37,12 +37,12 @@ class InFlightPush:
 
 
 class InFlight:
-    """Matches pushes and answers, and limits the number of unanswered pushes.
+    """Matching of pushes and replies, with a limit on the number of unanswered pushes.
 
     Args:
         overlap: Number of pushes that may be unanswered while another one is sent.
-        take: Waits for the answer to the push of a sequence number.
-        arrived: Returns whether the answers to a number of pushes, from the oldest on, are there.
+        take: Waits for the reply to the push with a sequence number.
+        arrived: Returns whether the replies to the given number of oldest pushes have arrived.
     """
 
     def __init__(self, overlap: int, take: Callable[[int], Pushed], arrived: Callable[[int], bool]) -> None:
@@ -71,11 +71,11 @@ class InFlight:
         return pending
 
     def arrived(self, pending: InFlightPush) -> bool:
-        """Whether the answer to this push, and to those before it, is there."""
+        """Return whether the reply to this push, and those to earlier ones, have arrived."""
         return self._arrived(self._waiting.index(pending) + 1)
 
     def take(self) -> None:
-        """Wait for the answer to the oldest push."""
+        """Wait for the reply to the oldest push."""
         oldest = self._waiting.popleft()
         try:
             oldest.outcome = self._take(oldest.sequence)

@@ -1,6 +1,6 @@
-"""One worker's link to one shard: a deadline on every wait; a broken connection is opened again.
+"""One worker's link to one shard: every wait has a deadline, and a broken connection is reopened.
 
-Answers come in the order of the requests, several of which may be unanswered.
+Replies arrive in the order of the requests, several of which may be unanswered.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.
 
 
 class ShardLink:
-    """Sends requests to one shard and waits for its answers.
+    """Link that sends requests to one shard and waits for its replies.
 
     Args:
         connector: Opens streams to the shard; closed with the link.
-        timeout_s: Longest wait for one answer.
+        timeout_s: Longest wait for one reply.
         overlap: Number of requests that may be unanswered while another one is sent.
         share_memory: Offer memory to a shard on this machine.
-        emulated: Delays requests and answers.
+        emulated: Delays requests and replies.
         patience: Time to search for a shard that cannot be reached; None: one more attempt.
         threads: See :class:`nfdt.transport.call.ShardCall`.
     """
@@ -63,13 +63,13 @@ class ShardLink:
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
-        """Number of bytes (sent, received) so far."""
+        """Number of bytes (sent, received)."""
         sent, received = self._closed_bytes
         more_sent, more_received = self._stream.bytes_moved if self._stream else (0, 0)
         return sent + more_sent, received + more_received
 
     def ask(self, request: ShardRequest) -> None:
-        """Send a request; :meth:`wait` returns its answer."""
+        """Send a request; :meth:`wait` returns its reply."""
         self._requests.append(request)
         if self._stream:
             self._stream.ask(request)
@@ -77,17 +77,17 @@ class ShardLink:
             self._ask_again()
 
     def arrived(self, count: int) -> bool:
-        """Whether the answers to the oldest ``count`` requests are there; also if none will come any more."""
+        """Return whether the replies to the oldest ``count`` requests have arrived, or no more will arrive."""
         stream = self._stream
         return stream is None or stream.arrived >= count
 
     def wait(self, sequence: int) -> ShardAnswer:
-        """Return the answer to the oldest request, ``sequence``.
+        """Return the reply to the oldest request, ``sequence``.
 
-        A broken stream is opened again, and unanswered requests are sent again.
+        A broken stream is reopened, and unanswered requests are sent again.
 
         Raises:
-            ServerUnreachable: no answer in time, or the shard is gone.
+            ServerUnreachable: no reply in time, or the connection to the shard is lost.
             NfdtError: the shard answered with this error.
         """
         try:
@@ -95,7 +95,7 @@ class ShardLink:
             self._check(answer.header, sequence)
         except BaseException:
             self._drop()
-            self._requests.clear()  # their fate is unknown: waiting for them fails
+            self._requests.clear()  # their outcome is unknown: waiting for them fails
             raise
         self._requests.popleft()
         return answer
@@ -113,7 +113,7 @@ class ShardLink:
         return found
 
     def _goes_on(self, tried: bool) -> bool:
-        """Whether to open another stream: the first one at once, more until the patience ends."""
+        """Return whether to open another stream: the first one at once, more until the patience ends."""
         return not tried or (self._patience is not None and self._patience.failure())
 
     def close(self) -> None:

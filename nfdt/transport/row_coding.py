@@ -1,4 +1,4 @@
-"""A worker's side of tables: gradients are sent as rows, and changed rows are received."""
+"""The worker's side of tables: gradients are sent as rows, and changed rows are received."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nfdt.transport.coding import AnswerPart, EncodedGradient
 
 
 class RowCoding:
-    """Encodes one worker's pushes and decodes the answers, in their order; replaces ``Coding`` for tables.
+    """Encoder of one worker's pushes and decoder of the replies, in their order; replaces ``Coding`` for tables.
 
     Args:
         layout: Layout of the whole model.
@@ -42,10 +42,10 @@ class RowCoding:
         return ROWS
 
     def encode(self, gradient: RowVector | Vector) -> EncodedGradient:
-        """Encode a gradient for each shard; of a flat vector, shape ``(P,)``, the rows that are not zero.
+        """Encode a gradient for each shard; for a flat vector, shape ``(P,)``, its non-zero rows.
 
         Raises:
-            ShapeMismatch: the gradient is of another model.
+            ShapeMismatch: the gradient belongs to another model.
         """
         if not isinstance(gradient, RowVector):
             check_gradient(gradient, self._bounds)
@@ -66,13 +66,13 @@ class RowCoding:
         return EncodedGradient(ROWS, payloads)
 
     def decode(self, sequence: int, parts: Sequence[AnswerPart], out: Vector) -> Any:
-        """Assemble the weights of answer ``sequence``; see :meth:`nfdt.transport.coding.Coding.decode`.
+        """Assemble the weights of reply ``sequence``; see :meth:`nfdt.transport.coding.Coding.decode`.
 
         Returns:
             All weights, ``out``, if every shard sent all; else :class:`nfdt.core.arrays.table_rows.RowWeights`.
 
         Raises:
-            ProtocolError: changes to other weights than those of the last answer.
+            ProtocolError: the changes are not based on the weights of the last reply.
         """
         dense = np.empty(self._whole.dense_size, np.float32)
         for shard, part in enumerate(parts):
@@ -94,7 +94,7 @@ class RowCoding:
         """Do nothing: the format of rows does not depend on times."""
 
     def report(self) -> dict[str, Any]:
-        """Return no report, as rows lose nothing."""
+        """Return an empty report, as rows are lossless."""
         return {}
 
     def _changed(self, part: AnswerPart, layout: TableLayout) -> RowVector:
@@ -103,14 +103,14 @@ class RowCoding:
                 f"Answer: expected all weights, or what is new since answer {self._answer}. Received: what is new "
                 f"since answer {part.base}."
             )
-        return layout.decode(np.array(part.delta))  # kept longer than its memory may stay as it is
+        return layout.decode(np.array(part.delta))  # kept longer than its memory stays valid
 
     def _note(self, shard: int, rows: Sequence[Rows | Vector]) -> None:
         for (table, first), new in zip(self._first[shard], rows, strict=True):
             self._news.append(ChangedRows(table, first, new))
 
     def _first_rows(self, start: int, part: TableLayout) -> list[tuple[int, int]]:
-        """Return, for each table of a shard, the index of the model's table and its first row there."""
+        """Return, for each table of a shard, the index of the model's table and the first row there."""
         found = []
         for place in part.tables:
             at = start + place.start

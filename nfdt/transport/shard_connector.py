@@ -1,4 +1,4 @@
-"""Connections to a shard: its service issues a ticket, which admits a worker to the port of its streams."""
+"""Connections to a shard: its service issues a ticket that admits a worker to the port of its streams."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ METHOD = "/nfdt.v1.Shard/Open"
 
 
 class ShardConnector:
-    """Opens streams to one shard.
+    """Connector that opens streams to one shard.
 
     Args:
         address: ``host:port`` of the shard's service.

@@ -1,6 +1,6 @@
-"""Shards behind the network, one connection to each; requests go to all shards at the same time.
+"""Client of shards behind the network, with one connection to each; requests go to all shards concurrently.
 
-To a shard on the same machine the connection carries headers only; see :mod:`nfdt.core.wire.shared_memory`.
+The connection to a shard on the same machine carries headers only; see :mod:`nfdt.core.wire.shared_memory`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TIMEOUT_S = 120.0
 
 @dataclass(frozen=True)
 class _SentRequest:
-    """An unanswered request: the buffer for its weights, its size, and when it was sent."""
+    """Unanswered request: the buffer for its weights, its size, and the time when it was sent."""
 
     weights: Vector
     sent_bytes: int
@@ -44,20 +44,20 @@ class _SentRequest:
 
 
 class StreamClient:
-    """A ``ParameterClient`` over TCP.
+    """``ParameterClient`` over TCP.
 
     Args:
         addresses: ``host:port`` of each shard, in order.
         layout: Layout of the whole model.
-        worker: Name of this worker, unique among the living workers.
+        worker: Name of this worker, unique among the running workers.
         token: Token of the worker.
-        timeout_s: Longest wait for one answer.
+        timeout_s: Longest wait for one reply.
         overlap: Number of pushes that may be unanswered while another one is sent; the shards must expect the same.
         share_memory: Exchange gradients and weights through memory with the shards of this machine that agree.
-        choice: Choice of codecs; None: gradients and weights travel as they are.
-        tables: Variables, by index, that the shards hold as tables: gradients may be ``RowVector``, and answers
-            ``RowWeights``. There is no choice of codecs then.
-        emulated: Delays requests and answers.
+        choice: Choice of codecs; None: gradients and weights are sent unencoded.
+        tables: Variables, by index, that the shards hold as tables: gradients may be ``RowVector``, and replies
+            ``RowWeights``. ``choice`` is ignored in this case.
+        emulated: Delays requests and replies.
         patience: Time to search for a shard that cannot be reached; None: one more attempt.
         **security: ``ca_file``, ``cert_file``, ``key_file`` of :func:`nfdt.core.wire.channel.open_channel`.
     """
@@ -82,7 +82,7 @@ class StreamClient:
         self._buffers = [np.empty(layout.size, np.float32) for _ in range(overlap + (2 if choice else 1))]
         self._worker = worker
         self._sequence = 0
-        self._answers_wanted = 0  # in turn in the buffers: a delta is added to the weights in another one
+        self._answers_wanted = 0  # selects the buffers in turn: a delta is added to the weights in another buffer
         self._newest = 0
         self._asked: deque[_SentRequest] = deque()
         self._coding: Coding | RowCoding | None = Coding(choice, self._bounds) if choice else None
@@ -105,12 +105,12 @@ class StreamClient:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes sent to all shards, in frames and through shared memory."""
+        """Number of bytes sent to all shards, in frames and through shared memory."""
         return sum(link.bytes_moved[0] for link in self._links)
 
     @property
     def bytes_received(self) -> int:
-        """Bytes received from all shards, in frames and through shared memory."""
+        """Number of bytes received from all shards, in frames and through shared memory."""
         return sum(link.bytes_moved[1] for link in self._links)
 
     @property
@@ -122,7 +122,7 @@ class StreamClient:
         """See ``ParameterClient``.
 
         Raises:
-            ServerUnreachable: a shard is gone or silent; the message names its address.
+            ServerUnreachable: a shard is unreachable or does not answer; the message names its address.
         """
         self._pushes.check_pull()
         nothing: EncodedGradient = EncodedGradient(IDENTITY, [np.empty(0, np.uint8)] * len(self._links))
@@ -132,10 +132,10 @@ class StreamClient:
         return Pulled(weights, tuple(header.version for header in headers), self._sequence)
 
     def begin_push(self, gradient: Vector | RowVector, **options: Unpack[PushOptions]) -> InFlightPush:
-        """See ``ParameterClient``; also applied at most once when a stream breaks and the push is sent again.
+        """See ``ParameterClient``; applied at most once even if a stream breaks and the push is sent again.
 
         Raises:
-            ServerUnreachable: a shard is gone; the message names its address.
+            ServerUnreachable: a shard is unreachable; the message names its address.
             ShapeMismatch: the gradient has another size.
             UsageError: too many pushes have not been answered yet.
         """
@@ -159,7 +159,7 @@ class StreamClient:
         """See ``ParameterClient``.
 
         Raises:
-            ServerUnreachable: a shard is gone or silent; the message names its address.
+            ServerUnreachable: a shard is unreachable or does not answer; the message names its address.
             ShapeMismatch: the gradient has another size.
         """
         return self.begin_push(gradient, **options).result()
@@ -183,7 +183,7 @@ class StreamClient:
             link.ask(ShardRequest(header, _bytes(payload), _bytes(weights[bound])))
 
     def _take(self, sequence: int) -> Pushed:
-        """Return the answer to the oldest push."""
+        """Return the reply to the oldest push."""
         weights, headers = self._answers(sequence)
         sent = all(header.kind == WEIGHTS for header in headers)
         if sent:
@@ -197,11 +197,11 @@ class StreamClient:
         )
 
     def _answers(self, sequence: int) -> tuple[Any, list[Frame]]:
-        """Wait for the shards' answers to the oldest request, and join their weights."""
+        """Wait for the shards' replies to the oldest request, and join their weights."""
         asked = self._asked.popleft()
         try:
             answers = [link.wait(sequence) for link in self._links]
-        except BaseException:  # a stream that was given up may still write into the old ones
+        except BaseException:  # an abandoned stream may still write into the old ones
             self._buffers = [np.empty_like(buffer) for buffer in self._buffers]
             raise
         headers = [answer.header for answer in answers]
@@ -219,9 +219,9 @@ class StreamClient:
         return asked.weights, headers
 
     def _measure(self, coding: Coding | RowCoding, asked: _SentRequest, answers: Sequence[ShardAnswer]) -> None:
-        """Measure the time of an exchange, except for the first one, which connects.
+        """Measure the time of an exchange, except for the first one, which includes connecting.
 
-        If pushes overlap, the time of a push counts from the answer before it.
+        If pushes overlap, the time of a push counts from the previous reply.
         """
         began, before = max(asked.at, self._answered_at), self._answered_at
         self._answered_at = max(answer.arrived_at for answer in answers)

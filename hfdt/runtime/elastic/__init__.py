@@ -1,1 +1,1 @@
-"""Rings whose ranks may come and go while a job runs."""
+"""Allreduce rings whose ranks may join and leave while a job runs."""

@@ -1,4 +1,4 @@
-"""Election of the leader of an elastic ring: values in, values out."""
+"""Election of the leader of an elastic ring, as pure functions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Candidate:
     """State of one rank at a rendezvous.
 
     Attributes:
-        number: Number of the rank, for as long as its process lives; -1 before it has one.
+        number: Number of the rank for the lifetime of its process; -1 before it is assigned.
         commit: Number of its last commit; -1 without one.
         job: Identifier of its job; "" for none.
         reaches_server: Whether it can reach the job server.
-        leads: Whether it is the leader so far.
+        leads: Whether it is the current leader.
     """
 
     number: int
@@ -28,7 +28,7 @@ class Candidate:
 
 
 def elect(candidates: Sequence[Candidate]) -> int:
-    """The rank that leads: the leader so far, else the rank with the newest commit, else the lowest.
+    """Return the new leader: the current leader, else the rank with the newest commit, else the lowest.
 
     Raises:
         JobFailed: no rank can reach the job server.
@@ -43,7 +43,7 @@ def elect(candidates: Sequence[Candidate]) -> int:
 
 
 def assign_numbers(candidates: Sequence[Candidate], used: Sequence[int]) -> list[int]:
-    """A number for every rank: its own, or one that no rank has had before."""
+    """Return a number for every rank: its own, or a previously unused one."""
     following = max([-1, *used, *(c.number for c in candidates)]) + 1
     numbers = []
     for candidate in candidates:

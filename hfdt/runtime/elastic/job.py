@@ -1,4 +1,4 @@
-"""A job whose ranks may come and go: state is committed periodically and restored after a rank failure."""
+"""Job whose ranks may join and leave: state is committed periodically and restored after a rank failure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nfdt.core.work.tasks import Task
 
 
 class ElasticJob(RingJob):
-    """See the module. The ranks may have changed between two calls.
+    """Job on one rank; see the module. The ranks may have changed between two calls.
 
     Args:
         spec: The job, with the batch of one rank in ``fit.batch_size``.
@@ -28,8 +28,8 @@ class ElasticJob(RingJob):
         number: Number of this rank in the ring.
 
     Attributes:
-        snapshot: The last commit.
-        attempted: Highest step that has begun, on lost ranks too.
+        snapshot: Last commit.
+        attempted: Highest step that has begun, including steps on lost ranks.
     """
 
     def __init__(self, spec: JobSpec, communicator: Communicator, artifacts: RankArtifacts, *, number: int) -> None:
@@ -39,17 +39,17 @@ class ElasticJob(RingJob):
         self.attempted = 0
         self.snapshot: Snapshot | None = None
 
-    # ---- what differs while it works
+    # ---- differences while instructions are executed
 
     def _on_begin_epoch(self, begin: ins.BeginEpoch) -> ins.Report:
         if begin.epoch == self._epoch:
-            return ins.Report()  # a new leader gets the instruction that the lost one had executed
+            return ins.Report()  # a new leader receives the instruction that the lost one had executed
         report = super()._on_begin_epoch(begin)
         self._epoch, self._orphans = begin.epoch, ()
         return report
 
     def _steps_of(self, work: ins.Work) -> list[list[Task]]:
-        """Steps of at most one batch per rank; after a loss of ranks, larger steps are split."""
+        """Return steps of at most one batch per rank; larger steps after a loss of ranks are split."""
         steps = super()._steps_of(work)
         size, most = self._communicator.size, self._communicator.size * self.spec.fit.batch_size
         if work.tasks and work.tasks[0].data:
@@ -72,7 +72,7 @@ class ElasticJob(RingJob):
     # ---- commits
 
     def commit(self, report: ins.Report) -> None:
-        """Copy the state; every rank has its copy when this returns. Collective."""
+        """Copy the state; when this returns, every rank has its copy. Collective."""
         found = [_unpack(data) for data in self._communicator.gather(_pack(self._number, self._metrics.collect()))]
         before = self.snapshot.commit if self.snapshot else -1
         state = self.step.read()
@@ -94,7 +94,7 @@ class ElasticJob(RingJob):
 
         Args:
             snapshot: The commit.
-            present: Numbers of the present ranks; the metrics of lost ranks are kept as they were.
+            present: Numbers of the present ranks; the metrics of lost ranks are kept unchanged.
         """
         own = self.snapshot
         self.step.load(snapshot.state)
@@ -113,7 +113,7 @@ class ElasticJob(RingJob):
 
     @property
     def pending(self) -> ins.Report:
-        """The report of the last commit."""
+        """Report of the last commit."""
         return to_report(pb.NextRequest.FromString(self.snapshot.answer)) if self.snapshot else ins.Report()
 
 

@@ -1,4 +1,4 @@
-"""Leader of an elastic ring: resumes the work that was under way when ranks were lost."""
+"""Leader of an elastic ring: resumes the interrupted work after a loss of ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class ElasticLeader:
-    """Between the job server and the ring; :meth:`run` is called again in every new world.
+    """Connection between the job server and the ring; :meth:`run` is called again with every new communicator.
 
     Args:
         state: State of the ring.
@@ -34,11 +34,11 @@ class ElasticLeader:
         self._begun: pb.ShardAssignment | None = None
         self._service: StateService | None = None
         self._worker = ""
-        self._command: Command | None = None  # broadcast, and not yet executed by all ranks
+        self._command: Command | None = None  # broadcast, but not yet executed by all ranks
         self._answer: ins.Report | None = None
 
     def run(self) -> None:
-        """Serve jobs until dismissed; raises when ranks come or go."""
+        """Serve jobs until dismissed; raises when ranks join or leave."""
         self._answer = self._pending()
         while not (self._dismissed and self._begun is None):
             self._go_on()
@@ -48,7 +48,7 @@ class ElasticLeader:
         return self._state.job.pending if self._state.job is not None and self._command is None else None
 
     def _go_on(self) -> None:
-        """Take the next step."""
+        """Perform the next action."""
         if self._command is not None:
             self._run_command(self._command)
         elif self._begun is None:
@@ -73,7 +73,7 @@ class ElasticLeader:
         return self._state.execute(command)
 
     def _run_command(self, command: Command) -> None:
-        """Execute a command on all ranks; :meth:`run` repeats it where ranks come or go meanwhile."""
+        """Execute a command on all ranks; :meth:`run` repeats it if ranks join or leave meanwhile."""
         self._command = command
         self._answer = self._broadcast(command)
         self._command = None
@@ -88,7 +88,7 @@ class ElasticLeader:
             self._connection.begin(assignment.shard.job_id)
 
     def _engage(self, begun: pb.ShardAssignment) -> None:
-        """Build the job, unless this ring has it, and serve its state."""
+        """Build the job, unless this ring already has it, and serve its state."""
         values = {"id": begun.job_id, "spec": begun.spec_json, "artifacts": begun.artifact_dir}
         if not self._state.has(begun.job_id):
             self._run_command(Command("job", values))

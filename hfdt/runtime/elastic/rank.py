@@ -1,4 +1,4 @@
-"""One rank of a ring that Horovod's elastic launcher started: it outlives other ranks."""
+"""One rank of a ring that Horovod's elastic launcher started: it survives the loss of other ranks."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ BLAME_S = 3.0
 
 
 class ElasticRank:
-    """One process of the ring, through all worlds that it takes part in.
+    """One process of the ring, through all communicators that it joins.
 
     Args:
-        communicator: The ranks of the first world.
-        server: ``host:port`` of the job server; "" where it is not known.
+        communicator: The initial ranks.
+        server: ``host:port`` of the job server; "" if it is not known.
         directory: Directory of the ring, with the token.
     """
 
@@ -44,13 +44,13 @@ class ElasticRank:
         self._lost: BaseException | None = None
 
     def run(self) -> None:
-        """Take part until the command to quit.
+        """Participate until the command to quit.
 
         Raises:
-            Exception: the exception of the user's code, or the reason why this rank cannot take part any more.
+            Exception: the exception of the user's code, or the reason why this rank cannot continue.
         """
         if os.environ.get("HOROVOD_GLOO_IFACE") == "lo":
-            network.find_port = find_loopback_port  # of the service that receives news of hosts
+            network.find_port = find_loopback_port  # of the service that receives host updates
         try:
             run_fn(self._work, self._enter_next_world)(self._state)
         except Exception as error:
@@ -98,7 +98,7 @@ class ElasticRank:
             self._state.execute(command)
 
     def _report_failure(self, error: BaseException) -> None:
-        """Report the exception of this rank to the server, which ends the job."""
+        """Report the exception of this rank to the server, which then ends the job."""
         logger.exception("rank %d failed", self._communicator.rank)
         connection: Any = self._connection
         if self._state.directory is not None:

@@ -1,4 +1,4 @@
-"""Copy of a job's state that a rank restores when other ranks are lost, in memory or as bytes."""
+"""Copy of a job's state that a rank restores after a loss of ranks, in memory or as bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LENGTH = 8
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One commit.
+    """Committed state of a job.
 
     Attributes:
         commit: Number of the commit.
@@ -27,8 +27,8 @@ class Snapshot:
         counters: ``epoch``, ``steps`` and ``samples`` of the job, equal on all ranks.
         own: ``epoch_samples`` and ``epoch_steps`` of this rank.
         metrics: Metric variables (encoded) of every rank, by its number.
-        orphans: Metric variables (encoded) of ranks that are gone, of this epoch.
-        answer: The report of the work up to here; a new leader cannot know whether it was sent, and sends it again.
+        orphans: Metric variables (encoded) of ranks lost in this epoch.
+        answer: Report of the work up to this commit; a new leader sends it again, as it may not have been sent.
     """
 
     commit: int
@@ -42,7 +42,7 @@ class Snapshot:
     answer: bytes = field(default=b"", repr=False)
 
     def encode(self) -> bytes:
-        """As bytes, for ranks that have none or another one; ``own`` stays behind."""
+        """Return the snapshot as bytes, for ranks with another or no snapshot; ``own`` is not included."""
         parts = [
             json.dumps(
                 {
@@ -60,7 +60,7 @@ class Snapshot:
 
     @classmethod
     def decode(cls, data: bytes) -> Snapshot:
-        """Inverse of :meth:`encode`; ``untrained`` are the sender's."""
+        """Decode the result of :meth:`encode`; ``untrained`` are the sender's."""
         parts, at = [], 0
         while at < len(data):
             start = at + _LENGTH

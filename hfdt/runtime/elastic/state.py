@@ -1,4 +1,4 @@
-"""State that the ranks of an elastic ring share, and the rendezvous that restores it after ranks came or went.
+"""State that the ranks of an elastic ring share, and the rendezvous that restores it after ranks joined or left.
 
 ::
 
@@ -32,31 +32,31 @@ logger = logging.getLogger(__name__)
 
 
 class RingState(State):
-    """State of one rank; Horovod's elastic runtime calls the methods without an argument.
+    """State of one rank; Horovod's elastic runtime calls the methods that have no argument.
 
     Args:
         communicator: The ranks.
-        directory: Directory of the ring; None where only the leader knows it, until the first :meth:`meet`.
+        directory: Directory of the ring; None if only the leader has it, until the first :meth:`meet`.
         reaches_server: Whether this rank can reach the job server.
 
     Attributes:
-        job: The current job.
+        job: Current job.
         leads: Whether this rank is the leader; valid after the first :meth:`meet`.
-        resets: Number of changes of the ranks.
-        redone: Number of steps that were done again.
+        resets: Number of changes of the set of ranks.
+        redone: Number of steps that were repeated.
     """
 
     def __init__(self, communicator: Communicator, directory: Path | None, *, reaches_server: bool) -> None:
         super().__init__(bcast_object=hvd.broadcast_object, get_rank=hvd.rank)
         self.communicator, self.directory, self._reaches_server = communicator, directory, reaches_server
         self.job: ElasticJob | None = None
-        self._command = Command("release")  # that the job was built from
+        self._command = Command("release")  # from which the job was built
         self.leads = False
         self.number = -1
         self.resets = self.redone = 0
         self._timeline = os.environ.get("HOROVOD_TIMELINE")
 
-    # ---- what Horovod asks of a state
+    # ---- methods that Horovod requires of a state
 
     def save(self) -> None:
         """Do nothing: commits are collective, see :meth:`execute`."""
@@ -65,23 +65,23 @@ class RingState(State):
         """Do nothing: :meth:`meet` restores the leader's commit."""
 
     def sync(self) -> None:
-        """Do nothing, as :meth:`restore`."""
+        """Do nothing, like :meth:`restore`."""
 
     def reset(self) -> None:
-        """Read rank and size in the new world."""
+        """Read rank and size in the new communicator."""
         self.communicator.look()
 
     def leaving(self) -> None:
-        """Prepare for the next world, which writes a timeline of its own."""
+        """Prepare for the next communicator, which writes a separate timeline."""
         self.resets += 1
         if self._timeline:
             path = Path(self._timeline)
             os.environ["HOROVOD_TIMELINE"] = str(path.with_name(f"{path.stem}.{self.resets}{path.suffix}"))
 
-    # ---- together
+    # ---- collective
 
     def meet(self) -> None:
-        """Agree on a leader, a job and its state; collective, and the first thing in every world."""
+        """Agree on a leader, a job and its state; collective, and the first call with every new communicator."""
         found = [json.loads(text) for text in self.communicator.gather(json.dumps(self._candidacy()).encode())]
         candidates = [Candidate(**answer["candidate"]) for answer in found]
         self.communicator.leader = elect(candidates)
@@ -133,7 +133,7 @@ class RingState(State):
         job.commit(job.pending)
 
     def build(self, command: Command) -> None:
-        """Build the job of a command, or drop the current one where it names none; collective."""
+        """Build the job of a command, or drop the current one if the command names none; collective."""
         if command.kind != "job":
             self.job, self._command = None, command
             return
@@ -145,11 +145,11 @@ class RingState(State):
         self._command = command
 
     def has(self, job_id: str) -> bool:
-        """Whether this is the current job."""
+        """Return whether this is the current job."""
         return self.job is not None and self._command.values.get("id") == job_id
 
     def execute(self, command: Command) -> ins.Report:
-        """Execute a command on this rank; the report of the leader goes to the coordinator. Collective."""
+        """Execute a command on this rank; the leader's report is sent to the coordinator. Collective."""
         if command.kind in ("job", "release"):
             self.build(command)
             if self.job is not None:

@@ -11,7 +11,7 @@ from nfdt.shard.versioned_weights import VersionedWeights
 
 
 class AsynchronousMode:
-    """Makes one update of each push; see :class:`~nfdt.shard.modes.base.PushMode` for the methods."""
+    """Mode that makes one update per push; see :class:`~nfdt.shard.modes.base.PushMode` for the methods."""
 
     in_rounds = False
     closed_round = 0

@@ -1,4 +1,4 @@
-"""The interface of a mode: a push in, an outcome out. Modes are used under the store's lock."""
+"""The interface of a mode: it turns a push into an outcome. Modes are used under the store's lock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nfdt.shard.versioned_weights import VersionedWeights
 
 
 class ArrivedPush(NamedTuple):
-    """A push as its mode sees it.
+    """Push as its mode receives it.
 
     Attributes:
         worker: Name of the worker.
@@ -28,12 +28,12 @@ class ArrivedPush(NamedTuple):
 
 
 class PushOutcome(NamedTuple):
-    """The effect of a push.
+    """Effect of a push.
 
     Attributes:
         applied: False for a gradient that was dropped.
-        staleness: Updates that the gradient missed.
-        reply: Makes the weights for the worker; called only if it wants them.
+        staleness: Number of updates that the gradient missed.
+        reply: Makes the weights for the worker; called only if weights were requested.
     """
 
     applied: bool
@@ -42,20 +42,20 @@ class PushOutcome(NamedTuple):
 
 
 class PushMode(Protocol):
-    """Turns the pushes of one shard into updates."""
+    """Mode that turns the pushes of one shard into updates."""
 
     @property
     def in_rounds(self) -> bool:
-        """Whether every push is a part of a synchronous round; else none is."""
+        """Whether every push is a part of a synchronous round; otherwise none is."""
         ...
 
     @property
     def closed_round(self) -> int:
-        """The newest synchronous round that is over; 0 before the first is."""
+        """Newest synchronous round that is closed; 0 before the first."""
         ...
 
     def apply(self, arrived: ArrivedPush) -> PushOutcome | None:
-        """Apply a push, or keep it for an update with others; None for one that was counted before.
+        """Apply a push, or keep it for an update with others; return None for a duplicate.
 
         Raises:
             ProtocolError: the worker never pulled, or parts of a round contradict each other.
@@ -72,7 +72,7 @@ class PushMode(Protocol):
 
 
 class ModeFactory(Protocol):
-    """Makes the mode of a store."""
+    """Factory of the mode of a store."""
 
     def __call__(self, weights: VersionedWeights, backups: BackupStore) -> PushMode:
         """Return a mode that updates ``weights`` and reads the workers' backups."""
@@ -80,7 +80,7 @@ class ModeFactory(Protocol):
 
 
 class DelayedPush(NamedTuple):
-    """An asynchronous push and its delay.
+    """Asynchronous push and its delay.
 
     Attributes:
         record: Record of the worker.
@@ -99,7 +99,7 @@ def admit(arrived: ArrivedPush, weights: VersionedWeights, backups: BackupStore)
     """Look up the backup of an asynchronous push and count its sequence number; None for a duplicate.
 
     Raises:
-        ProtocolError: the worker never pulled, or the backup is not kept any more.
+        ProtocolError: the worker never pulled, or the backup is no longer kept.
     """
     gradient, record = arrived.gradient, backups.known(arrived.worker)
     if gradient.sequence <= record.sequence:

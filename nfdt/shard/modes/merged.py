@@ -1,4 +1,4 @@
-"""The merged mode (softsync): gradients are corrected on arrival, and several of them make one update."""
+"""The merged mode (softsync): gradients are corrected on arrival, and several of them form one update."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from nfdt.shard.versioned_weights import VersionedWeights
 
 
 class MergedMode:
-    """Makes one update of ``count`` pushes; see :class:`~nfdt.shard.modes.base.PushMode` for the methods.
+    """Mode that makes one update of ``count`` pushes; see :class:`~nfdt.shard.modes.base.PushMode` for the methods.
 
     Args:
         weights: Weights of the shard.
         backups: Backups of its workers.
-        count: Number of gradients in an update.
+        count: Number of gradients per update.
     """
 
     in_rounds = False
@@ -45,7 +45,7 @@ class MergedMode:
         self._accumulator = None
 
     def _merge(self, arrived: ArrivedPush, push: DelayedPush) -> bool:
-        """Add a gradient, and apply the update that it completes; False if that one was refused."""
+        """Add a gradient, and apply the update if it is complete; return False if the update was rejected."""
         engine, gradient = self._weights.engine, arrived.gradient
         accumulator = self._accumulator = self._accumulator or engine.new_accumulator()
         args = (engine.tensor(gradient.values), push.backup.weights, push.staleness, push.record.rule, gradient.samples)
@@ -53,7 +53,7 @@ class MergedMode:
         return accumulator.count < self._count or self._finish()
 
     def _finish(self) -> bool:
-        """Apply the accumulated gradients, if there are any; False if they were refused."""
+        """Apply the accumulated gradients, if any; return False if they were rejected."""
         accumulator, self._accumulator = self._accumulator, None
         if accumulator is None:
             return True

@@ -1,4 +1,4 @@
-"""The mode of synchronous rounds: parts are summed in their own order, and all parts make one update."""
+"""The mode of synchronous rounds: parts are summed in their own order, and all parts form one update."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nfdt.update_rules.base import RuleState
 
 
 class RoundMode:
-    """Makes one update of all parts of a round; see :class:`~nfdt.shard.modes.base.PushMode` for the methods."""
+    """Mode that makes one update per round; see :class:`~nfdt.shard.modes.base.PushMode` for the methods."""
 
     in_rounds = True
 
@@ -26,7 +26,7 @@ class RoundMode:
         self.closed_round = 0
 
     def apply(self, arrived: ArrivedPush) -> PushOutcome | None:
-        """See ``PushMode``; the sequence number of a part does not count, as another worker may push it again."""
+        """See ``PushMode``; the sequence number of a part is ignored, as another worker may push the part again."""
         gradient = arrived.gradient
         if gradient.round <= self.closed_round:
             return None
@@ -48,7 +48,7 @@ class RoundMode:
         self._open = None
 
     def _close(self) -> bool:
-        """Apply the parts that have come as one gradient; False if the update was refused."""
+        """Apply the received parts as one gradient; return False if the update was rejected."""
         current, self._open = self._open, None
         if current is None:
             return True
@@ -72,7 +72,7 @@ class RoundMode:
 
 
 class Round:
-    """The parts of one round so far.
+    """Received parts of one round.
 
     Args:
         engine: Adds gradients; used under the store's lock.
@@ -89,11 +89,11 @@ class Round:
 
     @property
     def complete(self) -> bool:
-        """Whether every part has come."""
+        """Whether every part has arrived."""
         return self._next == self._parts
 
     def has(self, part: int) -> bool:
-        """Whether this part has come."""
+        """Return whether this part has arrived."""
         return part < self._next or part in self._early
 
     def check(self, worker: str, gradient: Gradient) -> None:
@@ -105,19 +105,19 @@ class Round:
             )
 
     def take(self, arrived: ArrivedPush) -> None:
-        """Add a part; one that is not usable counts as come and adds nothing."""
+        """Add a part; an unusable part counts as received and adds nothing."""
         self._early[arrived.gradient.part] = self._content(arrived) if arrived.usable else None
         while self._next in self._early:
             self._add(self._next)
             self._next += 1
 
     def finish(self) -> None:
-        """Add the parts that came early although parts before them are missing."""
+        """Add the parts that arrived early although parts before them are missing."""
         for part in sorted(self._early):
             self._add(part)
 
     def _content(self, arrived: ArrivedPush) -> tuple[Any, int, float]:
-        """Return vector, samples and length; the vector is borrowed, so a part that must wait is copied."""
+        """Return vector, samples and norm; the vector is borrowed, so a part that must wait is copied."""
         gradient = arrived.gradient
         in_order = gradient.part == self._next
         vector = self._engine.tensor(gradient.values if in_order else gradient.values.copy())
