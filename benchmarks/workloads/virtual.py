@@ -111,8 +111,8 @@ class VirtualTraining:
         self._artifacts[name] = content
         return name
 
-    def _data(self, nest: Sequence[np.ndarray]) -> DataSpec:
-        structure, arrays = flatten_structure(tuple(nest))
+    def _data(self, tree: Sequence[np.ndarray]) -> DataSpec:
+        structure, arrays = flatten_structure(tuple(tree))
         names = tuple(self._named(array) for array in arrays)
         return DataSpec(kind="arrays", structure=structure, arrays=names, samples=len(arrays[0]))
 

@@ -72,7 +72,7 @@ def plan(
     chosen = resolve_each(given, names)
     if sum(each is not None for each in (workers, file, job)) > 1 or (job is None) == (script is None):
         raise UsageError("plan: expected [--workers N | --cluster FILE] SCRIPT, or --job ID.")
-    told: list[str] = []
+    notes: list[str] = []
     if script is None:
         costs, work = _measured(str(job), server)
     else:
@@ -80,10 +80,10 @@ def plan(
         cluster = read_cluster(file) if file else parse_cluster({"workers": [{"count": count, "speed": 1.0}]})
         work = _seen(context, script, chosen[0], profiled=cluster.is_relative)
         if work.profile:
-            told.append(_profiled(work.profile, work, None if file else count))
+            notes.append(_profiled(work.profile, work, None if file else count))
             cluster = cluster.measured(work.profile.step, work.batch_size, work.profile.apply_s)
         if not cluster.has_links:
-            told.append(
+            notes.append(
                 f"no link is described: exchanging 2 x {format_bytes(4 * work.weights)} per step is taken as free"
             )
         costs = costs_of(cluster, work.batch_size, work.weights)
@@ -95,7 +95,7 @@ def plan(
         return
     model = f"{work.weights:,} weights, " if work.weights else ""
     click.echo(f"{model}{work.samples:,} samples per epoch, batches of {work.batch_size}")
-    for line in told:
+    for line in notes:
         click.echo(line)
     click.echo(render(COLUMNS, _rows(forecasts)))
     click.echo(CAPTION)

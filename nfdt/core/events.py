@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Kind = Literal[
+EventKind = Literal[
     "state",  # {"state": "queued|starting|running|succeeded|failed|cancelled", "reason": str|None, "error": {...}|None}
     "worker_joined",  # {"worker": str, "index": int, "pid": int, "host": str, "device": str}
     "worker_lost",  # {"worker": str, "reason": str, "requeued": int}
@@ -34,7 +34,7 @@ class Event:
 
     cursor: int
     at: float
-    kind: Kind
+    kind: EventKind
     data: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:

@@ -67,7 +67,7 @@ class LocalLauncher:
         self._failed_start_at = 0.0
         self._start_error = ""
         self._fork_server: ForkServerClient | None = None
-        self._forks = sys.platform.startswith("linux") and options.command == SLOT and not options.gpus
+        self._forks_slots = sys.platform.startswith("linux") and options.command == SLOT and not options.gpus
         self.given_up = threading.Event()
         self._stopping = False
         options.logs.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -213,7 +213,7 @@ class LocalLauncher:
         """Fork a slot, starting the fork server if there is none; returns None where slots cannot be forked."""
         if self._fork_server is not None and self._fork_server.returncode is not None:
             self._lose(self._fork_server)
-        if not self._forks:
+        if not self._forks_slots:
             return None
         try:
             if self._fork_server is None:
@@ -227,7 +227,7 @@ class LocalLauncher:
     def _lose(self, fork_server: ForkServerClient) -> None:
         """Stop a fork server that has ended; another one is tried if it has ever been ready."""
         _log.warning("the nursery of slots ended with %s; see %s", fork_server.returncode, fork_server.log)
-        self._forks = fork_server.ready
+        self._forks_slots = fork_server.ready
         fork_server.stop()
         self._fork_server = None
 

@@ -100,7 +100,7 @@ class SimulatedJob:
             self.agenda, self.coordinator, self._post_plan, self._roster, self._network, self._effects.emit
         )
         self._effects.between_epochs = regrouping
-        regrouping.seat("as described")
+        regrouping.start_workers("as described")
         self._stir()
 
     @property
@@ -202,10 +202,12 @@ class SimulatedJob:
         self._post_plan.member_stepped(machine, samples, seconds)
 
     def _ask(self, name: str, report: ins.Report) -> ins.Instruction | Signal:
-        told = self.coordinator.next(name, report)
+        instruction = self.coordinator.next(name, report)
         self._stir()
-        if not isinstance(told, ins.Wait) or report.in_flight:  # a worker with pushes in flight reports them first
-            return told
+        if (
+            not isinstance(instruction, ins.Wait) or report.in_flight
+        ):  # a worker with pushes in flight reports them first
+            return instruction
         return self._waiting.add(name)
 
     # ---- the coordinator's effects

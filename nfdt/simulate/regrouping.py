@@ -38,10 +38,10 @@ class Regrouping:
         self._agenda, self._coordinator, self._plan = agenda, coordinator, plan
         self._roster, self._network, self._emit = roster, network, emit
 
-    def seat(self, reason: str, since: float | None = None) -> None:
+    def start_workers(self, reason: str, since: float | None = None) -> None:
         """Create a worker for every post; its machines may have failed from virtual second ``since`` on."""
         for post in self._plan.posts:
-            self._roster.seat(post, since)
+            self._roster.start_worker(post, since)
         self._plan.seated()
         if shares := self._plan.shares:
             self._emit("groups", groups_event(shares, reason))
@@ -71,5 +71,5 @@ class Regrouping:
         self._agenda.after(WORLDS_S, lambda: self._come_up(reason, since))
 
     def _come_up(self, reason: str, since: float) -> None:
-        self.seat(reason, since)
+        self.start_workers(reason, since)
         self._roster.changed()

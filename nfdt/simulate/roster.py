@@ -40,7 +40,7 @@ class WorkerRoster:
         """Live workers."""
         return [self.workers[name] for name in self._alive]
 
-    def seat(self, post: Post, since: float | None = None) -> None:
+    def start_worker(self, post: Post, since: float | None = None) -> None:
         """Start a worker and schedule its machines' failures from virtual second ``since`` on; None: from now on."""
         index = len(self.workers)
         name = post.worker = f"worker-{index}"
@@ -86,5 +86,5 @@ class WorkerRoster:
 
     def _return(self, post: Post) -> None:
         self._returning -= 1
-        self.seat(post)
+        self.start_worker(post)
         self.changed()

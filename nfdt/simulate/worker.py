@@ -126,19 +126,19 @@ class SimulatedWorker:
         answer: Mapping[str, Any] = {}
         while True:
             yield from self.client.travel()
-            told: Any = self.ask(self.name, self._report(finished, answer))
-            if isinstance(told, Signal):
+            instruction: Any = self.ask(self.name, self._report(finished, answer))
+            if isinstance(instruction, Signal):
                 began = self.clock()
-                told = yield told
+                instruction = yield instruction
                 self.statistics.wait_s += self.clock() - began
             yield from self.client.come_back(0)
-            if isinstance(told, ins.Leave):
+            if isinstance(instruction, ins.Leave):
                 return
-            if isinstance(told, ins.Work):
-                finished, answer = (yield from self._on_work(told)), {}
+            if isinstance(instruction, ins.Work):
+                finished, answer = (yield from self._on_work(instruction)), {}
             else:
                 finished = yield from self._drained()
-                answer = self._answer(told)
+                answer = self._answer(instruction)
 
     def _report(self, done: tuple[FinishedTask, ...], answer: Mapping[str, Any]) -> ins.Report:
         return ins.Report(
@@ -149,9 +149,9 @@ class SimulatedWorker:
             **answer,
         )
 
-    def _answer(self, told: ins.Instruction) -> Mapping[str, Any]:
+    def _answer(self, instruction: ins.Instruction) -> Mapping[str, Any]:
         """Execute an instruction other than Work; return the fields of the report that answer it."""
-        match told:
+        match instruction:
             case ins.BeginEpoch(epoch, untrained):
                 self._epoch, self._epoch_steps, self._logs = epoch, 0, {}
                 self._pipeline.forget()
@@ -165,7 +165,7 @@ class SimulatedWorker:
                 metrics = self.trainer.evaluate(self.index, weights, untrained, tasks)
                 return {"evaluated": ins.Evaluated(epoch, tuple(t.task for t in tasks), metrics)}
             case ins.Summarise():
-                return {"summary": self.trainer.summarise(told)}
+                return {"summary": self.trainer.summarise(instruction)}
         return {}
 
     def _on_work(self, work: ins.Work) -> Any:

@@ -49,14 +49,14 @@ def same(a, b):
 
 
 @given(NESTS)
-def test_a_nest_comes_back_with_its_tuples_lists_and_dicts(nest):
-    structure, arrays = flatten_structure(nest)
-    same(nest, rebuild(json.loads(json.dumps(structure)), arrays))
+def test_a_nest_comes_back_with_its_tuples_lists_and_dicts(pytree):
+    structure, arrays = flatten_structure(pytree)
+    same(pytree, rebuild(json.loads(json.dumps(structure)), arrays))
 
 
 @given(NESTS)
-def test_a_batch_comes_back_from_its_message(nest):
-    same(nest, decode_batch(encode_batch(nest)))
+def test_a_batch_comes_back_from_its_message(pytree):
+    same(pytree, decode_batch(encode_batch(pytree)))
 
 
 @given(ARRAYS)

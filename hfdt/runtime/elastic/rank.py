@@ -71,7 +71,7 @@ class ElasticRank:
 
     def _work(self, state: RingState) -> None:
         try:
-            state.meet()
+            state.rendezvous()
             if state.leads:
                 self._lead()
             else:

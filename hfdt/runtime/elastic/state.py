@@ -2,7 +2,7 @@
 
 ::
 
-    meet ──> elect a leader ──> take the leader's job and commit ──> work ... ──a rank is lost──> meet
+    rendezvous ──> elect a leader ──> take the leader's job and commit ──> work ... ──a rank is lost──> rendezvous
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class RingState(State):
 
     Args:
         communicator: The ranks.
-        directory: Directory of the ring; None if only the leader has it, until the first :meth:`meet`.
+        directory: Directory of the ring; None if only the leader has it, until the first :meth:`rendezvous`.
         reaches_server: Whether this rank can reach the job server.
 
     Attributes:
         job: Current job.
-        leads: Whether this rank is the leader; valid after the first :meth:`meet`.
+        leads: Whether this rank is the leader; valid after the first :meth:`rendezvous`.
         resets: Number of changes of the set of ranks.
         redone: Number of steps that were repeated.
     """
@@ -62,7 +62,7 @@ class RingState(State):
         """Do nothing: commits are collective, see :meth:`execute`."""
 
     def restore(self) -> None:
-        """Do nothing: :meth:`meet` restores the leader's commit."""
+        """Do nothing: :meth:`rendezvous` restores the leader's commit."""
 
     def sync(self) -> None:
         """Do nothing, like :meth:`restore`."""
@@ -80,7 +80,7 @@ class RingState(State):
 
     # ---- collective
 
-    def meet(self) -> None:
+    def rendezvous(self) -> None:
         """Agree on a leader, a job and its state; collective, and the first call with every new communicator."""
         found = [json.loads(text) for text in self.communicator.gather(json.dumps(self._candidacy()).encode())]
         candidates = [Candidate(**answer["candidate"]) for answer in found]

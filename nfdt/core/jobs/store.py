@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nfdt.core.errors import NfdtError, UsageError
-from nfdt.core.events import Event, Kind
+from nfdt.core.events import Event, EventKind
 from nfdt.core.jobs.lifecycle import ACTIVE, RESTARTED, JobState, after_restart, check_transition, is_terminal
 
 _SCHEMA = """
@@ -158,7 +158,7 @@ class JobStore:
         with self._transaction() as database:
             database.execute(f"UPDATE jobs SET {columns} WHERE job_id=?", (*facts.values(), job_id))
 
-    def append(self, job_id: str, kind: Kind, data: dict[str, Any]) -> Event:
+    def append(self, job_id: str, kind: EventKind, data: dict[str, Any]) -> Event:
         """Add an event; an epoch's end also deletes old progress events of the epoch before."""
         with self._transaction():
             event = self._insert(job_id, kind, data)
@@ -166,7 +166,7 @@ class JobStore:
                 self._thin(job_id, event.cursor)
         return event
 
-    def _insert(self, job_id: str, kind: Kind, data: dict[str, Any]) -> Event:
+    def _insert(self, job_id: str, kind: EventKind, data: dict[str, Any]) -> Event:
         last = self._database.execute("SELECT MAX(cursor) FROM events WHERE job_id=?", (job_id,)).fetchone()[0]
         event = Event((last or 0) + 1, self._now(), kind, data)
         self._database.execute(

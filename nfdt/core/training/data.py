@@ -69,9 +69,9 @@ def open_npy(path: Path) -> Array:
     return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
-def encode_batch(nest: Any) -> bytes:
+def encode_batch(tree: Any) -> bytes:
     """Encode a pytree of arrays as one message: length of the header, JSON header, the arrays' memory, each aligned."""
-    structure, arrays = flatten_structure(nest)
+    structure, arrays = flatten_structure(tree)
     described = [[array.dtype.str, list(array.shape)] for array in arrays]
     header = json.dumps({"structure": structure, "arrays": described}, separators=(",", ":")).encode()
     header += b" " * (-(len(header) + _LENGTH_BYTES) % _ALIGNMENT)

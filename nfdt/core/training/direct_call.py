@@ -32,26 +32,26 @@ class Graph:
 
 def of_leaves(function: Callable[..., Any], arguments: Any) -> Callable[..., Any]:
     """Convert ``function`` of pytrees like ``arguments`` to a function of their leaves, except those that are None."""
-    places = tf.nest.map_structure(lambda leaf: leaf is not None, arguments)
+    places = tf.pytree.map_structure(lambda leaf: leaf is not None, arguments)
 
     def flat(*leaves: Any) -> Any:
         left = iter(leaves)
-        return function(*tf.nest.map_structure(lambda there: next(left) if there else None, places))
+        return function(*tf.pytree.map_structure(lambda there: next(left) if there else None, places))
 
     flat.__name__ = getattr(function, "__name__", "flat")
     return flat
 
 
-def leaves_of(nest: Any) -> list[Any]:
+def leaves_of(pytree: Any) -> list[Any]:
     """Return the leaves of a pytree, except those that are None."""
-    return [leaf for leaf in tf.nest.flatten(nest) if leaf is not None]
+    return [leaf for leaf in tf.pytree.flatten(pytree) if leaf is not None]
 
 
 @dataclass(frozen=True)
 class Prepared:
     """A batch: the original pytree, its leaves as tensors (copied where needed), and its structure and shapes."""
 
-    nest: Any
+    pytree: Any
     tensors: list[Any]
     shapes: Hashable
 
@@ -88,7 +88,7 @@ class DirectCall:
         graph = self._graphs.get(batch.shapes)
         if graph is not None and not tf.config.functions_run_eagerly():
             return graph(tensors)
-        arguments = (weights, batch.nest, *scalars)
+        arguments = (weights, batch.pytree, *scalars)
         if self._wrap is None:
             return of_leaves(self._function, arguments)(*tensors)
         structure = _structure(batch.shapes)
@@ -102,7 +102,7 @@ class DirectCall:
 
 def as_tensors(batch: Any) -> Any:
     """Return the pytree with tensors at its leaves."""
-    return tf.nest.map_structure(lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), batch)
+    return tf.pytree.map_structure(lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), batch)
 
 
 @dataclass(frozen=True)
@@ -111,15 +111,15 @@ class _Leaf:
     dtype: Hashable
 
 
-def _shapes(nest: Any) -> Hashable:
+def _shapes(pytree: Any) -> Hashable:
     """Return the pytree as nested tuples with a ``_Leaf`` in place of every array."""
-    if nest is None:
+    if pytree is None:
         return None
-    if isinstance(nest, dict):
-        return dict, *((name, _shapes(nest[name])) for name in sorted(nest))
-    if isinstance(nest, tuple | list):
-        return type(nest), *map(_shapes, nest)
-    leaf = nest if hasattr(nest, "shape") else tf.convert_to_tensor(nest)
+    if isinstance(pytree, dict):
+        return dict, *((name, _shapes(pytree[name])) for name in sorted(pytree))
+    if isinstance(pytree, tuple | list):
+        return type(pytree), *map(_shapes, pytree)
+    leaf = pytree if hasattr(pytree, "shape") else tf.convert_to_tensor(pytree)
     return _Leaf(tuple(leaf.shape), leaf.dtype)
 
 
