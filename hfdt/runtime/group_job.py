@@ -119,7 +119,7 @@ class GroupJob(RingJob):
         if start == stop:
             return None, 0
         batch = data.decode_batch(tasks[0].data)
-        return tf.pytree.map_structure(lambda leaf: None if leaf is None else leaf[start:stop], batch), stop - start
+        return tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[start:stop], batch), stop - start
 
     def _timed(self, rows: int, seconds: float) -> None:
         """Record the duration of a gradient, with its emulated part."""

@@ -113,7 +113,7 @@ class Compiled:
 
     def __call__(self, *args: Any) -> Any:
         """Run the function; the first call compiles it."""
-        leaves = tf.pytree.flatten(args)
+        leaves = tf.nest.flatten(args)
         return self._graph(leaves) if self._graph else self._first(of_leaves(self._function, args), leaves)
 
     def _first(self, flat: Callable[..., Any], leaves: list[Any]) -> Any:

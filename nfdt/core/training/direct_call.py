@@ -32,11 +32,11 @@ class Graph:
 
 def of_leaves(function: Callable[..., Any], arguments: Any) -> Callable[..., Any]:
     """Convert ``function`` of pytrees like ``arguments`` to a function of their leaves, except those that are None."""
-    places = tf.pytree.map_structure(lambda leaf: leaf is not None, arguments)
+    places = tf.nest.map_structure(lambda leaf: leaf is not None, arguments)
 
     def flat(*leaves: Any) -> Any:
         left = iter(leaves)
-        return function(*tf.pytree.map_structure(lambda there: next(left) if there else None, places))
+        return function(*tf.nest.map_structure(lambda there: next(left) if there else None, places))
 
     flat.__name__ = getattr(function, "__name__", "flat")
     return flat
@@ -44,7 +44,7 @@ def of_leaves(function: Callable[..., Any], arguments: Any) -> Callable[..., Any
 
 def leaves_of(pytree: Any) -> list[Any]:
     """Return the leaves of a pytree, except those that are None."""
-    return [leaf for leaf in tf.pytree.flatten(pytree) if leaf is not None]
+    return [leaf for leaf in tf.nest.flatten(pytree) if leaf is not None]
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class DirectCall:
 
 def as_tensors(batch: Any) -> Any:
     """Return the pytree with tensors at its leaves."""
-    return tf.pytree.map_structure(lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), batch)
+    return tf.nest.map_structure(lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), batch)
 
 
 @dataclass(frozen=True)
