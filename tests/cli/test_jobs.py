@@ -100,9 +100,9 @@ def test_a_plan_is_made_of_what_a_job_has_measured(cluster, job):
     command = [*NFDT, "plan", "--job", job, "--algorithm", "bsp,ddc-asgd", "--format", "json"]
     done = subprocess.run(command, env=environment(**cluster.env()), capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["work"] == {"batch_size": 32, "samples": 320, "weights": 0, "profile": None}
-    assert all(each["samples_per_s"] > 0 for each in told["forecasts"])
+    result = json.loads(done.stdout)
+    assert result["work"] == {"batch_size": 32, "samples": 320, "weights": 0, "profile": None}
+    assert all(each["samples_per_s"] > 0 for each in result["forecasts"])
 
 
 def test_cancelling_a_job_that_has_ended_changes_nothing(jobs):

@@ -30,7 +30,7 @@ class Machine:
 
 
 @pytest.mark.parametrize(("alpha_s", "beta_s"), [(0.02, 0.001), (0.0, 0.001)])
-def test_overhead_is_told_from_the_time_of_a_sample(alpha_s, beta_s):
+def test_overhead_is_separated_from_the_time_of_a_sample(alpha_s, beta_s):
     machine = Machine(alpha_s, beta_s)
     line = measure_step(machine.compute, 32, machine.clock, budget_s=5.0)
     assert (line.alpha_s, line.beta_s) == (pytest.approx(alpha_s, abs=1e-9), pytest.approx(beta_s))

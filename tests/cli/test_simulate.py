@@ -71,7 +71,7 @@ def test_speeds_are_refused_because_they_would_have_to_be_measured(folder):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("--cluster", "none.toml", "train.py"), "cannot be read"),
         (("--cluster", "cluster.toml", "--algorithm", "sgd", "train.py"), "Unknown algorithm 'sgd'"),
@@ -79,10 +79,10 @@ def test_speeds_are_refused_because_they_would_have_to_be_measured(folder):
         (("train.py",), "--cluster"),
     ],
 )
-def test_mistakes_are_told_before_the_script_runs(folder, arguments, told):
+def test_mistakes_are_reported_before_the_script_runs(folder, arguments, message):
     done = CliRunner().invoke(cli, ["simulate", *arguments])
     assert done.exit_code == 2
-    assert told in done.output
+    assert message in done.output
     assert "trained" not in done.output
 
 

@@ -248,7 +248,7 @@ def test_an_empty_dataset_is_refused(read):
         read(dataset, shuffle=False).sample_batch()
 
 
-def test_wrong_shapes_are_told_before_anything_is_sent(model):
+def test_wrong_shapes_are_refused_before_anything_is_sent(model):
     check_batch(model, (X[:4].astype("float32"), Y[:4]))
     with pytest.raises(UsageError, match="do not fit"):
         check_batch(model, (X[:4, :2].astype("float32"), Y[:4]))

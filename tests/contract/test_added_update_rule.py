@@ -21,7 +21,7 @@ X = np.random.default_rng(0).normal(size=(192, 6)).astype(np.float32)
 Y = X @ np.arange(6, dtype=np.float32)[:, None]
 
 
-class HalvedRate(IdentityRule):
+class HalfRate(IdentityRule):
     """Applies each gradient at half of the learning rate."""
 
     name = NAME
@@ -33,7 +33,7 @@ class HalvedRate(IdentityRule):
 @pytest.fixture(autouse=True)
 def added(monkeypatch):
     monkeypatch.setitem(RULE_FACTS, NAME, RuleFacts())
-    monkeypatch.setitem(RULES, NAME, lambda spec, traits, blocks: HalvedRate())
+    monkeypatch.setitem(RULES, NAME, lambda spec, traits, blocks: HalfRate())
     monkeypatch.setitem(AXES, "update_rule", (*AXES["update_rule"], NAME))
 
 

@@ -69,7 +69,7 @@ def test_the_others_are_looked_at_only_where_it_changes_something(seconds, steps
         assert run() == found
 
 
-def test_most_leases_of_a_long_epoch_look_at_nobody_else(monkeypatch):
+def test_most_leases_of_a_long_epoch_look_at_no_other_worker(monkeypatch):
     looks, look = [], finish_together._steps_left_for
     monkeypatch.setattr(finish_together, "_steps_left_for", lambda *args: looks.append(1) or look(*args))
     cluster = timed("asgd", [0.1] * 40, samples=4000 * BATCH, epochs=1, overrides={"tasks": "finish-together"})
@@ -99,7 +99,7 @@ def test_a_fast_worker_that_falls_silent_is_not_waited_for():
         job("asgd", workers=2, samples=100 * BATCH, batch_size=BATCH, overrides={"tasks": "finish-together"}),
         lambda index, samples, now: (0.01, 0.8)[index],
     )
-    told = []
+    instructions = []
     coordinator, slow = cluster.coordinator, cluster.workers["worker-1"]
     speeds = coordinator._decisions.speeds
     for name, seconds in (("worker-0", 0.01), ("worker-1", 0.8)):
@@ -113,11 +113,11 @@ def test_a_fast_worker_that_falls_silent_is_not_waited_for():
     coordinator.next("worker-0", cluster.workers.pop("worker-0").report)
     coordinator._run.training.book.give_back("worker-0")
     for _ in range(120):
-        told.append(type(slow.ask()))
-        if told[-1] is Work:
+        instructions.append(type(slow.ask()))
+        if instructions[-1] is Work:
             break
         cluster.clock.advance(1.0)
-    assert Work in told
+    assert Work in instructions
 
 
 def test_a_worker_that_got_nothing_for_long_may_show_that_it_is_quick_again():
@@ -143,20 +143,21 @@ def test_times_that_cannot_be_are_not_believed(compute_s, exchange_s):
     assert report.times == {}
 
 
-def test_what_was_not_reported_goes_to_whoever_asks_next():
+def test_unreported_tasks_go_to_the_worker_that_asks_next():
     cluster = started(job(workers=2, samples=4000, batch_size=1))
     worker, other = cluster.workers["worker-0"], cluster.workers["worker-1"]
-    told, _ = None, other.ask()
+    work, _ = None, other.ask()
     for _ in range(40):
         cluster.turn("worker-0")
-        if isinstance(worker.told, Work) and len(worker.told.tasks) >= 3:
-            told = worker.told
+        if isinstance(worker.instruction, Work) and len(worker.instruction.tasks) >= 3:
+            work = worker.instruction
             break
         cluster.clock.advance(0.001)
-    assert told is not None
-    worker.told, worker.report = None, Report((told.tasks[0].task,), 0, times={told.tasks[0].task: TaskTime(5.0)})
+    assert work is not None
+    task = work.tasks[0].task
+    worker.instruction, worker.report = None, Report((task,), 0, times={task: TaskTime(5.0)})
     cluster.coordinator.next("worker-1")
-    assert other.ask().tasks[0] not in told.tasks  # still worker-0's
+    assert other.ask().tasks[0] not in work.tasks  # still worker-0's
     worker.ask()
     assert other.ask() is not None
     cluster.run()
@@ -219,11 +220,11 @@ def test_the_bounds_of_a_batch_hold_in_every_task():
     assert {8, 20} <= sizes
 
 
-def test_speeds_are_told_about_once_a_second_when_they_change():
+def test_speeds_are_reported_about_once_a_second_when_they_change():
     cluster = timed("asgd", [0.05, 0.2], samples=8000)
-    told = cluster.of("speed")
-    assert 1 <= len(told) <= 3
-    assert told[-1]["workers"] == {
+    events = cluster.of("speed")
+    assert 1 <= len(events) <= 3
+    assert events[-1]["workers"] == {
         "worker-0": {
             "samples_per_s": pytest.approx(320),
             "step_s": pytest.approx(0.05),
@@ -240,7 +241,7 @@ def test_speeds_are_told_about_once_a_second_when_they_change():
 
 
 @pytest.mark.parametrize("option", [{"batch": "dbs"}, {"tasks": "finish-together"}, {"tasks": "proportional"}])
-def test_a_stream_keeps_its_batches_and_says_so(option):
+def test_a_stream_keeps_its_batches_and_logs_it(option):
     cluster = started(job(overrides=option, stream=True), [b"a", b"b", b"c"])
     cluster.run()
     assert set(cluster.trained[0]) == {b"a", b"b", b"c"}

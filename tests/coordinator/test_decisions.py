@@ -61,7 +61,7 @@ def test_a_lease_is_one_task_until_the_worker_is_measured_and_a_fifth_of_a_secon
 
 
 @pytest.mark.parametrize("preset", ["ssp", "n-softsync", "bsp"])
-def test_a_policy_that_limits_leases_is_obeyed(preset):
+def test_a_policy_limits_leases(preset):
     assert lease(decisions_of(0.01, 0.01, preset=preset), 0, steps=1000) == 1
 
 
@@ -78,14 +78,14 @@ def test_what_is_left_is_shared_so_that_all_end_together():
     assert lease(decisions_of(0.1, 0.5), 1, steps=4) == 1
 
 
-def test_whose_speed_is_unknown_gets_a_single_step_of_the_end():
+def test_a_worker_of_unknown_speed_gets_a_single_step_near_the_end():
     parts = decisions_of(0.1, 0.5, steps=4, **TOGETHER)
     assert [lease(parts, index, steps=2) for index in (0, 1)] == [1, 1]
     parts = decisions_of(0.001, **TOGETHER)  # the second worker is new
     assert lease(parts, 1, steps=4) == 1
 
 
-def test_who_asks_is_free_and_who_is_silent_may_be_so_for_as_long_again():
+def test_a_worker_that_asks_is_free_and_a_silent_one_may_stay_so_as_long_again():
     parts = decisions_of(0.1, 0.5, **TOGETHER)
     now = 100.0
     everybody = members(now)
@@ -96,7 +96,7 @@ def test_who_asks_is_free_and_who_is_silent_may_be_so_for_as_long_again():
     assert lease(parts, 0, steps=4, now=now, everybody=everybody) == 1  # who asks is here
 
 
-def test_who_holds_tasks_is_free_after_them():
+def test_a_worker_that_holds_tasks_is_free_after_them():
     parts = decisions_of(0.1, 0.5, **TOGETHER)
     everybody, book = members(), book_of(14)
     book.issue(FAST, 10)  # a second of work
@@ -105,7 +105,7 @@ def test_who_holds_tasks_is_free_after_them():
     assert parts.leases.size(everybody[1], everybody, book, 0.0) == 0
 
 
-def test_who_never_gets_anything_may_show_that_it_is_quick_again():
+def test_a_worker_without_leases_gets_one_to_be_measured_again():
     parts = decisions_of(0.1, 0.5, **TOGETHER)
     assert lease(parts, 1, steps=4, now=9.9) == 0
     assert lease(parts, 1, steps=4, now=10.1) == 1  # 20 of its own steps after its last lease
@@ -117,7 +117,7 @@ def test_who_never_gets_anything_may_show_that_it_is_quick_again():
 # ---- shares
 
 
-def test_static_shares_are_equal_and_others_follow_speed_once_everybody_is_known_well():
+def test_static_shares_are_equal_and_others_follow_speed_once_all_are_measured():
     static = {"overrides": {"tasks": "static"}}
     proportional = {"overrides": {"tasks": "proportional"}}
     assert decisions_of(**static).leases.shares(NAMES) == {FAST: 1.0, SLOW: 1.0}
@@ -164,7 +164,7 @@ def test_batches_follow_speed_within_the_jobs_bounds():
         ({"tasks": "proportional"}, "tasks='proportional': the client feeds"),
     ],
 )
-def test_what_a_stream_cannot_have_is_said(option, said):
+def test_options_without_effect_on_a_stream_are_reported(option, said):
     assert stream_warning(job(stream=True, overrides=option)).startswith(said)
     assert stream_warning(job(overrides=option)) is None
     assert stream_warning(job(stream=True)) is None
@@ -173,7 +173,7 @@ def test_what_a_stream_cannot_have_is_said(option, said):
 # ---- what is told
 
 
-def test_a_speed_is_told_when_it_is_known_and_again_when_it_has_moved():
+def test_a_speed_is_reported_when_it_is_known_and_again_when_it_has_moved():
     parts = decisions_of(0.1, 0.4, steps=3)
     assert parts.report.look(NAMES, 0.0) is None
     step(parts, FAST, 0.1, 9, exchange_s=0.025)
@@ -188,14 +188,14 @@ def test_a_speed_is_told_when_it_is_known_and_again_when_it_has_moved():
     assert parts.report.look(NAMES, 0.0)[FAST]["samples_per_s"] == 160.0
 
 
-def test_speeds_are_told_in_thousandths_of_samples_and_in_microseconds():
+def test_speeds_are_reported_in_thousandths_of_samples_and_in_microseconds():
     parts = decisions_of()
     step(parts, FAST, 0.0123456, 12, exchange_s=0.00123456)
     row = {"samples_per_s": 1296.008, "step_s": 0.012346, "step_exchange_s": 0.001235, "batch_size": BATCH}
     assert parts.report.describe([FAST]) == {FAST: row}
 
 
-def test_another_batch_size_is_told():
+def test_another_batch_size_is_reported():
     parts = decisions_of(0.1, 0.1)
     assert parts.report.look(NAMES, 0.0)
     parts.renew(job(workers=2), sizes := FixedSizes(BATCH))
@@ -204,7 +204,7 @@ def test_another_batch_size_is_told():
     assert parts.report.look(NAMES, 0.0) is None
 
 
-def test_who_is_gone_is_described_as_it_was():
+def test_a_worker_that_is_gone_keeps_its_description():
     parts = decisions_of(0.1, 0.4)
     assert set(parts.report.describe(NAMES)) == set(NAMES)
     parts.left(SLOW)
@@ -212,14 +212,14 @@ def test_who_is_gone_is_described_as_it_was():
     assert parts.report.described[SLOW]["step_s"] == 0.4
 
 
-def test_who_comes_back_is_measured_anew():
+def test_a_worker_that_comes_back_is_measured_anew():
     parts = decisions_of(0.01, 0.05)
     parts.left(FAST)
     parts.joined(FAST)
     assert [lease(parts, index, steps=1000) for index in (0, 1)] == [1, 4]
 
 
-def test_speeds_may_be_told_once_a_second():
+def test_speeds_may_be_reported_once_a_second():
     parts = decisions_of()
     for now, due in ((0.0, True), (0.9, False), (1.0, True), (1.5, False), (2.0, True)):
         assert parts.report.is_due(now) == due

@@ -46,7 +46,7 @@ SHAPES = st.fixed_dictionaries(
         "epochs": st.integers(1, 3),
         "steps_per_epoch": st.none() | st.integers(1, 9),
         "validation": st.none() | st.integers(1, 20),
-        "attended": st.booleans(),
+        "interactive": st.booleans(),
     }
 )
 

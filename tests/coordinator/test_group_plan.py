@@ -95,7 +95,7 @@ def test_an_exchange_of_all_is_no_change_of_one():
     assert [plan.review(FAST_AND_SLOW, 1e9, 0.0) for _ in range(3)] == [None] * 3
 
 
-def test_who_has_told_nothing_is_taken_for_the_mean_of_the_others():
+def test_an_unmeasured_member_gets_the_mean_of_the_others():
     fast, slow = measure(plan_of(), 1, None, 3, None).shares(((0, 1), (2, 3)))
     assert fast.rows[1] > fast.rows[0] / 3
     assert [share.step_s for share in measure(plan_of(batch="fixed"), 1, None, 3, None).shares(((0, 2), (1, 3)))] == [
@@ -129,11 +129,11 @@ def test_groups_that_push_differences_take_local_steps_and_others_one():
     assert sum(share.rate / min(1, 2 / (1 + share.staleness)) for share in delta) == pytest.approx(1)
 
 
-def test_groups_are_told_with_what_each_gets():
+def test_groups_are_reported_with_the_shares_of_each():
     plan = measure(plan_of(batch="fixed", outer="delta", local_steps=8), 1, 1, 3, 3)
-    told = groups_event(plan.shares(FAST_AND_SLOW), "speeds")
-    fast, slow = told["groups"]
-    assert told["reason"] == "speeds"
+    event = groups_event(plan.shares(FAST_AND_SLOW), "speeds")
+    fast, slow = event["groups"]
+    assert event["reason"] == "speeds"
     assert (fast["members"], slow["members"]) == ([0, 1], [2, 3])
     assert (fast["rows"], slow["rows"]) == ([32, 32], [32, 32])
     assert (fast["step_s"], slow["step_s"]) == (1.0, 3.0)

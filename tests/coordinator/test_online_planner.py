@@ -85,7 +85,7 @@ def test_a_worker_that_comes_while_exchanges_are_hidden_is_taken_as_it_shows_its
     assert planner.look(steps([20, 20, 20], 20, hidden=0.5)) is None
 
 
-def test_a_decision_is_told_with_what_it_promises_and_why():
+def test_a_decision_is_reported_with_its_prediction_and_reason():
     choice = OnlinePlanner(BATCH, overlap=1).look(steps([30, 30, 30], 0))
     assert plan_event(choice) == {
         "row": {"topology": "flat", "batch": "dbs", "overlap": 0},

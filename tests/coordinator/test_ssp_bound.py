@@ -78,25 +78,27 @@ class Worker:
         while True:
             in_flight = frozenset(sent[0] for sent in (*self.answers, *self.sent))
             times = dict.fromkeys(finished, TaskTime(0.01 * (1 + 9 * (self.name == "worker-0"))))
-            told = self.coordinator.next(self.name, Report(tuple(finished), epoch, in_flight=in_flight, times=times))
+            instruction = self.coordinator.next(
+                self.name, Report(tuple(finished), epoch, in_flight=in_flight, times=times)
+            )
             yield
             finished = []
-            if not isinstance(told, Work):
+            if not isinstance(instruction, Work):
                 finished = yield from self.taken(0)
-                if isinstance(told, BeginEpoch):
-                    epoch, self.held = told.epoch, None
+                if isinstance(instruction, BeginEpoch):
+                    epoch, self.held = instruction.epoch, None
                 continue
-            if told.pull:
+            if instruction.pull:
                 finished = yield from self.taken(0)
                 self.held = None
-            for task in told.tasks:
+            for task in instruction.tasks:
                 if self.held is None:
                     assert not self.sent, "a pull while pushes are unanswered"
                     self.held = self.shard.applied.copy()
                     yield
-                self.sent.append((task.task, self.held, not told.no_weights))
+                self.sent.append((task.task, self.held, not instruction.no_weights))
                 yield
-                finished += yield from self.taken(told.overlap)
+                finished += yield from self.taken(instruction.overlap)
 
 
 def play(seed, workers, bound, overlap, *, kills=0, **overrides):
@@ -105,29 +107,29 @@ def play(seed, workers, bound, overlap, *, kills=0, **overrides):
     overrides = {"staleness_bound": bound, "overlap": overlap, **overrides}
     spec = job("ssp", workers=workers, samples=300, overrides=overrides)
     coordinator, shard = Coordinator(spec, make_policy(spec.algorithm), ManualClock()), Shard()
-    crew, speeds = {}, {}
+    running, speeds = {}, {}
 
     def join():
         name = f"worker-{len(speeds)}"
         coordinator.joined(name, len(speeds))
-        crew[name], speeds[name] = Worker(coordinator, shard, name, overlap), rng.random() ** 4 + 0.005
+        running[name], speeds[name] = Worker(coordinator, shard, name, overlap), rng.random() ** 4 + 0.005
 
     for _ in range(workers):
         join()
     coordinator.proceed(0)
-    for worker in crew.values():
+    for worker in running.values():
         next(worker.steps)
     dying = {rng.randrange(1000) for _ in range(kills)}
     for move in range(2000):
-        (name,) = rng.choices(list(crew), [speeds[name] for name in crew])
+        (name,) = rng.choices(list(running), [speeds[name] for name in running])
         if move in dying:
             coordinator.left(name, "killed")
-            del crew[name]
+            del running[name]
             join()
         elif rng.random() < 0.3:
-            crew[name].apply()
+            running[name].apply()
         else:
-            next(crew[name].steps)
+            next(running[name].steps)
         if rng.random() < 0.02:
             speeds[name] = rng.random() ** 4 + 0.005
     return shard.pushes

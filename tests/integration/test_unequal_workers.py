@@ -60,9 +60,9 @@ def test_dynamic_batches_make_steps_of_equal_time(digits):
     assert sum(sizes.values()) == 64
     times = [row["step_s"] for row in outcome.speeds.values()]
     assert max(times) < 1.6 * min(times)  # 4 with batches of one size
-    told = [data["workers"] for kind, data in outcome.events if kind == "speed"]
-    assert set(told[-1]) == {*FAST, *SLOW}
-    assert told[-1][FAST[0]]["samples_per_s"] > 2 * told[-1][SLOW[0]]["samples_per_s"]
+    speeds = [data["workers"] for kind, data in outcome.events if kind == "speed"]
+    assert set(speeds[-1]) == {*FAST, *SLOW}
+    assert speeds[-1][FAST[0]]["samples_per_s"] > 2 * speeds[-1][SLOW[0]]["samples_per_s"]
 
 
 def staleness_of(outcome):

@@ -37,7 +37,7 @@ def test_events_are_numbered_within_their_job(store):
     assert [e.data for e in store.events("a", after=1)] == [{"text": "x"}]
 
 
-def test_a_transition_is_told_with_reason_and_error(store):
+def test_a_transition_is_reported_with_reason_and_error(store):
     store.transition("a", "failed", reason="why", error={"message": "m"})
     assert store.events("a")[-1].data == {"state": "failed", "reason": "why", "error": {"message": "m"}}
     assert store.get("a").ended_at == 7.0

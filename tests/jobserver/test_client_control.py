@@ -8,7 +8,7 @@ from nfdt.core.errors import UsageError
 from nfdt.jobserver.client_control import ClientControl
 
 
-def test_an_attended_job_begins_what_was_permitted_and_another_one_everything():
+def test_an_interactive_job_begins_permitted_epochs_and_a_detached_one_all():
     control = ClientControl(interactive=True, unwatched_since=0.0)
     assert not control.permits(0)
     control.permitted = 3

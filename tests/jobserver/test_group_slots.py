@@ -22,7 +22,7 @@ class Worlds:
     def __init__(self, *seconds: float) -> None:
         self.seconds = list(seconds)
         self.steps = 0
-        self.launched, self.ended, self.told = [], [], []
+        self.launched, self.ended, self.logged = [], [], []
         self.failure: dict[tuple[int, ...], str] = {}
         self._leaders: list[JobSlot] = []
 
@@ -69,8 +69,8 @@ class Worlds:
 
     def tell(self, job_slot, rows):
         self.steps += len(rows)
-        told = {str(m): [self.steps, [(n, self.seconds[m] * n / ROWS) for n in rows[-19:]]] for m in job_slot.members}
-        job_slot.report = {"recent": told}
+        recent = {str(m): [self.steps, [(n, self.seconds[m] * n / ROWS) for n in rows[-19:]]] for m in job_slot.members}
+        job_slot.report = {"recent": recent}
 
     def epoch(self):
         for job_slot in self._leaders:
@@ -78,11 +78,11 @@ class Worlds:
 
     # the job_log
     def tell_log(self, level, text):
-        self.told.append(text)
+        self.logged.append(text)
 
     @property
     def job_log(self):
-        return SimpleNamespace(write=self.tell_log, record=lambda kind, data: self.told.append((kind, data)))
+        return SimpleNamespace(write=self.tell_log, record=lambda kind, data: self.logged.append((kind, data)))
 
 
 def group_slots(worlds: Worlds, **options) -> GroupSlots:
@@ -196,7 +196,7 @@ def test_a_new_world_that_does_not_come_up_is_lost_alone():
     job_slots, _ = review(slots)
     assert [job_slot.members for job_slot in job_slots] == groups_of(slots) == [(0, 3)]
     slots.report_losses()
-    assert any("no more memory" in str(text) for text in worlds.told)
+    assert any("no more memory" in str(text) for text in worlds.logged)
 
 
 def test_groups_do_not_change_for_little_that_is_left():
@@ -216,7 +216,7 @@ def test_a_group_that_is_gone_is_reported_once_and_the_others_share_the_work():
     worlds.failure[2, 3] = "killed"
     slots.report_losses()
     slots.report_losses()
-    assert [text for text in worlds.told if "is gone" in str(text)] == ["Group 2,3 is gone. killed"]
+    assert [text for text in worlds.logged if "is gone" in str(text)] == ["Group 2,3 is gone. killed"]
     assert slots.all_gone() is None
     worlds.epoch()
     review(slots)

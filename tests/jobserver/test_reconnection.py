@@ -211,8 +211,8 @@ def test_slots_outlive_a_restart_of_the_server(cluster, relay, gate):
     client = cluster.client()
     job = client.submit(client.spec(epochs=1, workers=1))
     assert client.finish(job)[-1][1]["state"] == "succeeded"
-    told = [type(assignment).__name__ for assignment in slot.assignments]
-    assert told[:3] == ["WorkerAssignment", "Release", "WorkerAssignment"]
+    kinds = [type(assignment).__name__ for assignment in slot.assignments]
+    assert kinds[:3] == ["WorkerAssignment", "Release", "WorkerAssignment"]
 
 
 def test_a_call_that_comes_late_is_not_taken_for_a_new_one(cluster, relay, gate):

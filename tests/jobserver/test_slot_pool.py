@@ -62,8 +62,8 @@ def test_a_slot_that_was_taken_but_not_assigned_is_free_when_its_job_ends(pool):
     (slot,) = pool.take("worker", 1, "job", Messages())
     pool.release(slot, "job")
     assert pool.attending("worker") == (1, 1)
-    told = taken(pool, "job", Messages())
-    pool.release(told, "job")
+    assigned = taken(pool, "job", Messages())
+    pool.release(assigned, "job")
     assert pool.attending("worker") == (1, 0), "it has to answer first"
 
 

@@ -245,7 +245,7 @@ def test_what_nobody_may_take_is_left_in_further_parts():
     assert workers.sizes.split(1) == [("w0", 1)]
 
 
-class Told:
+class FixedSpeeds:
     """Speeds that are said, not measured."""
 
     def __init__(self, **seconds):
@@ -265,7 +265,7 @@ class Told:
 
 
 def test_sizes_are_looked_at_whenever_a_worker_has_done_twenty_steps_more():
-    sizes, speeds = BatchSizes(100), Told(a=1.0, b=1.0)
+    sizes, speeds = BatchSizes(100), FixedSpeeds(a=1.0, b=1.0)
     for worker in ("a", "b"):
         sizes.joined(worker)
     sizes.stepped("a", speeds)
@@ -279,7 +279,7 @@ def test_sizes_are_looked_at_whenever_a_worker_has_done_twenty_steps_more():
 
 
 def test_who_leaves_gives_its_samples_to_the_others_in_proportion():
-    sizes, speeds = BatchSizes(60), Told(a=1.0, b=2.0, c=2.0)
+    sizes, speeds = BatchSizes(60), FixedSpeeds(a=1.0, b=2.0, c=2.0)
     for worker in ("a", "b", "c"):
         sizes.joined(worker)
     sizes.stepped("a", speeds)

@@ -124,7 +124,7 @@ def test_every_change_of_speed_is_counted():
     assert seen([(32, 0.1)] * 12 + [(32, 1.0)] * 12 + [(32, 0.3)] * 12).changes == 2
 
 
-def test_changes_of_speed_and_exchanges_are_told_of_each_worker():
+def test_changes_of_speed_and_exchanges_are_reported_for_each_worker():
     speeds = Speeds()
     for seconds in [1.0] * 8 + [4.0] * 5:
         speeds.measured("a", 10, seconds, 0.25)

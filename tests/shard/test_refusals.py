@@ -129,9 +129,9 @@ def test_rows_that_would_overflow_refuse_the_whole_push(rule):
     store, clean = store_with_a_table(1e10, rule), store_with_a_table(1e10, rule)
     g = np.zeros(TABLE.size, np.float32)
     g[-1], g[64:128] = 1e-10, 1e-10
-    spoiled = g.copy()
-    spoiled[64] = 3e38
-    refused = store.push("a", Gradient(2, spoiled))
+    overflowing = g.copy()
+    overflowing[64] = 3e38
+    refused = store.push("a", Gradient(2, overflowing))
     assert (refused.applied, store.version, store.statistics()["dropped"]) == (False, 0, 1)
     assert np.array_equal(store.read()[0], clean.read()[0])
     found, wanted = (each.push("a", Gradient(3, g)) for each in (store, clean))
@@ -142,7 +142,7 @@ def test_rows_that_would_overflow_refuse_the_whole_push(rule):
 def test_rows_of_a_round_that_would_overflow_leave_their_table_as_it_was():
     store = store_with_a_table(1e10, consistency="bsp")
     before = store.read()[0]
-    spoiled = np.zeros(TABLE.size, np.float32)
-    spoiled[64] = 3e38
-    store.push("a", Gradient(2, spoiled, round=1, part=0, parts=1), want_weights=False)
+    overflowing = np.zeros(TABLE.size, np.float32)
+    overflowing[64] = 3e38
+    store.push("a", Gradient(2, overflowing, round=1, part=0, parts=1), want_weights=False)
     assert np.array_equal(store.read()[0], before)

@@ -88,9 +88,9 @@ def test_a_forgotten_worker_may_start_again():
 def test_a_gradient_that_is_not_finite_changes_nothing(rule, bad):
     c, clean = (cluster(rule, keras.optimizers.Adam(0.01)) for _ in range(2))
     c.pull(), clean.pull()
-    spoiled = gradients(1)[0]
-    spoiled[3] = bad
-    answer = c.push(spoiled)[0]
+    non_finite = gradients(1)[0]
+    non_finite[3] = bad
+    answer = c.push(non_finite)[0]
     assert (answer.applied, answer.version) == (False, 0)
     assert np.array_equal(answer.weights, start_weights())
     for g in gradients(3):
@@ -235,12 +235,12 @@ def test_a_part_counts_once_whoever_redoes_it_when_the_round_is_closed(parts):
 def test_a_part_that_is_not_finite_counts_for_nothing():
     c = cluster(mode=RoundMode)
     g = gradients(2)
-    spoiled = np.full_like(g[0], np.nan)
-    assert not c.push(spoiled, "a", round=1, part=0, parts=2, want_weights=False)[0].applied
+    non_finite = np.full_like(g[0], np.nan)
+    assert not c.push(non_finite, "a", round=1, part=0, parts=2, want_weights=False)[0].applied
     assert c.push(g[1], "b", round=1, part=1, parts=2, want_weights=False)[0].version == 1
     close(c.weights, start_weights() - RATE * g[1])
     for part in (0, 1):
-        c.push(spoiled, "a", round=2, part=part, parts=2, want_weights=False)
+        c.push(non_finite, "a", round=2, part=part, parts=2, want_weights=False)
     assert c.stores[0].version == 1
 
 

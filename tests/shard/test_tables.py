@@ -125,9 +125,9 @@ def test_a_push_is_applied_once_and_dropped_as_a_whole():
     push(store, "a", 2, gradient(1))
     held = store.read()[0]
     assert not push(store, "a", 2, gradient(1)).applied
-    spoiled = gradient(2)
-    TABLES.views(spoiled)[0][np.flatnonzero(TABLES.views(spoiled)[0].any(1))[0]] = np.inf
-    assert not push(store, "a", 3, spoiled).applied
+    infinite = gradient(2)
+    TABLES.views(infinite)[0][np.flatnonzero(TABLES.views(infinite)[0].any(1))[0]] = np.inf
+    assert not push(store, "a", 3, infinite).applied
     assert np.array_equal(store.read()[0], held)
     assert store.version == 1
 

@@ -111,6 +111,6 @@ def test_what_a_job_has_measured_is_a_cluster():
     found = measured_cluster(rows)
     assert [worker.name for worker in found.workers] == ["worker-0", "worker-1"]
     assert found.workers[0].step.seconds(32) + found.workers[0].exchange_s == pytest.approx(0.1)
-    (told,) = [forecast(resolve_algorithm("asgd"), found, 100_000)]
-    assert told.samples_per_s == pytest.approx(32 / 0.1 + 32 / 0.2, rel=0.01)
+    (predicted,) = [forecast(resolve_algorithm("asgd"), found, 100_000)]
+    assert predicted.samples_per_s == pytest.approx(32 / 0.1 + 32 / 0.2, rel=0.01)
     assert measured_cluster({"worker-0": {"samples": 3}}) is None

@@ -67,10 +67,10 @@ def test_links_and_shards_take_their_time():
     job, _, history = simulate(described, "asgd", steps_per_epoch=3)
     pull, exchange, request = 1.02, 2.025, 0.02
     steps = pull + 3 * (0.1 + exchange)
-    told = history.nfdt["worker-0"]
-    assert told["seconds"] == pytest.approx(steps)
+    measured = history.nfdt["worker-0"]
+    assert measured["seconds"] == pytest.approx(steps)
     assert steps < job.record.seconds < steps + 12 * request
-    assert (told["bytes_sent"], told["bytes_received"]) == (3 * size, 4 * size)
+    assert (measured["bytes_sent"], measured["bytes_received"]) == (3 * size, 4 * size)
 
 
 def test_a_barrier_and_a_ring_train_the_same():

@@ -158,7 +158,7 @@ class Auto(keras.Model):
         )
 
 
-class Chain(keras.Sequential):
+class LayerStack(keras.Sequential):
     def __init__(self, units):
         super().__init__([layers.Dense(n) for n in units])
         self.factor = len(units)

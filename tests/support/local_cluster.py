@@ -142,8 +142,8 @@ class _Job:
         self.artifacts[name] = content
         return name
 
-    def _data(self, nest) -> DataSpec:
-        structure, arrays = flatten_structure(nest)
+    def _data(self, tree) -> DataSpec:
+        structure, arrays = flatten_structure(tree)
         names = []
         for array in arrays:
             name = self._put(array.tobytes() + str(array.shape).encode())

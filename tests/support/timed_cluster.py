@@ -76,7 +76,7 @@ class TimedCluster(SimulatedCluster):
     def _report(self, name):
         at, epoch, done = self.busy.pop(name)
         worker = self.workers[name]
-        worker.told = Work(epoch, tuple(done), overlap=worker.told.overlap)
+        worker.instruction = Work(epoch, tuple(done), overlap=worker.instruction.overlap)
         worker.do()
         self.ends[epoch][name] = at
 

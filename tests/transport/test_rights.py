@@ -95,8 +95,8 @@ def test_nobody_else_s_token_opens_a_stream(shard, token):
 
 def test_a_worker_cannot_push_as_another_one(shard, good):
     before = shard.store.version
-    spoiled = push(np.full(LAYOUT.size, 9.0), sequence=2, worker="good")
-    kinds, error = send(shard, [pull(), spoiled])
+    replaced_push = push(np.full(LAYOUT.size, 9.0), sequence=2, worker="good")
+    kinds, error = send(shard, [pull(), replaced_push])
     assert kinds == [WEIGHTS, ERROR]
     assert "Stream of bad: expected this worker's name" in error
     assert shard.store.version == before

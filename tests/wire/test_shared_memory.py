@@ -181,7 +181,7 @@ def test_a_declined_offer_leaves_the_bytes_on_the_stream(shard, nothing_named, m
         assert answer.weights.flags.writeable
 
 
-def test_another_model_size_is_declined_and_told_on_the_stream(shard, nothing_named):
+def test_another_model_size_is_declined_and_reported_on_the_stream(shard, nothing_named):
     with connect(shard.address, layout=ParameterLayout.of([("w", (5,))])) as client:
         with pytest.raises(Exception, match="expected 20 bytes of weights"):
             client.pull()

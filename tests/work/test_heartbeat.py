@@ -5,17 +5,17 @@ from nfdt.core.work.heartbeat import Heartbeat
 
 
 def test_it_tells_as_the_work_advances_but_not_more_often_than_asked():
-    clock, told = ManualClock(), []
-    heartbeat = Heartbeat(lambda: told.append(clock.now()), 10.0, clock.now)
+    clock, beats = ManualClock(), []
+    heartbeat = Heartbeat(lambda: beats.append(clock.now()), 10.0, clock.now)
     began = clock.now()
     for _ in range(25):
         clock.advance(1.0)
         heartbeat()
-    assert [at - began for at in told] == [10.0, 20.0]
+    assert [at - began for at in beats] == [10.0, 20.0]
 
 
 def test_work_that_hangs_tells_nothing():
-    clock, told = ManualClock(), []
-    Heartbeat(lambda: told.append(clock.now()), 10.0, clock.now)
+    clock, beats = ManualClock(), []
+    Heartbeat(lambda: beats.append(clock.now()), 10.0, clock.now)
     clock.advance(1000.0)
-    assert told == []
+    assert beats == []

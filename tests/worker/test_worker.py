@@ -100,9 +100,9 @@ class Job:
         self.blobs[name] = content
         return name
 
-    def run(self, *told: pb.NextReply | Callable[[], None]) -> list[pb.NextRequest]:
+    def run(self, *actions: pb.NextReply | Callable[[], None]) -> list[pb.NextRequest]:
         """Tell the worker this, call what is no instruction in between; its reports, one after each instruction."""
-        reports, script = [], list(told)
+        reports, script = [], list(actions)
 
         def ask(request):
             reports.append(pb.NextRequest.FromString(request.SerializeToString()))
@@ -164,20 +164,20 @@ def test_a_gradient_is_computed_on_the_answer_to_the_last_push():
     assert job.computed_on == [CODED, 1.0]
 
 
-def test_told_to_pull_a_worker_computes_on_the_weights_of_this_moment():
+def test_after_a_required_pull_a_worker_computes_on_the_current_weights():
     job = Job(ONES)
     job.run(job.begin(), work(0), job.others_push, work(1, pull=True))
     assert job.computed_on == [CODED, 11.0 + CODED]
 
 
-def test_told_that_no_answer_will_serve_a_worker_asks_for_none_and_pulls():
+def test_without_use_for_answers_a_worker_requests_no_weights_and_pulls():
     job = Job(ONES)
     job.run(job.begin(), work(0, no_weights=True), job.others_push, work(1))
     assert job.computed_on == [CODED, 11.0 + CODED]
     assert [options["want_weights"] for _, options in job.shards.pushes] == [False, True]
 
 
-def test_told_to_pull_a_worker_takes_and_reports_the_answers_on_their_way_first():
+def test_before_a_required_pull_a_worker_takes_and_reports_the_answers_in_flight():
     job = Job(ONES, overlap=2)
     lease = work(1, overlap=1, pull=True)
     reports = job.run(job.begin(), work(0, overlap=1), job.others_push, lease, pb.NextReply(wait=pb.Wait()))
