@@ -1,4 +1,4 @@
-"""The benchmarks run and write the results that docs/benchmarks.md describes; speed is not asserted."""
+"""Benchmarks: they run and write the results that docs/benchmarks.md describes; speed is not asserted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts what needs several ranks, with each launcher, and what happens without Horovod."""
+"""Start of the tests that need several ranks, with each launcher, and behaviour without Horovod."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ needs_horovod = pytest.mark.skipif(
 needs_mpi = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun: ./scripts/setup")
 
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "btl_tcp_if_include", "lo"]
-MPIRUN += ["--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]  # ranks share the cores with each other
+MPIRUN += ["--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]  # ranks share the cores
 HOROVODRUN = [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "--network-interfaces", "lo"]
 
 
 def run_ranks(launcher: list[str], ranks: int, *program: str) -> str:
-    """Return the output of the ranks; fails with it if one of them fails."""
+    """Run ranks and return their output; fail with the output if one of them fails."""
     done = subprocess.run(
         [*launcher, "-np", str(ranks), sys.executable, *program],
         cwd=ROOT,

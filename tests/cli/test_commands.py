@@ -1,4 +1,4 @@
-"""The commands as somebody types them: help, mistakes, exit codes. No cluster is started here."""
+"""Commands as users type them: help, mistakes, exit codes. No cluster is started here."""
 
 from __future__ import annotations
 

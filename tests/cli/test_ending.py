@@ -1,4 +1,4 @@
-"""What commands leave behind when a signal ends them, and how that is seen."""
+"""State that commands leave behind when a signal ends them, and its detection."""
 
 from __future__ import annotations
 

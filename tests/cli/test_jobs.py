@@ -1,4 +1,4 @@
-"""``nfdt jobs`` against a real server and real workers: one job, looked at from every side."""
+"""``nfdt jobs`` against a real server and real workers: one job, shown by every subcommand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``nfdt plan`` as somebody types it."""
+"""``nfdt plan`` as users type it."""
 
 from __future__ import annotations
 

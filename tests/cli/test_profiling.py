@@ -1,4 +1,4 @@
-"""The short profiling run: on a clock that the steps themselves move, and on a real model."""
+"""Short profiling run: on a clock that is advanced by the steps, and on a real model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nfdt.core.program.pack import pack
 
 
 class Machine:
-    """Takes ``alpha_s + beta_s * samples`` for a gradient, and much longer for the first ones."""
+    """Machine that takes ``alpha_s + beta_s * samples`` for a gradient, and much longer for the first ones."""
 
     def __init__(self, alpha_s, beta_s):
         self.clock, self.steps = ManualClock(), []

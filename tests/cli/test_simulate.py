@@ -1,4 +1,4 @@
-"""``nfdt simulate`` as somebody types it."""
+"""``nfdt simulate`` as users type it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The train-batch hooks of callbacks: when they are called, what they see, and what becomes of what they set."""
+"""Train-batch hooks of callbacks: the times of their calls, the values they see, and the effect of values they set."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def asked(fake, kind):
 
 
 class BatchHookLog(callbacks.Callback):
-    """Writes down the batch hooks with the model's first weight."""
+    """Callback that records the batch hooks with the model's first weight."""
 
     def __init__(self):
         super().__init__()
@@ -67,7 +67,7 @@ class BatchHookLog(callbacks.Callback):
 
 
 class Stop(BatchHookLog):
-    """Stops training after so many batches."""
+    """Callback that stops training after so many batches."""
 
     def __init__(self, after):
         super().__init__()
@@ -79,7 +79,7 @@ class Stop(BatchHookLog):
 
 
 class Rate(callbacks.Callback):
-    """Sets a learning rate for each batch before it begins."""
+    """Callback that sets a learning rate for each batch before it begins."""
 
     def on_train_batch_begin(self, batch, logs=None):
         self.model.optimizer.learning_rate = 1.0 + batch
@@ -186,7 +186,7 @@ def test_the_weights_of_the_moment_are_fetched_in_a_tenth_of_the_time(session, f
     monkeypatch.setattr(mirror, "time", Clock())
     fake.jobs.steps, fake.jobs.progress = 60, lambda steps: list(range(1, steps + 1))
     model.fit(X, Y, epochs=1, verbose=0, callbacks=[BatchHookLog()])
-    assert fake.jobs.snapshots == 7  # a clock of one second per look: one second of work, nine of none
+    assert fake.jobs.snapshots == 7  # a clock of one second per reading: one second of work, nine without
 
 
 def test_a_stopped_epoch_does_not_go_on(session, fake, model):
@@ -198,7 +198,7 @@ def test_a_stopped_epoch_does_not_go_on(session, fake, model):
             begun.append(epoch)
 
         def on_epoch_end(self, epoch, logs=None):
-            self.model.stop_training = False  # too late: the cluster has been told
+            self.model.stop_training = False  # too late: the cluster has been instructed
 
     epochs = Epochs()
     history = model.fit(X, Y, epochs=3, verbose=0, callbacks=[stop, epochs])
@@ -218,7 +218,7 @@ def test_an_epoch_end_that_is_reported_again_is_not_replayed(session, fake, mode
     assert asked(fake, "proceed") == [0, 1, 2]
 
 
-# ---- which of the two
+# ---- choice between exact and approximate
 
 
 def planned(given, mode="auto", algorithm=DDC, size=1):
@@ -332,7 +332,7 @@ def test_the_mode_is_an_option_like_others(tmp_path):
     assert resolve({}, environ={}, directory=tmp_path).settings["batch_hooks"].value == "auto"
 
 
-# ---- the calls themselves
+# ---- calls
 
 
 def test_a_callback_that_stops_before_a_batch_still_gets_its_end():
@@ -390,7 +390,7 @@ def test_metrics_of_another_model_are_left_alone(session, fake, model):
     assert float(model.get_metrics_result()["loss"]) == 0.0
 
 
-# ---- the feed
+# ---- feed
 
 
 def test_no_more_batches_are_made_than_there_are_credits(monkeypatch):

@@ -1,4 +1,4 @@
-"""Capture reads data as Keras' own fit does: the reference is what Keras' adapters yield."""
+"""Capture of data as in Keras' own fit: the reference is the output of Keras' adapters."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read(model, fit_arguments):
 
 
 def keras_batches(**arguments):
-    """What Keras' train_step would see in one epoch without shuffling."""
+    """Return the batches that Keras' train_step would see in one epoch without shuffling."""
     from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
     iterator = TFEpochIterator(distribute_strategy=tf.distribute.get_strategy(), shuffle=False, **arguments)

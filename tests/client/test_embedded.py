@@ -1,4 +1,4 @@
-"""The child process of the embedded server, played by small scripts."""
+"""Child process of the embedded server, replaced by small scripts."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ signal.pause()
 
 @pytest.fixture
 def temporary(tmp_path, monkeypatch):
-    """The directory for temporary files, of this process and of scripts."""
+    """Provide the directory for temporary files of this process and of scripts."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
@@ -89,7 +89,7 @@ def temporary(tmp_path, monkeypatch):
 
 @pytest.fixture
 def script(temporary):
-    """A script with a real server of its own."""
+    """Provide a running script and the process of its own, real server."""
     process = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True)
     pid, folder = process.stdout.readline().split()
     assert list(temporary.iterdir()) == [Path(folder)]

@@ -1,4 +1,4 @@
-"""A session that ends without a fit has distributed nothing, and says so."""
+"""Warning of a session that ends without a fit and so has distributed nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole fits through the real client, with a server that only pretends to train."""
+"""Complete fits through the real client, with a server that only simulates training."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def asked(fake, kind):
 
 
 class EpochHookLog(keras.callbacks.Callback):
-    """Writes down every hook, and the model's first weight at epochs' ends."""
+    """Callback that records every hook, and the model's first weight at the ends of epochs."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What each consistency policy decides."""
+"""Decisions of each consistency policy."""
 
 import pytest
 from hypothesis import given

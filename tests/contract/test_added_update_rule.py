@@ -1,4 +1,4 @@
-"""A new update rule is one class and one registry line: here such a rule trains a job over shards with streams."""
+"""Update rule added by one class and one registry line: it trains a job over shards with streams."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Y = X @ np.arange(6, dtype=np.float32)[:, None]
 
 
 class HalfRate(IdentityRule):
-    """Applies each gradient at half of the learning rate."""
+    """Rule that applies each gradient at half of the learning rate."""
 
     name = NAME
 

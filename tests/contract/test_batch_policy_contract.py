@@ -1,4 +1,4 @@
-"""What every batch policy promises, whichever it is."""
+"""Promises of every batch policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every consistency policy promises, whichever it is."""
+"""Promises of every consistency policy."""
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,7 @@ def policy_of(name, **overrides):
 
 
 def driven(policy, events):
-    """Play events as a coordinator would: only what is possible; returns (present, idle, holding)."""
+    """Play events as a coordinator would, possible ones only; returns (present, idle, holding)."""
     present, idle, holding = set(), set(), set()
     for kind, worker in events:
         name = f"w{worker}"

@@ -1,4 +1,4 @@
-"""What every task policy promises, whichever it is."""
+"""Promises of every task policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the coordinator does with speeds, exactly: workers' steps take scripted times on a clock that jumps."""
+"""Exact decisions of the coordinator by speed: workers' steps take scripted times on a virtual clock."""
 
 from statistics import mean
 
@@ -17,7 +17,7 @@ BATCH = 16
 
 
 def timed(preset, seconds, *, samples=1600, step_s=None, **options):
-    """A cluster with a worker for each of ``seconds`` per full batch, after it has run."""
+    """Return a cluster that has run, with one worker for each of ``seconds`` per full batch."""
     spec = job(preset, workers=len(seconds), samples=samples, batch_size=BATCH, **{"epochs": 2, **options})
     cluster = TimedCluster(spec, step_s or (lambda index, samples, now: seconds[index] * samples / BATCH))
     return cluster.run()
@@ -38,7 +38,7 @@ def test_workers_finish_within_one_of_their_steps_of_the_end(seconds, steps):
     cluster = timed("asgd", seconds, samples=steps * BATCH, epochs=3, overrides={"tasks": "finish-together"})
     all_rows_once(cluster)
     known = {name for name, *_ in cluster.steps if sum(step[0] == name for step in cluster.steps) >= 7}
-    if len(known) < len(seconds):  # somebody has done too little for its speed to be known
+    if len(known) < len(seconds):  # one worker has done too few steps for its speed to be known
         return
     end = max(cluster.ends[2].values())
     began = max(cluster.ends[1].values())
@@ -77,7 +77,7 @@ def test_most_leases_of_a_long_epoch_look_at_no_other_worker(monkeypatch):
 
 
 def test_work_that_a_worker_has_not_begun_is_taken_back():
-    """worker-0 becomes 50 times slower while it holds several tasks near the end of the epoch."""
+    """Case: worker-0 becomes 50 times slower while it holds several tasks near the end of the epoch."""
     change_at = 5.0
     quick, slow = 0.01, 0.5
 
@@ -90,7 +90,7 @@ def test_work_that_a_worker_has_not_begun_is_taken_back():
     )
     all_rows_once(cluster)
     late = [began for name, began, *_ in cluster.steps if name == "worker-0" and began >= change_at]
-    assert 1 <= len(late) <= 2  # what it had begun, no more
+    assert 1 <= len(late) <= 2  # only tasks that it had begun
     assert max(cluster.ends[0].values()) <= change_at + 0.2 + 2 * slow
 
 
@@ -107,7 +107,7 @@ def test_a_fast_worker_that_falls_silent_is_not_waited_for():
             speeds.stepped(name, BATCH, TaskTime(seconds))
     while cluster._all_ask():
         pass
-    for name in ("worker-1", "worker-0"):  # worker-0 reports, and is not heard of again
+    for name in ("worker-1", "worker-0"):  # worker-0 reports, and then stays silent
         cluster.clock.advance(max(0.0, cluster.busy[name][0] - cluster.clock.now()))
         cluster._report(name)
     coordinator.next("worker-0", cluster.workers.pop("worker-0").report)
@@ -121,7 +121,7 @@ def test_a_fast_worker_that_falls_silent_is_not_waited_for():
 
 
 def test_a_worker_that_got_nothing_for_long_may_show_that_it_is_quick_again():
-    """worker-1 takes longer for a step than the other for an epoch, until 4 s."""
+    """Case: until 4 s, a step of worker-1 takes longer than an epoch of the other worker."""
     cluster = timed(
         "asgd",
         [0.01, 0.5],
@@ -162,7 +162,7 @@ def test_unreported_tasks_go_to_the_worker_that_asks_next():
     assert other.ask() is not None
     cluster.run()
     assert set(cluster.trained[0].values()) == {1}
-    assert len(cluster.trained[0]) == 4000 - 1  # the row reported by hand
+    assert len(cluster.trained[0]) == 4000 - 1  # the row that this test reported itself
 
 
 def test_proportional_shares_are_the_speeds_within_a_step():
@@ -191,7 +191,7 @@ def test_dynamic_batches_even_step_times_out_under_a_constant_total(preset, over
 
 
 def test_a_change_of_speed_moves_batches_within_a_few_steps():
-    """worker-0 is four times slower from 20 s on."""
+    """Case: worker-0 is four times slower from 20 s on."""
 
     def step_s(index, samples, now):
         return 0.1 * samples / BATCH * (4 if index == 0 and now >= 20 else 1)

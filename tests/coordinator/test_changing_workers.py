@@ -1,4 +1,4 @@
-"""Workers that leave, come back as another process, or give way to others between two epochs."""
+"""Workers that leave, return as another process, or are replaced by others between two epochs."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_others_take_the_sizes_that_were_stated_for_them():
 
 def test_everything_is_handed_out_when_no_worker_can_be_given_more():
     cluster = started(job(workers=2, samples=8))
-    assert not cluster.coordinator.handed_out  # nobody trains yet
+    assert not cluster.coordinator.handed_out  # no worker trains yet
     cluster.turn(B)
     until_work(cluster, A)
     assert not cluster.coordinator.handed_out

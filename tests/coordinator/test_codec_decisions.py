@@ -1,4 +1,4 @@
-"""A worker's reports hold all it has decided of its codecs; each decision becomes one event."""
+"""Codec decisions of workers: each report holds all decisions so far, and each decision becomes one event."""
 
 from __future__ import annotations
 

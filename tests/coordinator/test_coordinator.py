@@ -1,4 +1,4 @@
-"""The coordinator's decisions, one at a time."""
+"""Single decisions of the coordinator."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ A, B = "worker-0", "worker-1"
 
 
 def until(cluster, kind, names=None):
-    """Let the workers work until one of them is told ``kind``; return its name and the instruction."""
+    """Run the workers until one of them receives an instruction of ``kind``; return its name and the instruction."""
     for _ in range(2000):
         for name in names or list(cluster.workers):
             worker = cluster.workers[name]
@@ -38,10 +38,10 @@ def until(cluster, kind, names=None):
         cluster.flush()
         if cluster.batches:
             cluster.feed()
-    raise AssertionError(f"Nobody was told {kind.__name__}; phase {cluster.coordinator.phase}.")
+    raise AssertionError(f"No worker received {kind.__name__}; phase {cluster.coordinator.phase}.")
 
 
-# ---- beginning
+# ---- start of a job
 
 
 @pytest.mark.parametrize(("epochs", "initial"), [(0, 0), (3, 3), (2, 5)])
@@ -105,7 +105,7 @@ def test_the_next_epoch_waits_for_the_client_if_there_is_one():
         assert cluster.coordinator.phase == "train"
 
 
-# ---- an epoch's end
+# ---- end of an epoch
 
 
 def test_the_events_of_a_small_job_in_order():
@@ -294,7 +294,7 @@ def test_connecting_again_is_a_loss_and_a_new_beginning():
 def test_leaving_at_the_end_is_no_loss():
     cluster = started(job(workers=2))
     cluster.run()
-    assert cluster.everybody_left()
+    assert cluster.all_left()
     cluster.kill(A)
     assert cluster.of("worker_lost") == []
 

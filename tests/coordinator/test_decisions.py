@@ -1,4 +1,4 @@
-"""What follows from speeds that are known: leases, shares, what is told; one decision at a time."""
+"""Single decisions at known speeds: leases, shares, batch sizes and reports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOGETHER = {"overrides": {"tasks": "finish-together"}}
 
 
 def decisions_of(*seconds: float, preset: str = "asgd", steps: int = 12, **options) -> Decisions:
-    """The decisions of a job whose workers have done so many steps of these seconds."""
+    """Return the decisions of a job whose workers have done so many steps of these seconds."""
     spec = job(preset, **{"workers": 2, "samples": 1000 * BATCH, "batch_size": BATCH, **options})
     parts = Decisions.of(spec, make_policy(spec.algorithm))
     for name, step_s in zip(NAMES, seconds, strict=False):
@@ -44,10 +44,10 @@ def book_of(steps: int) -> LeaseBook:
     return LeaseBook(PlannedTasks(TaskPlan(steps * BATCH, BATCH)))
 
 
-def lease(parts: Decisions, index: int, steps: int, *, now: float = 0.0, everybody: list[Member] | None = None) -> int:
-    """How many tasks this worker gets where nobody holds any and so many are left."""
-    everybody = everybody or members(now)
-    return parts.leases.size(everybody[index], everybody, book_of(steps), now)
+def lease(parts: Decisions, index: int, steps: int, *, now: float = 0.0, present: list[Member] | None = None) -> int:
+    """Return the number of tasks that this worker gets where no worker holds any and so many are left."""
+    present = present or members(now)
+    return parts.leases.size(present[index], present, book_of(steps), now)
 
 
 # ---- leases
@@ -70,10 +70,10 @@ def test_batches_that_are_fed_are_leased_one_by_one():
 
 
 def test_what_is_left_is_shared_so_that_all_end_together():
-    """5 steps of 0.1 s against one of 0.5 s."""
+    """Case: 5 steps of 0.1 s against one of 0.5 s."""
     parts = decisions_of(0.1, 0.5, **TOGETHER)
     assert lease(parts, 1, steps=6) == 1
-    assert lease(parts, 1, steps=4) == 0  # the other one has done them sooner
+    assert lease(parts, 1, steps=4) == 0  # the other worker has finished them earlier
     assert lease(parts, 0, steps=4) == 1
     assert lease(decisions_of(0.1, 0.5), 1, steps=4) == 1
 
@@ -88,30 +88,30 @@ def test_a_worker_of_unknown_speed_gets_a_single_step_near_the_end():
 def test_a_worker_that_asks_is_free_and_a_silent_one_may_stay_so_as_long_again():
     parts = decisions_of(0.1, 0.5, **TOGETHER)
     now = 100.0
-    everybody = members(now)
-    everybody[1].leased_at = now
-    assert lease(parts, 1, steps=4, now=now, everybody=everybody) == 0
-    everybody[0].seen_at = 90.0  # the fast one has not been heard of for ten seconds
-    assert lease(parts, 1, steps=4, now=now, everybody=everybody) == 1
-    assert lease(parts, 0, steps=4, now=now, everybody=everybody) == 1  # who asks is here
+    present = members(now)
+    present[1].leased_at = now
+    assert lease(parts, 1, steps=4, now=now, present=present) == 0
+    present[0].seen_at = 90.0  # the fast worker has been silent for ten seconds
+    assert lease(parts, 1, steps=4, now=now, present=present) == 1
+    assert lease(parts, 0, steps=4, now=now, present=present) == 1  # a worker that asks is present
 
 
 def test_a_worker_that_holds_tasks_is_free_after_them():
     parts = decisions_of(0.1, 0.5, **TOGETHER)
-    everybody, book = members(), book_of(14)
+    present, book = members(), book_of(14)
     book.issue(FAST, 10)  # a second of work
-    assert parts.leases.size(everybody[1], everybody, book, 0.0) == 1
-    everybody[0].in_flight = frozenset(task.task for task in book.held(FAST))  # all of it is on its way already
-    assert parts.leases.size(everybody[1], everybody, book, 0.0) == 0
+    assert parts.leases.size(present[1], present, book, 0.0) == 1
+    present[0].in_flight = frozenset(task.task for task in book.held(FAST))  # all of it is on its way already
+    assert parts.leases.size(present[1], present, book, 0.0) == 0
 
 
 def test_a_worker_without_leases_gets_one_to_be_measured_again():
     parts = decisions_of(0.1, 0.5, **TOGETHER)
     assert lease(parts, 1, steps=4, now=9.9) == 0
     assert lease(parts, 1, steps=4, now=10.1) == 1  # 20 of its own steps after its last lease
-    everybody = members(10.1)
-    everybody[1].leased_at = 5.0
-    assert lease(parts, 1, steps=4, now=10.1, everybody=everybody) == 0
+    present = members(10.1)
+    present[1].leased_at = 5.0
+    assert lease(parts, 1, steps=4, now=10.1, present=present) == 0
 
 
 # ---- shares
@@ -170,7 +170,7 @@ def test_options_without_effect_on_a_stream_are_reported(option, said):
     assert stream_warning(job(stream=True)) is None
 
 
-# ---- what is told
+# ---- reports
 
 
 def test_a_speed_is_reported_when_it_is_known_and_again_when_it_has_moved():
@@ -231,7 +231,7 @@ def test_speeds_may_be_reported_once_a_second():
 
 
 def looks(parts: Decisions, workers: int) -> bool:
-    """Whether the plan is looked at after one more report."""
+    """Whether the plan is reviewed after one more report."""
     parts.plan.reported()
     due = parts.plan.is_due(workers)
     if due:
@@ -259,7 +259,7 @@ def test_a_plan_waits_until_every_worker_is_measured_and_is_made_once():
 
 def test_an_exchange_worth_hiding_is_hidden_from_then_on():
     parts = decisions_of(preset="auto", overrides={"overlap": 1})
-    assert parts.plan.overlap == 0  # until it is known what that is worth
+    assert parts.plan.overlap == 0  # until the gain is known
     for name in NAMES:
         step(parts, name, 0.04, 12, exchange_s=0.02)
     assert parts.plan.look(NAMES)["row"]["overlap"] == 1
@@ -270,7 +270,7 @@ def test_groups_are_planned_for_workers_that_are_all_known():
     parts = decisions_of(preset="auto")
     for name in NAMES:
         step(parts, name, 0.2, 12, exchange_s=0.19)
-    assert parts.plan.look_at_groups(NAMES, ShardLoad(0.01, 0.0), 1e6) is None  # no row is chosen yet
+    assert parts.plan.look_at_groups(NAMES, ShardLoad(0.01, 0.0), 1e6) is None  # no preset is chosen yet
     assert parts.plan.look(NAMES)
     load = ShardLoad(0.09, 0.1)
     assert parts.plan.look_at_groups(NAMES, load, 1e6).preset.groups == ((0, 1),)

@@ -1,4 +1,4 @@
-"""The phases of an epoch's end: what each takes of a report, and whether that brings it forward."""
+"""Phases at an epoch's end: the part of a report that each accepts, and whether it advances the phase."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_states_are_collected_once_from_all_workers_that_took_part():
     assert phase.absorb(A, state(text=b"A"), 0.0)
     assert phase.done
     assert sorted(phase.untrained(lambda worker: True)) == [(0, 1, b"uA"), (1, 5, b"uB")]
-    assert phase.metrics() == [b"A", b"B"]  # by index, whoever came first
+    assert phase.metrics() == [b"A", b"B"]  # by index, not by order of arrival
 
 
 def test_no_phase_waits_for_the_state_of_a_worker_that_is_gone():
@@ -52,7 +52,7 @@ def test_validation_is_shared_out_in_pieces_that_shrink():
         assert phase.waiting_for() == ("a",)
         sizes.append(len(instruction.tasks))
         assert phase.absorb(A, Report(evaluated=Evaluated(3, tuple(t.task for t in instruction.tasks), b"m")), 0.0)
-    assert sizes == [1, 3, 3, 2, *[1] * 7]  # one until it is known what it takes
+    assert sizes == [1, 3, 3, 2, *[1] * 7]  # one until its duration is known
     assert phase.metrics == [b"m"] * len(sizes)
     assert phase.instruct(B, 0.0) == Wait()
 

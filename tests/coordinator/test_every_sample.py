@@ -1,4 +1,4 @@
-"""Every sample of an epoch: exactly once when nothing fails, at least once and never dropped when workers die."""
+"""Training of every sample: exactly once without failures; at least once, never dropped, when workers die."""
 
 from collections import Counter
 
@@ -52,7 +52,7 @@ SHAPES = st.fixed_dictionaries(
 
 
 def check_rows(spec, cluster):
-    """Every epoch has its own rows and no others: passes over the data, one after the other, without a gap."""
+    """Check that every epoch has its own rows and no others: successive passes over the data, without a gap."""
     samples, due = spec.train.samples, 0
     for epoch in range(spec.fit.epochs):
         count = len(cluster.trained[epoch])
@@ -65,7 +65,7 @@ def check_rows(spec, cluster):
 
 
 def act(cluster, moves, kill_at=()):
-    """Play a random interleaving, then let everybody finish."""
+    """Play a random interleaving, then let all workers finish."""
     for number, (who, what) in enumerate(moves):
         if cluster.over:
             break
@@ -104,7 +104,7 @@ def test_exactly_once_when_nothing_fails(preset, overrides, shape, moves):
         assert end["samples"] == end["logs"]["seen"] == cluster.trained[end["epoch"]].total()
         assert end["val_logs"] == ({"rows": float(shape["validation"])} if shape["validation"] else None)
     assert len(cluster.of("epoch_end")) == spec.fit.epochs
-    assert cluster.everybody_left()
+    assert cluster.all_left()
 
 
 @pytest.mark.parametrize(("preset", "overrides"), ALGORITHMS + BY_SPEED, ids=IDS + BY_SPEED_IDS)

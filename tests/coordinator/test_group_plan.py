@@ -1,4 +1,4 @@
-"""Which groups a job forms and what each gets, from steps that were measured."""
+"""Groups that a job forms, and their shares, from measured steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def plan_of(workers: int = 4, **options) -> GroupPlan:
 
 
 def measure(plan: GroupPlan, *seconds: float | None, alpha_s: float = 0.0) -> GroupPlan:
-    """Enough steps of each member to know its line; of one with None nothing."""
+    """Measure enough steps of each member for its step-time line; none of a member with None."""
     for member, step_s in enumerate(seconds):
         for _ in range(10 if step_s else 0):
             for rows in (ROWS // 2, 2 * ROWS):
@@ -36,7 +36,7 @@ def measure(plan: GroupPlan, *seconds: float | None, alpha_s: float = 0.0) -> Gr
 def test_groups_stand_once_they_are_settled():
     plan = measure(plan_of(), 1, 1, 4, 4)
     assert not plan.settled
-    assert plan.review(ALL, 1e9, 0.0) is None  # nothing stands that could change
+    assert plan.review(ALL, 1e9, 0.0) is None  # no plan is settled that could change
     plan.settle(FAST_AND_SLOW)
     assert plan.settled
 
@@ -71,14 +71,14 @@ def test_other_speeds_make_other_groups_if_that_pays():
     plan.settle(FAST_AND_SLOW)
     assert [plan.review(FAST_AND_SLOW, 1e9, 0.0) for _ in range(3)] == [None] * 3
     measure(plan, 4, 1, 4, 1)
-    assert plan.review(FAST_AND_SLOW, 1e9, 1.0) is None  # one look may be an outlier
+    assert plan.review(FAST_AND_SLOW, 1e9, 1.0) is None  # a single review may be an outlier
     assert plan.review(FAST_AND_SLOW, 1e9, 1.0) == ((1, 3), (0, 2))
     assert plan.review(FAST_AND_SLOW, 1.0, 1e9) is None
 
 
 @pytest.mark.parametrize(("exchange_s", "pays"), [(0.0, True), (10.0, False)])
 def test_a_change_saves_less_of_longer_steps(exchange_s, pays):
-    """Three fifths of a step without an exchange, an eighth of one with it."""
+    """Case: the change saves three fifths of a step without an exchange, an eighth of one with it."""
     plan = measure(plan_of(groups="2"), 1, 1, 4, 4)
     plan.exchange_s = exchange_s
     plan.settle(FAST_AND_SLOW)
@@ -88,7 +88,7 @@ def test_a_change_saves_less_of_longer_steps(exchange_s, pays):
 
 
 def test_an_exchange_of_all_is_no_change_of_one():
-    """The band of a member is judged without what all of them share."""
+    """Compare members without the exchange time that all of them share."""
     plan = measure(plan_of(), 1, 1, 4, 4)
     plan.settle(FAST_AND_SLOW)
     plan.exchange_s = 5.0

@@ -1,4 +1,4 @@
-"""What is concluded from measured steps."""
+"""Lateness of workers, from measured steps."""
 
 import pytest
 

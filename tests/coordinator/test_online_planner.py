@@ -1,4 +1,4 @@
-"""A job that chooses its row while it trains: what it decides, when, and what it says."""
+"""Online planner, which chooses a job's preset while it trains: its decisions, their times and their reasons."""
 
 import pytest
 
@@ -15,7 +15,7 @@ BATCH = 32
 
 
 def steps(compute_ms, exchange_ms, hidden=0.0):
-    """What the coordinator knows of workers: seconds of a step with what is not hidden, and that part."""
+    """Return step times as the coordinator measures them: seconds of a step with its exposed part, and that part."""
     shown = exchange_ms * (1 - hidden) / 1000
     return {f"worker-{i}": (StepTime(0.0, (ms / 1000 + shown) / BATCH), shown) for i, ms in enumerate(compute_ms)}
 
@@ -141,7 +141,7 @@ def test_the_load_is_that_of_the_busiest_shard_and_nothing_before_the_first_push
 
 
 class TurningCluster(TimedCluster):
-    """At the first epoch's end two groups of two take the place of four flat workers."""
+    """Cluster whose four flat workers are replaced by two groups of two at the end of the first epoch."""
 
     def proceed(self):
         if self.proceeds == [1] and len(self.workers) == 4:

@@ -1,4 +1,4 @@
-"""What training tells the consistency policy and the speeds of what workers report."""
+"""Calls of the training phase to the consistency policy and the speeds, from workers' reports."""
 
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ W = "worker-0"
 
 
 class Policy(Free):
-    """Keeps what it is told."""
+    """Policy that records its calls."""
 
     def __init__(self):
         self.calls = []
@@ -28,7 +28,7 @@ class Policy(Free):
 
 
 class Phase:
-    """An epoch of some tasks, one worker, leases of ``lease`` tasks."""
+    """Epoch of some tasks with one worker and leases of ``lease`` tasks."""
 
     def __init__(self, tasks, lease):
         self.policy, self.stepped = Policy(), []

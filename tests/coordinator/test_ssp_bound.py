@@ -1,4 +1,4 @@
-"""What ``ssp`` promises of the weights that a gradient is computed on, whatever the order in which things happen."""
+"""Staleness bound of ``ssp`` for the weights that a gradient is computed on, in any order of events."""
 
 import random
 from collections import Counter, deque
@@ -16,7 +16,7 @@ from tests.support.simulated_cluster import job
 
 @dataclass
 class Push:
-    """A gradient: updates by worker in the weights it was computed on, and in those it was applied to."""
+    """Gradient with updates by worker in the weights it was computed on, and in those it was applied to."""
 
     worker: str
     seen: Counter
@@ -24,17 +24,17 @@ class Push:
 
     @property
     def own(self):
-        """Updates of its own worker that it missed."""
+        """Number of updates of its own worker that it missed."""
         return self.met[self.worker] - self.seen[self.worker]
 
     @property
     def others(self):
-        """Updates that it missed, by other worker."""
+        """Numbers of updates that it missed, one for each other worker."""
         return [count for name, count in (self.met - self.seen).items() if name != self.worker]
 
 
 class Shard:
-    """Applies pushes; knows how many of each worker are in its weights."""
+    """Shard that applies pushes and counts those of each worker in its weights."""
 
     def __init__(self):
         self.applied = Counter()
@@ -47,7 +47,7 @@ class Shard:
 
 
 class Worker:
-    """Does what :mod:`nfdt.worker.worker` does with its pipeline, one small step at a time."""
+    """Worker that does what :mod:`nfdt.worker.worker` does with its pipeline, in single small steps."""
 
     def __init__(self, coordinator, shard, name, overlap):
         self.coordinator, self.shard, self.name, self.overlap = coordinator, shard, name, overlap
@@ -57,14 +57,14 @@ class Worker:
         self.steps = self.life()
 
     def apply(self):
-        """The oldest push that is on its way reaches the shard."""
+        """Let the oldest push in flight reach the shard."""
         if self.sent:
             task, computed_on, wanted = self.sent.popleft()
             answer = self.shard.push(self.name, computed_on)
             self.answers.append((task, answer if wanted else None))
 
     def taken(self, unanswered):
-        """Take answers until no more pushes than these are unanswered; yields while they are on their way."""
+        """Take answers until at most ``unanswered`` pushes are unanswered; yields while they are in flight."""
         finished = []
         while len(self.sent) + len(self.answers) > unanswered:
             if self.answers:
@@ -102,7 +102,7 @@ class Worker:
 
 
 def play(seed, workers, bound, overlap, *, kills=0, **overrides):
-    """Let workers of unlike speeds move in a random order; every push."""
+    """Let workers of different speeds move in a random order; return every push."""
     rng = random.Random(seed)
     overrides = {"staleness_bound": bound, "overlap": overlap, **overrides}
     spec = job("ssp", workers=workers, samples=300, overrides=overrides)

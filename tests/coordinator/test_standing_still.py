@@ -1,4 +1,4 @@
-"""An epoch that stands still for its client: at chosen steps, and at its end."""
+"""Pauses of an epoch for its client: at chosen steps, and at its end."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ A, B = "worker-0", "worker-1"
 
 
 def begun(spec, until, batches=None):
-    """A cluster whose first epoch may be trained up to a step."""
+    """Return a cluster whose first epoch may be trained up to a step."""
     cluster = SimulatedCluster(spec, batches)
     cluster.join(spec.cluster.workers)
     cluster.coordinator.proceed(spec.fit.initial_epoch, until)
@@ -22,7 +22,7 @@ def begun(spec, until, batches=None):
 
 
 def turns(cluster, count=30, names=None):
-    """Everybody does what it is told, and asks, some times; the clock goes on."""
+    """Let all workers execute their instructions and ask, ``count`` times; advance the clock."""
     for _ in range(count):
         for name in list(names or cluster.workers):
             cluster.turn(name)
@@ -31,12 +31,12 @@ def turns(cluster, count=30, names=None):
 
 
 def pauses(cluster):
-    """(steps, whether another follows) of every time the client was asked."""
+    """Return (steps, whether another follows) for each request to the client."""
     return [(e["steps"], e["pause"]) for e in cluster.of("progress") if "pause" in e]
 
 
 def run(cluster, by=1, most=2000):
-    """To the end of the job, by so many steps at a time; the steps at which it stood still, by epoch."""
+    """Run to the end of the job, ``by`` steps at a time; return (epoch, steps) of each pause."""
     epoch, stood = cluster.coordinator.epoch, []
     until = by
     for _ in range(most):
@@ -254,7 +254,7 @@ def test_state_that_was_replaced_goes_to_the_workers_with_their_next_work():
     cluster.coordinator.proceed(0, 2)
     instruction = cluster.workers[A].ask()
     assert decode_arrays(instruction.untrained)[0] == [42.0]
-    assert cluster.workers[A].ask().untrained == instruction.untrained, "told again until it has begun"
+    assert cluster.workers[A].ask().untrained == instruction.untrained, "repeated until it has begun"
     turns(cluster)
     cluster.coordinator.proceed(0, 3)
     assert cluster.workers[A].ask().untrained == b""

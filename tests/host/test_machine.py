@@ -1,4 +1,4 @@
-"""How much memory there is, as the kernel tells in files."""
+"""Amounts of memory, read from the kernel's files."""
 
 import pytest
 
@@ -9,7 +9,7 @@ MEGABYTE = 2**20
 
 @pytest.fixture
 def root(tmp_path):
-    """A machine of 1000 MB, 600 of which are available, without control groups."""
+    """Provide the files of a machine of 1000 MB, 600 of which are available, without control groups."""
     write(tmp_path, "proc/meminfo", f"MemTotal:  {1000 * 1024} kB\nMemFree: 1 kB\nMemAvailable: {600 * 1024} kB\n")
     return tmp_path
 

@@ -1,4 +1,4 @@
-"""Rings that outlive their ranks, with real launchers and killed processes."""
+"""Allreduce rings that survive the loss of ranks, with real launchers and killed processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every preset on real, unequal processes: it trains as well as one process, and each sample is trained once."""
+"""Every preset on real, unequal processes: as accurate as one process, and each sample is trained once."""
 
 from __future__ import annotations
 

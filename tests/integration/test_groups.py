@@ -1,4 +1,4 @@
-"""Groups with real worlds: found by speed, free of each other, and each lost alone."""
+"""Groups with real Horovod worlds: formed by speed, independent, and lost one by one."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ print(json.dumps(dict(
 
 @pytest.fixture
 def server_that_plans(tmp_path, monkeypatch):
-    """A server with three slots whose planner finds these groups better than flat workers, at the first look."""
+    """Provide a server with three slots whose planner prefers these groups to flat workers at its first review."""
 
     def plan(self, steps, load, remaining_s):
         assert load.busy_s > 0

@@ -1,4 +1,4 @@
-"""Allreduce jobs with real launchers: equal to one process, and nothing hangs or is left behind."""
+"""Allreduce jobs with real launchers: equal to one process, without hanging or left-over processes."""
 
 from __future__ import annotations
 

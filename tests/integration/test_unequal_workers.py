@@ -1,4 +1,4 @@
-"""Workers of unequal, emulated speeds: batches and tasks follow the speeds, and no sample is lost."""
+"""Workers of different, emulated speeds: batches and tasks follow the speeds, and no sample is lost."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_dynamic_batches_make_steps_of_equal_time(digits):
 
 
 def staleness_of(outcome):
-    """The median staleness of each worker."""
+    """Return the median staleness of each worker."""
     counts = outcome.staleness[0]["workers"]
     return {
         w: median(np.repeat([int(t) for t in c["staleness"]], [*c["staleness"].values()])) for w, c in counts.items()

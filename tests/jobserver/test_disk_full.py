@@ -1,4 +1,4 @@
-"""A disk that is full for a moment: jobs fail with the reason, and the server goes on once there is room."""
+"""Full disk for a while: jobs fail with the reason, and the server continues once there is room."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def lost_leader(monkeypatch):
         )
         with changed:
             made.begin(coordinator, fail)
-            made.begin(coordinator, fail)  # the second of its slots is reported
+            made.begin(coordinator, fail)  # the end of its second slot is reported
         return made
 
     return ring, slots, coordinator, (failures, failed), begin

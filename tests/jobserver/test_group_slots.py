@@ -1,4 +1,4 @@
-"""Members of groups, and when they change: with fake rings and slots."""
+"""Members of groups and changes of members, with fake rings and slots."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS = 32
 
 
 class Worlds:
-    """Fake launcher, slots and log: a ring attends at once, and its members report the speeds that are set here."""
+    """Fake launcher, slots and log: a ring registers at once, and its members report the speeds that are set here."""
 
     def __init__(self, *seconds: float) -> None:
         self.seconds = list(seconds)
@@ -26,7 +26,7 @@ class Worlds:
         self.failure: dict[tuple[int, ...], str] = {}
         self._leaders: list[JobSlot] = []
 
-    # the launcher
+    # launcher
     def claim(self, job_id, shape):
         self.launched.append(shape.members)
         members, outer = shape.members, self
@@ -50,7 +50,7 @@ class Worlds:
     def end(self, rings):
         self.ended += [ring.shape.members for ring in rings]
 
-    # the slots
+    # slots
     def acquire_leader(self, ring):
         if ring.failure:
             return None
@@ -76,7 +76,7 @@ class Worlds:
         for job_slot in self._leaders:
             self.tell(job_slot, (ROWS,) * 20)
 
-    # the job_log
+    # job log
     def tell_log(self, level, text):
         self.logged.append(text)
 

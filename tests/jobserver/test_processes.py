@@ -1,4 +1,4 @@
-"""The server as a process, and slots that it starts itself."""
+"""Server as a process, with slots that it starts itself."""
 
 import json
 import os

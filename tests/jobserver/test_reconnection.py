@@ -1,4 +1,4 @@
-"""A slot that cannot reach the server for a while goes on where it stopped: not lost, nothing done twice."""
+"""Slots that cannot reach the server for a while resume where they stopped: none is lost, nothing is done twice."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def first_gate() -> Iterator[Gate]:
 
 
 def slots_of(cluster, address, *tasks, **options):
-    """Patient worker slots that reach the server at ``address``."""
+    """Return patient worker slots that reach the server at ``address``."""
     hello = options.pop("hello", {})
     made = [
         FakeSlot(address, "worker", f"patient-{i}", on_task=on_task, hello=hello, **{**PATIENT, **options})
@@ -72,7 +72,7 @@ def slots_of(cluster, address, *tasks, **options):
 
 
 def wait_until(pool, condition) -> bool:
-    """Whether a condition over the pool comes true in time."""
+    """Return whether a condition over the pool becomes true in time."""
     with pool._changed:
         return pool._changed.wait_for(condition, DEADLINE_S)
 

@@ -1,4 +1,4 @@
-"""Rights of callers: a slot attends, and reports only as the worker that it was assigned to be."""
+"""Rights of callers: a slot registers, and reports only as the worker that it is assigned to."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_worker_reports_for_itself_only(start, cluster):
 
 
 def test_the_token_of_the_server_s_own_slots_is_for_slots(tmp_path, monkeypatch):
-    """The token is in the memory of processes that run the code of jobs."""
+    """Reason: the token is in the memory of processes that run the code of jobs."""
     token = "s" * 64
     monkeypatch.setattr(server.secrets, "token_hex", lambda count: token)
     cluster = LocalJobServer(tmp_path / "state")

@@ -1,4 +1,4 @@
-"""Slots that a job gets, and the messages that count."""
+"""Slots that a job acquires, and messages that are accepted from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fork server alone, with programs that import next to nothing in place of slots."""
+"""Fork server alone, with programs that import almost nothing in place of slots."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import pytest
 from nfdt.launch.fork_client import NOT_FORKED, ForkServerClient
 
 DEADLINE_S = 30
-# A fork server whose slots run the code that they get as their argument.
+# A fork server whose slots run the code in their argument.
 PROGRAM = """
 import os, socket, numpy
 from nfdt.launch.fork_server import ForkServer
@@ -24,7 +24,7 @@ WAIT = "import sys; sys.stdin.read()"
 
 
 class Yard:
-    """One fork server and the logs of its slots."""
+    """Fork server with the logs of its slots."""
 
     def __init__(self, directory, before="", **environment):
         self.directory = directory
@@ -34,7 +34,7 @@ class Yard:
         self.slots = []
 
     def fork(self, code, **changes):
-        """Start a slot; returns it and the path of its output."""
+        """Start a slot; return it and the path of its output."""
         path = self.directory / f"{len(self.slots)}.log"
         environment = {k: v for k, v in {**self.environment, **changes}.items() if v is not None}
         with path.open("w") as log:
@@ -42,7 +42,7 @@ class Yard:
         return self.slots[-1], path
 
     def said(self, code, **changes):
-        """Output of a slot that runs ``code`` to its end."""
+        """Return the output of a slot that runs ``code`` to its end."""
         slot, path = self.fork(code, **changes)
         assert slot.wait(DEADLINE_S) == 0, path.read_text()
         return path.read_text().strip()

@@ -1,4 +1,4 @@
-"""Texts about slot processes that have ended."""
+"""Messages about slot processes that have ended."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A timeline whose writer was killed becomes valid JSON; a finished one keeps its bytes."""
+"""Timelines: one whose writer was killed becomes valid JSON; a finished one keeps its bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each callback does to models, logs and learning rates."""
+"""Effects of each callback on models, logs and learning rates."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def train(callbacks, optimizer=None, epochs=1, model=None, **options):
 
 
 class Rates(keras.callbacks.Callback):
-    """The learning rate in each batch."""
+    """Callback that records the learning rate in each batch."""
 
     def __init__(self):
         super().__init__()
@@ -54,7 +54,7 @@ def test_the_root_s_weights_and_optimizer_state_are_everyone_s():
 
 
 class BuiltByFit(keras.Model):
-    """Weights come with the first batch."""
+    """Model whose weights are created with the first batch."""
 
     def __init__(self):
         super().__init__()

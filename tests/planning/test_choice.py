@@ -1,4 +1,4 @@
-"""The planner: predictions against a schedule played out event by event, and the choices users would expect."""
+"""Planner: predictions compared with a schedule simulated event by event, and the choices that users expect."""
 
 import heapq
 
@@ -24,9 +24,9 @@ speeds = st.lists(st.floats(1.0, 50.0), min_size=1, max_size=8)
 
 
 def played_out(periods: list[float], overlap: int = 0) -> tuple[float, float]:
-    """(pushes per second, mean staleness) of workers that push whenever they are done.
+    """Return (pushes per second, mean staleness) of workers that push as soon as a step is done.
 
-    With ``overlap`` the answer to the push just sent is not there yet when the next gradient begins.
+    With ``overlap`` the answer to the last push has not arrived when the next gradient begins.
     """
     version, now, staleness = 0, 0.0, 0
     queue = [(period, i, (0,) * (1 + overlap)) for i, period in enumerate(periods)]

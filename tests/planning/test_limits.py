@@ -45,5 +45,5 @@ def test_nobody_beats_the_lower_bound(seconds, noise, busy, more):
 
 def test_equal_workers_that_never_wait_reach_the_lower_bound_and_a_barrier_of_unequal_ones_does_not():
     assert of_lower_bound([1] * 8, 10, 8.0, 8) == pytest.approx(1)
-    assert of_lower_bound([1] * 8, 10, 8.0, 16) == pytest.approx(18 / 26)  # twice as many under way
+    assert of_lower_bound([1] * 8, 10, 8.0, 16) == pytest.approx(18 / 26)  # twice as many in flight
     assert of_lower_bound(MIXED, 10, 8 / 5, 8) == pytest.approx(3.2 * 1.6 / 18)

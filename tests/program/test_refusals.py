@@ -1,4 +1,4 @@
-"""What cannot travel says so on the client, with the remedy."""
+"""Programs that cannot be packed: errors on the client, with the remedy."""
 
 import re
 import threading

@@ -1,4 +1,4 @@
-"""What is packed comes back as the same model: predictions, losses, metrics, optimizer, flags."""
+"""Round trip of packed models: the same predictions, losses, metrics, optimizer and flags."""
 
 import keras
 import numpy as np

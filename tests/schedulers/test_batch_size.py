@@ -1,4 +1,4 @@
-"""Dynamic batch sizes: the total is constant, sizes follow speeds."""
+"""Dynamic batch sizes: a constant total, and sizes that follow speeds."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ REFERENCE = 32
 
 
 class Workers:
-    """Workers of given step times that do their steps one after the other."""
+    """Workers of given step times that execute their steps in turn."""
 
     def __init__(self, times, bounds=None):
         self.times = dict(times)
@@ -98,7 +98,7 @@ def test_speeds_known_at_two_sizes_need_no_probe():
 
 
 def probing(workers):
-    """The workers, at the moment of their first change."""
+    """Return the workers at the moment of their first change."""
     while workers.changes < 1:
         workers.rounds(1)
     return workers
@@ -136,7 +136,7 @@ def test_a_probe_ends_when_one_of_its_workers_leaves():
     for _ in range(60):
         workers.rounds(1)
         assert set(workers.sizes.sizes) == {"w0", "w2"}
-    assert workers.changes == 1  # and none follows
+    assert workers.changes == 1  # and no change follows
 
 
 def test_who_comes_back_takes_b0_until_it_is_measured_anew():
@@ -246,7 +246,7 @@ def test_what_nobody_may_take_is_left_in_further_parts():
 
 
 class FixedSpeeds:
-    """Speeds that are said, not measured."""
+    """Speeds that are given, not measured."""
 
     def __init__(self, **seconds):
         self.seconds, self.count = seconds, 0

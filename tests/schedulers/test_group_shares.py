@@ -1,4 +1,4 @@
-"""What groups get: every row is given to somebody, and rates add up."""
+"""Shares of groups: every row goes to one group, and rates add up."""
 
 import pytest
 from hypothesis import given

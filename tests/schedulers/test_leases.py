@@ -1,4 +1,4 @@
-"""The lease book: exactly once when nothing fails, at least once and never dropped when workers die."""
+"""Lease book: each task exactly once without failures; at least once, never dropped, when workers die."""
 
 from collections import Counter
 

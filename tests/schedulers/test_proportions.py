@@ -1,4 +1,4 @@
-"""Dividing samples: totals are exact, shares proportional within one sample, ends together within one."""
+"""Division of samples: exact totals, shares proportional within one sample, equal ends within one sample."""
 
 import itertools
 import math
@@ -78,8 +78,8 @@ def test_a_worker_that_would_get_too_little_is_left_out():
     assert equal_time_split(12, times[1:], smallest=4) == [12, 0]
     assert equal_time_split(12, times[1:], smallest=4, most=12) == [12, 0]
     assert equal_time_split(12, times[1:], smallest=4, most=11) == [11, 1]  # the other one may not take all
-    assert equal_time_split(3, times[:2], smallest=4) == [2, 1]  # too little for anybody
-    assert equal_time_split(10, [StepTime(0.0, 0.1), StepTime(0.0, 1.0)]) == [9, 1]  # nobody is left out unasked
+    assert equal_time_split(3, times[:2], smallest=4) == [2, 1]  # too little for any worker
+    assert equal_time_split(10, [StepTime(0.0, 0.1), StepTime(0.0, 1.0)]) == [9, 1]  # both get something
 
 
 def test_a_total_outside_the_bounds_is_refused():

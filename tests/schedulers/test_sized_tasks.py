@@ -1,4 +1,4 @@
-"""Batches that are cut when they are asked for: every row once, in the sizes of that moment."""
+"""Batches that are cut on request: every row once, in the sizes of that moment."""
 
 from itertools import cycle
 
@@ -13,7 +13,7 @@ BEGIN = Position(pass_index=2, row=4, task=100, round=7)
 
 
 def stated(**sizes):
-    """Workers that take so many samples each; anybody else takes 3."""
+    """Return sizes with so many samples for each worker; any other worker takes 3."""
     found = FixedSizes(3)
     found.state(sizes)
     for worker in sizes:
@@ -87,7 +87,7 @@ def test_the_next_epoch_begins_after_the_last_row_with_numbers_nobody_has(steps)
     source = SizedTasks(plan, stated(a=1))
     numbers = [task.task for task in source.take("a", 100)]
     end = SizedTasks.end(plan)
-    assert end.task == max(numbers) + 1  # nobody can have cut more tasks than there are rows
+    assert end.task == max(numbers) + 1  # no more tasks can have been cut than there are rows
     assert (end.pass_index, end.row, end.round) == (plan.end.pass_index, plan.end.row, plan.end.round)
 
 

@@ -1,4 +1,4 @@
-"""Which rows form which task: every row of a pass once, in order, whatever the sizes."""
+"""Rows of each task: every row of a pass once, in order, for all sizes."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Speeds from steps: robust to outliers and warm-up, quick to follow."""
+"""Speeds from measured steps: robust to outliers and warm-up, quick to follow changes."""
 
 import random
 
@@ -42,7 +42,7 @@ def test_a_steady_speed_never_changes(wobble):
 
 def test_what_a_step_does_beside_computing_is_the_median_of_the_last_sixteen():
     throughput = seen([(32, 1.0)] * 20)
-    assert Throughput().exchange_s == throughput.exchange_s == 0.0  # none was told
+    assert Throughput().exchange_s == throughput.exchange_s == 0.0  # no time was reported
     for exchange_s in [0.3] * 16 + [9.0] * 7:
         throughput.add(32, 1.0, exchange_s)
     assert throughput.exchange_s == 0.3

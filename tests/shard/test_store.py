@@ -38,7 +38,7 @@ def test_staleness_counts_the_updates_a_worker_missed():
 
 
 def test_two_workers_keep_separate_backups():
-    """DC-ASGD, by hand: the correction uses what *this* worker held."""
+    """DC-ASGD, by hand: the correction uses the weights that *this* worker held."""
     c = cluster("dc", dc_lambda=0.5)
     held = {"a": c.pull("a"), "b": c.pull("b")}
     w = start_weights()
@@ -164,7 +164,7 @@ def test_softsync_corrects_each_gradient_with_its_own_backup():
     c.pull("a"), c.pull("b")
     start, g = start_weights(), gradients(4)
     c.push(g[0], "a", want_weights=False)
-    c.push(g[1], "a")  # a now holds version 1, b still the start
+    c.push(g[1], "a")  # a now holds version 1, b still version 0
     w1 = start - RATE * (g[0] + g[1]) / 2
     c.push(g[2], "b", want_weights=False)
     close(c.weights, w1)
@@ -220,7 +220,7 @@ def test_a_part_counts_once_whoever_pushes_it():
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_a_part_counts_once_whoever_redoes_it_when_the_round_is_closed(parts):
-    """Also the only part of a round: one worker, or the end of an epoch."""
+    """Case: also the only part of a round, with one worker or at the end of an epoch."""
     c = cluster(mode=RoundMode)
     c.pull("a"), c.pull("b")
     g = gradients(1)[0]
@@ -245,10 +245,10 @@ def test_a_part_that_is_not_finite_counts_for_nothing():
 
 
 def test_a_part_that_came_early_is_kept_as_it_came():
-    """The memory of a push is used again once it is answered."""
+    """Reason: the memory of a push is reused once the push is answered."""
     c = cluster(mode=RoundMode)
     g = gradients(2)
-    borrowed = aligned_buffer(LAYOUT.size)  # as a shard's: a tensor shares its memory
+    borrowed = aligned_buffer(LAYOUT.size)  # as on a shard: a tensor shares this memory
     borrowed[:] = g[1]
     c.stores[0].push("b", Gradient(1, borrowed, round=1, part=1, parts=2), want_weights=False)
     borrowed[:] = 7
@@ -360,7 +360,7 @@ def test_a_push_that_comes_again_is_answered_with_the_bits_it_was_answered_with_
     took += base.weights
     if later:
         store.push("w", Gradient(3, g[1], computed_on=1), delta=DeltaRequest(coarse, 2))
-    for _ in range(2):  # on whatever stream
+    for _ in range(2):  # on any stream
         again = store.push("w", Gradient(2, g[0], computed_on=1), delta=DeltaRequest(coarse, 1))
         assert (again.applied, again.delta) == (False, None)
         assert np.array_equal(again.weights, took)

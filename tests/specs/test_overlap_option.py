@@ -1,4 +1,4 @@
-"""How far pushes may overlap: 0, 1 or 2, and only where steps do not wait for each other."""
+"""Overlap of pushes: 0, 1 or 2, and only where steps do not wait for each other."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which options have an effect is declared with them, and is what the parts read."""
+"""Effect of options: declared with them, and equal to what the components read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DECLARED = [(name, item) for name, field in OPTIONS.items() for item in field.me
 
 
 class Reader:
-    """A specification that remembers what it was asked for."""
+    """Specification that records the fields that are read from it."""
 
     def __init__(self, spec: AlgorithmSpec) -> None:
         self.spec, self.read = spec, set()

@@ -33,7 +33,7 @@ WEIGHTS = np.arange(6, dtype=np.float32)
 
 
 class FakeShard(shards_pb2_grpc.ShardServicer):
-    """A shard that holds its slice of the weights and computes nothing."""
+    """Shard that holds its slice of the weights and computes nothing."""
 
     def __init__(self, assignment: workers_pb2.ShardAssignment) -> None:
         cut = [slice(0, 6)] if assignment.shards == 1 else [slice(0, 4), slice(4, 6)]
@@ -125,7 +125,7 @@ class FakeSlot:
             self.shard.stop()
         self._channel.close()  # first: it does not leave in order
         self._stream.close()
-        self.released.set()  # last: a call that is made again and again, by a patient slot, ends with its thread
+        self.released.set()  # last: a call that a patient slot repeats ends with its thread
 
     def close(self) -> None:
         self.die()

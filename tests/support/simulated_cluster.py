@@ -37,7 +37,7 @@ RULES = [{"rule": "mean", "decay": None}]
 def job(
     preset="asgd", *, workers=2, samples=20, validation=None, stream=False, interactive=True, overrides=None, **fit
 ):
-    """A job's specification with small numbers."""
+    """Return a job's specification with small numbers."""
     return JobSpec(
         program="0" * 64,
         algorithm=resolve_algorithm(preset, **(overrides or {})),
@@ -123,7 +123,7 @@ class SimulatedWorker:
 
 
 class SimulatedCluster:
-    """Coordinator and its surroundings; every step is triggered by a test."""
+    """Coordinator and its environment; every step is triggered by a test."""
 
     def __init__(self, spec, batches=None):
         self.spec = spec
@@ -232,7 +232,7 @@ class SimulatedCluster:
         """Return the data of all events of a kind."""
         return [data for k, data in self.events if k == kind]
 
-    def everybody_left(self):
+    def all_left(self):
         return all(isinstance(w.ask(), Leave) for w in self.workers.values())
 
 

@@ -1,4 +1,4 @@
-"""A shard in a few lines of NumPy: drives an update rule in the order the real one does."""
+"""Shard in a few lines of NumPy, which calls an update rule in the same order as the real one."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""A worker's gradient, applied by the user's optimizer, is what Keras itself would have done."""
+"""Equality of Keras' own step and a worker's gradient applied by the user's optimizer."""
 
 import keras
 import numpy as np
@@ -117,7 +117,7 @@ def test_the_float16_scale_halves_on_overflow_and_doubles_after_finite_steps(wor
 
 
 class Embedded(keras.Model):
-    """Sparse gradients, a variable without one, and a train_step that looks at the optimizer."""
+    """Model with sparse gradients, a variable without one, and a ``train_step`` that reads the optimizer."""
 
     def __init__(self):
         super().__init__()
@@ -152,7 +152,7 @@ def test_sparse_and_missing_gradients_and_what_train_step_sees(worker, batches):
 
 
 class Decorated(keras.Model):
-    """The gradient is applied inside a graph of its own."""
+    """Model whose gradient is applied inside a graph of its own."""
 
     def __init__(self, mode="plain"):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Encoded pushes and answers on a real stream: what breaks, and what somebody made up."""
+"""Encoded pushes and answers on a real stream: broken connections and forged bytes."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_many_chunks_arrive_and_only_what_is_encoded_is_counted(share_memory, co
 
 
 def int8(count=26):
-    """A payload of as many elements in one bucket."""
+    """Return a payload of ``count`` elements in one bucket."""
     return np.float32(1).tobytes() + bytes(count)
 
 

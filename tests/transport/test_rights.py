@@ -1,4 +1,4 @@
-"""What the holder of a worker's token may do at a shard: train as this worker, and nothing else."""
+"""Rights of the holder of a worker's token at a shard: to train as this worker, and nothing else."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def push(values, sequence=2, **fields):
 
 
 def send(running, messages, worker="bad"):
-    """The answers' kinds, and what the last one complains of."""
+    """Return the answers' kinds, and the error of the last one."""
     answers = raw_stream.exchange(running.address, worker_token(KEY, worker), messages)
     return [answer.kind for answer in answers], answers[-1].error
 

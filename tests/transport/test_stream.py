@@ -1,4 +1,4 @@
-"""What only the network can do: break, hang, lie, and refuse."""
+"""Failures that only a network has: broken and hanging connections, wrong answers, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DC-ASGD and its relatives against numbers computed by hand, and their limits."""
+"""DC-ASGD and its variants: comparison with numbers computed by hand, and limiting cases."""
 
 import numpy as np
 import pytest

@@ -21,7 +21,7 @@ from nfdt.core.wire.status import answering, translated
 
 
 class Answers(jobs_pb2_grpc.JobsServicer):
-    """Raises what the test asks for by the job's name."""
+    """Service that raises the error that the test selects by the job's name."""
 
     raises: Exception | None = None
 
@@ -126,7 +126,7 @@ def test_nobody_listening_is_server_unreachable():
 
 @pytest.mark.parametrize("made", ["before", "after"])
 def test_a_call_after_the_close_is_cancelled(address, made):
-    """It read freed memory, which ended the process."""
+    """Regression: such a call read freed memory, which ended the process."""
     channel = open_channel(address, "secret")
     stub = jobs_pb2_grpc.JobsStub(channel)
     channel.close()

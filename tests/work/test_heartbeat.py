@@ -1,4 +1,4 @@
-"""Signs of life come from work that advances, and not too often."""
+"""Heartbeats: sent by work that advances, and not too often."""
 
 from nfdt.core.clock import ManualClock
 from nfdt.core.work.heartbeat import Heartbeat

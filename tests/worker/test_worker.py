@@ -1,6 +1,6 @@
-"""What a worker does with one instruction: which weights it computes on, what it pushes, what it reports.
+"""Execution of one instruction by a worker: the weights it computes on, its pushes and its reports.
 
-The model is ``w * x`` with a squared error, so that gradients and losses tell the weight they were computed on.
+The model is ``w * x`` with a squared error, so that gradients and losses reveal the weight they were computed on.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.transport.base import Pulled, Pushed
 from nfdt.worker.worker import Worker
 
-CODED = 0.25  # what a codec adds to the weights
+CODED = 0.25  # change of the weights by a codec
 
 
 class Shards:
-    """A client whose weights rise by one with every push, and as somebody else pushes."""
+    """Client whose weights rise by one with every push, also with those of other workers."""
 
     codecs: dict = {}
     bytes_sent = bytes_received = 0
@@ -58,7 +58,7 @@ class Shards:
 
 
 class Answer:
-    """Has arrived."""
+    """Answer that has arrived."""
 
     arrived = True
 
@@ -71,7 +71,7 @@ class Answer:
 
 
 class Job:
-    """A worker, its shards, and what it is told; ``moved``: so many updates of others come before an instruction."""
+    """A worker, its shards and its instructions; ``moved``: number of updates of others before an instruction."""
 
     def __init__(self, x, y=None, *, algorithm="ssp", shards=1, batch_size=1, timeout_s=600.0, **overrides):
         y = np.zeros((len(x), 1), np.float32) if y is None else y
@@ -101,7 +101,7 @@ class Job:
         return name
 
     def run(self, *actions: pb.NextReply | Callable[[], None]) -> list[pb.NextRequest]:
-        """Tell the worker this, call what is no instruction in between; its reports, one after each instruction."""
+        """Send the worker these instructions and call the functions among them; return a report per instruction."""
         reports, script = [], list(actions)
 
         def ask(request):
@@ -135,7 +135,7 @@ class Job:
 
     @property
     def computed_on(self):
-        """The weight behind each gradient: d/dw (w x)^2 = 2 w for x = 1."""
+        """Return the weight that each gradient was computed on: d/dw (w x)^2 = 2 w for x = 1."""
         return [float(gradient[0]) / 2 for gradient, _ in self.shards.pushes]
 
 
@@ -149,7 +149,7 @@ def evaluate(epoch=0, tasks=1):
 
 
 def loss_of(report):
-    """Of the metric variables (sum, count)."""
+    """Return the loss from the metric variables (sum, count)."""
     metrics = load_arrays(report.evaluated.metrics)
     total, count = float(metrics["sum/0"]), float(metrics["sum/1"])
     return total / count

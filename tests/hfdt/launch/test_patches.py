@@ -1,4 +1,4 @@
-"""Horovod's elastic driver, without processes: what is mended in it."""
+"""Patches of Horovod's elastic driver, without processes."""
 
 from __future__ import annotations
 
