@@ -129,7 +129,7 @@ def test_light_modules_load_neither_tensorflow_nor_keras(module):
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_no_module_has_a_name_that_says_nothing():
+def test_no_module_has_a_name_without_meaning():
     empty = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
     assert [name for name in TREE.modules if name.rsplit(".", 1)[-1] in empty] == []
 

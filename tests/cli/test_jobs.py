@@ -70,7 +70,7 @@ def test_attach_follows_the_job_to_its_end(jobs):
     assert done.stdout.strip().endswith("succeeded")
 
 
-def test_show_tells_what_each_worker_did(jobs):
+def test_show_lists_the_work_of_each_worker(jobs):
     shown = json.loads(jobs("show", "ID", "--format", "json").stdout)
     assert shown["state"] == "succeeded"
     assert shown["worker_statistics"]["worker-0"]["samples"] == 3 * 320

@@ -87,7 +87,7 @@ def test_mistakes_are_reported_before_the_script_runs(folder, arguments, message
 
 
 @pytest.mark.parametrize("name", ["workers", "shards", "emulate.step_ms"])
-def test_what_the_cluster_s_file_says_is_no_option(tmp_path, name):
+def test_values_of_the_cluster_s_file_are_no_options(tmp_path, name):
     (tmp_path / "c.toml").write_text(CLUSTER)
     arguments = ["simulate", "--cluster", str(tmp_path / "c.toml"), "--set", f"{name}=3", __file__]
     done = CliRunner().invoke(cli, arguments)

@@ -432,7 +432,7 @@ def test_no_more_batches_are_made_than_there_are_credits(monkeypatch):
     assert pulled == [0, 1]
 
 
-def test_a_broken_stream_of_batches_is_what_the_script_hears_of(session, fake, model):
+def test_a_broken_stream_of_batches_is_the_error_of_the_script(session, fake, model):
     fake.jobs.break_feed = "the cable was pulled"
     with pytest.raises(ServerUnreachable, match="the cable was pulled"):
         model.fit(((X, Y) for _ in range(4)), verbose=0, shuffle=False)

@@ -59,7 +59,7 @@ def test_a_failed_start_shows_the_end_of_its_log():
     child.stop()
 
 
-def test_one_that_says_nothing_is_given_up(monkeypatch):
+def test_a_server_that_reports_nothing_is_given_up(monkeypatch):
     monkeypatch.setattr(embedded, "START_TIMEOUT_S", 0.2)
     child = server("import sys; sys.stdin.read()")
     child.start()

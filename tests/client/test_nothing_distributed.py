@@ -79,14 +79,14 @@ def test_a_decorated_function_without_a_fit_warns_each_time(fake, caplog):
     assert times_warned(caplog) == 2
 
 
-def test_submit_says_it_once_as_an_error(fake, caplog):
+def test_submit_reports_it_once_as_an_error(fake, caplog):
     with pytest.raises(UsageError, match="returned without"):
         decorator.submit(lambda: None, server=fake.address, options={"token": TOKEN})
     assert times_warned(caplog) == 0
 
 
 @pytest.mark.parametrize(("ending", "code", "times"), [("", 0, 1), ("sys.exit(0)", 0, 1), ("sys.exit(7)", 7, 0)])
-def test_nfdt_run_says_it_and_keeps_the_script_s_exit_code(fake, tmp_path, caplog, ending, code, times):
+def test_nfdt_run_warns_and_keeps_the_script_s_exit_code(fake, tmp_path, caplog, ending, code, times):
     script = tmp_path / "script.py"
     script.write_text(f"import sys\n{ending}")
     done = CliRunner().invoke(cli, ["run", "--server", fake.address, str(script)], env={"NFDT_TOKEN": TOKEN})

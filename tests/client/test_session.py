@@ -322,7 +322,7 @@ def test_an_interrupt_cancels_the_job(session, fake, model, kind):
     assert kind.__name__ in asked(fake, "cancel")[0]
 
 
-def test_a_job_cancelled_by_somebody_else(session, fake, model):
+def test_a_job_cancelled_by_another_client(session, fake, model):
     fake.jobs.failure = {"state": "cancelled", "reason": "by hand"}
     with pytest.raises(JobCancelled, match="by hand"):
         model.fit(X, Y, verbose=0)

@@ -118,7 +118,7 @@ def test_infinities_and_nan_stay_what_they_are_in_bfloat16():
 
 @every_codec
 @pytest.mark.parametrize("size", SIZES)
-def test_any_size_has_the_size_that_was_said(codec, size):
+def test_encoded_bytes_have_the_declared_size_for_any_vector(codec, size):
     vector = normal(size)
     assert codec.encode(vector).size == codec.encoded_bytes(size)
     assert decoded(codec, vector).shape == (size,)
@@ -265,6 +265,6 @@ def test_places_outside_or_out_of_order_are_refused(places):
         find_decoder("top-k").decode(payload, np.empty(5, np.float32))
 
 
-def test_a_codec_nobody_knows_is_refused():
+def test_an_unknown_codec_is_refused():
     with pytest.raises(ProtocolError, match="bf16"):
         find_decoder("gzip")

@@ -58,7 +58,7 @@ def test_no_delay_equals_the_optimizer_alone(rule, optimizer):
 
 
 @pytest.mark.parametrize(("rule", "optimizer"), CASES)
-def test_a_rule_says_whether_it_looks_at_the_backup(rule, optimizer):
+def test_a_rule_declares_whether_it_reads_the_backup(rule, optimizer):
     shards = [shard_of(rule, optimizer) for _ in range(2)]
     shards[1]._backups[0] = shards[1]._backups[0] + 1.0
     for shard in shards:

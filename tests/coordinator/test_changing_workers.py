@@ -42,8 +42,8 @@ def test_a_worker_lost_before_anything_is_trained_has_nothing_to_give_back():
 
 def test_an_unknown_worker_loses_and_resumes_nothing():
     cluster = SimulatedCluster(job(workers=2))
-    cluster.coordinator.left("nobody", "killed")
-    cluster.coordinator.resumed("nobody", {"pid": 7})
+    cluster.coordinator.left("unknown", "killed")
+    cluster.coordinator.resumed("unknown", {"pid": 7})
     assert cluster.coordinator.drain() == []
 
 

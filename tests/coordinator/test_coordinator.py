@@ -197,7 +197,7 @@ def test_a_worker_that_is_excused_is_not_silent():
     until(cluster, Work, [A, B])
     cluster.clock.advance(59)
     cluster.coordinator.excuse(A)
-    cluster.coordinator.excuse("nobody")
+    cluster.coordinator.excuse("unknown")
     cluster.clock.advance(2)
     cluster.coordinator.tick()
     cluster.settle()

@@ -157,15 +157,15 @@ def test_batches_follow_speed_within_the_jobs_bounds():
 
 
 @pytest.mark.parametrize(
-    ("option", "said"),
+    ("option", "warning"),
     [
         ({"batch": "dbs"}, "batch='dbs': the client feeds the batches one by one; they keep the size"),
         ({"tasks": "finish-together"}, "tasks='finish-together': the client feeds the batches one by one"),
         ({"tasks": "proportional"}, "tasks='proportional': the client feeds"),
     ],
 )
-def test_options_without_effect_on_a_stream_are_reported(option, said):
-    assert stream_warning(job(stream=True, overrides=option)).startswith(said)
+def test_options_without_effect_on_a_stream_are_reported(option, warning):
+    assert stream_warning(job(stream=True, overrides=option)).startswith(warning)
     assert stream_warning(job(overrides=option)) is None
     assert stream_warning(job(stream=True)) is None
 

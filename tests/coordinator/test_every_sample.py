@@ -66,12 +66,12 @@ def check_rows(spec, cluster):
 
 def act(cluster, moves, kill_at=()):
     """Play a random interleaving, then let all workers finish."""
-    for number, (who, what) in enumerate(moves):
+    for number, (index, what) in enumerate(moves):
         if cluster.over:
             break
         names = list(cluster.workers)
         if number in kill_at and len(names) > 0:
-            cluster.kill(names[who % len(names)])
+            cluster.kill(names[index % len(names)])
             if what % 2:
                 cluster.join()
         elif what == 0:
@@ -81,7 +81,7 @@ def act(cluster, moves, kill_at=()):
         elif what == 2 and cluster.spec.train.kind == "stream":
             cluster.feed()
         elif names:
-            cluster.turn(names[who % len(names)])
+            cluster.turn(names[index % len(names)])
         cluster.clock.advance(0.003 * what)
     if not cluster.workers and not cluster.over:
         cluster.join()
@@ -158,8 +158,8 @@ def test_bounded_staleness_holds_within_the_first_epoch(bound, workers, overlap,
     overrides = {"staleness_bound": bound, "overlap": overlap}
     cluster = started(job("ssp", overrides=overrides, workers=workers, samples=200))
     done = Counter({f"worker-{i}": 0 for i in range(workers)})
-    for who, _ in moves:
-        name = f"worker-{who % workers}"
+    for index, _ in moves:
+        name = f"worker-{index % workers}"
         before = len(cluster.pushes)
         cluster.turn(name)
         done[name] += len(cluster.pushes) - before
@@ -172,13 +172,13 @@ def test_bounded_staleness_holds_within_the_first_epoch(bound, workers, overlap,
 def test_stopping_ends_after_what_is_leased_with_one_epoch_end(preset, overrides, shape, moves, kills, stop):
     cluster = started(job(preset, overrides=overrides, **shape))
     act_until = moves[:stop]
-    for who, what in act_until:
+    for index, what in act_until:
         names = list(cluster.workers)
         if what == 0:
             cluster.flush()
             cluster.proceed()
         else:
-            cluster.turn(names[who % len(names)])
+            cluster.turn(names[index % len(names)])
     begun = len(cluster.of("epoch_begin"))
     cluster.coordinator.stop_training()
     cluster.settle()

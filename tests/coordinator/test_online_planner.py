@@ -30,7 +30,7 @@ def plans(cluster):
     return [effect.data for effect in cluster.effects if isinstance(effect, Emit) and effect.kind == "plan"]
 
 
-def test_an_exchange_worth_hiding_is_hidden_and_the_reason_says_what_was_measured():
+def test_an_exchange_worth_hiding_is_hidden_and_the_reason_holds_the_measurements():
     cluster = auto([10, 10, 40, 40], exchange_ms=20)
     (plan,) = plans(cluster)
     assert plan["row"] == {"topology": "flat", "batch": "dbs", "overlap": 1}

@@ -30,7 +30,7 @@ def make_group(root, folder, most, used, cache="inactive_file", version=2):
     write(root, f"{folder}/memory.stat", f"anon 5\n{cache} {10 * MEGABYTE}\n")
 
 
-def test_a_machine_has_what_the_kernel_says(root):
+def test_a_machine_has_the_memory_that_the_kernel_reports(root):
     assert megabytes(memory(root)) == (1000, 600)
 
 

@@ -136,7 +136,7 @@ def server_that_plans(tmp_path, monkeypatch):
     def plan(self, steps, load, remaining_s):
         assert load.busy_s > 0
         row = PlannedPreset("free", "dbs", 0, ((0, 2), (1,)))
-        return PlanChoice(row, Prediction(1000.0, 1.0, 1.0, 1.5), "groups, because a test says so")
+        return PlanChoice(row, Prediction(1000.0, 1.0, 1.0, 1.5), "groups, set by the test")
 
     monkeypatch.setattr(OnlinePlanner, "look_at_groups", plan)
     options = ServerOptions(tmp_path / "state", (secrets.token_hex(16),), workers=3)

@@ -177,13 +177,13 @@ def test_the_next_rank_is_acquired_asked_to_serve_and_then_to_work(lost_leader):
     assert failures[0] == []
 
 
-@pytest.mark.parametrize(("failure", "said"), [(None, "another one within 0 s"), ("it ended", "it ended")])
-def test_a_ring_without_another_rank_fails_the_job_with_the_reason(lost_leader, failure, said):
+@pytest.mark.parametrize(("failure", "reason"), [(None, "another one within 0 s"), ("it ended", "it ended")])
+def test_a_ring_without_another_rank_fails_the_job_with_the_reason(lost_leader, failure, reason):
     ring, _, _, (failures, failed), begin = lost_leader
     ring.failure = failure
     failover = begin(0.0)
     assert failed.wait(DEADLINE_S)
-    assert said in str(failures[0])
+    assert reason in str(failures[0])
     with pytest.raises(ServerUnreachable):
         failover.shard.read()
 

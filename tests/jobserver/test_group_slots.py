@@ -62,27 +62,27 @@ class Worlds:
 
     def start_worker(self, job_slot, here):
         job_slot.started = True
-        self.tell(job_slot, (ROWS, ROWS // 4) * 10)
+        self.report_steps(job_slot, (ROWS, ROWS // 4) * 10)
 
     def shut_down(self, job_slot):
         job_slot.gone = True
 
-    def tell(self, job_slot, rows):
+    def report_steps(self, job_slot, rows):
         self.steps += len(rows)
         recent = {str(m): [self.steps, [(n, self.seconds[m] * n / ROWS) for n in rows[-19:]]] for m in job_slot.members}
         job_slot.report = {"recent": recent}
 
     def epoch(self):
         for job_slot in self._leaders:
-            self.tell(job_slot, (ROWS,) * 20)
+            self.report_steps(job_slot, (ROWS,) * 20)
 
     # job log
-    def tell_log(self, level, text):
+    def write_log(self, level, text):
         self.logged.append(text)
 
     @property
     def job_log(self):
-        return SimpleNamespace(write=self.tell_log, record=lambda kind, data: self.logged.append((kind, data)))
+        return SimpleNamespace(write=self.write_log, record=lambda kind, data: self.logged.append((kind, data)))
 
 
 def group_slots(worlds: Worlds, **options) -> GroupSlots:
@@ -233,7 +233,7 @@ def test_with_the_last_group_the_reason_is_known():
     assert "signal 9" in slots.all_gone()
 
 
-def test_a_world_that_does_not_come_up_says_why():
+def test_a_world_that_does_not_start_reports_the_reason():
     worlds = Worlds(0.01, 0.01)
     worlds.failure[0, 1] = "no such interface"
     with pytest.raises(JobFailed, match="no such interface"):

@@ -143,7 +143,7 @@ def test_a_shard_s_connection_is_cut_and_the_job_goes_on(cluster, relay, gate):
     assert client.finish(job)[-1][1]["state"] == "succeeded"
 
 
-def test_who_does_not_come_back_in_time_is_lost(cluster, relay, first_gate):
+def test_a_slot_that_does_not_come_back_in_time_is_lost(cluster, relay, first_gate):
     slots_of(cluster, relay.address, first_gate, patience_s=0.2)
     cluster.add("worker", on_task=first_gate.after)
     client = cluster.client()
@@ -155,7 +155,7 @@ def test_who_does_not_come_back_in_time_is_lost(cluster, relay, first_gate):
     assert of(events, "epoch_end")[0]["samples"] == 40
 
 
-def test_who_is_known_to_have_ended_is_lost_at_once_however_patient(cluster, relay, first_gate):
+def test_a_slot_that_is_known_to_have_ended_is_lost_at_once_however_patient(cluster, relay, first_gate):
     slots_of(cluster, relay.address, first_gate, patience_s=3600.0)
     cluster.add("worker", on_task=first_gate.after)
     client = cluster.client()

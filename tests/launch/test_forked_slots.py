@@ -88,7 +88,7 @@ def test_a_killed_fork_server_is_replaced_and_counts_as_one_crash(launch, server
     assert launcher.failure is None
 
 
-def test_nobody_is_left_when_the_launcher_is_killed(server, tmp_path):
+def test_no_process_is_left_when_the_launcher_is_killed(server, tmp_path):
     program = f"""
         import signal
         from pathlib import Path

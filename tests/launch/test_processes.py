@@ -179,7 +179,7 @@ def test_how_a_slot_ended_is_known_by_its_name(tmp_path, announcements):
         os.kill(pid, signal.SIGKILL)
         end = launcher.end_of(log.stem, DEADLINE_S)
         assert (end.returncode, end.log) == (-signal.SIGKILL, log)
-        assert launcher.end_of("somebody-else", DEADLINE_S) is None
+        assert launcher.end_of("another-slot", DEADLINE_S) is None
     finally:
         launcher.stop()
 

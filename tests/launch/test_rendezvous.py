@@ -75,7 +75,7 @@ def test_the_other_ranks_wait_for_rank_0(tmp_path):
     assert await_rendezvous(path, now=clock.now, sleep=sleep).address == "h:1"
 
 
-def test_nobody_invites_for_too_long_is_an_error_with_a_remedy(tmp_path):
+def test_a_rendezvous_that_is_missing_for_too_long_is_an_error_with_a_remedy(tmp_path):
     clock = ManualClock()
     with pytest.raises(ServerUnreachable, match="NFDT_MEETING_DIR"):
         await_rendezvous(tmp_path / "none", timeout_s=5, now=clock.now, sleep=clock.advance)

@@ -64,7 +64,7 @@ class BuiltByFit(keras.Model):
         return self.last(inputs)
 
 
-@pytest.mark.parametrize("built_on", ["nobody", "rank 0"])
+@pytest.mark.parametrize("built_on", ["no rank", "rank 0"])
 @pytest.mark.parametrize("kind", [BuiltByFit, lambda: keras.Sequential([keras.layers.Dense(CLASSES, "softmax")])])
 def test_models_that_the_first_batch_builds_are_made_equal_after_it(kind, built_on):
     keras.utils.set_random_seed(hvd.rank())
@@ -156,10 +156,10 @@ def test_the_warm_up_raises_the_rate_batch_by_batch():
     assert rates.seen[-1] == pytest.approx(0.4)
 
 
-def test_rank_0_says_when_the_warm_up_is_over(capsys):
+def test_rank_0_reports_the_end_of_the_warm_up(capsys):
     train([hvd.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=1, verbose=1)])
-    said = "Epoch 1: finished gradual learning rate warmup to 0.1." in capsys.readouterr().out
-    assert said == (hvd.rank() == 0)
+    reported = "Epoch 1: finished gradual learning rate warmup to 0.1." in capsys.readouterr().out
+    assert reported == (hvd.rank() == 0)
 
 
 def test_a_staircase_acts_once_per_epoch_between_two_epochs():

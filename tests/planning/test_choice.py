@@ -57,7 +57,7 @@ def test_dynamic_batches_never_slow_a_barrier_down(step_ms, fixed_ms):
     assert dynamic.samples_per_s >= fixed.samples_per_s * (1 - 1e-9)
 
 
-def test_a_barrier_runs_at_the_pace_of_the_slowest():
+def test_a_barrier_runs_at_the_speed_of_the_slowest():
     assert predict(PlannedPreset("bsp", "fixed"), cluster([10, 10, 40, 40])).samples_per_s == pytest.approx(
         4 * 32 / 0.040
     )
@@ -76,7 +76,7 @@ def test_the_fastest_and_the_slowest_worker_differ_in_staleness_unless_batches_f
     assert dynamic.most_staleness == pytest.approx(3)
 
 
-def test_overlap_hides_the_exchange_and_costs_a_step_of_everybody_in_staleness():
+def test_overlap_hides_the_exchange_and_adds_a_step_of_each_worker_to_the_staleness():
     machines = cluster([10, 10], exchange_ms=8)
     plain, overlapped = (predict(PlannedPreset("free", "fixed", overlap), machines) for overlap in (0, 1))
     assert overlapped.samples_per_s == pytest.approx(plain.samples_per_s * 1.8)

@@ -38,7 +38,7 @@ def test_the_lower_bound_has_the_values_computed_by_hand(seconds, bounds):
     st.floats(0.01, 1.0),
     st.floats(0.0, 100.0),
 )
-def test_nobody_beats_the_lower_bound(seconds, noise, busy, more):
+def test_no_schedule_beats_the_lower_bound(seconds, noise, busy, more):
     rate = busy * sum(1 / each for each in seconds)
     assert of_lower_bound(seconds, noise, rate, len(seconds) + more) <= 1 + 1e-9
 

@@ -98,7 +98,7 @@ def test_a_private_name_elsewhere_is_found(source):
     assert [*private_modules(tree), *private_names(tree)] != []
 
 
-def test_every_private_part_says_what_it_relies_on():
+def test_every_private_part_documents_what_it_relies_on():
     tree = ast.parse(HOME.read_text(encoding="utf-8"))
     defined = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     assert [node.name for node in defined if not ast.get_docstring(node)] == []

@@ -106,7 +106,7 @@ def test_two_machines_of_the_greatest_spread_are_as_good_together_as_apart():
     assert together == pytest.approx(apart)
 
 
-def test_no_spread_means_everybody_alone_and_a_great_one_a_single_ring():
+def test_no_spread_means_groups_of_one_and_a_great_one_a_single_ring():
     assert cluster([1, 2, 3], 0) == ((0,), (1,), (2,))
     assert cluster([1, 2, 3], math.inf) == ((0, 1, 2),)
 

@@ -60,7 +60,7 @@ def test_bounds_are_kept_and_so_is_the_total(rates, each, data):
 
 
 @given(TIMES, st.integers(0, 2000))
-def test_everybody_who_works_ends_within_one_sample_of_the_same_time(times, total):
+def test_all_workers_with_work_end_within_one_sample_of_the_same_time(times, total):
     end, _ = water_fill(total, times)
     counts = equal_time_split(total, times)
     assert sum(counts) == total
@@ -101,7 +101,7 @@ def test_finishing_together_is_as_soon_as_any_way_of_sharing_whole_steps(remaini
 
 
 @given(st.integers(1, 3000), RUNNERS)
-def test_nobody_idles_for_as_long_as_its_own_step(remaining, runners):
+def test_no_worker_idles_for_as_long_as_its_own_step(remaining, runners):
     steps = steps_to_share(remaining, runners)
     end = end_of(runners, steps)
     assert sum(steps) == remaining

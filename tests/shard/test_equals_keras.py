@@ -190,7 +190,7 @@ def test_elementwise_optimizers_run_on_one_flat_vector():
     assert make_plan(Reference(OPTIMIZERS["adamw"](), exclude=(3,)).manifest(), 0, 2).flat
 
 
-def test_what_needs_one_shard_says_so():
+def test_what_needs_one_shard_is_refused_with_several():
     manifest = Reference(OPTIONS["global_clipnorm"]()).manifest()
     with pytest.raises(UsageError, match=r"global_clipnorm.*shards=1"):
         make_plan(manifest, 0, 2)

@@ -58,7 +58,7 @@ def test_a_good_ticket_lets_in(listener, served):
     served.get(timeout=TIMEOUT_S)
 
 
-def test_a_ticket_lets_nobody_in_after_its_time(listener, served, monkeypatch):
+def test_a_ticket_admits_no_connection_after_its_time(listener, served, monkeypatch):
     monkeypatch.setattr(listener_module, "TICKET_S", 0.0)
     stream = shows(listener, listener.ticket("worker-0"))
     assert stream.receive_header() is None

@@ -207,7 +207,7 @@ def test_a_round_does_not_depend_on_the_order_of_arrival(order):
     assert np.array_equal(ordered.weights, wanted)
 
 
-def test_a_part_counts_once_whoever_pushes_it():
+def test_a_part_counts_once_from_any_worker():
     c = cluster(mode=RoundMode)
     g = gradients(2)
     c.push(g[0], "a", round=1, part=0, parts=2, want_weights=False)
@@ -219,7 +219,7 @@ def test_a_part_counts_once_whoever_pushes_it():
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-def test_a_part_counts_once_whoever_redoes_it_when_the_round_is_closed(parts):
+def test_a_part_repeated_by_any_worker_after_the_round_is_closed_counts_once(parts):
     """Case: also the only part of a round, with one worker or at the end of an epoch."""
     c = cluster(mode=RoundMode)
     c.pull("a"), c.pull("b")

@@ -111,8 +111,8 @@ class FakeSlot:
         self._patience_s = patience_s
         self._channel = open_channel(address, token)
         self._stub = workers_pb2_grpc.WorkersStub(self._channel)
-        who = {"name": name, "host": socket.gethostname(), "pid": os.getpid(), "role": role, "versions": versions}
-        greeting = workers_pb2.SlotHello(**{**who, **hello})
+        identity = {"name": name, "host": socket.gethostname(), "pid": os.getpid(), "role": role, "versions": versions}
+        greeting = workers_pb2.SlotHello(**{**identity, **hello})
         if patience_s:
             greeting.key, greeting.patience_s = secrets.token_hex(8), patience_s
         self._stream = SlotStream(self._stub, greeting, address)
@@ -150,18 +150,18 @@ class FakeSlot:
                     if self.shard:
                         self.shard.stop()
                         self.shard = None
-                        self._say(finished=workers_pb2.SlotFinished(job_id=assignment.release.job_id))
+                        self._send(finished=workers_pb2.SlotFinished(job_id=assignment.release.job_id))
                 else:
                     self.dismissed.set()
                     self._stream.close()
                     return
 
-    def _say(self, **message: Any) -> None:
+    def _send(self, **message: Any) -> None:
         self._stream.send(**message)
 
     def _serve(self, assignment: workers_pb2.ShardAssignment) -> None:
         self.shard = FakeShard(assignment)
-        self._say(ready=workers_pb2.SlotReady(job_id=assignment.job_id, address=self.shard.address))
+        self._send(ready=workers_pb2.SlotReady(job_id=assignment.job_id, address=self.shard.address))
 
     def _work(self, assignment: workers_pb2.WorkerAssignment) -> None:
         try:
@@ -178,8 +178,8 @@ class FakeSlot:
                 message=str(error),
                 traceback="Traceback: in train_step",
             )
-            return self._say(failed=failed)
-        self._say(finished=workers_pb2.SlotFinished(job_id=assignment.job_id))
+            return self._send(failed=failed)
+        self._send(finished=workers_pb2.SlotFinished(job_id=assignment.job_id))
 
     def _loop(self, assignment: workers_pb2.WorkerAssignment) -> None:
         answer = workers_pb2.NextRequest()

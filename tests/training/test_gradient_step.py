@@ -224,7 +224,7 @@ def test_gradients_reach_the_step_from_inner_graphs_and_in_parts(mode, worker, b
         ("no dict", CaptureError, "dictionary"),
     ],
 )
-def test_a_train_step_that_cannot_be_distributed_says_why(mode, error, words, worker, batches):
+def test_a_train_step_that_cannot_be_distributed_is_refused_with_the_reason(mode, error, words, worker, batches):
     there = shipped(mode, worker, batches)
     with pytest.raises(error, match=words):
         there.step(np.asarray(there.weights), batches[0])

@@ -187,7 +187,7 @@ def test_a_steps_own_logs_are_there_the_last_of_each_worker_by_samples(small):
     assert logs == {"loss": pytest.approx((64 + 16 + 576) / 36), "mae": pytest.approx(4.0), "own": [3.0, 4.0]}
 
 
-def test_as_in_keras_results_of_metrics_replace_what_a_step_says_under_the_same_names(small):
+def test_as_in_keras_results_of_metrics_replace_logs_of_a_step_with_the_same_names(small):
     state = counted(small, [(8, {"loss": 1.0, "mae": 3.0})])
     assert ModelMetrics(small).logs(state, {}) == {"loss": 8.0, "mae": 0.0}
 

@@ -127,6 +127,6 @@ def test_a_made_up_scale_is_dropped_like_any_gradient_that_is_not_finite(shard):
     assert (answers[1].applied, answers[1].version) == (False, 0)
 
 
-def test_a_shard_says_how_long_it_took(shard):
+def test_a_shard_reports_its_time(shard):
     answer = exchange(shard.address, [pull(1)])[0]
     assert 0 < answer.served_us < 20e6

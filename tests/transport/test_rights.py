@@ -86,7 +86,7 @@ def test_a_worker_s_token_administers_nothing(shard, good, call):
 
 
 @pytest.mark.parametrize("token", [KEY, worker_token("another key", "good"), "good:" + "0" * 64])
-def test_nobody_else_s_token_opens_a_stream(shard, token):
+def test_no_other_token_opens_a_stream(shard, token):
     client = StreamClient([shard.address], LAYOUT, "good", token, timeout_s=20)
     with pytest.raises(AuthenticationFailed):
         client.pull()

@@ -139,7 +139,7 @@ def test_a_shard_that_is_cut_off_is_looked_for_and_the_push_applied_once(shard, 
     client.close()
 
 
-def test_nobody_looks_for_a_shard_once_the_job_is_over(relay):
+def test_no_client_looks_for_a_shard_once_the_job_is_over(relay):
     stopped = threading.Event()
     client = StreamClient([relay.address], LAYOUT, "w", TOKEN, timeout_s=20, patience=Patience(3600.0, stopped))
     client.pull()

@@ -116,7 +116,7 @@ def test_a_long_message_is_cut_not_lost(address, servicer):
         call(address)
 
 
-def test_nobody_listening_is_server_unreachable():
+def test_no_listening_server_is_server_unreachable():
     server, bound = make_server("127.0.0.1:0", authenticate=lambda method, token: True)
     server.start()
     server.stop(None).wait()
@@ -156,7 +156,7 @@ def test_an_open_network_without_tls_is_refused(address):
         make_server(address, authenticate=lambda method, token: True)
 
 
-def test_insecure_must_be_said():
+def test_insecure_must_be_explicit():
     server, bound = make_server("0.0.0.0:0", authenticate=lambda method, token: True, insecure=True)
     assert split_address(bound)[1] > 0
     server.stop(None).wait()

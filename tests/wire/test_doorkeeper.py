@@ -131,7 +131,7 @@ def test_a_connection_that_shows_no_token_in_time_is_closed_also_with_a_preface(
     idle.until(0)
 
 
-def test_who_has_shown_a_token_stays_however_long_it_is_silent(serve, strangers):
+def test_a_connection_that_has_shown_a_token_stays_however_long_it_is_silent(serve, strangers):
     address = serve(SOON)
     events: list[grpc.ChannelConnectivity] = []
     with open_channel(address, TOKEN) as channel:

@@ -330,7 +330,7 @@ def test_a_good_offer_is_mapped(shard):
     assert weights.shared
 
 
-def test_a_push_through_memory_that_nobody_offered_is_an_error(shard):
+def test_a_push_through_memory_that_was_not_offered_is_an_error(shard):
     frames = [
         Frame(kind=PULL, sequence=1, worker="w"),
         Frame(kind=PUSH, sequence=2, total_bytes=AREA, shared=True, parts=1),

@@ -4,7 +4,7 @@ from nfdt.core.clock import ManualClock
 from nfdt.core.work.heartbeat import Heartbeat
 
 
-def test_it_tells_as_the_work_advances_but_not_more_often_than_asked():
+def test_heartbeats_follow_the_work_but_not_more_often_than_configured():
     clock, beats = ManualClock(), []
     heartbeat = Heartbeat(lambda: beats.append(clock.now()), 10.0, clock.now)
     began = clock.now()
@@ -14,7 +14,7 @@ def test_it_tells_as_the_work_advances_but_not_more_often_than_asked():
     assert [at - began for at in beats] == [10.0, 20.0]
 
 
-def test_work_that_hangs_tells_nothing():
+def test_work_that_hangs_sends_no_heartbeat():
     clock, beats = ManualClock(), []
     Heartbeat(lambda: beats.append(clock.now()), 10.0, clock.now)
     clock.advance(1000.0)

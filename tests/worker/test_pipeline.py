@@ -81,7 +81,7 @@ def test_an_answer_that_has_arrived_is_used_but_never_that_to_the_push_just_sent
     assert steps(Pipeline(shards, 2), 4) == [[], [0], [1], [2]]
 
 
-def test_who_forgets_pulls_again():
+def test_a_worker_that_forgets_pulls_again():
     shards = SlowShards()
     pipeline = Pipeline(shards, 1)
     steps(pipeline, 2)

@@ -209,7 +209,7 @@ def test_the_next_epoch_s_validation_is_on_its_own_weights():
     assert [loss_of(report) for report in reports if report.HasField("evaluated")] == [0.0, 100.0]
 
 
-def test_a_worker_is_heard_of_as_its_validation_advances():
+def test_a_worker_sends_heartbeats_as_its_validation_advances():
     job = Job(ONES, timeout_s=1e-6)
     reports = job.run(job.begin(), evaluate(tasks=3))
     assert [(report.busy, report.HasField("evaluated")) for report in reports[1:]] == [(True, False)] * 3 + [
@@ -217,7 +217,7 @@ def test_a_worker_is_heard_of_as_its_validation_advances():
     ]
 
 
-def test_a_worker_says_no_more_than_it_must_while_it_validates():
+def test_a_worker_sends_no_more_than_it_must_while_it_validates():
     job = Job(ONES)
     reports = job.run(job.begin(), evaluate(tasks=3))
     assert not any(report.busy for report in reports)
