@@ -1,4 +1,4 @@
-"""Failover of a ring's leader: calls to the shard wait for the next one, which gets the last instruction again."""
+"""Failover of a ring's leader: calls to the shard wait for the next leader, which gets the last instruction again."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Ring:
 
 @dataclass
 class JobSlots:
-    """Slots of a shard and a worker that are gone; ``next_one`` is set when another one attends."""
+    """Slots of a shard and a worker that are gone; ``next_one`` is set when another slot registers."""
 
     next_one: threading.Event
     started: list[str] = field(default_factory=list)

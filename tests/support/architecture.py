@@ -69,8 +69,8 @@ class Arrows:
     """Arrows that permit imports.
 
     Attributes:
-        rooms: Rooms that the modules of a room may import besides their own, by the room's name; the longest name that
-            a module lies within is its room.
+        rooms: Rooms that the modules of a room may import besides their own, by the room's name. A module's room is
+            the longest name that contains it.
         floors: Rooms that are only the files right in their folder: a folder below needs a row of its own.
         open_to_all: Modules and rooms that every module may import.
     """

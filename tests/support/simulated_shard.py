@@ -14,7 +14,7 @@ def plain_sgd(weights, gradient, rate):
 
 
 class SimulatedShard:
-    """Weights, version, backups and state of one shard; ``optimizer`` stands for the user's own, before its decay."""
+    """Weights, version, backups and state of one shard; ``optimizer`` is the user's own, before its decay."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Word list of the project: which words prose and identifiers avoid, and how often each file still has them.
 
-``python -m tests.support.words`` lowers the counts in the table to those found, ``--reset`` writes them all anew, and
+``python -m tests.support.words`` lowers the counts in the table to those found, ``--reset`` replaces all of them, and
 ``python -m tests.support.words FILE ...`` lists the offences of files.
 """
 
@@ -29,7 +29,7 @@ OLD_PARTS = frozenset(
     "told halved obey attendance attended vacant speaker afresh spoiled census succession steadiness surroundings "
     "invitation meeting nest nests".split()
 )
-# Whole identifiers: ordinary words that are names of something else elsewhere.
+# Whole identifiers: ordinary words that have another meaning elsewhere.
 OLD_NAMES = frozenset(
     "JobDesk JobAssembly JobRun Wishes Difference Chain Pace Site Ending Abandoned Half Recorder Pending Sent Stepped "
     "Arrival _Seen World Order Turn Door LeaseTimes CutTasks StatedSizes RingView News Place Kind Parts "
