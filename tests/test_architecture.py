@@ -46,7 +46,7 @@ SERVERS = {
     "nfdt.transport": ("nfdt.codecs", *FLOOR),
     "nfdt.shard": ("nfdt.codecs", "nfdt.consistency", "nfdt.transport", "nfdt.update_rules", *FLOOR),
     "nfdt.worker": ("nfdt.transport", *FLOOR),
-    "nfdt.worker.slot": ("nfdt.shard.servicer", "nfdt.transport", "nfdt.worker", *FLOOR),  # becomes one or the other
+    "nfdt.worker.slot": ("nfdt.shard.servicer", "nfdt.transport", "nfdt.worker", *FLOOR),  # becomes one of them
     "nfdt.launch": FLOOR,
     "nfdt.jobserver": ("nfdt.coordinator", "nfdt.launch", "nfdt.planning", "nfdt.schedulers", *FLOOR),
     # The servers' own code under a virtual clock: docs/decisions/0013.
@@ -66,7 +66,7 @@ CLIENTS = {
 ARROWS = Arrows(
     {**CORE, **PURE, **SERVERS, **CLIENTS},
     floors=frozenset({"nfdt", "nfdt.core", "hfdt"}),
-    everybody=("nfdt.core.errors", "nfdt.core.clock", "nfdt.core.events", "nfdt.core.order"),
+    open_to_all=("nfdt.core.errors", "nfdt.core.clock", "nfdt.core.events", "nfdt.core.order"),
 )
 
 KERAS_ROOMS = (
@@ -129,7 +129,7 @@ def test_light_modules_load_neither_tensorflow_nor_keras(module):
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_no_module_has_a_name_that_says_nothing():
+def test_no_module_has_a_name_without_meaning():
     empty = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
     assert [name for name in TREE.modules if name.rsplit(".", 1)[-1] in empty] == []
 
@@ -140,17 +140,17 @@ def test_no_module_is_loose_beside_the_rooms():
     ] == []
 
 
-# ---- the checks themselves, on made-up trees
+# ---- the checks themselves, on artificial trees
 
 MADE_UP = Arrows(
     {"made": (), "made.low": (), "made.middle": ("made.low",), "made.high": ("made.middle", "made.low")},
     floors=frozenset({"made"}),
-    everybody=("made.errors",),
+    open_to_all=("made.errors",),
 )
 
 
 def made_up(folder: Path, **files: str) -> SourceTree:
-    """A tree of one package; ``room__file="source"`` makes made/room/file.py."""
+    """Return a tree of one package; ``room__file="source"`` creates made/room/file.py."""
     for name, source in files.items():
         path = folder / "made" / f"{name.replace('__', '/')}.py"
         path.parent.mkdir(parents=True, exist_ok=True)

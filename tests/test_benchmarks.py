@@ -1,4 +1,4 @@
-"""The benchmarks run and write the results that docs/benchmarks.md describes; speed is not asserted."""
+"""Benchmarks: they run and write the results that docs/benchmarks.md describes; speed is not asserted."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_short_run_names_the_rows_it_has_no_time_for(tmp_path):
     assert "asgd" in report.notes[0]
 
 
-def test_sooner_says_who_never_reached_the_target(tmp_path):
+def test_sooner_names_runs_that_never_reached_the_target(tmp_path):
     report = Report("hetero", [0])
     for peer, seconds in {"allreduce": 60.0, "asgd": 20.0, "bsp": float("inf")}.items():
         report.add("1,1,4,4", peer, "of the limit", 0.5)
@@ -161,7 +161,7 @@ def test_a_training_ends_at_its_target_or_at_its_last_epoch():
 
 
 @pytest.mark.parametrize(("preset", "batches"), [("bsp", 4), ("allreduce", 4), ("asgd", 1), ("n-softsync", 4)])
-def test_who_merges_batches_into_an_update_gets_as_many_times_the_rate(preset, batches):
+def test_a_merge_of_batches_into_an_update_multiplies_the_rate(preset, batches):
     assert batches_per_update(resolve_algorithm(preset), workers=4) == batches
 
 
@@ -214,7 +214,7 @@ def test_wire_compares_an_embedding_by_rows_with_a_dense_one():
     assert report.ratios["bytes dense/rows@shm"] > 30
 
 
-def test_wire_says_what_int8_gains_on_a_slow_link(tmp_path):
+def test_wire_reports_the_gain_of_int8_on_a_slow_link(tmp_path):
     report = Report("wire", [wire.SEED])
     wire.run_linked(report, 50_000, seconds=0.01, runs=1)
     assert written(report, tmp_path)["ratios"]["int8/identity@1Gbit"] > 0
@@ -285,7 +285,7 @@ def test_convergence_s_tables_put_several_runs_together(tmp_path):
     assert "| `asgd` | 10.0 ± 0.0 |" in convergence_report.table(runs, "0.1")
 
 
-def test_simulate_says_what_the_simulator_takes(tmp_path):
+def test_simulate_reports_the_time_of_the_simulator(tmp_path):
     report = Report("simulate", [simulate.SEED])
     simulate.run(report, workers=6, steps=1, rows=("asgd",))
     got = written(report, tmp_path)

@@ -33,7 +33,7 @@ def links(path: Path) -> list[str]:
 
 
 def commands(path: Path) -> list[str]:
-    """Lines of bash blocks, comments and variable prefixes removed."""
+    """Return the lines of bash blocks, without comments and variable prefixes."""
     blocks = FENCE.findall(path.read_text(encoding="utf-8"))
     return [line.split("#")[0].strip() for block in blocks for line in block.splitlines() if line.split("#")[0].strip()]
 
@@ -89,7 +89,7 @@ def test_commands_in_the_documentation_parse(where, words):
         command, words = command.commands[words[0]], words[1:]
     known = {name for parameter in command.params for name in parameter.opts}
     options = [word.split("=")[0] for word in words if word.startswith("-")]
-    if command.name in ("run", "mpi", "simulate", "plan"):  # what follows the script belongs to the script
+    if command.name in ("run", "mpi", "simulate", "plan"):  # arguments after the script belong to the script
         script = next((i for i, word in enumerate(words) if word.endswith(".py") or word == "-m"), len(words))
         options = [word for word in words[:script] if word.startswith("-")]
     assert set(options) <= known, where

@@ -1,4 +1,4 @@
-"""Every example runs with the command of its first lines, and learns."""
+"""Examples: each runs with the command in its first lines, and learns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 DEADLINE_S = 240
 
-# What each example prints at its end, and the least it must reach.
+# The last line that each example prints, and the least value that it must reach.
 REACHES = {
     "callbacks": (r"best validation accuracy: ([\d.]+)", 0.85),
     "custom_train_step": (r"training accuracy: ([\d.]+)", 0.85),
@@ -28,7 +28,7 @@ REACHES = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A server that the unmodified examples share: its two workers are started once."""
+    """Provide a server that the unmodified examples share: its two workers are started once."""
     cluster = start_server(tmp_path_factory.mktemp("examples"), "--allow-code")
     workers = start_workers(cluster, 2)
     yield cluster.env()
@@ -36,12 +36,12 @@ def server(tmp_path_factory):
 
 
 def imports(example: Path) -> list[str]:
-    """The packages an example imports."""
+    """Return the packages that an example imports."""
     return re.findall(r"^(?:from|import) (\w+)", example.read_text(), re.MULTILINE)
 
 
 def command_of(example: Path) -> list[str]:
-    """Decorated examples are run by Python, with a cluster of their own; unmodified ones by ``nfdt run``."""
+    """Return the command of an example: Python for decorated ones, with their own cluster; else ``nfdt run``."""
     if "nfdt" in imports(example):
         return [sys.executable, str(example)]
     return [sys.executable, "-m", "nfdt.cli", "run", "--workers", "2", str(example)]

@@ -12,7 +12,7 @@ NAMES_A_TEST = re.compile(r"^\s*(?:from|import) +([\w.]+)", re.MULTILINE)
 
 
 def imported_modules(source: str) -> set[str]:
-    """Modules that a file imports; programs in its strings count as well."""
+    """Return the modules that a file imports; programs in its strings count as well."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -33,7 +33,7 @@ def is_helper(path: Path) -> bool:
 
 
 def test_no_file_imports_a_test():
-    files = set(TESTS.rglob("*.py")) - {Path(__file__)}  # this one holds examples of what is forbidden
+    files = set(TESTS.rglob("*.py")) - {Path(__file__)}  # this file holds examples of forbidden imports
     found = {str(path.relative_to(TESTS)): imported_tests(path.read_text()) for path in files}
     assert {path: names for path, names in found.items() if names} == {}
 

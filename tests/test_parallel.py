@@ -1,4 +1,4 @@
-"""Starts what needs several ranks, with each launcher, and what happens without Horovod."""
+"""Start of the tests that need several ranks, with each launcher, and behaviour without Horovod."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ needs_horovod = pytest.mark.skipif(
 needs_mpi = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun: ./scripts/setup")
 
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "btl_tcp_if_include", "lo"]
-MPIRUN += ["--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]  # ranks share the cores with each other
+MPIRUN += ["--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]  # ranks share the cores
 HOROVODRUN = [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "--network-interfaces", "lo"]
 
 
 def run_ranks(launcher: list[str], ranks: int, *program: str) -> str:
-    """Return the output of the ranks; fails with it if one of them fails."""
+    """Run ranks and return their output; fail with the output if one of them fails."""
     done = subprocess.run(
         [*launcher, "-np", str(ranks), sys.executable, *program],
         cwd=ROOT,
@@ -48,8 +48,8 @@ def run_ranks(launcher: list[str], ranks: int, *program: str) -> str:
 
 
 def run_tests(launcher: list[str], ranks: int, *arguments: str) -> None:
-    said = run_ranks(launcher, ranks, "-m", "pytest", "-x", "-p", "no:cacheprovider", *arguments)
-    assert len(re.findall(r"\d+ passed", said)) == ranks, said
+    output = run_ranks(launcher, ranks, "-m", "pytest", "-x", "-p", "no:cacheprovider", *arguments)
+    assert len(re.findall(r"\d+ passed", output)) == ranks, output
 
 
 @needs_horovod
@@ -72,8 +72,8 @@ def test_training_holds_on_four_ranks_under_mpirun():
 @needs_horovod
 @needs_mpi
 def test_a_horovod_script_trains_with_its_import_changed(tmp_path):
-    said = run_ranks(MPIRUN, 2, "examples/horovod/digits.py", str(tmp_path))
-    accuracies = dict(re.findall(r"rank (\d) test accuracy: ([\d.]+)", said))
+    output = run_ranks(MPIRUN, 2, "examples/horovod/digits.py", str(tmp_path))
+    accuracies = dict(re.findall(r"rank (\d) test accuracy: ([\d.]+)", output))
     assert set(accuracies) == {"0", "1"}
     assert len(set(accuracies.values())) == 1, "the ranks hold different weights"
     assert float(accuracies["0"]) > 0.9

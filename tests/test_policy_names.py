@@ -1,4 +1,4 @@
-"""Only the registry of an axis may know its members by name; all other code asks for properties."""
+"""Names of policies: only the registry of an axis may use them; all other code uses properties."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REGISTRIES = (
     "nfdt/update_rules/registry.py",
 )
 
-# Comparisons that are no choice between members, by (file, words of the line).
+# Comparisons that do not choose between members, by (file, words of the line).
 ALLOWED = {
     ("hfdt/runtime/communicator.py", 'codec == "identity"'): "the compression of an allreduce, which is no codec",
     ("hfdt/keras/compression.py", "wanted in named"): "the compression of an allreduce, which is no codec",
@@ -44,7 +44,7 @@ ALLOWED = {
 
 
 def constants(node: ast.AST, named: dict[str, ast.AST]) -> Iterator[str]:
-    """The strings of an operand, alone or in a collection or the keys of a mapping; written there or ``named``."""
+    """Return the strings of an operand, literal or ``named``: single, in a collection or as keys of a mapping."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
     elif isinstance(node, ast.Name) and node.id in named:
@@ -62,7 +62,7 @@ def constants(node: ast.AST, named: dict[str, ast.AST]) -> Iterator[str]:
 
 
 def operands(node: ast.AST) -> list[ast.AST]:
-    """What a node compares: the sides of a comparison, the pattern of a match, the mapping that is asked for a key."""
+    """Return the operands of a node: sides of a comparison, pattern of a match, mapping in which a key is looked up."""
     if isinstance(node, ast.Compare):
         return [node.left, *node.comparators]
     if isinstance(node, ast.MatchValue):
@@ -75,7 +75,7 @@ def operands(node: ast.AST) -> list[ast.AST]:
 
 
 def comparisons(source: str) -> list[tuple[int, str]]:
-    """(line, name) of each comparison with a member of an axis."""
+    """Return (line, name) of each comparison with a member of an axis."""
     tree = ast.parse(source)
     named = {
         target.id: node.value

@@ -1,4 +1,4 @@
-"""Public names of the packages, which load nothing until they are used."""
+"""Public names of the packages, which import nothing until they are used."""
 
 from __future__ import annotations
 

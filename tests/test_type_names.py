@@ -1,4 +1,4 @@
-"""A type name means one thing over the whole project."""
+"""Type names: each has one meaning in the whole project."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.support.type_names import MEANT, TABLE, ambiguous, meanings, project_
 
 
 def test_no_type_name_means_several_things_but_those_still_to_be_renamed():
-    """After a rename, ``python -m tests.support.type_names`` takes the name from the table."""
+    """Compare with the table; after a rename, ``python -m tests.support.type_names`` removes the name from it."""
     found = meanings(project_files())
     unexpected = {
         name: sorted(found[name])

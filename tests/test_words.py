@@ -1,4 +1,4 @@
-"""Prose is plain technical English, and identifiers are the field's terms: a ratchet over every file."""
+"""Ratchet over every file: prose in plain technical English, and identifiers with the field's terms."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class JobSlots:
 
 
 def excess(path: str, text: str, allowed: Mapping[str, int]) -> list[str]:
-    """Return the offences of the rules that a file breaks more often than it may."""
+    """Return the offences of the rules that a file breaks more often than the table allows."""
     offences = offences_in(path, text)
     broken = {rule for rule, count in counts(offences).items() if count > allowed.get(rule, 0)}
     return [f"{path}:{o.line}: {o.rule}: {o.text}" for o in offences if o.rule in broken]
 
 
 def test_no_file_has_more_offences_than_the_table_allows():
-    """After a clean-up, ``python -m tests.support.words`` lowers the table; it never raises a count."""
+    """Compare with the table. ``python -m tests.support.words`` lowers it after a clean-up; no count is raised."""
     table = read_table()
     assert [line for path, text in project_files().items() for line in excess(path, text, table.get(path, {}))] == []
 

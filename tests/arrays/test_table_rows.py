@@ -76,7 +76,7 @@ def test_rows_out_of_place_are_refused(index):
 
 
 @given(st.data())
-def test_bytes_that_somebody_made_up_are_refused_or_make_sense(data):
+def test_forged_bytes_are_refused_or_decode_to_valid_rows(data):
     payload = np.array(TABLES.encode(vector()))
     payload = payload[: data.draw(st.integers(0, payload.size))]
     for _ in range(data.draw(st.integers(0, 4))):

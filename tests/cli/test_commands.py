@@ -1,4 +1,4 @@
-"""The commands as somebody types them: help, mistakes, exit codes. No cluster is started here."""
+"""Commands as users type them: help, mistakes, exit codes. No cluster is started here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nfdt.cli import cli, hfdt
 from nfdt.cli.options import parse_settings
 from nfdt.core.errors import UsageError
 
-NOBODY = "127.0.0.1:1"
+NO_SERVER = "127.0.0.1:1"
 
 
 @pytest.fixture
@@ -82,13 +82,13 @@ def test_ranks_of_mpi_are_no_workers_of_a_job_that_launches_its_own(nfdt_command
 
 @pytest.mark.parametrize("arguments", [("jobs", "list"), ("jobs", "show", "job-1"), ("worker", "--wait", "0")])
 def test_an_unreachable_server_is_exit_code_4(nfdt_command, arguments):
-    done = nfdt_command(*arguments, "--server", NOBODY, NFDT_TOKEN="secret")
+    done = nfdt_command(*arguments, "--server", NO_SERVER, NFDT_TOKEN="secret")
     assert done.exit_code == 4
-    assert NOBODY in done.output
+    assert NO_SERVER in done.output
     assert "secret" not in done.output
 
 
-def test_config_says_which_layer_won(nfdt_command, tmp_path):
+def test_config_shows_which_layer_won(nfdt_command, tmp_path):
     (tmp_path / "nfdt.toml").write_text('workers = 5\nalgorithm = "asgd"\nshards = 2\n')
     done = nfdt_command("config", "--format", "json", "--set", "shards=3", NFDT_ALGORITHM="ssp")
     found = json.loads(done.output)
@@ -104,7 +104,7 @@ def test_config_never_shows_a_token(nfdt_command):
 
 
 def test_a_result_file_of_an_unknown_kind_is_refused_before_anything_is_fetched(nfdt_command):
-    done = nfdt_command("jobs", "result", "job-1", "--output", "m.h5", "--server", NOBODY, NFDT_TOKEN="t")
+    done = nfdt_command("jobs", "result", "job-1", "--output", "m.h5", "--server", NO_SERVER, NFDT_TOKEN="t")
     assert done.exit_code == 2
     assert ".keras" in done.output
 

@@ -1,4 +1,4 @@
-"""What commands leave behind when a signal ends them, and how that is seen."""
+"""State that commands leave behind when a signal ends them, and its detection."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def start(*command, **options):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_command_that_is_ended_cleans_up_and_says_which_signal_it_was(number, code):
+def test_a_command_that_is_ended_cleans_up_and_names_the_signal(number, code):
     process = start(sys.executable, "-c", WAITS)
     process.send_signal(number)
     assert process.communicate()[0] == "cleaned up\n"

@@ -1,4 +1,4 @@
-"""``nfdt jobs`` against a real server and real workers: one job, looked at from every side."""
+"""``nfdt jobs`` against a real server and real workers: one job, shown by every subcommand."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_attach_follows_the_job_to_its_end(jobs):
     assert done.stdout.strip().endswith("succeeded")
 
 
-def test_show_tells_what_each_worker_did(jobs):
+def test_show_lists_the_work_of_each_worker(jobs):
     shown = json.loads(jobs("show", "ID", "--format", "json").stdout)
     assert shown["state"] == "succeeded"
     assert shown["worker_statistics"]["worker-0"]["samples"] == 3 * 320
@@ -100,9 +100,9 @@ def test_a_plan_is_made_of_what_a_job_has_measured(cluster, job):
     command = [*NFDT, "plan", "--job", job, "--algorithm", "bsp,ddc-asgd", "--format", "json"]
     done = subprocess.run(command, env=environment(**cluster.env()), capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["work"] == {"batch_size": 32, "samples": 320, "weights": 0, "profile": None}
-    assert all(each["samples_per_s"] > 0 for each in told["forecasts"])
+    result = json.loads(done.stdout)
+    assert result["work"] == {"batch_size": 32, "samples": 320, "weights": 0, "profile": None}
+    assert all(each["samples_per_s"] > 0 for each in result["forecasts"])
 
 
 def test_cancelling_a_job_that_has_ended_changes_nothing(jobs):

@@ -1,4 +1,4 @@
-"""``nfdt plan`` as somebody types it."""
+"""``nfdt plan`` as users type it."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def test_a_plan_needs_a_script_with_a_cluster_or_workers_or_a_job(arguments):
 
 
 def test_a_described_cluster_is_planned_without_measuring():
-    told = json.loads(planned("--cluster", "c.toml", "--format", "json", "train.py"))
-    assert told["work"] == {"batch_size": 8, "samples": 64, "weights": 8, "profile": None}
-    assert told["recommended"] in told["reason"]
-    found = {each["algorithm"]: each for each in told["forecasts"]}
+    result = json.loads(planned("--cluster", "c.toml", "--format", "json", "train.py"))
+    assert result["work"] == {"batch_size": 8, "samples": 64, "weights": 8, "profile": None}
+    assert result["recommended"] in result["reason"]
+    found = {each["algorithm"]: each for each in result["forecasts"]}
     assert found["asgd"]["samples_per_s"] == pytest.approx(4 * 800, rel=0.3)
     assert found["ddc-asgd"]["loss"]["low"] > 0
     text = planned("--cluster", "c.toml", "--algorithm", "bsp,ddc-asgd", "train.py")
@@ -68,10 +68,10 @@ def test_a_described_cluster_is_planned_without_measuring():
 
 
 def test_a_script_alone_is_measured_and_planned_for_machines_like_this_one():
-    told = json.loads(planned("--workers", "4", "--algorithm", "asgd", "--format", "json", "train.py"))
-    step, apply_s = told["work"]["profile"]["step"], told["work"]["profile"]["apply_s"]
+    result = json.loads(planned("--workers", "4", "--algorithm", "asgd", "--format", "json", "train.py"))
+    step, apply_s = result["work"]["profile"]["step"], result["work"]["profile"]["apply_s"]
     period_s = max((step["alpha_s"] + 8 * step["beta_s"] + apply_s) / 4, apply_s)
-    (found,) = told["forecasts"]
+    (found,) = result["forecasts"]
     assert found["staleness"] == 3
     assert found["epoch_s"] >= 8 * period_s * 0.999
     text = planned("--workers", "4", "--algorithm", "asgd", "train.py")
@@ -82,7 +82,7 @@ def test_a_script_alone_is_measured_and_planned_for_machines_like_this_one():
 def test_a_worker_of_half_the_speed_takes_twice_the_measured_time():
     Path("c.toml").write_text("[[workers]]\nspeed = 1\n[[workers]]\nspeed = 0.5\n[shards]\napply_ms = 0\n")
     arguments = ("--cluster", "c.toml", "--algorithm", "allreduce", "--format", "json", "train.py")
-    told = json.loads(planned(*arguments))
-    step = told["work"]["profile"]["step"]
+    result = json.loads(planned(*arguments))
+    step = result["work"]["profile"]["step"]
     step_s = step["alpha_s"] + 8 * step["beta_s"]
-    assert told["forecasts"][0]["epoch_s"] == pytest.approx(4 * 2 * step_s)
+    assert result["forecasts"][0]["epoch_s"] == pytest.approx(4 * 2 * step_s)

@@ -1,4 +1,4 @@
-"""The short profiling run: on a clock that the steps themselves move, and on a real model."""
+"""Short profiling run: on a clock that is advanced by the steps, and on a real model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nfdt.core.program.pack import pack
 
 
 class Machine:
-    """Takes ``alpha_s + beta_s * samples`` for a gradient, and much longer for the first ones."""
+    """Machine that takes ``alpha_s + beta_s * samples`` for a gradient, and much longer for the first ones."""
 
     def __init__(self, alpha_s, beta_s):
         self.clock, self.steps = ManualClock(), []
@@ -30,7 +30,7 @@ class Machine:
 
 
 @pytest.mark.parametrize(("alpha_s", "beta_s"), [(0.02, 0.001), (0.0, 0.001)])
-def test_overhead_is_told_from_the_time_of_a_sample(alpha_s, beta_s):
+def test_overhead_is_separated_from_the_time_of_a_sample(alpha_s, beta_s):
     machine = Machine(alpha_s, beta_s)
     line = measure_step(machine.compute, 32, machine.clock, budget_s=5.0)
     assert (line.alpha_s, line.beta_s) == (pytest.approx(alpha_s, abs=1e-9), pytest.approx(beta_s))

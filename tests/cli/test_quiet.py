@@ -1,4 +1,4 @@
-"""Start-up noise is held back, and shown when the start fails."""
+"""Messages during start-up: withheld, and shown when the start fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running a user's file in this process, and what its end means."""
+"""Execution of a user's script in this process, and the meaning of its end."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ print(json.dumps([__name__, __file__, __package__, __cached__, spec, kinds, own,
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A folder that we are in, with one script, reached by several ways."""
+    """Provide the current directory with one script, which several paths lead to."""
     for place in ("train.py", "app/__init__.py", "app/train.py", "app/nested/__main__.py", "space/train.py"):
         path = tmp_path / place
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""``nfdt simulate`` as somebody types it."""
+"""``nfdt simulate`` as users type it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_speeds_are_refused_because_they_would_have_to_be_measured(folder):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("--cluster", "none.toml", "train.py"), "cannot be read"),
         (("--cluster", "cluster.toml", "--algorithm", "sgd", "train.py"), "Unknown algorithm 'sgd'"),
@@ -79,15 +79,15 @@ def test_speeds_are_refused_because_they_would_have_to_be_measured(folder):
         (("train.py",), "--cluster"),
     ],
 )
-def test_mistakes_are_told_before_the_script_runs(folder, arguments, told):
+def test_mistakes_are_reported_before_the_script_runs(folder, arguments, message):
     done = CliRunner().invoke(cli, ["simulate", *arguments])
     assert done.exit_code == 2
-    assert told in done.output
+    assert message in done.output
     assert "trained" not in done.output
 
 
 @pytest.mark.parametrize("name", ["workers", "shards", "emulate.step_ms"])
-def test_what_the_cluster_s_file_says_is_no_option(tmp_path, name):
+def test_values_of_the_cluster_s_file_are_no_options(tmp_path, name):
     (tmp_path / "c.toml").write_text(CLUSTER)
     arguments = ["simulate", "--cluster", str(tmp_path / "c.toml"), "--set", f"{name}=3", __file__]
     done = CliRunner().invoke(cli, arguments)

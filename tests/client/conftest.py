@@ -1,4 +1,4 @@
-"""A fake job server and connections to it; models and data where Keras is needed."""
+"""Fixtures: a fake job server and connections to it; models and data where Keras is needed."""
 
 from __future__ import annotations
 

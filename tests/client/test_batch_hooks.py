@@ -1,4 +1,4 @@
-"""The train-batch hooks of callbacks: when they are called, what they see, and what becomes of what they set."""
+"""Train-batch hooks of callbacks: the times of their calls, the values they see, and the effect of values they set."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def asked(fake, kind):
     return [value for name, value in fake.jobs.job.asked if name == kind]
 
 
-class Recorder(callbacks.Callback):
-    """Writes down the batch hooks with the model's first weight."""
+class BatchHookLog(callbacks.Callback):
+    """Callback that records the batch hooks with the model's first weight."""
 
     def __init__(self):
         super().__init__()
@@ -66,8 +66,8 @@ class Recorder(callbacks.Callback):
         return [(hook, batch) for hook, batch, _ in self.calls]
 
 
-class Stop(Recorder):
-    """Stops training after so many batches."""
+class Stop(BatchHookLog):
+    """Callback that stops training after so many batches."""
 
     def __init__(self, after):
         super().__init__()
@@ -79,7 +79,7 @@ class Stop(Recorder):
 
 
 class Rate(callbacks.Callback):
-    """Sets a learning rate for each batch before it begins."""
+    """Callback that sets a learning rate for each batch before it begins."""
 
     def on_train_batch_begin(self, batch, logs=None):
         self.model.optimizer.learning_rate = 1.0 + batch
@@ -89,7 +89,7 @@ class Rate(callbacks.Callback):
 
 
 def test_exact_hooks_see_the_weights_of_their_moment(exact, fake, model):
-    recorder, before = Recorder(), float(model.get_weights()[0][0, 0])
+    recorder, before = BatchHookLog(), float(model.get_weights()[0][0, 0])
     model.fit(X, Y, epochs=2, verbose=0, callbacks=[recorder])
     assert recorder.order == [(hook, batch) for batch in range(4) for hook in ("begin", "end")] * 2
     moved = [(weight - before, weight - before) for _, _, weight in recorder.calls]
@@ -98,7 +98,7 @@ def test_exact_hooks_see_the_weights_of_their_moment(exact, fake, model):
 
 
 def test_exact_hooks_are_not_called_before_training_stands_still(exact, fake, model):
-    recorder = Recorder()
+    recorder = BatchHookLog()
     model.fit(X, Y, epochs=1, verbose=0, callbacks=[recorder])
     ends = [weight for hook, _, weight in recorder.calls if hook == "end"]
     assert np.diff(ends) == pytest.approx([1, 1, 1])
@@ -133,7 +133,7 @@ def test_weights_that_an_exact_hook_sets_are_trained_on(exact, fake, model):
 
 def test_exact_hooks_follow_steps_per_execution(exact, fake, model):
     model.compile("sgd", "mse", steps_per_execution=3)
-    recorder = Recorder()
+    recorder = BatchHookLog()
     model.fit(X, Y, epochs=1, verbose=0, callbacks=[recorder])
     assert recorder.order == [("begin", 0), ("end", 2), ("begin", 3), ("end", 3)]
     assert asked(fake, "proceed") == [(0, 3), (0, 6), (0, 7)]
@@ -161,13 +161,13 @@ def test_an_approximate_rate_is_sent_with_the_news_of_its_batch(session, fake, m
 
 
 def test_no_batch_begins_that_does_not_come(session, fake, model):
-    recorder = Recorder()
+    recorder = BatchHookLog()
     model.fit(X, Y, epochs=2, verbose=0, callbacks=[recorder])
     assert recorder.order == [(hook, batch) for batch in range(4) for hook in ("begin", "end")] * 2
 
 
 def test_no_batch_of_a_stream_begins_before_it_is_known_to_come(session, fake, model):
-    recorder, batches = Recorder(), ((X, Y) for _ in range(2))
+    recorder, batches = BatchHookLog(), ((X, Y) for _ in range(2))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model.fit(batches, epochs=1, steps_per_epoch=4, verbose=0, shuffle=False, callbacks=[recorder])
@@ -185,8 +185,8 @@ def test_the_weights_of_the_moment_are_fetched_in_a_tenth_of_the_time(session, f
 
     monkeypatch.setattr(mirror, "time", Clock())
     fake.jobs.steps, fake.jobs.progress = 60, lambda steps: list(range(1, steps + 1))
-    model.fit(X, Y, epochs=1, verbose=0, callbacks=[Recorder()])
-    assert fake.jobs.snapshots == 7  # a clock of one second per look: one second of work, nine of none
+    model.fit(X, Y, epochs=1, verbose=0, callbacks=[BatchHookLog()])
+    assert fake.jobs.snapshots == 7  # a clock of one second per reading: one second of work, nine without
 
 
 def test_a_stopped_epoch_does_not_go_on(session, fake, model):
@@ -198,7 +198,7 @@ def test_a_stopped_epoch_does_not_go_on(session, fake, model):
             begun.append(epoch)
 
         def on_epoch_end(self, epoch, logs=None):
-            self.model.stop_training = False  # too late: the cluster has been told
+            self.model.stop_training = False  # too late: the cluster has been instructed
 
     epochs = Epochs()
     history = model.fit(X, Y, epochs=3, verbose=0, callbacks=[stop, epochs])
@@ -208,7 +208,7 @@ def test_a_stopped_epoch_does_not_go_on(session, fake, model):
     assert len(asked(fake, "stop_training")) == 1
 
 
-def test_an_epoch_s_end_that_is_told_again_is_not_replayed(session, fake, model):
+def test_an_epoch_end_that_is_reported_again_is_not_replayed(session, fake, model):
     fake.jobs.repeats_epoch_ends = True
     seen = []
     ends = callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(epoch))
@@ -218,7 +218,7 @@ def test_an_epoch_s_end_that_is_told_again_is_not_replayed(session, fake, model)
     assert asked(fake, "proceed") == [0, 1, 2]
 
 
-# ---- which of the two
+# ---- choice between exact and approximate
 
 
 def planned(given, mode="auto", algorithm=DDC, size=1):
@@ -270,7 +270,7 @@ def test_a_callback_made_of_one_that_saves_counts_as_one(tmp_path):
         lambda folder: callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None),
     ],
 )
-def test_what_needs_no_exact_hooks_is_not_told(tmp_path, caplog, given):
+def test_no_warning_for_callbacks_that_need_no_exact_hooks(tmp_path, caplog, given):
     assert planned([given(tmp_path)]) is None
     assert caplog.records == []
 
@@ -278,12 +278,12 @@ def test_what_needs_no_exact_hooks_is_not_told(tmp_path, caplog, given):
 @pytest.mark.parametrize(
     ("given", "name"),
     [
-        (lambda folder: Recorder(), "Recorder"),
+        (lambda folder: BatchHookLog(), "BatchHookLog"),
         (lambda folder: callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None), "LambdaCallback"),
         (lambda folder: callbacks.TensorBoard(folder, update_freq="batch"), "TensorBoard"),
     ],
 )
-def test_approximate_hooks_are_told_with_their_remedy(tmp_path, caplog, given, name):
+def test_the_warning_of_approximate_hooks_names_the_remedy(tmp_path, caplog, given, name):
     callback = given(tmp_path)
     assert planned([callback, callback]) is None
     (record,) = caplog.records
@@ -293,15 +293,15 @@ def test_approximate_hooks_are_told_with_their_remedy(tmp_path, caplog, given, n
 
 
 @pytest.mark.parametrize("mode", ["exact", "approximate"])
-def test_who_has_chosen_is_told_nothing(caplog, tmp_path, mode):
-    pauses = planned([Recorder(), checkpoint(tmp_path, save_freq=4)], mode)
+def test_no_warning_for_an_explicit_choice_of_hooks(caplog, tmp_path, mode):
+    pauses = planned([BatchHookLog(), checkpoint(tmp_path, save_freq=4)], mode)
     assert caplog.records == []
     assert (pauses(2) if pauses else None) == {"exact": 3, "approximate": None}[mode]
 
 
 def test_one_warning_per_fit(session, fake, model, caplog):
-    model.fit(X, Y, epochs=3, verbose=0, callbacks=[Recorder(), Rate()])
-    assert [r.getMessage().split(":")[0] for r in caplog.records if "hooks" in r.name] == ["Recorder, Rate"]
+    model.fit(X, Y, epochs=3, verbose=0, callbacks=[BatchHookLog(), Rate()])
+    assert [r.getMessage().split(":")[0] for r in caplog.records if "hooks" in r.name] == ["BatchHookLog, Rate"]
 
 
 @pytest.mark.parametrize("preset", ["group-sync", "dbs-sgd", "auto"])
@@ -312,7 +312,7 @@ def test_exact_hooks_are_refused_where_a_step_is_no_batch(preset):
 
 
 @pytest.mark.parametrize("preset", ["group-sync", "dbs-sgd", "auto"])
-def test_a_save_that_cannot_be_exact_is_told(tmp_path, caplog, preset):
+def test_a_save_that_cannot_be_exact_is_reported(tmp_path, caplog, preset):
     assert planned([checkpoint(tmp_path, save_freq=4)], algorithm=resolve_algorithm(preset)) is None
     (record,) = caplog.records
     assert record.getMessage().startswith("ModelCheckpoint: ")
@@ -332,7 +332,7 @@ def test_the_mode_is_an_option_like_others(tmp_path):
     assert resolve({}, environ={}, directory=tmp_path).settings["batch_hooks"].value == "auto"
 
 
-# ---- the calls themselves
+# ---- calls
 
 
 def test_a_callback_that_stops_before_a_batch_still_gets_its_end():
@@ -342,7 +342,7 @@ def test_a_callback_that_stops_before_a_batch_still_gets_its_end():
             self.model.stop_training = True
 
         def on_train_batch_end(self, batch, logs=None):
-            Recorder.on_train_batch_end(self, batch, logs)
+            BatchHookLog.on_train_batch_end(self, batch, logs)
 
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     early = Early(9)
@@ -390,7 +390,7 @@ def test_metrics_of_another_model_are_left_alone(session, fake, model):
     assert float(model.get_metrics_result()["loss"]) == 0.0
 
 
-# ---- the feed
+# ---- feed
 
 
 def test_no_more_batches_are_made_than_there_are_credits(monkeypatch):
@@ -432,7 +432,7 @@ def test_no_more_batches_are_made_than_there_are_credits(monkeypatch):
     assert pulled == [0, 1]
 
 
-def test_a_broken_stream_of_batches_is_what_the_script_hears_of(session, fake, model):
+def test_a_broken_stream_of_batches_is_the_error_of_the_script(session, fake, model):
     fake.jobs.break_feed = "the cable was pulled"
     with pytest.raises(ServerUnreachable, match="the cable was pulled"):
         model.fit(((X, Y) for _ in range(4)), verbose=0, shuffle=False)

@@ -1,4 +1,4 @@
-"""Capture reads data as Keras' own fit does: the reference is what Keras' adapters yield."""
+"""Capture of data as in Keras' own fit: the reference is the output of Keras' adapters."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read(model, fit_arguments):
 
 
 def keras_batches(**arguments):
-    """What Keras' train_step would see in one epoch without shuffling."""
+    """Return the batches that Keras' train_step would see in one epoch without shuffling."""
     from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
     iterator = TFEpochIterator(distribute_strategy=tf.distribute.get_strategy(), shuffle=False, **arguments)
@@ -248,7 +248,7 @@ def test_an_empty_dataset_is_refused(read):
         read(dataset, shuffle=False).sample_batch()
 
 
-def test_wrong_shapes_are_told_before_anything_is_sent(model):
+def test_wrong_shapes_are_refused_before_anything_is_sent(model):
     check_batch(model, (X[:4].astype("float32"), Y[:4]))
     with pytest.raises(UsageError, match="do not fit"):
         check_batch(model, (X[:4, :2].astype("float32"), Y[:4]))

@@ -1,4 +1,4 @@
-"""The child process of the embedded server, played by small scripts."""
+"""Child process of the embedded server, replaced by small scripts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_failed_start_shows_the_end_of_its_log():
     child.stop()
 
 
-def test_one_that_says_nothing_is_given_up(monkeypatch):
+def test_a_server_that_reports_nothing_is_given_up(monkeypatch):
     monkeypatch.setattr(embedded, "START_TIMEOUT_S", 0.2)
     child = server("import sys; sys.stdin.read()")
     child.start()
@@ -81,7 +81,7 @@ signal.pause()
 
 @pytest.fixture
 def temporary(tmp_path, monkeypatch):
-    """The directory for temporary files, of this process and of scripts."""
+    """Provide the directory for temporary files of this process and of scripts."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
@@ -89,7 +89,7 @@ def temporary(tmp_path, monkeypatch):
 
 @pytest.fixture
 def script(temporary):
-    """A script with a real server of its own."""
+    """Provide a running script and the process of its own, real server."""
     process = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True)
     pid, folder = process.stdout.readline().split()
     assert list(temporary.iterdir()) == [Path(folder)]

@@ -86,7 +86,7 @@ def test_bad_options_are_refused_by_name(tmp_path, arguments, needle):
         layered(arguments, directory=tmp_path)
 
 
-def test_emulated_values_wait_for_a_server_to_say_how_many_workers_there_are(tmp_path):
+def test_emulated_values_wait_for_the_number_of_workers_of_the_server(tmp_path):
     options = layered({"server": "host:1", "emulate.step_ms": "1,2,3"}, directory=tmp_path)
     assert options.cluster.emulate.step_ms == (1.0, 2.0, 3.0)
 
@@ -168,7 +168,7 @@ def test_hosts_are_names_and_numbers(hosts):
 
 
 @pytest.mark.parametrize("algorithm", ["allreduce", "group-sync"])
-def test_without_horovod_one_hears_how_to_install_it(monkeypatch, algorithm):
+def test_without_horovod_the_error_names_its_installation(monkeypatch, algorithm):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(NotInstalled, match="scripts/install-horovod"), nfdt.session(algorithm=algorithm):
         pass
@@ -228,7 +228,7 @@ def test_of_several_algorithms_one_has_to_read_an_option(tmp_path):
         resolve_each({"staleness_bound": 2}, ["asgd", "bsp"], {}, tmp_path)
 
 
-def test_a_misspelt_variable_is_told_and_those_of_our_own_commands_are_not(tmp_path, caplog):
+def test_a_misspelt_variable_is_reported_and_those_of_our_own_commands_are_not(tmp_path, caplog):
     layered({}, {"NFDT_WORKERZ": "3", "NFDT_MEETING_DIR": "/x", "OTHER": "y"}, tmp_path)
     (warning,) = [record.getMessage() for record in caplog.records]
     assert warning == "NFDT_WORKERZ in the environment is no option and is ignored. Did you mean 'NFDT_WORKERS'?"
@@ -258,7 +258,7 @@ def test_a_misspelt_name_is_answered_with_the_one_that_was_meant(tmp_path):
         ({"NFDT_ALGORITHM": "allreduce"}, "", {"codec": "int8"}, r"codec from argument"),
     ],
 )
-def test_the_error_of_a_bad_value_says_where_it_came_from(tmp_path, environ, file, arguments, needle):
+def test_the_error_of_a_bad_value_names_its_origin(tmp_path, environ, file, arguments, needle):
     (tmp_path / "nfdt.toml").write_text(file)
     with pytest.raises(UsageError, match=needle):
         layered(arguments, environ, tmp_path)

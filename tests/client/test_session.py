@@ -1,4 +1,4 @@
-"""Whole fits through the real client, with a server that only pretends to train."""
+"""Complete fits through the real client, with a server that only simulates training."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def asked(fake, kind):
     return [value for name, value in fake.jobs.job.asked if name == kind]
 
 
-class Recorder(keras.callbacks.Callback):
-    """Writes down every hook, and the model's first weight at epochs' ends."""
+class EpochHookLog(keras.callbacks.Callback):
+    """Callback that records every hook, and the model's first weight at the ends of epochs."""
 
     def __init__(self):
         super().__init__()
@@ -76,7 +76,7 @@ class Recorder(keras.callbacks.Callback):
 
 def test_callbacks_see_what_they_see_in_keras(session, fake, model):
     fake.jobs.logs = lambda epoch: {"loss": 1.0 - epoch / 10, "mae": 2.0}
-    ours, theirs = Recorder(), Recorder()
+    ours, theirs = EpochHookLog(), EpochHookLog()
     before = float(model.get_weights()[0][0, 0])
     history = model.fit(X, Y, batch_size=2, epochs=2, verbose=0, callbacks=[ours])
     reference = keras.models.clone_model(model)
@@ -249,7 +249,7 @@ def test_the_progress_bar_counts_the_steps_of_the_cluster(session, fake, model, 
 
 def test_steps_per_execution_groups_the_batch_hooks(session, fake, model):
     model.compile("sgd", "mse", steps_per_execution=3)
-    recorder = Recorder()
+    recorder = EpochHookLog()
     model.fit(X, Y, verbose=0, callbacks=[recorder])
     assert [c for c in recorder.calls if "batch" in c] == [
         "batch 0 begin",
@@ -322,7 +322,7 @@ def test_an_interrupt_cancels_the_job(session, fake, model, kind):
     assert kind.__name__ in asked(fake, "cancel")[0]
 
 
-def test_a_job_cancelled_by_somebody_else(session, fake, model):
+def test_a_job_cancelled_by_another_client(session, fake, model):
     fake.jobs.failure = {"state": "cancelled", "reason": "by hand"}
     with pytest.raises(JobCancelled, match="by hand"):
         model.fit(X, Y, verbose=0)
@@ -365,7 +365,7 @@ def test_a_norm_over_all_variables_needs_one_shard(fake, model):
     assert fake.jobs.artifacts == {}
 
 
-def test_a_wrong_address_or_token_is_told_before_the_script_works(fake):
+def test_a_wrong_address_or_token_is_reported_before_the_script_works(fake):
     for options, kind in (({"server": "127.0.0.1:1"}, ServerUnreachable), ({"token": "no"}, AuthenticationFailed)):
         done = []
         with (
@@ -513,7 +513,7 @@ def test_submit_refuses_a_validation_that_needs_the_script(fake, own_logs):
 def test_lists_in_logs_are_arrays_in_history_as_keras_has_them(session, fake, model):
     fake.jobs.logs = lambda epoch: {"loss": 1.0, "f1": [0.25, 0.5], "wide": [0.1, 1e300], "counts": [[1, 2]]}
     fake.jobs.val_logs = lambda epoch: {"f1": [0.5, float("nan")]}
-    recorder = Recorder()
+    recorder = EpochHookLog()
     history = model.fit(X, Y, validation_data=(X, Y), verbose=2, callbacks=[recorder]).history
     arrays = {name: values[0] for name, values in history.items() if name != "loss"}
     assert {name: (array.dtype, array.shape) for name, array in arrays.items()} == {

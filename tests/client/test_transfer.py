@@ -1,4 +1,4 @@
-"""Uploads, downloads and the event stream, over connections that break."""
+"""Uploads, downloads and the event stream over connections that break."""
 
 from __future__ import annotations
 

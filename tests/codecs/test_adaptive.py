@@ -1,4 +1,4 @@
-"""The adaptive choice on links that are known: synthetic measurements in, decisions out."""
+"""Adaptive choice of codecs on known links: synthetic measurements in, decisions out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ERRORS = {"bf16": 3e-6, "int8": 6e-5, "int4": 0.02}
 
 
 def losses(coding_s):
-    """Of codecs that take so long to encode and to decode."""
+    """Return the losses of codecs that take so long to encode and to decode."""
     return {name: CodecLoss(error, coding_s, coding_s) for name, error in ERRORS.items()}
 
 
@@ -25,7 +25,7 @@ BYTES = {codec.name: codec.encoded_bytes(SIZE) for codec in WIDTHS}
 
 
 class Cluster:
-    """One worker on a link of this speed (Mbit/s, upwards and downwards), its times disturbed by noise."""
+    """One worker on a link of this speed (Mbit/s, up and down), with noise on its times."""
 
     def __init__(self, *, up, down=None, compute_s=0.1, latency_s=0.001, noise=0.2, seed=0, coding_s=0.001, **options):
         self.width = AdaptiveWidth(WIDTHS, SIZE, **{"error_budget": 0.05, "pipelined": False, **options})
@@ -90,7 +90,7 @@ def test_coding_is_not_hidden_by_the_computation_it_shares_a_thread_with():
 
 
 class SlowClock:
-    """Every look at it takes ``seconds``."""
+    """Clock of which each reading takes ``seconds``."""
 
     def __init__(self, seconds):
         self.now, self.seconds = 0.0, seconds
@@ -167,7 +167,7 @@ COARSE = {"noise": 0, "coding_s": 1e-4, "error_budget": 0.3}
 
 
 def coarse(cluster, loss=0.2):
-    """4 bits save a seventh of the time, and lose a sixth of the step."""
+    """Run a cluster for which 4 bits save a seventh of the time and lose a sixth of the step."""
     cluster.width.lost_in_pushes({"int4": CodecLoss(loss, 1e-4, 1e-4)})
     cluster.width.lost_in_replies({"int4": CodecLoss(loss, 1e-4, 1e-4)})
     return cluster.run(100)
@@ -219,7 +219,7 @@ def test_what_an_answer_cannot_show_is_not_believed():
     cluster = Cluster(up=20).run(60)
     assert cluster.last == ("int4", "int4")
     much = CodecLoss(0.9, 0.0, 0.0)
-    cluster.width.lost_in_replies(dict.fromkeys(("identity", "bf16", "int8", "int4"), much))  # as int4 has left it
+    cluster.width.lost_in_replies(dict.fromkeys(("identity", "bf16", "int8", "int4"), much))  # the state after int4
     assert cluster.run(20).decisions == [("int4", "int4")]
     cluster.up = cluster.down = 1e5
     assert cluster.run(25).last == ("identity", "identity")
@@ -254,7 +254,7 @@ def test_three_strange_exchanges_in_a_row_are_another_link():
     assert estimate.known
     for seconds in [5.0] * 3:
         estimate.exchanged(SIZE, SIZE, seconds)
-    assert not estimate.known  # it is learnt anew
+    assert not estimate.known  # it is measured again
 
 
 def test_latency_and_both_bandwidths_are_found():

@@ -1,4 +1,4 @@
-"""Numbers that codecs are chosen and made by."""
+"""Numbers by which codecs are chosen and constructed."""
 
 import numpy as np
 import pytest

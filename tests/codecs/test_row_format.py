@@ -1,4 +1,4 @@
-"""Rows of tables have a name among the codecs, and are none: neither end takes them for a vector."""
+"""Row format of tables: it has a name among the codecs but is none, and neither end decodes it as a vector."""
 
 import numpy as np
 import pytest

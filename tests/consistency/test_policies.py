@@ -1,4 +1,4 @@
-"""What each consistency policy decides."""
+"""Decisions of each consistency policy."""
 
 import pytest
 from hypothesis import given
@@ -60,14 +60,14 @@ def test_steps_that_a_worker_overlaps_count_for_it():
 
 
 @pytest.mark.parametrize("event", ["left", "idle"])
-def test_who_is_gone_or_idle_blocks_nobody(event):
+def test_a_worker_that_is_gone_or_idle_blocks_no_other(event):
     policy = running(BoundedStaleness(0), "a", "b")
     steps(policy, "a", 1)
     getattr(policy, event)("b")
     steps(policy, "a", 10)
 
 
-def test_a_worker_that_comes_back_holds_nobody_up():
+def test_a_worker_that_comes_back_blocks_no_other():
     policy = running(BoundedStaleness(1), "a", "b")
     policy.idle("b")
     steps(policy, "a", 10)
@@ -111,7 +111,7 @@ def test_several_tasks_of_a_report_are_several_steps():
     assert policy.waiting_for("a") == ("b",)
 
 
-def test_everybody_starts_anew_once_nobody_is_active():
+def test_all_workers_start_anew_once_none_is_active():
     policy = running(BoundedStaleness(1), "a", "b")
     steps(policy, "a", 2)
     policy.idle("a")
@@ -188,7 +188,7 @@ def test_one_worker_alone_never_pulls_again():
     assert not policy.must_pull("a")
 
 
-def test_nobody_has_seen_the_steps_of_a_newcomer():
+def test_no_worker_has_seen_the_steps_of_a_new_one():
     policy = running(BoundedStaleness(0), "a", "b")
     steps(policy, "b", 1)
     policy.started("a")
@@ -252,7 +252,7 @@ def test_softsync_merges_floor_of_workers_over_n(workers, n, count):
 
 
 @pytest.mark.parametrize("policy", [Free(), Barrier(), Softsync(2)], ids=lambda policy: policy.name)
-def test_without_a_bound_nobody_has_to_pull(policy):
+def test_without_a_bound_no_worker_has_to_pull(policy):
     steps(running(policy, "a", "b"), "a", 5)
     assert not policy.must_pull("a", in_flight=1)
     assert not policy.will_pull("a", in_flight=1)
@@ -262,6 +262,6 @@ def test_the_others_apply_every_gradient_on_its_own():
     assert Free().merge_count(8) == Barrier().merge_count(8) == BoundedStaleness(1).merge_count(8) == 1
 
 
-def test_who_does_whole_rounds_gets_all_parts_of_one_at_once():
+def test_a_worker_of_whole_rounds_gets_all_parts_of_one_at_once():
     policy = Barrier(parts=4)
     assert policy.round_parts(1) == policy.lease_limit == 4

@@ -1,4 +1,4 @@
-"""A new codec is one class and one registry line: here such a codec trains a job over shards with streams."""
+"""Codec added by one class and one registry line: it trains a job over shards with streams."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Y = X @ np.arange(6, dtype=np.float32)[:, None]
 
 
 class UpperHalf:
-    """The upper 16 bits of each element, which is rounded towards zero."""
+    """Codec of the upper 16 bits of each element, which is rounded towards zero."""
 
     name = NAME
     block = 0

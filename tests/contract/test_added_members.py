@@ -1,4 +1,4 @@
-"""A new consistency, task or batch policy is one class, one line of facts and one registry line: here they train."""
+"""Consistency, task and batch policies added by a class, a line of facts and a registry line: they train a job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MACHINES = ({}, {"step_ms": 200}, {"step_ms": 400})
 
 
 class InTurn(Free):
-    """One task at a time in the whole job: the weights of a gradient are always the newest ones."""
+    """Policy of one task at a time in the whole job: the weights of a gradient are always the newest ones."""
 
     name = "in-turn"
     facts = ConsistencyFacts(bounded=True)
@@ -47,7 +47,7 @@ class InTurn(Free):
 
 
 class Descending(DynamicTasks):
-    """Each worker gets half the share of the worker before it."""
+    """Policy in which each worker gets half the share of the worker before it."""
 
     name = "descending"
     divides = True
@@ -57,7 +57,7 @@ class Descending(DynamicTasks):
 
 
 class Halves(FixedBatch):
-    """Every batch has half the reference size, at the full learning rate."""
+    """Policy in which every batch has half the reference size, at the full learning rate."""
 
     name = "halves"
     facts = BatchFacts()
@@ -68,7 +68,7 @@ class Halves(FixedBatch):
 
 @pytest.fixture(autouse=True)
 def added(monkeypatch):
-    """What a member's author writes: a line in the table of facts, a line in the registry."""
+    """Add members as their author does: a line in the table of facts, a line in the registry."""
     for axis, name, facts in (
         ("consistency", InTurn.name, axis_facts.CONSISTENCY_FACTS),
         ("batch", Halves.name, axis_facts.BATCH_FACTS),
@@ -82,7 +82,7 @@ def added(monkeypatch):
 
 
 def trained(**choice):
-    """A job of two epochs with a choice on an axis, which lowers the loss."""
+    """Train a job of two epochs with a choice on an axis; the loss must decrease."""
     model = build(rate=0.005, momentum=0.0)
     before = model.evaluate(X, Y, verbose=0, return_dict=True)["loss"]
     job, _, history = simulate(cluster(*MACHINES), "asgd", model=model, epochs=2, **choice)

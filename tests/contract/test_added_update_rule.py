@@ -1,4 +1,4 @@
-"""A new update rule is one class and one registry line: here such a rule trains a job over shards with streams."""
+"""Update rule added by one class and one registry line: it trains a job over shards with streams."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ X = np.random.default_rng(0).normal(size=(192, 6)).astype(np.float32)
 Y = X @ np.arange(6, dtype=np.float32)[:, None]
 
 
-class HalvedRate(IdentityRule):
-    """Applies each gradient at half of the learning rate."""
+class HalfRate(IdentityRule):
+    """Rule that applies each gradient at half of the learning rate."""
 
     name = NAME
 
@@ -33,7 +33,7 @@ class HalvedRate(IdentityRule):
 @pytest.fixture(autouse=True)
 def added(monkeypatch):
     monkeypatch.setitem(RULE_FACTS, NAME, RuleFacts())
-    monkeypatch.setitem(RULES, NAME, lambda spec, traits, blocks: HalvedRate())
+    monkeypatch.setitem(RULES, NAME, lambda spec, traits, blocks: HalfRate())
     monkeypatch.setitem(AXES, "update_rule", (*AXES["update_rule"], NAME))
 
 

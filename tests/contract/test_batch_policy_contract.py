@@ -1,4 +1,4 @@
-"""What every batch policy promises, whichever it is."""
+"""Promises of every batch policy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_full_batch_has_the_full_rate(name):
 
 
 @pytest.mark.parametrize("name", BATCH_POLICIES)
-def test_sizes_that_differ_belong_to_a_policy_that_says_so(name):
+def test_sizes_differ_only_for_a_policy_that_declares_it(name):
     assert (sizes_of(name) is not None) == find_batch_policy(name).facts.follows_speed
 
 

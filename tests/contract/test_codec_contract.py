@@ -1,4 +1,4 @@
-"""One suite over every codec: what each promises of its error, its size, and of bytes that somebody made up."""
+"""Promises of every codec: its error, its size, and its treatment of forged bytes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def normal(size, seed=0):
 
 
 def greatest(vector):
-    """Of each element's bucket."""
+    """Return the greatest magnitude in each element's bucket."""
     padded = np.zeros(-(-vector.size // BUCKET) * BUCKET)
     padded[: vector.size] = np.abs(vector)
     return padded.reshape(-1, BUCKET).max(1).repeat(BUCKET)[: vector.size]
@@ -111,14 +111,14 @@ def test_halves_are_rounded_to_the_nearest_and_ties_to_even(name, bits, unit, mo
 
 
 def test_infinities_and_nan_stay_what_they_are_in_bfloat16():
-    almost_infinity = np.array([0x7F80_0001], np.uint32).view(np.float32)[0]  # a NaN all the same
+    almost_infinity = np.array([0x7F80_0001], np.uint32).view(np.float32)[0]  # still a NaN
     found = decoded(make_codec("bf16", top_k=FRACTION), np.array([np.inf, -np.inf, almost_infinity], np.float32))
     assert np.array_equal(found, [np.inf, -np.inf, np.nan], equal_nan=True)
 
 
 @every_codec
 @pytest.mark.parametrize("size", SIZES)
-def test_any_size_has_the_size_that_was_said(codec, size):
+def test_encoded_bytes_have_the_declared_size_for_any_vector(codec, size):
     vector = normal(size)
     assert codec.encode(vector).size == codec.encoded_bytes(size)
     assert decoded(codec, vector).shape == (size,)
@@ -136,7 +136,7 @@ def test_what_is_not_finite_stays_so_and_finite_numbers_stay_finite(codec, bad, 
     assert not np.isfinite(found).all()
     elsewhere = np.arange(size) // BUCKET != size // 2 // BUCKET
     assert np.isfinite(found[elsewhere]).all()
-    if codec.name != "top-k":  # which has one place fewer for the others
+    if codec.name != "top-k":  # which leaves one place fewer for the others
         assert np.array_equal(found[elsewhere], clean[elsewhere])
     largest = np.full(size, np.finfo(np.float32).max) * np.where(np.arange(size) % 2, 1, -1).astype(np.float32)
     assert np.isfinite(decoded(codec, largest)).all()
@@ -166,7 +166,7 @@ def test_encoding_what_was_decoded_loses_nothing_more(name):
 
 
 def sent(codec, feedback, vector, bounds=None):
-    """One push, as its receivers decode it."""
+    """Return one push as its receivers decode it."""
     bounds = bounds or [slice(0, vector.size)]
     out = np.full(vector.size, 7, np.float32)
     for payload, bound in zip(feedback.encode(codec, vector, bounds), bounds, strict=True):
@@ -265,6 +265,6 @@ def test_places_outside_or_out_of_order_are_refused(places):
         find_decoder("top-k").decode(payload, np.empty(5, np.float32))
 
 
-def test_a_codec_nobody_knows_is_refused():
+def test_an_unknown_codec_is_refused():
     with pytest.raises(ProtocolError, match="bf16"):
         find_decoder("gzip")

@@ -1,4 +1,4 @@
-"""What every consistency policy promises, whichever it is."""
+"""Promises of every consistency policy."""
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,7 @@ def policy_of(name, **overrides):
 
 
 def driven(policy, events):
-    """Play events as a coordinator would: only what is possible; returns (present, idle, holding)."""
+    """Play events as a coordinator would, possible ones only; returns (present, idle, holding)."""
     present, idle, holding = set(), set(), set()
     for kind, worker in events:
         name = f"w{worker}"
@@ -53,7 +53,7 @@ def test_the_name_is_the_one_it_is_asked_for_by(name):
 
 @pytest.mark.parametrize("name", POLICIES)
 @given(events=EVENTS)
-def test_somebody_can_always_go_on(name, events):
+def test_some_worker_can_always_proceed(name, events):
     policy = policy_of(name)
     present, _, holding = driven(policy, events)
     if present and not holding:
@@ -62,7 +62,7 @@ def test_somebody_can_always_go_on(name, events):
 
 @pytest.mark.parametrize("name", POLICIES)
 @given(events=EVENTS)
-def test_who_must_wait_waits_for_somebody_else_who_is_there_and_may_move(name, events):
+def test_a_worker_that_must_wait_waits_for_another_that_is_present_and_may_move(name, events):
     policy = policy_of(name)
     present, idle, holding = driven(policy, events)
     for worker in present:
@@ -74,7 +74,7 @@ def test_who_must_wait_waits_for_somebody_else_who_is_there_and_may_move(name, e
 
 @pytest.mark.parametrize("name", POLICIES)
 @given(events=EVENTS)
-def test_an_answer_that_serves_nobody_is_followed_by_a_pull(name, events):
+def test_an_answer_without_use_is_followed_by_a_pull(name, events):
     policy = policy_of(name)
     present, _, holding = driven(policy, events)
     for worker in holding:
@@ -85,7 +85,7 @@ def test_an_answer_that_serves_nobody_is_followed_by_a_pull(name, events):
 
 @pytest.mark.parametrize("name", POLICIES)
 @given(events=EVENTS)
-def test_everybody_may_start_once_the_others_are_gone(name, events):
+def test_every_worker_may_start_once_the_others_are_gone(name, events):
     policy = policy_of(name)
     present, _, _ = driven(policy, events)
     for worker in sorted(present)[1:]:
@@ -94,13 +94,13 @@ def test_everybody_may_start_once_the_others_are_gone(name, events):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_losing_somebody_unknown_is_no_error(name):
+def test_losing_an_unknown_worker_is_no_error(name):
     policy = policy_of(name)
-    policy.left("nobody")
-    policy.idle("nobody")
-    policy.finished("nobody")
-    assert policy.may_start("nobody")
-    assert not policy.will_pull("nobody")
+    policy.left("unknown")
+    policy.idle("unknown")
+    policy.finished("unknown")
+    assert policy.may_start("unknown")
+    assert not policy.will_pull("unknown")
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -1,4 +1,4 @@
-"""What every task policy promises, whichever it is."""
+"""Promises of every task policy."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_shares_are_those_of_a_policy_that_divides_and_positive(name, step_s):
 @pytest.mark.parametrize("name", TASK_POLICIES)
 @pytest.mark.parametrize("step_s", [(), (0.1, 0.1, 0.1), (0.1, 0.2, 0.8)])
 @pytest.mark.parametrize("steps", [1, 2, 7, 100])
-def test_a_limit_is_at_most_the_lease_and_somebody_gets_a_task(name, step_s, steps):
+def test_a_limit_is_at_most_the_lease_and_some_worker_gets_a_task(name, step_s, steps):
     policy, view = make_task_policy(name), view_of(speeds_of(*step_s), steps)
     limits = [policy.limit(8, worker, view) for worker in view.workers]
     assert all(0 <= limit <= 8 for limit in limits)

@@ -37,7 +37,7 @@ def job(name: str, kind: str = "arrays") -> JobSpec:
 
 
 class Rings:
-    """A launcher whose rings are never up, and never fail."""
+    """Launcher whose rings never start, and never fail."""
 
     def claim(self, job_id, shape):
         return SimpleNamespace(
@@ -54,7 +54,7 @@ class Log(list):
 
 
 def make(name: str) -> Topology:
-    """The topology of a job that waits for its slots."""
+    """Return the topology of a job that waits for its slots."""
     server = SimpleNamespace(rings=Rings(), launcher=None, launches_workers=False, pool=SlotPool(), clock=ManualClock())
     spec = job(name)
     kind = topology_class(spec)

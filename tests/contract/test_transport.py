@@ -1,4 +1,4 @@
-"""One suite over every transport: whatever lies between worker and shards, the same happens."""
+"""Promises of every transport: equal results for all ways between worker and shards."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_push_may_carry_a_factor_of_the_learning_rate(connect, rule):
     client = connect(rule=rule, batch="dbs")
     client.pull()
     for g, rate in zip(gradients(3), (1.0, 0.25, 1.6), strict=True):
-        reference.apply(rate * g)  # with SGD the same thing
+        reference.apply(rate * g)  # the same result with SGD
         answer = client.push(g, samples=32, rate=rate)
         np.testing.assert_allclose(answer.weights, reference.weights, rtol=2e-5, atol=2e-6)
 
@@ -138,7 +138,7 @@ def test_another_size_or_type_is_refused(connect, gradient):
 
 
 def push_ahead(client, gradients, overlap):
-    """One worker that computes each gradient ``overlap`` answers behind: (staleness, weights of each answer)."""
+    """Push each gradient, computed ``overlap`` answers behind; return (staleness, weights of each answer)."""
     held, waiting, answers = client.pull(), [], []
     for g in gradients:
         waiting.append(client.begin_push(g, samples=1, computed_on=held.sequence))

@@ -1,4 +1,4 @@
-"""Every codec over every transport: what is lost on the way comes later, and both ends always hold the same."""
+"""Every codec over every transport: lost answers arrive later, and both ends always hold the same weights."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def connect(request):
 
 
 def backup(stores, worker, sequence):
-    """What the shards believe that the worker holds."""
+    """Return the weights that the worker holds according to the shards."""
     return np.concatenate([np.asarray(s._backups.get(worker, sequence).weights) for s in stores])
 
 

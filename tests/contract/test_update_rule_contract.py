@@ -1,4 +1,4 @@
-"""What every update rule promises, whichever it is."""
+"""Promises of every update rule."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def gradient_of(seed, dtype=np.float64, size=3):
 
 
 def kinds(state):
-    """Shape and dtype of each array by its name."""
+    """Return shape and dtype of each array by its name."""
     return {name: (np.shape(value), np.asarray(value).dtype) for name, value in state.items()}
 
 
@@ -58,11 +58,11 @@ def test_no_delay_equals_the_optimizer_alone(rule, optimizer):
 
 
 @pytest.mark.parametrize(("rule", "optimizer"), CASES)
-def test_a_rule_says_whether_it_looks_at_the_backup(rule, optimizer):
+def test_a_rule_declares_whether_it_reads_the_backup(rule, optimizer):
     shards = [shard_of(rule, optimizer) for _ in range(2)]
     shards[1]._backups[0] = shards[1]._backups[0] + 1.0
     for shard in shards:
-        shard.push(0, gradient_of(1), 0.1)  # makes the mean of squared steps
+        shard.push(0, gradient_of(1), 0.1)  # creates the mean of squared steps
         shard._backups[0] = shard._backups[0] + (shard is shards[1])
         shard.push(0, gradient_of(2), 0.1)
     differs = not np.array_equal(shards[0].weights, shards[1].weights)

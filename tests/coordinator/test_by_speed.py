@@ -1,4 +1,4 @@
-"""What the coordinator does with speeds, exactly: workers' steps take scripted times on a clock that jumps."""
+"""Exact decisions of the coordinator by speed: workers' steps take scripted times on a virtual clock."""
 
 from statistics import mean
 
@@ -17,7 +17,7 @@ BATCH = 16
 
 
 def timed(preset, seconds, *, samples=1600, step_s=None, **options):
-    """A cluster with a worker for each of ``seconds`` per full batch, after it has run."""
+    """Return a cluster that has run, with one worker for each of ``seconds`` per full batch."""
     spec = job(preset, workers=len(seconds), samples=samples, batch_size=BATCH, **{"epochs": 2, **options})
     cluster = TimedCluster(spec, step_s or (lambda index, samples, now: seconds[index] * samples / BATCH))
     return cluster.run()
@@ -38,7 +38,7 @@ def test_workers_finish_within_one_of_their_steps_of_the_end(seconds, steps):
     cluster = timed("asgd", seconds, samples=steps * BATCH, epochs=3, overrides={"tasks": "finish-together"})
     all_rows_once(cluster)
     known = {name for name, *_ in cluster.steps if sum(step[0] == name for step in cluster.steps) >= 7}
-    if len(known) < len(seconds):  # somebody has done too little for its speed to be known
+    if len(known) < len(seconds):  # one worker has done too few steps for its speed to be known
         return
     end = max(cluster.ends[2].values())
     began = max(cluster.ends[1].values())
@@ -69,7 +69,7 @@ def test_the_others_are_looked_at_only_where_it_changes_something(seconds, steps
         assert run() == found
 
 
-def test_most_leases_of_a_long_epoch_look_at_nobody_else(monkeypatch):
+def test_most_leases_of_a_long_epoch_look_at_no_other_worker(monkeypatch):
     looks, look = [], finish_together._steps_left_for
     monkeypatch.setattr(finish_together, "_steps_left_for", lambda *args: looks.append(1) or look(*args))
     cluster = timed("asgd", [0.1] * 40, samples=4000 * BATCH, epochs=1, overrides={"tasks": "finish-together"})
@@ -77,7 +77,7 @@ def test_most_leases_of_a_long_epoch_look_at_nobody_else(monkeypatch):
 
 
 def test_work_that_a_worker_has_not_begun_is_taken_back():
-    """worker-0 becomes 50 times slower while it holds several tasks near the end of the epoch."""
+    """Case: worker-0 becomes 50 times slower while it holds several tasks near the end of the epoch."""
     change_at = 5.0
     quick, slow = 0.01, 0.5
 
@@ -90,7 +90,7 @@ def test_work_that_a_worker_has_not_begun_is_taken_back():
     )
     all_rows_once(cluster)
     late = [began for name, began, *_ in cluster.steps if name == "worker-0" and began >= change_at]
-    assert 1 <= len(late) <= 2  # what it had begun, no more
+    assert 1 <= len(late) <= 2  # only tasks that it had begun
     assert max(cluster.ends[0].values()) <= change_at + 0.2 + 2 * slow
 
 
@@ -99,7 +99,7 @@ def test_a_fast_worker_that_falls_silent_is_not_waited_for():
         job("asgd", workers=2, samples=100 * BATCH, batch_size=BATCH, overrides={"tasks": "finish-together"}),
         lambda index, samples, now: (0.01, 0.8)[index],
     )
-    told = []
+    instructions = []
     coordinator, slow = cluster.coordinator, cluster.workers["worker-1"]
     speeds = coordinator._decisions.speeds
     for name, seconds in (("worker-0", 0.01), ("worker-1", 0.8)):
@@ -107,21 +107,21 @@ def test_a_fast_worker_that_falls_silent_is_not_waited_for():
             speeds.stepped(name, BATCH, TaskTime(seconds))
     while cluster._all_ask():
         pass
-    for name in ("worker-1", "worker-0"):  # worker-0 reports, and is not heard of again
+    for name in ("worker-1", "worker-0"):  # worker-0 reports, and then stays silent
         cluster.clock.advance(max(0.0, cluster.busy[name][0] - cluster.clock.now()))
         cluster._report(name)
     coordinator.next("worker-0", cluster.workers.pop("worker-0").report)
     coordinator._run.training.book.give_back("worker-0")
     for _ in range(120):
-        told.append(type(slow.ask()))
-        if told[-1] is Work:
+        instructions.append(type(slow.ask()))
+        if instructions[-1] is Work:
             break
         cluster.clock.advance(1.0)
-    assert Work in told
+    assert Work in instructions
 
 
 def test_a_worker_that_got_nothing_for_long_may_show_that_it_is_quick_again():
-    """worker-1 takes longer for a step than the other for an epoch, until 4 s."""
+    """Case: until 4 s, a step of worker-1 takes longer than an epoch of the other worker."""
     cluster = timed(
         "asgd",
         [0.01, 0.5],
@@ -143,25 +143,26 @@ def test_times_that_cannot_be_are_not_believed(compute_s, exchange_s):
     assert report.times == {}
 
 
-def test_what_was_not_reported_goes_to_whoever_asks_next():
+def test_unreported_tasks_go_to_the_worker_that_asks_next():
     cluster = started(job(workers=2, samples=4000, batch_size=1))
     worker, other = cluster.workers["worker-0"], cluster.workers["worker-1"]
-    told, _ = None, other.ask()
+    work, _ = None, other.ask()
     for _ in range(40):
         cluster.turn("worker-0")
-        if isinstance(worker.told, Work) and len(worker.told.tasks) >= 3:
-            told = worker.told
+        if isinstance(worker.instruction, Work) and len(worker.instruction.tasks) >= 3:
+            work = worker.instruction
             break
         cluster.clock.advance(0.001)
-    assert told is not None
-    worker.told, worker.report = None, Report((told.tasks[0].task,), 0, times={told.tasks[0].task: TaskTime(5.0)})
+    assert work is not None
+    task = work.tasks[0].task
+    worker.instruction, worker.report = None, Report((task,), 0, times={task: TaskTime(5.0)})
     cluster.coordinator.next("worker-1")
-    assert other.ask().tasks[0] not in told.tasks  # still worker-0's
+    assert other.ask().tasks[0] not in work.tasks  # still worker-0's
     worker.ask()
     assert other.ask() is not None
     cluster.run()
     assert set(cluster.trained[0].values()) == {1}
-    assert len(cluster.trained[0]) == 4000 - 1  # the row reported by hand
+    assert len(cluster.trained[0]) == 4000 - 1  # the row that this test reported itself
 
 
 def test_proportional_shares_are_the_speeds_within_a_step():
@@ -190,7 +191,7 @@ def test_dynamic_batches_even_step_times_out_under_a_constant_total(preset, over
 
 
 def test_a_change_of_speed_moves_batches_within_a_few_steps():
-    """worker-0 is four times slower from 20 s on."""
+    """Case: worker-0 is four times slower from 20 s on."""
 
     def step_s(index, samples, now):
         return 0.1 * samples / BATCH * (4 if index == 0 and now >= 20 else 1)
@@ -219,11 +220,11 @@ def test_the_bounds_of_a_batch_hold_in_every_task():
     assert {8, 20} <= sizes
 
 
-def test_speeds_are_told_about_once_a_second_when_they_change():
+def test_speeds_are_reported_about_once_a_second_when_they_change():
     cluster = timed("asgd", [0.05, 0.2], samples=8000)
-    told = cluster.of("speed")
-    assert 1 <= len(told) <= 3
-    assert told[-1]["workers"] == {
+    events = cluster.of("speed")
+    assert 1 <= len(events) <= 3
+    assert events[-1]["workers"] == {
         "worker-0": {
             "samples_per_s": pytest.approx(320),
             "step_s": pytest.approx(0.05),
@@ -240,7 +241,7 @@ def test_speeds_are_told_about_once_a_second_when_they_change():
 
 
 @pytest.mark.parametrize("option", [{"batch": "dbs"}, {"tasks": "finish-together"}, {"tasks": "proportional"}])
-def test_a_stream_keeps_its_batches_and_says_so(option):
+def test_a_stream_keeps_its_batches_and_logs_it(option):
     cluster = started(job(overrides=option, stream=True), [b"a", b"b", b"c"])
     cluster.run()
     assert set(cluster.trained[0]) == {b"a", b"b", b"c"}

@@ -1,4 +1,4 @@
-"""Workers that leave, come back as another process, or give way to others between two epochs."""
+"""Workers that leave, return as another process, or are replaced by others between two epochs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ A, B = "worker-0", "worker-1"
 
 def until_work(cluster: SimulatedCluster, name: str) -> Work:
     worker = cluster.workers[name]
-    while not isinstance(worker.told, Work):
+    while not isinstance(worker.instruction, Work):
         cluster.turn(name)
-    return worker.told
+    return worker.instruction
 
 
 def at_the_end_of_the_first_epoch(spec) -> SimulatedCluster:
     cluster = started(spec)
     for _ in range(500):
         for name in list(cluster.workers):
-            summarised = isinstance(cluster.workers[name].told, Summarise)
+            summarised = isinstance(cluster.workers[name].instruction, Summarise)
             cluster.turn(name)
             if summarised:
                 cluster.turn(name)
@@ -40,10 +40,10 @@ def test_a_worker_lost_before_anything_is_trained_has_nothing_to_give_back():
     assert cluster.effects[-1] == ForgetWorker(B)
 
 
-def test_who_is_unknown_loses_and_resumes_nothing():
+def test_an_unknown_worker_loses_and_resumes_nothing():
     cluster = SimulatedCluster(job(workers=2))
-    cluster.coordinator.left("nobody", "killed")
-    cluster.coordinator.resumed("nobody", {"pid": 7})
+    cluster.coordinator.left("unknown", "killed")
+    cluster.coordinator.resumed("unknown", {"pid": 7})
     assert cluster.coordinator.drain() == []
 
 
@@ -56,10 +56,10 @@ def test_another_process_of_a_worker_goes_on_with_its_tasks():
     assert cluster.of("worker_joined")[-1] == {"worker": A, "index": 0, "pid": 7, "host": "b"}
     assert cluster.of("worker_lost") == []
     worker = cluster.workers[A]
-    told = [cluster.coordinator.next(A) for _ in range(2)]
-    assert isinstance(told[0], BeginEpoch)
-    assert told[1].tasks == work.tasks
-    worker.told = told[1]
+    instructions = [cluster.coordinator.next(A) for _ in range(2)]
+    assert isinstance(instructions[0], BeginEpoch)
+    assert instructions[1].tasks == work.tasks
+    worker.instruction = instructions[1]
     cluster.run()
     assert set(cluster.trained[0].values()) == {1}
 
@@ -91,9 +91,9 @@ def test_the_next_epoch_waits_for_as_many_as_are_expected():
     cluster.coordinator.expect(3)
     cluster.coordinator.proceed(1)
     cluster.join(3)
-    told = [worker.ask() for worker in cluster.workers.values()]
-    assert [type(each) for each in told] == [Wait, Wait, BeginEpoch]
-    assert told[2].epoch == 1
+    instructions = [worker.ask() for worker in cluster.workers.values()]
+    assert [type(each) for each in instructions] == [Wait, Wait, BeginEpoch]
+    assert instructions[2].epoch == 1
 
 
 def test_others_take_the_sizes_that_were_stated_for_them():
@@ -113,9 +113,9 @@ def test_others_take_the_sizes_that_were_stated_for_them():
     assert set(cluster.trained[1].values()) == {1}
 
 
-def test_everything_is_handed_out_when_nobody_can_be_given_more():
+def test_everything_is_handed_out_when_no_worker_can_be_given_more():
     cluster = started(job(workers=2, samples=8))
-    assert not cluster.coordinator.handed_out  # nobody trains yet
+    assert not cluster.coordinator.handed_out  # no worker trains yet
     cluster.turn(B)
     until_work(cluster, A)
     assert not cluster.coordinator.handed_out
@@ -147,7 +147,7 @@ def test_a_stream_has_no_order_that_workers_could_check():
     assert started(job(stream=True, workers=1)).workers[A].ask() == BeginEpoch(0, b"", 0)
 
 
-def test_data_that_nobody_feeds_have_no_credit():
+def test_data_that_no_client_feeds_have_no_credit():
     credit = started(job(workers=1)).coordinator.feed_credit
     assert (credit.epoch, credit.total, credit.free) == (0, 0, 0)
 
@@ -165,10 +165,10 @@ def test_an_epoch_is_validated_on_the_state_that_was_merged_at_its_end():
     cluster = started(job(workers=1, epochs=2, validation=5))
     validated = {}
     while not cluster.over:
-        told = cluster.workers[A].told
-        if isinstance(told, Evaluate):
-            validated[told.epoch] = told.untrained
-            assert told.untrained == cluster.merger.encoded != b""
+        instruction = cluster.workers[A].instruction
+        if isinstance(instruction, Evaluate):
+            validated[instruction.epoch] = instruction.untrained
+            assert instruction.untrained == cluster.merger.encoded != b""
         cluster.turn(A)
         cluster.flush()
         cluster.proceed()
@@ -180,7 +180,7 @@ def test_a_resumed_job_of_counted_steps_begins_with_the_first_pass():
     cluster.run()
     assert sorted(cluster.trained[3]) == [(0, row) for row in range(8)]
     assert sorted(cluster.trained[4]) == [(0, row) for row in range(8, 16)]
-    assert {told["epoch"] for told in cluster.of("progress")} == {3, 4}
+    assert {event["epoch"] for event in cluster.of("progress")} == {3, 4}
 
 
 def test_an_empty_report_changes_nothing():

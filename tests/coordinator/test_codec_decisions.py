@@ -1,4 +1,4 @@
-"""A worker's reports hold all it has decided of its codecs; each decision becomes one event."""
+"""Codec decisions of workers: each report holds all decisions so far, and each decision becomes one event."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def report(*pushes):
     return {"codecs": {"decisions": [{"at_push": push, "push": "int8", "reply": "bf16"} for push in pushes]}}
 
 
-def test_only_what_is_new_is_told():
+def test_only_new_decisions_are_reported():
     assert [d["at_push"] for d in new_decisions({}, report(12))] == [12]
     assert [d["at_push"] for d in new_decisions(report(12), report(12, 40, 90))] == [40, 90]
     assert new_decisions(report(12), report(12)) == []
@@ -19,7 +19,7 @@ def test_only_what_is_new_is_told():
 
 
 @pytest.mark.parametrize(
-    "told",
+    "unreadable",
     [
         {"codecs": None},
         {"codecs": 3},
@@ -28,6 +28,6 @@ def test_only_what_is_new_is_told():
         {"codecs": {"decisions": 5}},
     ],
 )
-def test_what_cannot_be_read_decides_nothing(told):
-    assert new_decisions({}, told) == []
-    assert new_decisions(told, report(7))[0]["at_push"] == 7
+def test_what_cannot_be_read_decides_nothing(unreadable):
+    assert new_decisions({}, unreadable) == []
+    assert new_decisions(unreadable, report(7))[0]["at_push"] == 7

@@ -1,4 +1,4 @@
-"""The coordinator's decisions, one at a time."""
+"""Single decisions of the coordinator."""
 
 import numpy as np
 import pytest
@@ -28,20 +28,20 @@ A, B = "worker-0", "worker-1"
 
 
 def until(cluster, kind, names=None):
-    """Let the workers work until one of them is told ``kind``; return its name and the instruction."""
+    """Run the workers until one of them receives an instruction of ``kind``; return its name and the instruction."""
     for _ in range(2000):
         for name in names or list(cluster.workers):
             worker = cluster.workers[name]
-            if isinstance(worker.told, kind):
-                return name, worker.told
+            if isinstance(worker.instruction, kind):
+                return name, worker.instruction
             cluster.turn(name)
         cluster.flush()
         if cluster.batches:
             cluster.feed()
-    raise AssertionError(f"Nobody was told {kind.__name__}; phase {cluster.coordinator.phase}.")
+    raise AssertionError(f"No worker received {kind.__name__}; phase {cluster.coordinator.phase}.")
 
 
-# ---- beginning
+# ---- start of a job
 
 
 @pytest.mark.parametrize(("epochs", "initial"), [(0, 0), (3, 3), (2, 5)])
@@ -61,7 +61,7 @@ def test_a_resumed_job_begins_at_its_initial_epoch_in_that_epochs_order():
     assert [e["epoch"] for e in cluster.of("epoch_end")] == [3, 4]
 
 
-def test_nothing_begins_before_the_client_says_so():
+def test_nothing_begins_before_the_client_permits_it():
     cluster = SimulatedCluster(job())
     cluster.join(2)
     assert isinstance(cluster.workers[A].ask(), Wait)
@@ -80,7 +80,7 @@ def test_nothing_begins_before_every_worker_is_ready():
 
 
 def test_workers_that_do_not_come_are_not_waited_for_beyond_the_start_timeout():
-    cluster = SimulatedCluster(job(workers=3, attended=False))
+    cluster = SimulatedCluster(job(workers=3, interactive=False))
     cluster.join()
     assert isinstance(cluster.workers[A].ask(), Wait)
     cluster.clock.advance(20)
@@ -95,17 +95,17 @@ def test_a_worker_lost_before_the_start_is_not_waited_for():
 
 
 def test_the_next_epoch_waits_for_the_client_if_there_is_one():
-    for attended in (True, False):
-        cluster = started(job(workers=1, epochs=2, attended=attended))
+    for interactive in (True, False):
+        cluster = started(job(workers=1, epochs=2, interactive=interactive))
         name, _ = until(cluster, Summarise)
         cluster.turn(name)
         cluster.turn(name)
-        assert cluster.coordinator.phase == ("hold" if attended else "train")
+        assert cluster.coordinator.phase == ("hold" if interactive else "train")
         cluster.coordinator.proceed(1)
         assert cluster.coordinator.phase == "train"
 
 
-# ---- an epoch's end
+# ---- end of an epoch
 
 
 def test_the_events_of_a_small_job_in_order():
@@ -129,7 +129,7 @@ def test_the_events_of_a_small_job_in_order():
 def test_validation_waits_until_the_shards_are_flushed():
     cluster = started(job(workers=1, validation=5))
     worker = cluster.workers[A]
-    while not isinstance(worker.told, CollectState):
+    while not isinstance(worker.instruction, CollectState):
         cluster.turn(A)
     cluster.turn(A)
     assert isinstance(worker.ask(), Wait)
@@ -153,7 +153,7 @@ def test_validation_steps_and_batch_size_limit_the_rows():
     assert cluster.of("epoch_end")[0]["val_logs"] == {"rows": 12.0}
 
 
-def test_untrained_state_is_merged_by_steps_and_given_to_everybody():
+def test_untrained_state_is_merged_by_steps_and_given_to_all():
     cluster = started(job(workers=2, samples=12, epochs=2))
     cluster.run()
     steps = [sum(1 for name, task in cluster.pushes if name == w and task.pass_index == 0) for w in (A, B)]
@@ -180,13 +180,13 @@ def test_running_logs_are_weighted_by_samples():
     assert cluster.of("progress")[-1]["logs"] == {"loss": pytest.approx(shares[1] / 12)}
 
 
-def test_progress_is_told_at_most_ten_times_a_second_and_at_the_end():
+def test_progress_is_reported_at_most_ten_times_a_second_and_at_the_end():
     cluster = started(job(workers=1, samples=400))
     cluster.run()
-    told = cluster.of("progress")
-    assert told[-1]["steps"] == 100
-    assert told[-1]["samples"] == 400
-    assert len(told) <= cluster.clock.now() / 0.1 + 2
+    events = cluster.of("progress")
+    assert events[-1]["steps"] == 100
+    assert events[-1]["samples"] == 400
+    assert len(events) <= cluster.clock.now() / 0.1 + 2
 
 
 # ---- losses
@@ -197,14 +197,14 @@ def test_a_worker_that_is_excused_is_not_silent():
     until(cluster, Work, [A, B])
     cluster.clock.advance(59)
     cluster.coordinator.excuse(A)
-    cluster.coordinator.excuse("nobody")
+    cluster.coordinator.excuse("unknown")
     cluster.clock.advance(2)
     cluster.coordinator.tick()
     cluster.settle()
     assert [e["worker"] for e in cluster.of("worker_lost")] == [B]
 
 
-def test_a_lost_worker_is_told_with_what_goes_back():
+def test_a_lost_worker_is_reported_with_what_goes_back():
     cluster = started(job(workers=2))
     until(cluster, Work, [A, B])
     cluster.kill(A, "the process ended")
@@ -225,18 +225,18 @@ def test_a_lost_worker_reports_too_late():
     assert cluster.of("epoch_end")[0]["samples"] == 20
 
 
-def test_a_lost_worker_holds_nobody_back():
+def test_a_lost_worker_holds_no_other_back():
     cluster = started(job("ssp", workers=2, samples=200))
     cluster.turn(A)
     until(cluster, Work, [B])
     for _ in range(100):
         cluster.turn(A)
-    assert isinstance(cluster.workers[A].told, Wait)
+    assert isinstance(cluster.workers[A].instruction, Wait)
     cluster.kill(B)
     until(cluster, Work, [A])
 
 
-def test_another_process_of_a_worker_is_told_to_begin_the_epoch():
+def test_another_process_of_a_worker_is_instructed_to_begin_the_epoch():
     cluster = started(job(workers=1))
     until(cluster, Work, [A])
     cluster.coordinator.resumed(A, {"pid": 7})
@@ -253,7 +253,7 @@ def test_a_worker_lost_at_the_epochs_end_is_replaced_by_the_others(kind):
 
 
 @pytest.mark.parametrize("kind", [Work, CollectState, Evaluate, Summarise])
-def test_a_newcomer_can_end_an_epoch_that_everybody_else_has_left(kind):
+def test_a_new_worker_can_end_an_epoch_that_all_others_have_left(kind):
     cluster = started(job(workers=2, validation=9))
     until(cluster, kind)
     cluster.kill(A)
@@ -263,21 +263,21 @@ def test_a_newcomer_can_end_an_epoch_that_everybody_else_has_left(kind):
     assert cluster.of("epoch_end")[0]["val_logs"] == {"rows": 9.0}
 
 
-def test_a_worker_that_asks_without_having_done_its_work_is_told_the_same_again():
+def test_a_worker_that_asks_before_it_has_done_its_work_gets_the_same_instruction_again():
     cluster = started(job(workers=1, validation=5))
     for kind in (Work, CollectState, Evaluate, Summarise):
-        name, told = until(cluster, kind)
-        assert cluster.coordinator.next(name) == told
+        name, instruction = until(cluster, kind)
+        assert cluster.coordinator.next(name) == instruction
         cluster.turn(name)
 
 
 def test_an_answer_about_other_rows_than_were_asked_is_not_taken():
     cluster = started(job(workers=1, validation=5))
-    name, told = until(cluster, Evaluate)
+    name, instruction = until(cluster, Evaluate)
     worker = cluster.workers[name]
     worker.do()
-    worker.report = Report(evaluated=type(worker.report.evaluated)(0, (told.tasks[0].task, 99), b"junk"))
-    assert worker.ask() == told
+    worker.report = Report(evaluated=type(worker.report.evaluated)(0, (instruction.tasks[0].task, 99), b"junk"))
+    assert worker.ask() == instruction
 
 
 def test_connecting_again_is_a_loss_and_a_new_beginning():
@@ -286,7 +286,7 @@ def test_connecting_again_is_a_loss_and_a_new_beginning():
     cluster.coordinator.joined(A, 0)
     cluster.settle()
     assert cluster.of("worker_lost")[0]["requeued"] == 1
-    cluster.workers[A].told = None
+    cluster.workers[A].instruction = None
     assert isinstance(cluster.workers[A].ask(), BeginEpoch)
     cluster.run()
 
@@ -294,7 +294,7 @@ def test_connecting_again_is_a_loss_and_a_new_beginning():
 def test_leaving_at_the_end_is_no_loss():
     cluster = started(job(workers=2))
     cluster.run()
-    assert cluster.everybody_left()
+    assert cluster.all_left()
     cluster.kill(A)
     assert cluster.of("worker_lost") == []
 
@@ -308,7 +308,7 @@ def test_a_silent_worker_is_given_up_and_its_work_done_by_others():
     other = B if name == A else A
     for _ in range(7):
         cluster.clock.advance(10)
-        if isinstance(cluster.workers[other].told, Wait):
+        if isinstance(cluster.workers[other].instruction, Wait):
             cluster.workers[other].ask()
         else:
             cluster.turn(other)
@@ -323,7 +323,7 @@ def test_a_silent_worker_is_given_up_and_its_work_done_by_others():
 @pytest.mark.parametrize(("signs", "lost"), [(True, 0), (False, 1)])
 def test_a_long_validation_is_given_up_only_if_it_makes_no_headway(signs, lost):
     cluster = started(job(workers=1, validation=40))
-    name, told = until(cluster, Evaluate)
+    name, instruction = until(cluster, Evaluate)
     for _ in range(10):
         cluster.clock.advance(20)
         if signs:
@@ -331,26 +331,26 @@ def test_a_long_validation_is_given_up_only_if_it_makes_no_headway(signs, lost):
         cluster.coordinator.tick()
         cluster.settle()
     assert len([e for e in cluster.effects if isinstance(e, GiveUp)]) == lost
-    assert lost or cluster.coordinator.next(name) == told
+    assert lost or cluster.coordinator.next(name) == instruction
 
 
-def test_a_sign_of_life_changes_nothing_else():
+def test_a_heartbeat_changes_nothing_else():
     cluster = started(job(workers=1, overrides={"overlap": 1}, samples=40))
     worker = cluster.workers[A]
     while not worker.in_flight:
         cluster.turn(A)
-    told = worker.ask()
+    instruction = worker.ask()
     cluster.coordinator.next(A, Report(busy=True))
-    assert cluster.coordinator.next(A) == told
+    assert cluster.coordinator.next(A) == instruction
 
 
-def test_a_worker_that_tells_a_sign_of_life_to_a_job_that_has_ended_is_told_to_leave():
+def test_a_worker_that_sends_a_heartbeat_to_a_job_that_has_ended_is_instructed_to_leave():
     cluster = started(job(workers=1))
     cluster.coordinator.fail("the disk is full")
     assert isinstance(cluster.coordinator.next(A, Report(busy=True)), Leave)
 
 
-def test_the_job_fails_when_everybody_is_gone_and_nobody_comes():
+def test_the_job_fails_when_all_workers_are_gone_and_none_comes():
     cluster = started(job(workers=1))
     cluster.kill(A, "out of memory")
     cluster.clock.advance(19)
@@ -367,7 +367,7 @@ def test_the_job_fails_when_everybody_is_gone_and_nobody_comes():
     assert isinstance(cluster.workers[B].ask(), Leave)
 
 
-def test_the_job_fails_when_nobody_ever_comes():
+def test_the_job_fails_when_no_worker_ever_comes():
     cluster = SimulatedCluster(job())
     cluster.clock.advance(20)
     cluster.coordinator.tick()
@@ -386,16 +386,16 @@ def test_a_worker_that_comes_back_in_time_saves_the_job():
     assert cluster.of("epoch_end")
 
 
-def test_a_stall_says_who_is_waited_for_and_since_when_at_doubling_intervals():
+def test_a_stall_names_the_missing_workers_and_the_time_at_doubling_intervals():
     cluster = started(job(workers=1))
     until(cluster, Work, [A])
-    told = []
+    seconds = []
     for second in range(1, 59):
         cluster.clock.advance(1)
         cluster.coordinator.tick()
         cluster.settle()
-        told += [second] * (len(cluster.of("stalled")) - len(told))
-    assert told == [15, 30]
+        seconds += [second] * (len(cluster.of("stalled")) - len(seconds))
+    assert seconds == [15, 30]
     assert cluster.of("stalled")[0]["waiting_for"] == [A]
     assert cluster.of("stalled")[0]["since_s"] == pytest.approx(15, abs=0.1)
 
@@ -411,7 +411,7 @@ def test_waiting_for_the_client_is_no_stall():
     assert cluster.of("stalled") == []
 
 
-def test_a_failed_job_tells_its_workers_why():
+def test_a_failed_job_sends_its_workers_the_reason():
     cluster = started(job())
     cluster.coordinator.fail("the disk is full")
     cluster.coordinator.fail("once more")
@@ -429,8 +429,8 @@ def test_leases_grow_once_steps_are_measured_but_not_for_bounded_policies():
         sizes = []
         while cluster.coordinator.phase != "collect":
             cluster.turn(A)
-            if isinstance(cluster.workers[A].told, Work):
-                sizes.append(len(cluster.workers[A].told.tasks))
+            if isinstance(cluster.workers[A].instruction, Work):
+                sizes.append(len(cluster.workers[A].instruction.tasks))
             cluster.clock.advance(0.005)
         assert sizes[:2] == [1, 1]
         assert (max(sizes) > 1) == grows
@@ -439,14 +439,14 @@ def test_leases_grow_once_steps_are_measured_but_not_for_bounded_policies():
 
 def test_rows_to_validate_are_asked_for_in_pieces_of_about_a_second():
     cluster = started(job(workers=1, validation=4000))
-    name, told = until(cluster, Evaluate)
+    name, instruction = until(cluster, Evaluate)
     sizes = []
     while cluster.coordinator.phase == "validate":
-        if isinstance(told, Evaluate):
-            sizes.append(len(told.tasks))
+        if isinstance(instruction, Evaluate):
+            sizes.append(len(instruction.tasks))
             cluster.clock.advance(0.1 * sizes[-1])  # a batch takes 0.1 s
         cluster.turn(name)
-        told = cluster.workers[name].told
+        instruction = cluster.workers[name].instruction
     assert sizes[0] == 1
     assert max(sizes) == 10
     assert sum(sizes) == 1000
@@ -472,7 +472,7 @@ def test_a_synchronous_round_has_a_part_for_every_ready_worker():
 # ---- streams
 
 
-def test_the_feed_is_bounded_and_says_how_much_more_it_takes():
+def test_the_feed_is_bounded_and_reports_its_credit():
     cluster = started(job(stream=True, workers=1))
     assert cluster.coordinator.feed_credit.total == 4
     for free in (4, 3, 2, 1):
@@ -514,7 +514,7 @@ def test_a_slow_feed_is_the_clients_and_no_stall():
     assert cluster.coordinator.waiting_for() == ("client",)
 
 
-def test_a_feed_that_nobody_takes_from_waits_for_workers():
+def test_a_feed_that_no_worker_takes_from_waits_for_workers():
     cluster = started(job(stream=True, workers=1))
     for _ in range(5):
         cluster.turn(A)

@@ -1,4 +1,4 @@
-"""What follows from speeds that are known: leases, shares, what is told; one decision at a time."""
+"""Single decisions at known speeds: leases, shares, batch sizes and reports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOGETHER = {"overrides": {"tasks": "finish-together"}}
 
 
 def decisions_of(*seconds: float, preset: str = "asgd", steps: int = 12, **options) -> Decisions:
-    """The decisions of a job whose workers have done so many steps of these seconds."""
+    """Return the decisions of a job whose workers have done so many steps of these seconds."""
     spec = job(preset, **{"workers": 2, "samples": 1000 * BATCH, "batch_size": BATCH, **options})
     parts = Decisions.of(spec, make_policy(spec.algorithm))
     for name, step_s in zip(NAMES, seconds, strict=False):
@@ -44,10 +44,10 @@ def book_of(steps: int) -> LeaseBook:
     return LeaseBook(PlannedTasks(TaskPlan(steps * BATCH, BATCH)))
 
 
-def lease(parts: Decisions, index: int, steps: int, *, now: float = 0.0, everybody: list[Member] | None = None) -> int:
-    """How many tasks this worker gets where nobody holds any and so many are left."""
-    everybody = everybody or members(now)
-    return parts.leases.size(everybody[index], everybody, book_of(steps), now)
+def lease(parts: Decisions, index: int, steps: int, *, now: float = 0.0, present: list[Member] | None = None) -> int:
+    """Return the number of tasks that this worker gets where no worker holds any and so many are left."""
+    present = present or members(now)
+    return parts.leases.size(present[index], present, book_of(steps), now)
 
 
 # ---- leases
@@ -61,7 +61,7 @@ def test_a_lease_is_one_task_until_the_worker_is_measured_and_a_fifth_of_a_secon
 
 
 @pytest.mark.parametrize("preset", ["ssp", "n-softsync", "bsp"])
-def test_a_policy_that_limits_leases_is_obeyed(preset):
+def test_a_policy_limits_leases(preset):
     assert lease(decisions_of(0.01, 0.01, preset=preset), 0, steps=1000) == 1
 
 
@@ -70,54 +70,54 @@ def test_batches_that_are_fed_are_leased_one_by_one():
 
 
 def test_what_is_left_is_shared_so_that_all_end_together():
-    """5 steps of 0.1 s against one of 0.5 s."""
+    """Case: 5 steps of 0.1 s against one of 0.5 s."""
     parts = decisions_of(0.1, 0.5, **TOGETHER)
     assert lease(parts, 1, steps=6) == 1
-    assert lease(parts, 1, steps=4) == 0  # the other one has done them sooner
+    assert lease(parts, 1, steps=4) == 0  # the other worker has finished them earlier
     assert lease(parts, 0, steps=4) == 1
     assert lease(decisions_of(0.1, 0.5), 1, steps=4) == 1
 
 
-def test_whose_speed_is_unknown_gets_a_single_step_of_the_end():
+def test_a_worker_of_unknown_speed_gets_a_single_step_near_the_end():
     parts = decisions_of(0.1, 0.5, steps=4, **TOGETHER)
     assert [lease(parts, index, steps=2) for index in (0, 1)] == [1, 1]
     parts = decisions_of(0.001, **TOGETHER)  # the second worker is new
     assert lease(parts, 1, steps=4) == 1
 
 
-def test_who_asks_is_free_and_who_is_silent_may_be_so_for_as_long_again():
+def test_a_worker_that_asks_is_free_and_a_silent_one_may_stay_so_as_long_again():
     parts = decisions_of(0.1, 0.5, **TOGETHER)
     now = 100.0
-    everybody = members(now)
-    everybody[1].leased_at = now
-    assert lease(parts, 1, steps=4, now=now, everybody=everybody) == 0
-    everybody[0].seen_at = 90.0  # the fast one has not been heard of for ten seconds
-    assert lease(parts, 1, steps=4, now=now, everybody=everybody) == 1
-    assert lease(parts, 0, steps=4, now=now, everybody=everybody) == 1  # who asks is here
+    present = members(now)
+    present[1].leased_at = now
+    assert lease(parts, 1, steps=4, now=now, present=present) == 0
+    present[0].seen_at = 90.0  # the fast worker has been silent for ten seconds
+    assert lease(parts, 1, steps=4, now=now, present=present) == 1
+    assert lease(parts, 0, steps=4, now=now, present=present) == 1  # a worker that asks is present
 
 
-def test_who_holds_tasks_is_free_after_them():
+def test_a_worker_that_holds_tasks_is_free_after_them():
     parts = decisions_of(0.1, 0.5, **TOGETHER)
-    everybody, book = members(), book_of(14)
+    present, book = members(), book_of(14)
     book.issue(FAST, 10)  # a second of work
-    assert parts.leases.size(everybody[1], everybody, book, 0.0) == 1
-    everybody[0].in_flight = frozenset(task.task for task in book.held(FAST))  # all of it is on its way already
-    assert parts.leases.size(everybody[1], everybody, book, 0.0) == 0
+    assert parts.leases.size(present[1], present, book, 0.0) == 1
+    present[0].in_flight = frozenset(task.task for task in book.held(FAST))  # all of it is on its way already
+    assert parts.leases.size(present[1], present, book, 0.0) == 0
 
 
-def test_who_never_gets_anything_may_show_that_it_is_quick_again():
+def test_a_worker_without_leases_gets_one_to_be_measured_again():
     parts = decisions_of(0.1, 0.5, **TOGETHER)
     assert lease(parts, 1, steps=4, now=9.9) == 0
     assert lease(parts, 1, steps=4, now=10.1) == 1  # 20 of its own steps after its last lease
-    everybody = members(10.1)
-    everybody[1].leased_at = 5.0
-    assert lease(parts, 1, steps=4, now=10.1, everybody=everybody) == 0
+    present = members(10.1)
+    present[1].leased_at = 5.0
+    assert lease(parts, 1, steps=4, now=10.1, present=present) == 0
 
 
 # ---- shares
 
 
-def test_static_shares_are_equal_and_others_follow_speed_once_everybody_is_known_well():
+def test_static_shares_are_equal_and_others_follow_speed_once_all_are_measured():
     static = {"overrides": {"tasks": "static"}}
     proportional = {"overrides": {"tasks": "proportional"}}
     assert decisions_of(**static).leases.shares(NAMES) == {FAST: 1.0, SLOW: 1.0}
@@ -157,23 +157,23 @@ def test_batches_follow_speed_within_the_jobs_bounds():
 
 
 @pytest.mark.parametrize(
-    ("option", "said"),
+    ("option", "warning"),
     [
         ({"batch": "dbs"}, "batch='dbs': the client feeds the batches one by one; they keep the size"),
         ({"tasks": "finish-together"}, "tasks='finish-together': the client feeds the batches one by one"),
         ({"tasks": "proportional"}, "tasks='proportional': the client feeds"),
     ],
 )
-def test_what_a_stream_cannot_have_is_said(option, said):
-    assert stream_warning(job(stream=True, overrides=option)).startswith(said)
+def test_options_without_effect_on_a_stream_are_reported(option, warning):
+    assert stream_warning(job(stream=True, overrides=option)).startswith(warning)
     assert stream_warning(job(overrides=option)) is None
     assert stream_warning(job(stream=True)) is None
 
 
-# ---- what is told
+# ---- reports
 
 
-def test_a_speed_is_told_when_it_is_known_and_again_when_it_has_moved():
+def test_a_speed_is_reported_when_it_is_known_and_again_when_it_has_moved():
     parts = decisions_of(0.1, 0.4, steps=3)
     assert parts.report.look(NAMES, 0.0) is None
     step(parts, FAST, 0.1, 9, exchange_s=0.025)
@@ -188,14 +188,14 @@ def test_a_speed_is_told_when_it_is_known_and_again_when_it_has_moved():
     assert parts.report.look(NAMES, 0.0)[FAST]["samples_per_s"] == 160.0
 
 
-def test_speeds_are_told_in_thousandths_of_samples_and_in_microseconds():
+def test_speeds_are_reported_in_thousandths_of_samples_and_in_microseconds():
     parts = decisions_of()
     step(parts, FAST, 0.0123456, 12, exchange_s=0.00123456)
     row = {"samples_per_s": 1296.008, "step_s": 0.012346, "step_exchange_s": 0.001235, "batch_size": BATCH}
     assert parts.report.describe([FAST]) == {FAST: row}
 
 
-def test_another_batch_size_is_told():
+def test_another_batch_size_is_reported():
     parts = decisions_of(0.1, 0.1)
     assert parts.report.look(NAMES, 0.0)
     parts.renew(job(workers=2), sizes := FixedSizes(BATCH))
@@ -204,7 +204,7 @@ def test_another_batch_size_is_told():
     assert parts.report.look(NAMES, 0.0) is None
 
 
-def test_who_is_gone_is_described_as_it_was():
+def test_a_worker_that_is_gone_keeps_its_description():
     parts = decisions_of(0.1, 0.4)
     assert set(parts.report.describe(NAMES)) == set(NAMES)
     parts.left(SLOW)
@@ -212,14 +212,14 @@ def test_who_is_gone_is_described_as_it_was():
     assert parts.report.described[SLOW]["step_s"] == 0.4
 
 
-def test_who_comes_back_is_measured_anew():
+def test_a_worker_that_comes_back_is_measured_anew():
     parts = decisions_of(0.01, 0.05)
     parts.left(FAST)
     parts.joined(FAST)
     assert [lease(parts, index, steps=1000) for index in (0, 1)] == [1, 4]
 
 
-def test_speeds_may_be_told_once_a_second():
+def test_speeds_may_be_reported_once_a_second():
     parts = decisions_of()
     for now, due in ((0.0, True), (0.9, False), (1.0, True), (1.5, False), (2.0, True)):
         assert parts.report.is_due(now) == due
@@ -231,7 +231,7 @@ def test_speeds_may_be_told_once_a_second():
 
 
 def looks(parts: Decisions, workers: int) -> bool:
-    """Whether the plan is looked at after one more report."""
+    """Whether the plan is reviewed after one more report."""
     parts.plan.reported()
     due = parts.plan.is_due(workers)
     if due:
@@ -259,7 +259,7 @@ def test_a_plan_waits_until_every_worker_is_measured_and_is_made_once():
 
 def test_an_exchange_worth_hiding_is_hidden_from_then_on():
     parts = decisions_of(preset="auto", overrides={"overlap": 1})
-    assert parts.plan.overlap == 0  # until it is known what that is worth
+    assert parts.plan.overlap == 0  # until the gain is known
     for name in NAMES:
         step(parts, name, 0.04, 12, exchange_s=0.02)
     assert parts.plan.look(NAMES)["row"]["overlap"] == 1
@@ -270,7 +270,7 @@ def test_groups_are_planned_for_workers_that_are_all_known():
     parts = decisions_of(preset="auto")
     for name in NAMES:
         step(parts, name, 0.2, 12, exchange_s=0.19)
-    assert parts.plan.look_at_groups(NAMES, ShardLoad(0.01, 0.0), 1e6) is None  # no row is chosen yet
+    assert parts.plan.look_at_groups(NAMES, ShardLoad(0.01, 0.0), 1e6) is None  # no preset is chosen yet
     assert parts.plan.look(NAMES)
     load = ShardLoad(0.09, 0.1)
     assert parts.plan.look_at_groups(NAMES, load, 1e6).preset.groups == ((0, 1),)

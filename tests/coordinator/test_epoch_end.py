@@ -1,4 +1,4 @@
-"""The phases of an epoch's end: what each takes of a report, and whether that brings it forward."""
+"""Phases at an epoch's end: the part of a report that each accepts, and whether it advances the phase."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def state(epoch: int = 3, steps: int = 1, text: bytes = b"m") -> Report:
     return Report(epoch_state=EpochState(epoch, b"u" + text, text, steps))
 
 
-def test_states_are_collected_once_from_everybody_who_took_part():
+def test_states_are_collected_once_from_all_workers_that_took_part():
     phase = Collecting(3, {"b": 1, "a": 0})
     assert phase.waiting_for() == ("a", "b")
     assert phase.instruct(A, 0.0) == CollectState(3)
@@ -28,10 +28,10 @@ def test_states_are_collected_once_from_everybody_who_took_part():
     assert phase.absorb(A, state(text=b"A"), 0.0)
     assert phase.done
     assert sorted(phase.untrained(lambda worker: True)) == [(0, 1, b"uA"), (1, 5, b"uB")]
-    assert phase.metrics() == [b"A", b"B"]  # by index, whoever came first
+    assert phase.metrics() == [b"A", b"B"]  # by index, not by order of arrival
 
 
-def test_nobody_waits_for_the_state_of_a_worker_that_is_gone():
+def test_no_phase_waits_for_the_state_of_a_worker_that_is_gone():
     phase = Collecting(3, {"a": 0, "b": 1})
     assert phase.absorb(A, state(), 0.0)
     assert phase.lost("b") == phase.lost("b") == 0
@@ -46,13 +46,13 @@ def validating(rows: int, workers: int) -> Validating:
 def test_validation_is_shared_out_in_pieces_that_shrink():
     phase, sizes = validating(16, 2), []
     while not phase.done:
-        told = phase.instruct(A, 0.0)
-        assert (told.epoch, told.untrained) == (3, b"shared")
-        assert phase.instruct(A, 0.0) == told
+        instruction = phase.instruct(A, 0.0)
+        assert (instruction.epoch, instruction.untrained) == (3, b"shared")
+        assert phase.instruct(A, 0.0) == instruction
         assert phase.waiting_for() == ("a",)
-        sizes.append(len(told.tasks))
-        assert phase.absorb(A, Report(evaluated=Evaluated(3, tuple(t.task for t in told.tasks), b"m")), 0.0)
-    assert sizes == [1, 3, 3, 2, *[1] * 7]  # one until it is known what it takes
+        sizes.append(len(instruction.tasks))
+        assert phase.absorb(A, Report(evaluated=Evaluated(3, tuple(t.task for t in instruction.tasks), b"m")), 0.0)
+    assert sizes == [1, 3, 3, 2, *[1] * 7]  # one until its duration is known
     assert phase.metrics == [b"m"] * len(sizes)
     assert phase.instruct(B, 0.0) == Wait()
 
@@ -61,21 +61,21 @@ def test_an_answer_that_is_not_about_the_rows_held_is_asked_for_again():
     phase = validating(5, 1)
     first = phase.instruct(A, 0.0)
     assert phase.absorb(A, Report(evaluated=Evaluated(3, (first.tasks[0].task,), b"")), 0.0)
-    told = phase.instruct(A, 0.0)
-    held = tuple(task.task for task in told.tasks)
+    instruction = phase.instruct(A, 0.0)
+    held = tuple(task.task for task in instruction.tasks)
     answers = [Evaluated(2, held, b""), Evaluated(3, (), b""), Evaluated(3, held[:1], b""), Evaluated(3, (9,), b"")]
     assert [phase.absorb(A, Report(evaluated=answer), 0.0) for answer in [None, *answers]] == [False] * 5
     assert not phase.absorb(B, Report(evaluated=Evaluated(3, held, b"")), 0.0)
-    assert phase.instruct(A, 0.0) == told
+    assert phase.instruct(A, 0.0) == instruction
     assert phase.metrics == [b""]
 
 
 def test_rows_of_a_lost_worker_are_evaluated_by_others():
     phase = validating(4, 1)
-    told = phase.instruct(A, 0.0)
-    assert isinstance(told, Evaluate)
-    assert phase.lost("a") == len(told.tasks)
-    assert phase.instruct(B, 0.0).tasks == told.tasks
+    instruction = phase.instruct(A, 0.0)
+    assert isinstance(instruction, Evaluate)
+    assert phase.lost("a") == len(instruction.tasks)
+    assert phase.instruct(B, 0.0).tasks == instruction.tasks
 
 
 def test_one_worker_summarises_and_another_one_if_it_is_lost():

@@ -1,4 +1,4 @@
-"""Every sample of an epoch: exactly once when nothing fails, at least once and never dropped when workers die."""
+"""Training of every sample: exactly once without failures; at least once, never dropped, when workers die."""
 
 from collections import Counter
 
@@ -46,13 +46,13 @@ SHAPES = st.fixed_dictionaries(
         "epochs": st.integers(1, 3),
         "steps_per_epoch": st.none() | st.integers(1, 9),
         "validation": st.none() | st.integers(1, 20),
-        "attended": st.booleans(),
+        "interactive": st.booleans(),
     }
 )
 
 
 def check_rows(spec, cluster):
-    """Every epoch has its own rows and no others: passes over the data, one after the other, without a gap."""
+    """Check that every epoch has its own rows and no others: successive passes over the data, without a gap."""
     samples, due = spec.train.samples, 0
     for epoch in range(spec.fit.epochs):
         count = len(cluster.trained[epoch])
@@ -65,13 +65,13 @@ def check_rows(spec, cluster):
 
 
 def act(cluster, moves, kill_at=()):
-    """Play a random interleaving, then let everybody finish."""
-    for number, (who, what) in enumerate(moves):
+    """Play a random interleaving, then let all workers finish."""
+    for number, (index, what) in enumerate(moves):
         if cluster.over:
             break
         names = list(cluster.workers)
         if number in kill_at and len(names) > 0:
-            cluster.kill(names[who % len(names)])
+            cluster.kill(names[index % len(names)])
             if what % 2:
                 cluster.join()
         elif what == 0:
@@ -81,7 +81,7 @@ def act(cluster, moves, kill_at=()):
         elif what == 2 and cluster.spec.train.kind == "stream":
             cluster.feed()
         elif names:
-            cluster.turn(names[who % len(names)])
+            cluster.turn(names[index % len(names)])
         cluster.clock.advance(0.003 * what)
     if not cluster.workers and not cluster.over:
         cluster.join()
@@ -104,7 +104,7 @@ def test_exactly_once_when_nothing_fails(preset, overrides, shape, moves):
         assert end["samples"] == end["logs"]["seen"] == cluster.trained[end["epoch"]].total()
         assert end["val_logs"] == ({"rows": float(shape["validation"])} if shape["validation"] else None)
     assert len(cluster.of("epoch_end")) == spec.fit.epochs
-    assert cluster.everybody_left()
+    assert cluster.all_left()
 
 
 @pytest.mark.parametrize(("preset", "overrides"), ALGORITHMS + BY_SPEED, ids=IDS + BY_SPEED_IDS)
@@ -158,8 +158,8 @@ def test_bounded_staleness_holds_within_the_first_epoch(bound, workers, overlap,
     overrides = {"staleness_bound": bound, "overlap": overlap}
     cluster = started(job("ssp", overrides=overrides, workers=workers, samples=200))
     done = Counter({f"worker-{i}": 0 for i in range(workers)})
-    for who, _ in moves:
-        name = f"worker-{who % workers}"
+    for index, _ in moves:
+        name = f"worker-{index % workers}"
         before = len(cluster.pushes)
         cluster.turn(name)
         done[name] += len(cluster.pushes) - before
@@ -172,13 +172,13 @@ def test_bounded_staleness_holds_within_the_first_epoch(bound, workers, overlap,
 def test_stopping_ends_after_what_is_leased_with_one_epoch_end(preset, overrides, shape, moves, kills, stop):
     cluster = started(job(preset, overrides=overrides, **shape))
     act_until = moves[:stop]
-    for who, what in act_until:
+    for index, what in act_until:
         names = list(cluster.workers)
         if what == 0:
             cluster.flush()
             cluster.proceed()
         else:
-            cluster.turn(names[who % len(names)])
+            cluster.turn(names[index % len(names)])
     begun = len(cluster.of("epoch_begin"))
     cluster.coordinator.stop_training()
     cluster.settle()

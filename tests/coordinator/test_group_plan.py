@@ -1,4 +1,4 @@
-"""Which groups a job forms and what each gets, from steps that were measured."""
+"""Groups that a job forms, and their shares, from measured steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def plan_of(workers: int = 4, **options) -> GroupPlan:
 
 
 def measure(plan: GroupPlan, *seconds: float | None, alpha_s: float = 0.0) -> GroupPlan:
-    """Enough steps of each member to know its line; of one with None nothing."""
+    """Measure enough steps of each member for its step-time line; none of a member with None."""
     for member, step_s in enumerate(seconds):
         for _ in range(10 if step_s else 0):
             for rows in (ROWS // 2, 2 * ROWS):
@@ -36,7 +36,7 @@ def measure(plan: GroupPlan, *seconds: float | None, alpha_s: float = 0.0) -> Gr
 def test_groups_stand_once_they_are_settled():
     plan = measure(plan_of(), 1, 1, 4, 4)
     assert not plan.settled
-    assert plan.review(ALL, 1e9, 0.0) is None  # nothing stands that could change
+    assert plan.review(ALL, 1e9, 0.0) is None  # no plan is settled that could change
     plan.settle(FAST_AND_SLOW)
     assert plan.settled
 
@@ -71,14 +71,14 @@ def test_other_speeds_make_other_groups_if_that_pays():
     plan.settle(FAST_AND_SLOW)
     assert [plan.review(FAST_AND_SLOW, 1e9, 0.0) for _ in range(3)] == [None] * 3
     measure(plan, 4, 1, 4, 1)
-    assert plan.review(FAST_AND_SLOW, 1e9, 1.0) is None  # one look may be an outlier
+    assert plan.review(FAST_AND_SLOW, 1e9, 1.0) is None  # a single review may be an outlier
     assert plan.review(FAST_AND_SLOW, 1e9, 1.0) == ((1, 3), (0, 2))
     assert plan.review(FAST_AND_SLOW, 1.0, 1e9) is None
 
 
 @pytest.mark.parametrize(("exchange_s", "pays"), [(0.0, True), (10.0, False)])
 def test_a_change_saves_less_of_longer_steps(exchange_s, pays):
-    """Three fifths of a step without an exchange, an eighth of one with it."""
+    """Case: the change saves three fifths of a step without an exchange, an eighth of one with it."""
     plan = measure(plan_of(groups="2"), 1, 1, 4, 4)
     plan.exchange_s = exchange_s
     plan.settle(FAST_AND_SLOW)
@@ -88,14 +88,14 @@ def test_a_change_saves_less_of_longer_steps(exchange_s, pays):
 
 
 def test_an_exchange_of_all_is_no_change_of_one():
-    """The band of a member is judged without what all of them share."""
+    """Compare members without the exchange time that all of them share."""
     plan = measure(plan_of(), 1, 1, 4, 4)
     plan.settle(FAST_AND_SLOW)
     plan.exchange_s = 5.0
     assert [plan.review(FAST_AND_SLOW, 1e9, 0.0) for _ in range(3)] == [None] * 3
 
 
-def test_who_has_told_nothing_is_taken_for_the_mean_of_the_others():
+def test_an_unmeasured_member_gets_the_mean_of_the_others():
     fast, slow = measure(plan_of(), 1, None, 3, None).shares(((0, 1), (2, 3)))
     assert fast.rows[1] > fast.rows[0] / 3
     assert [share.step_s for share in measure(plan_of(batch="fixed"), 1, None, 3, None).shares(((0, 2), (1, 3)))] == [
@@ -129,11 +129,11 @@ def test_groups_that_push_differences_take_local_steps_and_others_one():
     assert sum(share.rate / min(1, 2 / (1 + share.staleness)) for share in delta) == pytest.approx(1)
 
 
-def test_groups_are_told_with_what_each_gets():
+def test_groups_are_reported_with_the_shares_of_each():
     plan = measure(plan_of(batch="fixed", outer="delta", local_steps=8), 1, 1, 3, 3)
-    told = groups_event(plan.shares(FAST_AND_SLOW), "speeds")
-    fast, slow = told["groups"]
-    assert told["reason"] == "speeds"
+    event = groups_event(plan.shares(FAST_AND_SLOW), "speeds")
+    fast, slow = event["groups"]
+    assert event["reason"] == "speeds"
     assert (fast["members"], slow["members"]) == ([0, 1], [2, 3])
     assert (fast["rows"], slow["rows"]) == ([32, 32], [32, 32])
     assert (fast["step_s"], slow["step_s"]) == (1.0, 3.0)

@@ -1,4 +1,4 @@
-"""What is concluded from measured steps."""
+"""Lateness of workers, from measured steps."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_a_step_takes_its_exchange_too():
 
 
 @pytest.mark.parametrize(("late_s", "gets"), [(0.0, 0), (20.0, 1)])
-def test_who_is_late_may_be_so_for_as_long_again(late_s, gets):
+def test_a_late_worker_may_be_late_for_as_long_again(late_s, gets):
     parts = decisions_of(2, tasks="finish-together")
     members = Membership(2, 0.0)
     slow, quick = members.join(A, 0, 0.0), members.join(B, 1, 0.0)

@@ -1,4 +1,4 @@
-"""A job that chooses its row while it trains: what it decides, when, and what it says."""
+"""Online planner, which chooses a job's preset while it trains: its decisions, their times and their reasons."""
 
 import pytest
 
@@ -15,7 +15,7 @@ BATCH = 32
 
 
 def steps(compute_ms, exchange_ms, hidden=0.0):
-    """What the coordinator knows of workers: seconds of a step with what is not hidden, and that part."""
+    """Return step times as the coordinator measures them: seconds of a step with its exposed part, and that part."""
     shown = exchange_ms * (1 - hidden) / 1000
     return {f"worker-{i}": (StepTime(0.0, (ms / 1000 + shown) / BATCH), shown) for i, ms in enumerate(compute_ms)}
 
@@ -30,7 +30,7 @@ def plans(cluster):
     return [effect.data for effect in cluster.effects if isinstance(effect, Emit) and effect.kind == "plan"]
 
 
-def test_an_exchange_worth_hiding_is_hidden_and_the_reason_says_what_was_measured():
+def test_an_exchange_worth_hiding_is_hidden_and_the_reason_holds_the_measurements():
     cluster = auto([10, 10, 40, 40], exchange_ms=20)
     (plan,) = plans(cluster)
     assert plan["row"] == {"topology": "flat", "batch": "dbs", "overlap": 1}
@@ -85,7 +85,7 @@ def test_a_worker_that_comes_while_exchanges_are_hidden_is_taken_as_it_shows_its
     assert planner.look(steps([20, 20, 20], 20, hidden=0.5)) is None
 
 
-def test_a_decision_is_told_with_what_it_promises_and_why():
+def test_a_decision_is_reported_with_its_prediction_and_reason():
     choice = OnlinePlanner(BATCH, overlap=1).look(steps([30, 30, 30], 0))
     assert plan_event(choice) == {
         "row": {"topology": "flat", "batch": "dbs", "overlap": 0},
@@ -141,7 +141,7 @@ def test_the_load_is_that_of_the_busiest_shard_and_nothing_before_the_first_push
 
 
 class TurningCluster(TimedCluster):
-    """At the first epoch's end two groups of two take the place of four flat workers."""
+    """Cluster whose four flat workers are replaced by two groups of two at the end of the first epoch."""
 
     def proceed(self):
         if self.proceeds == [1] and len(self.workers) == 4:

@@ -1,4 +1,4 @@
-"""What training tells the consistency policy and the speeds of what workers report."""
+"""Calls of the training phase to the consistency policy and the speeds, from workers' reports."""
 
 from types import SimpleNamespace
 
@@ -15,20 +15,20 @@ W = "worker-0"
 
 
 class Policy(Free):
-    """Keeps what it is told."""
+    """Policy that records its calls."""
 
     def __init__(self):
-        self.told = []
+        self.calls = []
 
     def finished(self, worker, tasks=1):
-        self.told.append(("finished", worker, tasks))
+        self.calls.append(("finished", worker, tasks))
 
     def idle(self, worker):
-        self.told.append(("idle", worker))
+        self.calls.append(("idle", worker))
 
 
 class Phase:
-    """An epoch of some tasks, one worker, leases of ``lease`` tasks."""
+    """Epoch of some tasks with one worker and leases of ``lease`` tasks."""
 
     def __init__(self, tasks, lease):
         self.policy, self.stepped = Policy(), []
@@ -56,7 +56,7 @@ def test_the_policy_counts_every_task_of_a_report():
     phase = Phase(4, lease=3)
     assert len(phase.ask().tasks) == 3
     phase.report(finished=(0, 1, 2))
-    assert phase.policy.told == [("finished", W, 3)]
+    assert phase.policy.calls == [("finished", W, 3)]
 
 
 def test_tasks_without_times_of_their_own_share_the_time_of_their_lease():
@@ -66,34 +66,34 @@ def test_tasks_without_times_of_their_own_share_the_time_of_their_lease():
     assert [time.compute_s for _, time in phase.stepped] == [1.0, 1.0, 0.25]
 
 
-def test_a_worker_for_which_nothing_is_left_blocks_nobody():
+def test_a_worker_for_which_nothing_is_left_blocks_no_other():
     phase = Phase(1, lease=1)
     phase.ask()
     phase.report(finished=(0,))
-    phase.policy.told.clear()
+    phase.policy.calls.clear()
     assert phase.ask() == Wait()
-    assert phase.policy.told == [("idle", W)]
+    assert phase.policy.calls == [("idle", W)]
 
 
-def test_a_worker_that_leaves_the_rest_to_others_blocks_nobody():
+def test_a_worker_that_leaves_the_rest_to_others_blocks_no_other():
     phase = Phase(1, lease=0)
     assert phase.ask() == Wait()
-    assert phase.policy.told == [("idle", W)]
+    assert phase.policy.calls == [("idle", W)]
 
 
-def test_a_worker_whose_pushes_are_on_their_way_is_not_idle():
+def test_a_worker_with_pushes_in_flight_is_not_idle():
     phase = Phase(1, lease=1)
     (task,) = phase.ask().tasks
     phase.report(in_flight=frozenset([task.task]))
     assert phase.ask() == Wait()
-    assert phase.policy.told == []
+    assert phase.policy.calls == []
 
 
 @pytest.mark.parametrize("answers", [(True, False), (False, True)])
-def test_what_the_policy_says_of_pulls_is_told_with_the_task_and_again(answers):
+def test_the_pulls_that_the_policy_requires_are_in_the_instruction_and_in_its_repetition(answers):
     phase = Phase(1, lease=1)
     phase.policy.must_pull, phase.policy.will_pull = (lambda *_, a=a: a for a in answers)
-    told = phase.ask()
-    assert isinstance(told, Work)
-    assert (told.pull, told.no_weights) == answers
-    assert phase.ask() == told
+    instruction = phase.ask()
+    assert isinstance(instruction, Work)
+    assert (instruction.pull, instruction.no_weights) == answers
+    assert phase.ask() == instruction

@@ -1,4 +1,4 @@
-"""What ``ssp`` promises of the weights that a gradient is computed on, whatever the order in which things happen."""
+"""Staleness bound of ``ssp`` for the weights that a gradient is computed on, in any order of events."""
 
 import random
 from collections import Counter, deque
@@ -16,7 +16,7 @@ from tests.support.simulated_cluster import job
 
 @dataclass
 class Push:
-    """A gradient: updates by worker in the weights it was computed on, and in those it was applied to."""
+    """Gradient with updates by worker in the weights it was computed on, and in those it was applied to."""
 
     worker: str
     seen: Counter
@@ -24,17 +24,17 @@ class Push:
 
     @property
     def own(self):
-        """Updates of its own worker that it missed."""
+        """Number of updates of its own worker that it missed."""
         return self.met[self.worker] - self.seen[self.worker]
 
     @property
     def others(self):
-        """Updates that it missed, by other worker."""
+        """Numbers of updates that it missed, one for each other worker."""
         return [count for name, count in (self.met - self.seen).items() if name != self.worker]
 
 
 class Shard:
-    """Applies pushes; knows how many of each worker are in its weights."""
+    """Shard that applies pushes and counts those of each worker in its weights."""
 
     def __init__(self):
         self.applied = Counter()
@@ -47,7 +47,7 @@ class Shard:
 
 
 class Worker:
-    """Does what :mod:`nfdt.worker.worker` does with its pipeline, one small step at a time."""
+    """Worker that does what :mod:`nfdt.worker.worker` does with its pipeline, in single small steps."""
 
     def __init__(self, coordinator, shard, name, overlap):
         self.coordinator, self.shard, self.name, self.overlap = coordinator, shard, name, overlap
@@ -57,14 +57,14 @@ class Worker:
         self.steps = self.life()
 
     def apply(self):
-        """The oldest push that is on its way reaches the shard."""
+        """Let the oldest push in flight reach the shard."""
         if self.sent:
             task, computed_on, wanted = self.sent.popleft()
             answer = self.shard.push(self.name, computed_on)
             self.answers.append((task, answer if wanted else None))
 
     def taken(self, unanswered):
-        """Take answers until no more pushes than these are unanswered; yields while they are on their way."""
+        """Take answers until at most ``unanswered`` pushes are unanswered; yields while they are in flight."""
         finished = []
         while len(self.sent) + len(self.answers) > unanswered:
             if self.answers:
@@ -78,56 +78,58 @@ class Worker:
         while True:
             in_flight = frozenset(sent[0] for sent in (*self.answers, *self.sent))
             times = dict.fromkeys(finished, TaskTime(0.01 * (1 + 9 * (self.name == "worker-0"))))
-            told = self.coordinator.next(self.name, Report(tuple(finished), epoch, in_flight=in_flight, times=times))
+            instruction = self.coordinator.next(
+                self.name, Report(tuple(finished), epoch, in_flight=in_flight, times=times)
+            )
             yield
             finished = []
-            if not isinstance(told, Work):
+            if not isinstance(instruction, Work):
                 finished = yield from self.taken(0)
-                if isinstance(told, BeginEpoch):
-                    epoch, self.held = told.epoch, None
+                if isinstance(instruction, BeginEpoch):
+                    epoch, self.held = instruction.epoch, None
                 continue
-            if told.pull:
+            if instruction.pull:
                 finished = yield from self.taken(0)
                 self.held = None
-            for task in told.tasks:
+            for task in instruction.tasks:
                 if self.held is None:
                     assert not self.sent, "a pull while pushes are unanswered"
                     self.held = self.shard.applied.copy()
                     yield
-                self.sent.append((task.task, self.held, not told.no_weights))
+                self.sent.append((task.task, self.held, not instruction.no_weights))
                 yield
-                finished += yield from self.taken(told.overlap)
+                finished += yield from self.taken(instruction.overlap)
 
 
 def play(seed, workers, bound, overlap, *, kills=0, **overrides):
-    """Let workers of unlike speeds move in a random order; every push."""
+    """Let workers of different speeds move in a random order; return every push."""
     rng = random.Random(seed)
     overrides = {"staleness_bound": bound, "overlap": overlap, **overrides}
     spec = job("ssp", workers=workers, samples=300, overrides=overrides)
     coordinator, shard = Coordinator(spec, make_policy(spec.algorithm), ManualClock()), Shard()
-    crew, speeds = {}, {}
+    running, speeds = {}, {}
 
     def join():
         name = f"worker-{len(speeds)}"
         coordinator.joined(name, len(speeds))
-        crew[name], speeds[name] = Worker(coordinator, shard, name, overlap), rng.random() ** 4 + 0.005
+        running[name], speeds[name] = Worker(coordinator, shard, name, overlap), rng.random() ** 4 + 0.005
 
     for _ in range(workers):
         join()
     coordinator.proceed(0)
-    for worker in crew.values():
+    for worker in running.values():
         next(worker.steps)
     dying = {rng.randrange(1000) for _ in range(kills)}
     for move in range(2000):
-        (name,) = rng.choices(list(crew), [speeds[name] for name in crew])
+        (name,) = rng.choices(list(running), [speeds[name] for name in running])
         if move in dying:
             coordinator.left(name, "killed")
-            del crew[name]
+            del running[name]
             join()
         elif rng.random() < 0.3:
-            crew[name].apply()
+            running[name].apply()
         else:
-            next(crew[name].steps)
+            next(running[name].steps)
         if rng.random() < 0.02:
             speeds[name] = rng.random() ** 4 + 0.005
     return shard.pushes

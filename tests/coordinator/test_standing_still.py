@@ -1,4 +1,4 @@
-"""An epoch that stands still for its client: at chosen steps, and at its end."""
+"""Pauses of an epoch for its client: at chosen steps, and at its end."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ A, B = "worker-0", "worker-1"
 
 
 def begun(spec, until, batches=None):
-    """A cluster whose first epoch may be trained up to a step."""
+    """Return a cluster whose first epoch may be trained up to a step."""
     cluster = SimulatedCluster(spec, batches)
     cluster.join(spec.cluster.workers)
     cluster.coordinator.proceed(spec.fit.initial_epoch, until)
@@ -22,7 +22,7 @@ def begun(spec, until, batches=None):
 
 
 def turns(cluster, count=30, names=None):
-    """Everybody does what it is told, and asks, some times; the clock goes on."""
+    """Let all workers execute their instructions and ask, ``count`` times; advance the clock."""
     for _ in range(count):
         for name in list(names or cluster.workers):
             cluster.turn(name)
@@ -31,12 +31,12 @@ def turns(cluster, count=30, names=None):
 
 
 def pauses(cluster):
-    """(steps, whether another follows) of every time the client was asked."""
+    """Return (steps, whether another follows) for each request to the client."""
     return [(e["steps"], e["pause"]) for e in cluster.of("progress") if "pause" in e]
 
 
 def run(cluster, by=1, most=2000):
-    """To the end of the job, by so many steps at a time; the steps at which it stood still, by epoch."""
+    """Run to the end of the job, ``by`` steps at a time; return (epoch, steps) of each pause."""
     epoch, stood = cluster.coordinator.epoch, []
     until = by
     for _ in range(most):
@@ -56,7 +56,7 @@ def run(cluster, by=1, most=2000):
     raise AssertionError(f"The job hangs in {cluster.coordinator.phase}, for {cluster.coordinator.waiting_for()}.")
 
 
-def test_one_step_is_trained_and_then_nobody_does_anything():
+def test_one_step_is_trained_and_then_all_workers_wait():
     cluster = begun(job(workers=2), until=1)
     turns(cluster)
     assert len(cluster.pushes) == 1
@@ -112,7 +112,7 @@ def test_the_end_of_an_epoch_waits_for_the_client_as_well():
     assert len(cluster.of("epoch_end")) == 1
 
 
-def test_a_word_that_names_no_more_steps_changes_nothing():
+def test_a_permission_of_no_more_steps_changes_nothing():
     cluster = begun(job(workers=1), until=2)
     turns(cluster)
     cluster.coordinator.proceed(0, 2)
@@ -145,7 +145,7 @@ def test_stopping_where_it_stands_still_trains_nothing_more(preset):
 
 def test_stopping_while_the_states_come_in_does_not_wait_for_the_client():
     cluster = begun(job(workers=1, samples=80), until=1)
-    while not isinstance(cluster.workers[A].told, CollectState):
+    while not isinstance(cluster.workers[A].instruction, CollectState):
         cluster.turn(A)
     cluster.coordinator.stop_training()
     turns(cluster)
@@ -164,7 +164,7 @@ def test_another_worker_goes_on_when_the_first_is_lost():
 
 def test_a_step_that_is_lost_is_done_again_before_it_stands_still():
     cluster = begun(job(workers=2, samples=20), until=1)
-    while not isinstance(cluster.workers[A].told, Work):
+    while not isinstance(cluster.workers[A].instruction, Work):
         turns(cluster, 1)
     cluster.kill(A)
     turns(cluster)
@@ -192,7 +192,7 @@ def test_a_stream_is_fed_while_the_states_come_in():
     cluster = begun(job(workers=1, stream=True), until=1, batches=[b"one", b"two", b"three"])
     cluster.feed()
     cluster.feed()
-    while not isinstance(cluster.workers[A].told, CollectState):
+    while not isinstance(cluster.workers[A].instruction, CollectState):
         cluster.turn(A)
     cluster.feed()
     run(cluster)
@@ -252,9 +252,9 @@ def test_state_that_was_replaced_goes_to_the_workers_with_their_next_work():
     cluster.merger.replace([np.array([42.0])])
     cluster.coordinator.replaced()
     cluster.coordinator.proceed(0, 2)
-    told = cluster.workers[A].ask()
-    assert decode_arrays(told.untrained)[0] == [42.0]
-    assert cluster.workers[A].ask().untrained == told.untrained, "told again until it has begun"
+    instruction = cluster.workers[A].ask()
+    assert decode_arrays(instruction.untrained)[0] == [42.0]
+    assert cluster.workers[A].ask().untrained == instruction.untrained, "repeated until it has begun"
     turns(cluster)
     cluster.coordinator.proceed(0, 3)
     assert cluster.workers[A].ask().untrained == b""
@@ -274,7 +274,7 @@ def test_a_worker_without_the_replaced_state_does_not_change_it():
     assert cluster.merger.current[0] == [0.0], "of the first worker alone, whose state is its number"
 
 
-def test_who_joins_meanwhile_begins_the_epoch_and_waits():
+def test_a_worker_that_joins_meanwhile_begins_the_epoch_and_waits():
     cluster = begun(job(workers=1, samples=20), until=1)
     turns(cluster)
     cluster.join()
@@ -284,11 +284,11 @@ def test_who_joins_meanwhile_begins_the_epoch_and_waits():
 
 
 def test_a_client_that_is_gone_stops_nothing():
-    wishes = ClientControl(interactive=True, unwatched_since=0.0)
-    wishes.permit(2, 7)
-    assert wishes.permits(2)
-    assert (wishes.steps_of(2), wishes.steps_of(1)) == (7, None)
-    wishes.permit(1, 3)
-    assert wishes.steps_of(2) == 7
-    wishes.interactive = False
-    assert wishes.steps_of(2) is None
+    control = ClientControl(interactive=True, unwatched_since=0.0)
+    control.permit(2, 7)
+    assert control.permits(2)
+    assert (control.steps_of(2), control.steps_of(1)) == (7, None)
+    control.permit(1, 3)
+    assert control.steps_of(2) == 7
+    control.interactive = False
+    assert control.steps_of(2) is None

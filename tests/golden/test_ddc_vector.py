@@ -1,4 +1,4 @@
-"""A trajectory of DDC-ASGD, calculated apart from this code in plain Python, digit by digit."""
+"""Trajectory of DDC-ASGD, computed independently of this code in plain Python, to the last digit."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""One worker whose pushes overlap, against the published formulas, step by step: staleness and weights."""
+"""Staleness and weights of one worker with overlapping pushes, compared with the published formulas step by step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEPS = 9
 
 
 def slope(weights):
-    """The gradient of a bowl; which weights it is taken at shows in every later step."""
+    """Return the gradient of a quadratic; the weights that it is computed at affect every later step."""
     return (np.linspace(0.5, 3, LAYOUT.size) * (weights - 0.3)).astype(weights.dtype)
 
 

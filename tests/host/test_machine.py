@@ -1,4 +1,4 @@
-"""How much memory there is, as the kernel tells in files."""
+"""Amounts of memory, read from the kernel's files."""
 
 import pytest
 
@@ -9,7 +9,7 @@ MEGABYTE = 2**20
 
 @pytest.fixture
 def root(tmp_path):
-    """A machine of 1000 MB, 600 of which are available, without control groups."""
+    """Provide the files of a machine of 1000 MB, 600 of which are available, without control groups."""
     write(tmp_path, "proc/meminfo", f"MemTotal:  {1000 * 1024} kB\nMemFree: 1 kB\nMemAvailable: {600 * 1024} kB\n")
     return tmp_path
 
@@ -30,7 +30,7 @@ def make_group(root, folder, most, used, cache="inactive_file", version=2):
     write(root, f"{folder}/memory.stat", f"anon 5\n{cache} {10 * MEGABYTE}\n")
 
 
-def test_a_machine_has_what_the_kernel_says(root):
+def test_a_machine_has_the_memory_that_the_kernel_reports(root):
     assert megabytes(memory(root)) == (1000, 600)
 
 

@@ -1,4 +1,4 @@
-"""Private files, and folders that tell whether their owner lives."""
+"""Private files, and folders that show whether their owner is alive."""
 
 import fcntl
 import os

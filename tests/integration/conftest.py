@@ -1,4 +1,4 @@
-"""Real scripts on loopback for end-to-end tests."""
+"""Fixtures that run real scripts on loopback for end-to-end tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Digits with four workers reach what plain Keras reaches."""
+"""Accuracy on digits with four workers, compared with plain Keras."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch hooks on real clusters: exact ones see, set and stop what they see, set and stop in plain Keras."""
+"""Batch hooks on real clusters: exact ones read, set and stop as in plain Keras."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def stream():
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory, script_fork_server):
-    """All of it in one script: a cluster's start costs more than the trainings."""
+    """Provide the results of one script for all tests: a cluster's start costs more than the trainings."""
     script = tmp_path_factory.mktemp("hooks") / "script.py"
     script.write_text(
         PREAMBLE

@@ -1,4 +1,4 @@
-"""Training with encoded gradients and weights: what is still learnt, and with every preset."""
+"""Accuracy of training with encoded gradients and weights, with every preset."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_digits_are_learnt_as_well(digits, exact, algorithm, codec):
 
 
 class EveryCodec(FixedCodecs):
-    """The codecs in turn."""
+    """Choice of codecs that uses all of them in turn."""
 
     def __init__(self, spec, size):
         self.spec, self.size, self.number = spec, size, 0

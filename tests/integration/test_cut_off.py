@@ -1,4 +1,4 @@
-"""Real workers behind a network that is cut for a while: they go on where they stopped."""
+"""Real workers behind a network that is cut for a while: they resume where they stopped."""
 
 from __future__ import annotations
 

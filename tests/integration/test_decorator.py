@@ -1,4 +1,4 @@
-"""The decorator and the session in real scripts, with real processes."""
+"""Decorator and session in real scripts, with real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rings that outlive their ranks, with real launchers and killed processes."""
+"""Allreduce rings that survive the loss of ranks, with real launchers and killed processes."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from tests.support.scripts import answer
 
 pytestmark = needs_horovod
 
-SAYS = """
+LOG_LINES = """
 import logging, os, signal
 import psutil
 
-class Heard(logging.Handler):
+class LogLines(logging.Handler):
     def __init__(self):
         super().__init__()
         self.lines = []
     def emit(self, record):
         self.lines.append(record.getMessage())
-    def said(self, text):
+    def has(self, text):
         return any(text in line for line in self.lines)
 
-heard = Heard()
-logging.getLogger("nfdt_client").addHandler(heard)
+log = LogLines()
+logging.getLogger("nfdt_client").addHandler(log)
 logging.getLogger("nfdt_client").setLevel("INFO")
 """
 
@@ -34,7 +34,7 @@ def test_a_ring_that_loses_its_leader_and_gets_another_rank_equals_one_process(r
     got = answer(
         run_script(
             MODELS
-            + SAYS
+            + LOG_LINES
             + """
 def momentum(): return keras.optimizers.SGD(0.05, momentum=0.9)
 def rates(): return [keras.callbacks.LearningRateScheduler(lambda epoch: [0.05, 0.02, 0.04][epoch])]
@@ -49,7 +49,7 @@ print(json.dumps(dict(
     difference=difference(model, alone), statistics=history.nfdt["worker-0"],
     logs=max(abs(a - b) for key in logs for a, b in zip(logs[key], history.history[key])),
     iterations=int(model.optimizer.iterations) == int(alone.optimizer.iterations),
-    news=[line for line in heard.lines if "came or went" in line],
+    news=[line for line in log.lines if "came or went" in line],
 )))
 """,
             RING_TEST=str(tmp_path),
@@ -74,7 +74,7 @@ def test_a_rank_joins_and_one_is_killed_while_a_discovery_file_changes(run_scrip
     got = answer(
         run_script(
             MODELS
-            + SAYS
+            + LOG_LINES
             + """
 def youngest_rank():
     ours = psutil.Process().children(recursive=True)
@@ -85,14 +85,14 @@ class Scripted(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         if epoch == 0:
             open("hosts", "w").write("localhost:3\\n")
-        if heard.said("3 are there now") and not heard.said("killing"):
+        if log.has("3 are there now") and not log.has("killing"):
             logging.getLogger("nfdt_client").info("killing %d", youngest_rank().pid)
             youngest_rank().kill()
-        elif heard.said("killing") and [line for line in heard.lines if "are there now" in line][-1:] != joined():
+        elif log.has("killing") and [line for line in log.lines if "are there now" in line][-1:] != joined():
             self.model.stop_training = True
 
 def joined():
-    return [line for line in heard.lines if "3 are there now" in line][:1]
+    return [line for line in log.lines if "3 are there now" in line][:1]
 
 options = dict(min_workers=1, max_workers=3, host_discovery_script="./discover.sh", commit_steps=5, host_cooldown_s=60)
 with hfdt.session(workers=2, emulate={"step_ms": [15] * 8}, timeline="trace.json", **options):
@@ -101,7 +101,7 @@ with hfdt.session(workers=2, emulate={"step_ms": [15] * 8}, timeline="trace.json
 print(json.dumps(dict(
     finite=all(bool(np.isfinite(w).all()) for w in model.get_weights()), epochs=len(history.epoch),
     statistics=history.nfdt["worker-0"], loss=history.history["loss"],
-    news=[line for line in heard.lines if "came or went" in line],
+    news=[line for line in log.lines if "came or went" in line],
 )))
 """,
             RING_TEST=str(tmp_path),

@@ -1,4 +1,4 @@
-"""Models with an embedding: by rows or not, they train as plain Keras does, and by rows they send little."""
+"""Models with an embedding: they train as in plain Keras, by rows or not, and send few bytes by rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPTIMIZERS = {
 
 @pytest.fixture(scope="module")
 def sentences():
-    """A few words are frequent, and occur twice in a sentence: most rows are never touched."""
+    """Return sentences in which few words are frequent and occur twice: most rows are never updated."""
     rng = np.random.default_rng(5)
     x = rng.choice(300, size=(200, LENGTH), p=np.arange(300, 0, -1) / 45150).astype("int32") * 13
     return x, (x.sum(1) % 3).astype("int32")
@@ -47,7 +47,7 @@ def model(optimizer):
     ],
 )
 def test_one_worker_equals_plain_fit(sentences, name, algorithm, shards, transport):
-    """Adam on batches that hold no word twice: Keras squares the gradients of a word's places one by one."""
+    """Case: Adam on batches without repeated words, as Keras squares the gradients of a word's places singly."""
     x, y = sentences
     if name == "adam":
         x = np.concatenate([np.random.default_rng(i).permutation(WORDS)[:120].reshape(20, LENGTH) for i in range(10)])

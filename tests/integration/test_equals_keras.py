@@ -1,4 +1,4 @@
-"""The cluster against plain Keras, in the cases where theory proves them equal."""
+"""Comparison of the cluster with plain Keras, in the cases where theory proves them equal."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_bsp_with_4_workers_equals_one_process_with_the_4_fold_batch(digits, nam
 
 @pytest.fixture(scope="module")
 def plain_fit(digits):
-    """Model and history of Keras alone with an optimizer, trained once for all algorithms."""
+    """Return model and history of Keras alone with an optimizer, trained once for all algorithms."""
 
     @lru_cache
     def fit(name):
@@ -126,7 +126,7 @@ def test_the_learning_rate_schedule_counts_applied_updates(digits):
 
 @pytest.mark.parametrize("algorithm", ["bsp", *ASYNCHRONOUS])
 def test_four_workers_train_every_sample_once_and_learn(digits, algorithm):
-    """Without momentum: at this rate it makes rules that do not compensate delay unstable; see the card of ddc-asgd."""
+    """Case: no momentum, which makes rules without delay compensation unstable at this rate; see ddc-asgd's card."""
     x, y = digits
     outcome = train(
         clone(dense, OPTIMIZERS["sgd"]()),

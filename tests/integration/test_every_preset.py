@@ -1,4 +1,4 @@
-"""Every preset on real, unequal processes: it trains as well as one process, and each sample is trained once."""
+"""Every preset on real, unequal processes: as accurate as one process, and each sample is trained once."""
 
 from __future__ import annotations
 
@@ -68,5 +68,5 @@ def test_a_preset_trains_on_unequal_workers_as_well_as_one_process(found, preset
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_sample_is_trained_once_per_epoch_whoever_is_lost(found, preset):
+def test_every_sample_is_trained_once_per_epoch_for_any_lost_worker(found, preset):
     assert sum(found[preset]["samples"]) == EPOCHS * ROWS

@@ -1,4 +1,4 @@
-"""``fit`` means on the cluster what it means in Keras: callbacks, learning rates, continued training, arguments."""
+"""Semantics of ``fit`` on the cluster, equal to Keras': callbacks, learning rates, continued training, arguments."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fit(model, **arguments):
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory, script_fork_server):
-    """All of it in one script: a cluster's start costs more than the trainings."""
+    """Provide the results of one script for all tests: a cluster's start costs more than the trainings."""
     script = tmp_path_factory.mktemp("fidelity") / "script.py"
     script.write_text(
         PREAMBLE

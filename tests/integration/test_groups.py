@@ -1,4 +1,4 @@
-"""Groups with real worlds: found by speed, free of each other, and each lost alone."""
+"""Groups with real Horovod worlds: formed by speed, independent, and lost one by one."""
 
 from __future__ import annotations
 
@@ -131,12 +131,12 @@ print(json.dumps(dict(
 
 @pytest.fixture
 def server_that_plans(tmp_path, monkeypatch):
-    """A server with three slots whose planner finds these groups better than flat workers, at the first look."""
+    """Provide a server with three slots whose planner prefers these groups to flat workers at its first review."""
 
     def plan(self, steps, load, remaining_s):
         assert load.busy_s > 0
         row = PlannedPreset("free", "dbs", 0, ((0, 2), (1,)))
-        return PlanChoice(row, Prediction(1000.0, 1.0, 1.0, 1.5), "groups, because a test says so")
+        return PlanChoice(row, Prediction(1000.0, 1.0, 1.0, 1.5), "groups, set by the test")
 
     monkeypatch.setattr(OnlinePlanner, "look_at_groups", plan)
     options = ServerOptions(tmp_path / "state", (secrets.token_hex(16),), workers=3)

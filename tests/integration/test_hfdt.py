@@ -1,4 +1,4 @@
-"""Allreduce jobs with real launchers: equal to one process, and nothing hangs or is left behind."""
+"""Allreduce jobs with real launchers: equal to one process, without hanging or left-over processes."""
 
 from __future__ import annotations
 
@@ -330,20 +330,20 @@ def test_a_shared_server_logs_in_nowhere_and_runs_and_writes_no_file_on_a_job_s_
         + """
 import hfdt
 from nfdt.core.errors import PolicyRefused
-said = {}
+errors = {}
 reach = dict(network_interfaces="eth0", max_workers=2)
 for option in (dict(hosts="elsewhere:2"), reach, dict(timeline="t"), dict(host_discovery_script="true", min_workers=1)):
     try:
         with hfdt.session(workers=2, **option):
             build().fit(x, y, verbose=0)
     except PolicyRefused as error:
-        said.update(dict.fromkeys(option, str(error)))
-print(json.dumps(said))
+        errors.update(dict.fromkeys(option, str(error)))
+print(json.dumps(errors))
 """,
         **shared_server.env(),
     )
-    said = answer(done)
-    assert set(said) == {
+    errors = answer(done)
+    assert set(errors) == {
         "hosts",
         "network_interfaces",
         "max_workers",
@@ -351,7 +351,7 @@ print(json.dumps(said))
         "host_discovery_script",
         "min_workers",
     }
-    assert "runs and writes no file" in said["host_discovery_script"]
+    assert "runs and writes no file" in errors["host_discovery_script"]
 
 
 def test_horovod_is_tuned_traced_and_its_stall_warnings_name_the_late_rank(run_script, tmp_path):
@@ -360,9 +360,9 @@ def test_horovod_is_tuned_traced_and_its_stall_warnings_name_the_late_rank(run_s
             DIGITS
             + """
 import hfdt, logging
-said = []
+messages = []
 class Keep(logging.Handler):
-    def emit(self, record): said.append(record.getMessage())
+    def emit(self, record): messages.append(record.getMessage())
 logging.getLogger("nfdt_client").addHandler(Keep())
 logging.getLogger("nfdt_client").setLevel("INFO")
 options = dict(
@@ -371,18 +371,18 @@ options = dict(
 )
 with hfdt.session(workers=2, emulate={"step_ms": [0, 3500]}, **options):
     history = build().fit(x[:128], y[:128], batch_size=32, epochs=1, verbose=0)  # the first step is traced
-print(json.dumps(dict(said=said, loss=history.history["loss"], statistics=history.nfdt["worker-0"])))
+print(json.dumps(dict(messages=messages, loss=history.history["loss"], statistics=history.nfdt["worker-0"])))
 """
         )
     )
-    stalls = [line for line in got["said"] if "waiting for rank" in line]
+    stalls = [line for line in got["messages"] if "waiting for rank" in line]
     late = [line for line in stalls if re.search(r"rank 1 for \d+ s \(tensors: hfdt_gradient", line)]
-    assert late, got["said"]
+    assert late, got["messages"]
     assert not [line for line in stalls if "rank 0" in line]
     names = {event.get("args", {}).get("name") for event in json.loads((tmp_path / "trace.json").read_text())}
     assert any("hfdt_gradient" in str(name) for name in names)
     assert got["statistics"]["codec"] == "fp16"
     assert (tmp_path / "tuned.csv").stat().st_size > 0
-    command = next(line for line in got["said"] if "ring of 2 ranks" in line)
+    command = next(line for line in got["messages"] if "ring of 2 ranks" in line)
     assert "HOROVOD_FUSION_THRESHOLD=8388608" in command
     assert "HOROVOD_CYCLE_TIME=2.5" in command

@@ -1,4 +1,4 @@
-"""Metrics of every kind on a cluster come to what Keras counts on one machine, with the same weights."""
+"""Metrics of every kind on a cluster, equal to Keras' on one machine with the same weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pushes that overlap with the computation: who may, and what is still learnt."""
+"""Pushes that overlap with the computation: permitted presets, and the accuracy reached."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_ddc_asgd_learns_as_well_with_overlap(digits):
     assert min(accuracy[1], accuracy[2]) >= accuracy[0] - 0.025
 
 
-# -- one worker: its staleness, and where it goes
+# -- one worker: its staleness and its trajectory
 
 ROWS, BATCH, RATE = 60, 5, 0.05
 STEPS = ROWS // BATCH
@@ -74,7 +74,7 @@ def regression(momentum):
 
 
 def slopes(x, y):
-    """The gradient of each batch's mean square error, by hand."""
+    """Return the gradient of each batch's mean squared error, by hand."""
 
     def of(rows):
         a, b = np.float64(x[rows]), np.float64(y[rows, 0])

@@ -1,4 +1,4 @@
-"""A server, workers and clients as separate programs: token, TLS, re-attach, cancel, policy, mpirun."""
+"""Server, workers and clients as separate programs: token, TLS, re-attach, cancel, policy, mpirun."""
 
 from __future__ import annotations
 

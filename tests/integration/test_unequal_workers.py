@@ -1,4 +1,4 @@
-"""Workers of unequal, emulated speeds: batches and tasks follow the speeds, and no sample is lost."""
+"""Workers of different, emulated speeds: batches and tasks follow the speeds, and no sample is lost."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def test_dynamic_batches_make_steps_of_equal_time(digits):
     assert sum(sizes.values()) == 64
     times = [row["step_s"] for row in outcome.speeds.values()]
     assert max(times) < 1.6 * min(times)  # 4 with batches of one size
-    told = [data["workers"] for kind, data in outcome.events if kind == "speed"]
-    assert set(told[-1]) == {*FAST, *SLOW}
-    assert told[-1][FAST[0]]["samples_per_s"] > 2 * told[-1][SLOW[0]]["samples_per_s"]
+    speeds = [data["workers"] for kind, data in outcome.events if kind == "speed"]
+    assert set(speeds[-1]) == {*FAST, *SLOW}
+    assert speeds[-1][FAST[0]]["samples_per_s"] > 2 * speeds[-1][SLOW[0]]["samples_per_s"]
 
 
 def staleness_of(outcome):
-    """The median staleness of each worker."""
+    """Return the median staleness of each worker."""
     counts = outcome.staleness[0]["workers"]
     return {
         w: median(np.repeat([int(t) for t in c["staleness"]], [*c["staleness"].values()])) for w, c in counts.items()

@@ -68,11 +68,11 @@ def test_a_closed_queue_grants_nothing(queue):
     assert queue.grant(0) is None
 
 
-def test_the_run_is_told_of_everything_that_arrives():
-    told = []
-    queue = FeedQueue(news=lambda: told.append(1))
+def test_the_run_is_notified_of_everything_that_arrives():
+    calls = []
+    queue = FeedQueue(news=lambda: calls.append(1))
     queue.allow(0, 1)
     queue.grant(0)
     queue.offer(batch(0))
     queue.end(0)
-    assert len(told) == 2
+    assert len(calls) == 2

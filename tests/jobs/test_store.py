@@ -24,7 +24,7 @@ def test_the_file_is_private(store, tmp_path):
     assert stat.S_IMODE((tmp_path / "jobs.sqlite").stat().st_mode) == 0o600
 
 
-def test_a_new_job_is_queued_and_says_so(store):
+def test_a_new_job_is_queued_and_reports_it(store):
     assert store.get("a").state == "queued"
     assert states(store) == ["queued"]
 
@@ -37,7 +37,7 @@ def test_events_are_numbered_within_their_job(store):
     assert [e.data for e in store.events("a", after=1)] == [{"text": "x"}]
 
 
-def test_a_transition_is_told_with_reason_and_error(store):
+def test_a_transition_is_reported_with_reason_and_error(store):
     store.transition("a", "failed", reason="why", error={"message": "m"})
     assert store.events("a")[-1].data == {"state": "failed", "reason": "why", "error": {"message": "m"}}
     assert store.get("a").ended_at == 7.0
@@ -114,7 +114,7 @@ def test_a_restart_queues_what_waited_and_fails_what_ran(tmp_path):
     store.close()
 
 
-def test_a_full_disk_is_an_error_that_says_so_and_the_store_goes_on_when_there_is_room(store, tmp_path):
+def test_a_full_disk_is_an_error_of_its_own_and_the_store_continues_when_there_is_room(store, tmp_path):
     store._database.execute("PRAGMA max_page_count=1")  # SQLite takes the number of pages there are
     with pytest.raises(NfdtError, match=r"jobs\.sqlite.* full.*Make room"):
         store.append("a", "log", {"text": "x" * 100_000})

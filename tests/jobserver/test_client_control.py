@@ -8,7 +8,7 @@ from nfdt.core.errors import UsageError
 from nfdt.jobserver.client_control import ClientControl
 
 
-def test_an_attended_job_begins_what_was_permitted_and_another_one_everything():
+def test_an_interactive_job_begins_permitted_epochs_and_a_detached_one_all():
     control = ClientControl(interactive=True, unwatched_since=0.0)
     assert not control.permits(0)
     control.permitted = 3
@@ -47,7 +47,7 @@ def test_a_job_is_abandoned_when_its_last_client_has_been_away_for_long():
     control.watch(+1, 16.0)
     assert not control.abandoned(100.0, timeout_s=10.0)
     control.watch(-1, 100.0)
-    assert not control.abandoned(200.0, timeout_s=10.0)  # the other one is still there
+    assert not control.abandoned(200.0, timeout_s=10.0)  # the other client is still connected
     control.watch(-1, 200.0)
     assert not control.abandoned(209.0, timeout_s=10.0)
     assert control.abandoned(211.0, timeout_s=10.0)

@@ -1,4 +1,4 @@
-"""A disk that is full for a moment: jobs fail with the reason, and the server goes on once there is room."""
+"""Full disk for a while: jobs fail with the reason, and the server continues once there is room."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def end_of(client, job) -> dict[str, Any]:
     return data
 
 
-def test_a_job_that_fails_before_it_begins_is_told_once_there_is_room_and_others_run(start, disk):
+def test_a_job_that_fails_before_it_begins_is_reported_once_there_is_room_and_others_run(start, disk):
     client = start(shards=1, workers=2)
     spec = client.spec(workers=5, start_timeout_s=0.1)
     other = client.spec()

@@ -1,4 +1,4 @@
-"""Failover of a ring's leader: calls to the shard wait for the next one, which gets the last instruction again."""
+"""Failover of a ring's leader: calls to the shard wait for the next leader, which gets the last instruction again."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def test_what_the_last_rank_may_not_have_passed_on_is_repeated():
     shard.flush()
     shard.set_learning_rate(0.5)
     shard.write("new")
-    for fresh, told in ((True, [0.5, "new"]), (False, [0.5])):
+    for fresh, repeated in ((True, [0.5, "new"]), (False, [0.5])):
         following = Shard("next")
         shard.replace(following)
         shard.repeat(fresh=fresh)
-        assert following.received == told
+        assert following.received == repeated
 
 
 def test_what_an_epoch_began_with_is_not_repeated_after_its_end():
@@ -104,7 +104,7 @@ class Ring:
 
 @dataclass
 class JobSlots:
-    """Slots of a shard and a worker that are gone; ``next_one`` is set when another one attends."""
+    """Slots of a shard and a worker that are gone; ``next_one`` is set when another slot registers."""
 
     next_one: threading.Event
     started: list[str] = field(default_factory=list)
@@ -149,11 +149,11 @@ def lost_leader(monkeypatch):
     monkeypatch.setattr(JobSlot, "details", {})
     ring, slots, coordinator = Ring(), JobSlots(threading.Event()), Coordinator()
     failures: list[BaseException] = []
-    changed, told = threading.Condition(), threading.Event()
+    changed, failed = threading.Condition(), threading.Event()
 
     def fail(error: BaseException) -> None:
         failures.append(error)
-        told.set()
+        failed.set()
 
     def begin(deadline_s: float) -> LeaderFailover:
         made = LeaderFailover(
@@ -161,10 +161,10 @@ def lost_leader(monkeypatch):
         )
         with changed:
             made.begin(coordinator, fail)
-            made.begin(coordinator, fail)  # the second of its slots is reported
+            made.begin(coordinator, fail)  # the end of its second slot is reported
         return made
 
-    return ring, slots, coordinator, (failures, told), begin
+    return ring, slots, coordinator, (failures, failed), begin
 
 
 def test_the_next_rank_is_acquired_asked_to_serve_and_then_to_work(lost_leader):
@@ -177,19 +177,19 @@ def test_the_next_rank_is_acquired_asked_to_serve_and_then_to_work(lost_leader):
     assert failures[0] == []
 
 
-@pytest.mark.parametrize(("failure", "said"), [(None, "another one within 0 s"), ("it ended", "it ended")])
-def test_a_ring_without_another_rank_fails_the_job_with_the_reason(lost_leader, failure, said):
-    ring, _, _, (failures, told), begin = lost_leader
+@pytest.mark.parametrize(("failure", "reason"), [(None, "another one within 0 s"), ("it ended", "it ended")])
+def test_a_ring_without_another_rank_fails_the_job_with_the_reason(lost_leader, failure, reason):
+    ring, _, _, (failures, failed), begin = lost_leader
     ring.failure = failure
     failover = begin(0.0)
-    assert told.wait(DEADLINE_S)
-    assert said in str(failures[0])
+    assert failed.wait(DEADLINE_S)
+    assert reason in str(failures[0])
     with pytest.raises(ServerUnreachable):
         failover.shard.read()
 
 
 def test_whatever_goes_wrong_while_another_rank_is_started_fails_the_job(lost_leader):
-    _, slots, _, (failures, told), begin = lost_leader
+    _, slots, _, (failures, failed), begin = lost_leader
 
     def start_shard(job_slot):
         raise RuntimeError("can't start new thread")
@@ -197,5 +197,5 @@ def test_whatever_goes_wrong_while_another_rank_is_started_fails_the_job(lost_le
     slots.start_shard = start_shard
     slots.next_one.set()
     begin(DEADLINE_S)
-    assert told.wait(DEADLINE_S)
+    assert failed.wait(DEADLINE_S)
     assert "new thread" in str(failures[0])

@@ -108,7 +108,7 @@ def test_all_workers_gone_fails_the_job_with_the_reason(start, cluster, gate, mo
 
 def test_a_job_whose_workers_may_be_replaced_no_more_does_not_wait_for_ever(start, cluster, gate, monkeypatch):
     monkeypatch.setattr("nfdt.jobserver.topologies.replacement.ALONE_S", 0.0)
-    monkeypatch.setattr("nfdt.jobserver.job_slots.SPARE_JOINS", -2)  # of one worker: nobody may take over
+    monkeypatch.setattr("nfdt.jobserver.job_slots.SPARE_JOINS", -2)  # of one worker: no other may take over
     client = start(shards=1)
     (victim,) = cluster.add("worker", on_task=gate)
     job = client.submit(client.spec(epochs=1, workers=1))
@@ -169,7 +169,7 @@ def test_a_queued_job_is_cancelled(start):
     client.control(job, stop_training=jobs_pb2.StopTraining())
 
 
-def test_without_workers_the_job_fails_and_says_how_to_add_them(start):
+def test_without_workers_the_job_fails_and_names_the_remedy(start):
     client = start(shards=1)
     end = last(client.finish(client.submit(client.spec(start_timeout_s=0.05))))
     assert end["state"] == "failed"
@@ -185,7 +185,7 @@ def test_code_is_refused_where_it_is_not_allowed(start):
         client.submit(client.spec(**client.program(kind="code")))
 
 
-def test_code_that_does_not_say_so_is_refused_everywhere(start):
+def test_undeclared_code_is_refused_everywhere(start):
     client = start(allow_code=True)
     with pytest.raises(PolicyRefused, match="says it does not"):
         client.submit(client.spec(**client.program(kind="code")))

@@ -1,4 +1,4 @@
-"""Workers on another machine fetch a job's artifacts: whole, by their hash, of their own job only."""
+"""Download of artifacts by workers on another machine: whole, by their hash, of their own job only."""
 
 from __future__ import annotations
 

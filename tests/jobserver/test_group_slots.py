@@ -1,4 +1,4 @@
-"""Members of groups, and when they change: with fake rings and slots."""
+"""Members of groups and changes of members, with fake rings and slots."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ ROWS = 32
 
 
 class Worlds:
-    """Fake launcher, slots and log: a ring attends at once, and its members report the speeds that are set here."""
+    """Fake launcher, slots and log: a ring registers at once, and its members report the speeds that are set here."""
 
     def __init__(self, *seconds: float) -> None:
         self.seconds = list(seconds)
         self.steps = 0
-        self.launched, self.ended, self.told = [], [], []
+        self.launched, self.ended, self.logged = [], [], []
         self.failure: dict[tuple[int, ...], str] = {}
         self._leaders: list[JobSlot] = []
 
-    # the launcher
+    # launcher
     def claim(self, job_id, shape):
         self.launched.append(shape.members)
         members, outer = shape.members, self
@@ -50,7 +50,7 @@ class Worlds:
     def end(self, rings):
         self.ended += [ring.shape.members for ring in rings]
 
-    # the slots
+    # slots
     def acquire_leader(self, ring):
         if ring.failure:
             return None
@@ -62,27 +62,27 @@ class Worlds:
 
     def start_worker(self, job_slot, here):
         job_slot.started = True
-        self.tell(job_slot, (ROWS, ROWS // 4) * 10)
+        self.report_steps(job_slot, (ROWS, ROWS // 4) * 10)
 
     def shut_down(self, job_slot):
         job_slot.gone = True
 
-    def tell(self, job_slot, rows):
+    def report_steps(self, job_slot, rows):
         self.steps += len(rows)
-        told = {str(m): [self.steps, [(n, self.seconds[m] * n / ROWS) for n in rows[-19:]]] for m in job_slot.members}
-        job_slot.report = {"recent": told}
+        recent = {str(m): [self.steps, [(n, self.seconds[m] * n / ROWS) for n in rows[-19:]]] for m in job_slot.members}
+        job_slot.report = {"recent": recent}
 
     def epoch(self):
         for job_slot in self._leaders:
-            self.tell(job_slot, (ROWS,) * 20)
+            self.report_steps(job_slot, (ROWS,) * 20)
 
-    # the job_log
-    def tell_log(self, level, text):
-        self.told.append(text)
+    # job log
+    def write_log(self, level, text):
+        self.logged.append(text)
 
     @property
     def job_log(self):
-        return SimpleNamespace(write=self.tell_log, record=lambda kind, data: self.told.append((kind, data)))
+        return SimpleNamespace(write=self.write_log, record=lambda kind, data: self.logged.append((kind, data)))
 
 
 def group_slots(worlds: Worlds, **options) -> GroupSlots:
@@ -196,7 +196,7 @@ def test_a_new_world_that_does_not_come_up_is_lost_alone():
     job_slots, _ = review(slots)
     assert [job_slot.members for job_slot in job_slots] == groups_of(slots) == [(0, 3)]
     slots.report_losses()
-    assert any("no more memory" in str(text) for text in worlds.told)
+    assert any("no more memory" in str(text) for text in worlds.logged)
 
 
 def test_groups_do_not_change_for_little_that_is_left():
@@ -216,7 +216,7 @@ def test_a_group_that_is_gone_is_reported_once_and_the_others_share_the_work():
     worlds.failure[2, 3] = "killed"
     slots.report_losses()
     slots.report_losses()
-    assert [text for text in worlds.told if "is gone" in str(text)] == ["Group 2,3 is gone. killed"]
+    assert [text for text in worlds.logged if "is gone" in str(text)] == ["Group 2,3 is gone. killed"]
     assert slots.all_gone() is None
     worlds.epoch()
     review(slots)
@@ -233,7 +233,7 @@ def test_with_the_last_group_the_reason_is_known():
     assert "signal 9" in slots.all_gone()
 
 
-def test_a_world_that_does_not_come_up_says_why():
+def test_a_world_that_does_not_start_reports_the_reason():
     worlds = Worlds(0.01, 0.01)
     worlds.failure[0, 1] = "no such interface"
     with pytest.raises(JobFailed, match="no such interface"):

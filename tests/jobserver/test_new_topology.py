@@ -1,4 +1,4 @@
-"""A topology that is added in one file, and trains a job."""
+"""Topology that is added in one file and trains a job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME = "pairs"
 
 
 class PairsView(FlatView):
-    """Every attending worker stands for a pair of workers."""
+    """View in which every registered worker stands for a pair of workers."""
 
     def slots_wanted(self, spec):
         return spec.cluster.workers // 2
@@ -30,7 +30,7 @@ class PairsView(FlatView):
 
 
 class PairsTopology(Topology):
-    """Pairs whose members divide each batch, and are not replaced."""
+    """Topology of pairs whose members divide each batch, and are not replaced."""
 
     view: ClassVar = PairsView()
 

@@ -1,4 +1,4 @@
-"""The server as a process, and slots that it starts itself."""
+"""Server as a process, with slots that it starts itself."""
 
 import json
 import os
@@ -136,14 +136,14 @@ def test_slots_that_cannot_start_fail_the_job_and_name_the_log(tmp_path, quick_r
         server.stop()
 
 
-def test_a_running_job_is_told_once_why_its_worker_is_not_replaced(tmp_path, quick_restarts, server, client):
+def test_a_running_job_logs_once_why_its_worker_is_not_replaced(tmp_path, quick_restarts, server, client):
     job = client.submit(client.spec(epochs=1_000_000, workers=2))
     pid = client.until(job, "worker_joined", index=1)["pid"]
     (tmp_path / "logs").rename(tmp_path / "away")
     os.kill(pid, 9)
-    told = client.until(job, "log", level="warning")["text"]
-    assert "not replaced" in told
-    assert str(tmp_path / "logs") in told
+    warning = client.until(job, "log", level="warning")["text"]
+    assert "not replaced" in warning
+    assert str(tmp_path / "logs") in warning
     (tmp_path / "away").rename(tmp_path / "logs")
     assert client.until(job, "worker_joined", index=2)["worker"] == "worker-2"
     client.control(job, cancel=jobs_pb2.Cancel())

@@ -1,4 +1,4 @@
-"""A slot that cannot reach the server for a while goes on where it stopped: not lost, nothing done twice."""
+"""Slots that cannot reach the server for a while resume where they stopped: none is lost, nothing is done twice."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def first_gate() -> Iterator[Gate]:
 
 
 def slots_of(cluster, address, *tasks, **options):
-    """Patient worker slots that reach the server at ``address``."""
+    """Return patient worker slots that reach the server at ``address``."""
     hello = options.pop("hello", {})
     made = [
         FakeSlot(address, "worker", f"patient-{i}", on_task=on_task, hello=hello, **{**PATIENT, **options})
@@ -72,7 +72,7 @@ def slots_of(cluster, address, *tasks, **options):
 
 
 def wait_until(pool, condition) -> bool:
-    """Whether a condition over the pool comes true in time."""
+    """Return whether a condition over the pool becomes true in time."""
     with pool._changed:
         return pool._changed.wait_for(condition, DEADLINE_S)
 
@@ -143,7 +143,7 @@ def test_a_shard_s_connection_is_cut_and_the_job_goes_on(cluster, relay, gate):
     assert client.finish(job)[-1][1]["state"] == "succeeded"
 
 
-def test_who_does_not_come_back_in_time_is_lost(cluster, relay, first_gate):
+def test_a_slot_that_does_not_come_back_in_time_is_lost(cluster, relay, first_gate):
     slots_of(cluster, relay.address, first_gate, patience_s=0.2)
     cluster.add("worker", on_task=first_gate.after)
     client = cluster.client()
@@ -155,7 +155,7 @@ def test_who_does_not_come_back_in_time_is_lost(cluster, relay, first_gate):
     assert of(events, "epoch_end")[0]["samples"] == 40
 
 
-def test_who_is_known_to_have_ended_is_lost_at_once_however_patient(cluster, relay, first_gate):
+def test_a_slot_that_is_known_to_have_ended_is_lost_at_once_however_patient(cluster, relay, first_gate):
     slots_of(cluster, relay.address, first_gate, patience_s=3600.0)
     cluster.add("worker", on_task=first_gate.after)
     client = cluster.client()
@@ -211,8 +211,8 @@ def test_slots_outlive_a_restart_of_the_server(cluster, relay, gate):
     client = cluster.client()
     job = client.submit(client.spec(epochs=1, workers=1))
     assert client.finish(job)[-1][1]["state"] == "succeeded"
-    told = [type(assignment).__name__ for assignment in slot.assignments]
-    assert told[:3] == ["WorkerAssignment", "Release", "WorkerAssignment"]
+    kinds = [type(assignment).__name__ for assignment in slot.assignments]
+    assert kinds[:3] == ["WorkerAssignment", "Release", "WorkerAssignment"]
 
 
 def test_a_call_that_comes_late_is_not_taken_for_a_new_one(cluster, relay, gate):

@@ -10,7 +10,7 @@ from nfdt.jobserver.topologies.replacement import ALONE_S, WorkerReplacement
 
 
 class Lonely:
-    """A job without workers, whose lost workers nobody replaces."""
+    """Job without workers, whose lost workers are not replaced."""
 
     def __init__(self) -> None:
         self.living: list[str] = []

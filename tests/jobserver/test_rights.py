@@ -1,4 +1,4 @@
-"""Rights of callers: a slot attends, and reports only as the worker that it was assigned to be."""
+"""Rights of callers: a slot registers, and reports only as the worker that it is assigned to."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_worker_reports_for_itself_only(start, cluster):
 
 
 def test_the_token_of_the_server_s_own_slots_is_for_slots(tmp_path, monkeypatch):
-    """The token is in the memory of processes that run the code of jobs."""
+    """Reason: the token is in the memory of processes that run the code of jobs."""
     token = "s" * 64
     monkeypatch.setattr(server.secrets, "token_hex", lambda count: token)
     cluster = LocalJobServer(tmp_path / "state")
@@ -54,7 +54,7 @@ def test_refused_pushes_are_named_and_counted_when_their_epoch_ends(start, clust
     client = start(shards=1)
     cluster.add("worker", on_task=on_task)
     events = client.finish(client.submit(client.spec(epochs=3, workers=1)))
-    told = [data["text"] for data in of(events, "log") if data["level"] == "warning"]
-    assert [text.partition(" were refused")[0] for text in told] == ["2 pushes of worker-0", "3 pushes of worker-0"]
+    warnings = [data["text"] for data in of(events, "log") if data["level"] == "warning"]
+    assert [text.partition(" were refused")[0] for text in warnings] == ["2 pushes of worker-0", "3 pushes of worker-0"]
     result = of(events, "result")[0]
     assert (result["workers"]["worker-0"]["dropped"], result["workers"]["worker-0"]["duplicates"]) == (5, 1)

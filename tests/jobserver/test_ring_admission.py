@@ -1,4 +1,4 @@
-"""Jobs that a shared server refuses, because their rings reach further than its own machine."""
+"""Jobs that a shared server refuses because their rings extend beyond its own machine."""
 
 from __future__ import annotations
 

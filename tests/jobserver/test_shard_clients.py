@@ -17,7 +17,7 @@ VARIABLES = [{"variable": -1}, {"variable": 0}, {"variable": 1}]
 MANIFEST = Manifest({"layout": LAYOUT, "optimizer_variables": VARIABLES})
 
 
-class Recorder(FakeShard):
+class RecordingShard(FakeShard):
     def Write(self, request_iterator, context):
         self.written = load_arrays(b"".join(chunk.data for chunk in request_iterator))
         return shards_pb2.AdminReply()
@@ -25,7 +25,7 @@ class Recorder(FakeShard):
 
 @pytest.fixture
 def shards():
-    started = [Recorder(workers_pb2.ShardAssignment(index=i, shards=2, job_token="job-token")) for i in range(2)]
+    started = [RecordingShard(workers_pb2.ShardAssignment(index=i, shards=2, job_token="job-token")) for i in range(2)]
     yield started
     for shard in started:
         shard.stop()

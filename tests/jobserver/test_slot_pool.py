@@ -1,4 +1,4 @@
-"""Slots that a job gets, and the messages that count."""
+"""Slots that a job acquires, and messages that are accepted from them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def pool() -> SlotPool:
     return SlotPool()
 
 
-def taken(pool, job_id, heard, **options) -> PoolSlot:
-    (slot,) = pool.take("worker", 1, job_id, heard, **options)
+def taken(pool, job_id, received, **options) -> PoolSlot:
+    (slot,) = pool.take("worker", 1, job_id, received, **options)
     slot.send(pb.Assignment(worker=pb.WorkerAssignment(job_id=job_id)))
     return slot
 
@@ -37,16 +37,16 @@ def finished(job_id) -> pb.SlotMessage:
 
 
 def test_a_late_message_about_another_job_is_dropped(pool):
-    heard = Messages()
+    received = Messages()
     pool.join(hello())
     slot = taken(pool, "first", Messages())
     pool.receive(slot, finished("first"))
-    slot = taken(pool, "second", heard)
+    slot = taken(pool, "second", received)
     pool.receive(slot, finished("first"))
-    assert heard == []
+    assert received == []
     assert pool.attending("worker") == (1, 0)
     pool.receive(slot, finished("second"))
-    assert heard == [("worker", "finished")]
+    assert received == [("worker", "finished")]
     assert pool.attending("worker") == (1, 1)
 
 
@@ -62,8 +62,8 @@ def test_a_slot_that_was_taken_but_not_assigned_is_free_when_its_job_ends(pool):
     (slot,) = pool.take("worker", 1, "job", Messages())
     pool.release(slot, "job")
     assert pool.attending("worker") == (1, 1)
-    told = taken(pool, "job", Messages())
-    pool.release(told, "job")
+    assigned = taken(pool, "job", Messages())
+    pool.release(assigned, "job")
     assert pool.attending("worker") == (1, 0), "it has to answer first"
 
 
@@ -91,13 +91,13 @@ def test_what_a_slot_did_not_receive_is_sent_again_on_its_next_stream(pool):
 
 
 def test_a_message_that_is_sent_again_counts_once(pool):
-    heard = Messages()
+    received = Messages()
     pool.join(hello(key="k", patience_s=60.0))
-    slot = taken(pool, "job", heard)
+    slot = taken(pool, "job", received)
     ready = pb.SlotMessage(ready=pb.SlotReady(job_id="job"), number=1)
     pool.receive(slot, ready)
     pool.receive(slot, ready)
-    assert heard == [("worker", "ready")]
+    assert received == [("worker", "ready")]
 
 
 def test_the_number_of_workers_that_replace_lost_ones_is_limited(pool):

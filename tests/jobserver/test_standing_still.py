@@ -1,4 +1,4 @@
-"""Job whose epoch stands still for its client, over real gRPC: reading and replacing its state meanwhile."""
+"""Job whose epoch pauses for its client, over real gRPC: its state is read and replaced meanwhile."""
 
 import numpy as np
 

@@ -88,7 +88,7 @@ def test_every_end_has_its_state_and_error(error, state, kind):
     assert (outcome.error or {}).get("exception_type") == kind
 
 
-def test_an_attended_job_waits_for_its_client_and_misses_it_after_a_while():
+def test_an_interactive_job_waits_for_its_client_and_misses_it_after_a_while():
     control = ClientControl(interactive=True, unwatched_since=0.0)
     assert not control.permits(0)
     control.watch(1, 0.0)
@@ -98,7 +98,7 @@ def test_an_attended_job_waits_for_its_client_and_misses_it_after_a_while():
     assert control.abandoned(1060.0, 60.0)
 
 
-def test_a_wish_to_stop_is_heard_once():
+def test_a_request_to_stop_counts_once():
     control = ClientControl(interactive=False, unwatched_since=0.0, stop_training=True)
     assert [control.take_stop(), control.take_stop()] == [True, False]
 

@@ -53,7 +53,7 @@ def test_validation_rows_are_evaluated_once(start):
     }
 
 
-def test_an_attended_job_waits_for_its_client_at_every_epoch(start):
+def test_an_interactive_job_waits_for_its_client_at_every_epoch(start):
     client = start(workers=1, shards=1)
     job = client.submit(client.spec(epochs=3, workers=1, attended=True))
     seen = []
@@ -138,20 +138,20 @@ def test_batches_are_fed_with_credits(start, cluster):
     job = client.submit(spec)
     client.control(job, proceed=jobs_pb2.Proceed(epoch=0))
     client.control(job, proceed=jobs_pb2.Proceed(epoch=1))
-    outbox = __import__("queue").SimpleQueue()
-    outbox.put(jobs_pb2.FedBatch(job_id=job))
+    feed_queue = __import__("queue").SimpleQueue()
+    feed_queue.put(jobs_pb2.FedBatch(job_id=job))
     most, sent = 0, {0: 0, 1: 0}
-    for credit in client.stub.Feed(iter(outbox.get, None), timeout=DEADLINE_S):
+    for credit in client.stub.Feed(iter(feed_queue.get, None), timeout=DEADLINE_S):
         most = max(most, credit.batches)
         for _ in range(credit.batches):
             if sent[credit.epoch] < 15:
                 step = sent[credit.epoch]
                 data = f"{credit.epoch}/{step}".encode()
-                outbox.put(jobs_pb2.FedBatch(epoch=credit.epoch, step=step, samples=4, data=data))
+                feed_queue.put(jobs_pb2.FedBatch(epoch=credit.epoch, step=step, samples=4, data=data))
             elif sent[credit.epoch] == 15:
-                outbox.put(jobs_pb2.FedBatch(epoch=credit.epoch, end_of_epoch=True))
+                feed_queue.put(jobs_pb2.FedBatch(epoch=credit.epoch, end_of_epoch=True))
             sent[credit.epoch] += 1
-    outbox.put(None)
+    feed_queue.put(None)
     events = client.finish(job)
     assert [(e["steps"], e["samples"]) for e in of(events, "epoch_end")] == [(15, 60), (15, 60)]
     fed = sorted(batch for slot in cluster.slots for batch in slot.batches)

@@ -1,4 +1,4 @@
-"""The fork server alone, with programs that import next to nothing in place of slots."""
+"""Fork server alone, with programs that import almost nothing in place of slots."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import pytest
 from nfdt.launch.fork_client import NOT_FORKED, ForkServerClient
 
 DEADLINE_S = 30
-# A fork server whose slots run the code that they get as their argument.
+# A fork server whose slots run the code in their argument.
 PROGRAM = """
 import os, socket, numpy
 from nfdt.launch.fork_server import ForkServer
@@ -24,7 +24,7 @@ WAIT = "import sys; sys.stdin.read()"
 
 
 class Yard:
-    """One fork server and the logs of its slots."""
+    """Fork server with the logs of its slots."""
 
     def __init__(self, directory, before="", **environment):
         self.directory = directory
@@ -34,15 +34,15 @@ class Yard:
         self.slots = []
 
     def fork(self, code, **changes):
-        """Start a slot; returns it and the path of its output."""
+        """Start a slot; return it and the path of its output."""
         path = self.directory / f"{len(self.slots)}.log"
         environment = {k: v for k, v in {**self.environment, **changes}.items() if v is not None}
         with path.open("w") as log:
             self.slots.append(self.fork_server.fork([code], "nfdt slot 1", environment, log.fileno()))
         return self.slots[-1], path
 
-    def said(self, code, **changes):
-        """Output of a slot that runs ``code`` to its end."""
+    def output_of(self, code, **changes):
+        """Return the output of a slot that runs ``code`` to its end."""
         slot, path = self.fork(code, **changes)
         assert slot.wait(DEADLINE_S) == 0, path.read_text()
         return path.read_text().strip()
@@ -75,7 +75,7 @@ def ended(*pids):
         ("raise ValueError", 1),
     ],
 )
-def test_the_exit_code_is_what_popen_would_say(yard, code, expected):
+def test_the_exit_code_is_that_of_popen(yard, code, expected):
     slot, _ = yard.fork(code)
     assert slot.wait(DEADLINE_S) == slot.poll() == slot.returncode == expected
     assert slot.pid > 0
@@ -85,19 +85,19 @@ def test_the_exit_code_is_what_popen_would_say(yard, code, expected):
 def test_a_slot_has_its_own_environment(yard):
     names = ("GONE", "OLD", "NEW", "OPENBLAS_NUM_THREADS")
     code = f"import os; print([os.environ.get(n) for n in {names}])"
-    assert yard.said(code, GONE=None, OLD="2", NEW="3") == "[None, '2', '3', None]"
-    assert yard.said(code) == "['1', '1', None, None]"
+    assert yard.output_of(code, GONE=None, OLD="2", NEW="3") == "[None, '2', '3', None]"
+    assert yard.output_of(code) == "['1', '1', None, None]"
 
 
 def test_the_fork_server_never_has_what_only_slots_get(yard):
-    yard.said("pass", NFDT_TOKEN="secret")
+    yard.output_of("pass", NFDT_TOKEN="secret")
     fork_server = psutil.Process(yard.fork_server.pid)
     assert "secret" not in str(fork_server.environ()) + str(fork_server.cmdline())
 
 
 def test_slots_draw_different_random_numbers(yard):
     code = "import random, numpy; print(random.random(), numpy.random.rand())"
-    first, second = yard.said(code).split(), yard.said(code).split()
+    first, second = yard.output_of(code).split(), yard.output_of(code).split()
     assert first[0] != second[0]
     assert first[1] != second[1]
 
@@ -108,7 +108,7 @@ def test_a_slot_inherits_no_descriptor_but_its_own_three(yard):
     inherited = subprocess.run(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, capture_output=True, text=True, timeout=DEADLINE_S
     )
-    assert yard.said(code) == inherited.stdout.strip() == "['0', '1', '2']"
+    assert yard.output_of(code) == inherited.stdout.strip() == "['0', '1', '2']"
 
 
 def test_a_slot_leads_its_own_session_and_handles_signals_as_a_new_process(yard):
@@ -116,7 +116,7 @@ def test_a_slot_leads_its_own_session_and_handles_signals_as_a_new_process(yard)
         "import os, signal; print(os.getsid(0) == os.getpid(), signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL, "
         "signal.set_wakeup_fd(-1), open('/proc/self/comm').read().strip())"
     )
-    assert yard.said(code) == "True True -1 nfdt slot 1"
+    assert yard.output_of(code) == "True True -1 nfdt slot 1"
 
 
 def test_a_slot_reads_its_own_standard_input(yard):
@@ -149,7 +149,7 @@ def test_a_slot_that_is_terminated_before_it_exists_does_not_remain(tmp_path):
         unborn.terminate()
         assert unborn.wait(DEADLINE_S) == -signal.SIGTERM
         (tmp_path / "gate").write_text("open")
-        assert yard.said("print('alive')") == "alive"
+        assert yard.output_of("print('alive')") == "alive"
         assert ended(*(child.pid for child in psutil.Process(yard.fork_server.pid).children()))
     finally:
         yard.close()
@@ -193,6 +193,6 @@ os.fork, real = fork, os.fork
     slot, _ = yard.fork("pass")
     assert slot.wait(DEADLINE_S) == NOT_FORKED
     assert slot.pid is None
-    assert yard.said("print('next')") == "next"
+    assert yard.output_of("print('next')") == "next"
     assert "no memory for it" in yard.fork_server.log.read_text()
     yard.close()

@@ -1,4 +1,4 @@
-"""Real slots, forked by a fork server that a launcher keeps."""
+"""Real slots, forked by the fork server of a launcher."""
 
 import os
 import signal
@@ -76,7 +76,7 @@ def test_slots_are_children_of_one_fork_server_and_outlive_each_other(launch, se
 
 def test_a_killed_fork_server_is_replaced_and_counts_as_one_crash(launch, server, tmp_path):
     launcher = launch()
-    launcher.ensure("worker", 6)  # more than the crashes that are forgiven
+    launcher.ensure("worker", 6)  # more than the tolerated number of crashes
     first = [server.next().pid for _ in range(6)]
     fork_server = parent_of(first[0])
     processes = [psutil.Process(pid) for pid in first]
@@ -88,7 +88,7 @@ def test_a_killed_fork_server_is_replaced_and_counts_as_one_crash(launch, server
     assert launcher.failure is None
 
 
-def test_nobody_is_left_when_the_launcher_is_killed(server, tmp_path):
+def test_no_process_is_left_when_the_launcher_is_killed(server, tmp_path):
     program = f"""
         import signal
         from pathlib import Path

@@ -1,4 +1,4 @@
-"""Rings of stand-ins: a launcher is any program that lives until SIGTERM."""
+"""Allreduce rings with stand-ins: a launcher is any program that lives until SIGTERM."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ RING = RingShape(1, "mpirun")
 
 @pytest.fixture
 def mpirun(tmp_path):
-    """Rings whose launcher is a stand-in that lives until it is ended."""
+    """Provide rings whose launcher is a stand-in that lives until it is ended."""
     program = tmp_path / "mpirun"
     program.write_text(f"#!{sys.executable}\nimport time; time.sleep(600)\n")
     program.chmod(0o700)

@@ -19,7 +19,7 @@ def test_mpirun_comes_first_where_it_exists():
     assert choose_launcher(RingShape(2), WITHOUT) == "horovodrun"
 
 
-def test_mpirun_that_is_asked_for_and_missing_is_an_error_that_says_what_to_install():
+def test_a_missing_mpirun_is_an_error_that_names_what_to_install():
     with pytest.raises(UsageError, match="openmpi-bin"):
         ring_command(RingShape(2, "mpirun"), PROGRAM, WITHOUT)
 
@@ -104,7 +104,7 @@ def test_hosts_of_an_elastic_ring_keep_their_names_but_for_this_machine_s():
     assert "--loopback" not in argv
 
 
-def test_a_discovery_script_says_where_ranks_run_and_is_quoted_for_the_shell_that_runs_it():
+def test_a_discovery_script_lists_the_hosts_of_ranks_and_is_quoted_for_its_shell():
     shape = elastic(max_workers=8, host_discovery_script="/home/me/my hosts.sh")
     argv = ring_command(shape, PROGRAM, WITHOUT)
     assert after(argv, "--host-discovery-script") == "'/home/me/my hosts.sh'"

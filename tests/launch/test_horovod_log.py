@@ -25,7 +25,7 @@ def test_a_warning_names_the_missing_ranks_and_their_tensors(source):
     }
 
 
-def test_two_warnings_and_lines_of_other_ranks_between_them_are_told_apart():
+def test_two_warnings_and_lines_of_other_ranks_between_them_are_kept_apart():
     own = [f"[1,0]<stderr>:{line}" for line in LINES[:3]]
     other = "[1,1]<stderr>:1: [no warning of ours]"
     found = StallReader().read([own[0], other, *own[1:], *own, "[1,0]<stderr>:something else"])
@@ -60,7 +60,7 @@ def test_a_growing_file_gives_whole_lines_once(tmp_path):
     assert file.lines() == ["two"]
 
 
-def test_news_are_told_once(tmp_path):
+def test_news_are_reported_once(tmp_path):
     log = tmp_path / "log"
     news = RingMessages(log)
     log.write_text("\n".join(LINES) + "\n")

@@ -14,7 +14,7 @@ from nfdt.launch.processes import CRASHES, FAILED_STARTS, LocalLauncher
 from nfdt.launch.slot_options import SLOT, SlotOptions, shared_environment, slot_arguments, slot_environment
 
 DEADLINE_S = 30
-# A stand-in for a slot: says it is there through a pipe, ends when its standard input does.
+# A stand-in for a slot: it reports its start through a pipe and ends when its standard input does.
 STAND_IN = "import os, sys; os.write({fd}, b'%d\\n' % os.getpid()); sys.stdin.read()"
 STUBBORN = (
     "import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
@@ -23,7 +23,7 @@ STUBBORN = (
 
 
 class Announcements:
-    """Reads the process ids that stand-ins write into a fifo."""
+    """Reader of the process ids that stand-ins write into a fifo."""
 
     def __init__(self, path):
         os.mkfifo(path)
@@ -109,7 +109,7 @@ def test_slots_that_crash_at_once_are_given_up(tmp_path, announcements, quick_re
 
 @pytest.fixture
 def failed_starts(quick_restarts):
-    """What a launcher logs of starts that failed, as it happens."""
+    """Provide the log messages of a launcher about failed starts, as they are written."""
     handler = logging.handlers.QueueHandler(queue.SimpleQueue())
     handler.addFilter(lambda record: "cannot be started" in record.getMessage())
     logging.getLogger("nfdt.launch.processes").addHandler(handler)
@@ -174,12 +174,12 @@ def test_how_a_slot_ended_is_known_by_its_name(tmp_path, announcements):
         pid = announcements.next()
         (log,) = (tmp_path / "logs").glob("worker-0-*.log")
         while launcher.pids != [pid]:
-            pass  # it has said so before the launcher knows
+            pass  # it has reported this before the launcher notices
         assert launcher.end_of(log.stem, 0.0) is None, "it lives"
         os.kill(pid, signal.SIGKILL)
         end = launcher.end_of(log.stem, DEADLINE_S)
         assert (end.returncode, end.log) == (-signal.SIGKILL, log)
-        assert launcher.end_of("somebody-else", DEADLINE_S) is None
+        assert launcher.end_of("another-slot", DEADLINE_S) is None
     finally:
         launcher.stop()
 

@@ -52,7 +52,7 @@ def test_the_directory_can_be_chosen(tmp_path):
     assert rendezvous_file(LauncherRank(0, 1, 0, "j"), {"NFDT_MEETING_DIR": str(tmp_path)}).parent == tmp_path
 
 
-def test_the_invitation_is_private_read_by_the_others_and_gone_afterwards(tmp_path):
+def test_the_rendezvous_file_is_private_read_by_the_others_and_gone_afterwards(tmp_path):
     path = tmp_path / "meetings" / "m.json"
     sent = RendezvousInfo("10.0.0.1:5", "secret")
     with publish_rendezvous(path, sent):
@@ -75,7 +75,7 @@ def test_the_other_ranks_wait_for_rank_0(tmp_path):
     assert await_rendezvous(path, now=clock.now, sleep=sleep).address == "h:1"
 
 
-def test_nobody_invites_for_too_long_is_an_error_with_a_remedy(tmp_path):
+def test_a_rendezvous_that_is_missing_for_too_long_is_an_error_with_a_remedy(tmp_path):
     clock = ManualClock()
     with pytest.raises(ServerUnreachable, match="NFDT_MEETING_DIR"):
         await_rendezvous(tmp_path / "none", timeout_s=5, now=clock.now, sleep=clock.advance)
@@ -90,7 +90,7 @@ def test_a_file_that_others_can_read_is_not_trusted(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "{"])
-def test_a_file_that_is_no_invitation_is_refused(tmp_path, text):
+def test_a_file_that_is_no_rendezvous_is_refused(tmp_path, text):
     path = tmp_path / "m.json"
     path.write_text(text)
     path.chmod(0o600)

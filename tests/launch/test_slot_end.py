@@ -1,4 +1,4 @@
-"""Texts about slot processes that have ended."""
+"""Messages about slot processes that have ended."""
 
 import os
 import signal
@@ -19,12 +19,12 @@ from nfdt.launch.slot_end import MOST_KEPT, SlotEnd, keep
     ],
 )
 def test_an_end_names_signal_cause_and_log(tmp_path, returncode, needle):
-    said = str(SlotEnd(returncode, tmp_path / "slot.log"))
-    assert needle in said
-    assert said.endswith(f"log: {tmp_path / 'slot.log'}")
+    text = str(SlotEnd(returncode, tmp_path / "slot.log"))
+    assert needle in text
+    assert text.endswith(f"log: {tmp_path / 'slot.log'}")
 
 
-def test_the_newest_logs_are_kept_and_nobody_else_s_is_touched(tmp_path):
+def test_the_newest_logs_are_kept_and_no_other_file_is_touched(tmp_path):
     folder, log = tmp_path / "kept", tmp_path / "local-worker-0-new.log"
     folder.mkdir()
     log.write_text("the end")

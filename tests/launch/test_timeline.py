@@ -1,4 +1,4 @@
-"""A timeline whose writer was killed becomes valid JSON; a finished one keeps its bytes."""
+"""Timelines: one whose writer was killed becomes valid JSON; a finished one keeps its bytes."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def test_a_timeline_that_was_cut_off_keeps_its_whole_events(tmp_path, cut):
 def test_what_is_no_timeline_stays_as_it_is(tmp_path):
     path = tmp_path / "t.json"
     assert not finish_timeline(path)
-    path.write_text("a text of somebody")
+    path.write_text("a text of another program")
     assert not finish_timeline(path)
-    assert path.read_text() == "a text of somebody"
+    assert path.read_text() == "a text of another program"
 
 
 def test_an_elastic_ring_s_later_timelines_are_found(tmp_path):

@@ -13,7 +13,7 @@ collect_ignore_glob = [] if any(name in os.environ for name in RANK_VARIABLES) e
 
 @pytest.fixture(scope="session", autouse=True)
 def world():
-    """The ranks of this launch, for all tests."""
+    """Provide the ranks of this launch to all tests."""
     import hfdt.keras as hvd
 
     hvd.init()
@@ -24,5 +24,5 @@ def world():
 
 @pytest.fixture(autouse=True)
 def _together(world):
-    """Every test begins when all ranks have ended the one before."""
+    """Start every test when all ranks have ended the previous one."""
     world.allreduce(0.0, name="together")

@@ -1,4 +1,4 @@
-"""Adasum: gradients that agree are averaged, gradients at right angles are added."""
+"""Adasum: equal gradients are averaged, orthogonal ones are added."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nfdt.core.errors import UsageError
 
 
 def adasum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Maleki et al. 2020, arXiv:2006.02924."""
+    """Return the Adasum of Maleki et al. 2020, arXiv:2006.02924."""
     dot = a @ b
     return (1 - dot / (2 * a @ a)) * a + (1 - dot / (2 * b @ b)) * b
 

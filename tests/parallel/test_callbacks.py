@@ -1,4 +1,4 @@
-"""What each callback does to models, logs and learning rates."""
+"""Effects of each callback on models, logs and learning rates."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def train(callbacks, optimizer=None, epochs=1, model=None, **options):
 
 
 class Rates(keras.callbacks.Callback):
-    """The learning rate in each batch."""
+    """Callback that records the learning rate in each batch."""
 
     def __init__(self):
         super().__init__()
@@ -54,7 +54,7 @@ def test_the_root_s_weights_and_optimizer_state_are_everyone_s():
 
 
 class BuiltByFit(keras.Model):
-    """Weights come with the first batch."""
+    """Model whose weights are created with the first batch."""
 
     def __init__(self):
         super().__init__()
@@ -64,7 +64,7 @@ class BuiltByFit(keras.Model):
         return self.last(inputs)
 
 
-@pytest.mark.parametrize("built_on", ["nobody", "rank 0"])
+@pytest.mark.parametrize("built_on", ["no rank", "rank 0"])
 @pytest.mark.parametrize("kind", [BuiltByFit, lambda: keras.Sequential([keras.layers.Dense(CLASSES, "softmax")])])
 def test_models_that_the_first_batch_builds_are_made_equal_after_it(kind, built_on):
     keras.utils.set_random_seed(hvd.rank())
@@ -156,10 +156,10 @@ def test_the_warm_up_raises_the_rate_batch_by_batch():
     assert rates.seen[-1] == pytest.approx(0.4)
 
 
-def test_rank_0_says_when_the_warm_up_is_over(capsys):
+def test_rank_0_reports_the_end_of_the_warm_up(capsys):
     train([hvd.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=1, verbose=1)])
-    said = "Epoch 1: finished gradual learning rate warmup to 0.1." in capsys.readouterr().out
-    assert said == (hvd.rank() == 0)
+    reported = "Epoch 1: finished gradual learning rate warmup to 0.1." in capsys.readouterr().out
+    assert reported == (hvd.rank() == 0)
 
 
 def test_a_staircase_acts_once_per_epoch_between_two_epochs():

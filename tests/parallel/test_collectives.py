@@ -1,4 +1,4 @@
-"""Values of all ranks."""
+"""Collective operations on values of all ranks."""
 
 from __future__ import annotations
 

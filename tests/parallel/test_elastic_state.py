@@ -1,4 +1,4 @@
-"""What ``hfdt.keras.elastic`` keeps, restores and shares, on ranks that stay."""
+"""State that ``hfdt.keras.elastic`` keeps, restores and shares, on ranks that stay."""
 
 from __future__ import annotations
 

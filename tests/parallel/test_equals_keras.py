@@ -1,4 +1,4 @@
-"""Ranks that train together do what one process does with the global batch."""
+"""Equality of training on all ranks and on one process with the global batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A group of all ranks of this world, without servers: rank 0 has the shards in its own process."""
+"""Group of all ranks of this world, without servers: rank 0 has the shards in its own process."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def compiled(optimizer) -> keras.Model:
 
 
 class Group:
-    """The job on this rank."""
+    """Group job on this rank."""
 
     def __init__(self, folder, optimizer, **options):
         self.folder = folder
@@ -93,12 +93,12 @@ class Group:
         return InProcessClient(stores, layout, "group")
 
     def others_push(self) -> None:
-        """Another group moves the weights."""
+        """Change the weights as another group would."""
         weights = self.others.pull().weights
         self.others.push(np.ones_like(weights), samples=1)
 
     def train(self, *, fed=False, lease=None, meanwhile=None, **share) -> np.ndarray:
-        """All tasks, three to a lease, named or fed; the weights that the group then holds.
+        """Train all tasks, three per lease, named or fed; return the weights that the group then holds.
 
         ``meanwhile`` is called before each lease, on rank 0. ``lease`` and ``share`` are fields of the instructions.
         """

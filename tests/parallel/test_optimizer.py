@@ -1,4 +1,4 @@
-"""What the wrapped optimizer is, and what it refuses."""
+"""Type of the wrapped optimizer, and arguments that it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expected losses of accuracy: what was measured is returned, what was not is called unknown."""
+"""Expected losses of accuracy: measured ones are returned, others are marked as unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The planner: predictions against a schedule played out event by event, and the choices users would expect."""
+"""Planner: predictions compared with a schedule simulated event by event, and the choices that users expect."""
 
 import heapq
 
@@ -24,9 +24,9 @@ speeds = st.lists(st.floats(1.0, 50.0), min_size=1, max_size=8)
 
 
 def played_out(periods: list[float], overlap: int = 0) -> tuple[float, float]:
-    """(pushes per second, mean staleness) of workers that push whenever they are done.
+    """Return (pushes per second, mean staleness) of workers that push as soon as a step is done.
 
-    With ``overlap`` the answer to the push just sent is not there yet when the next gradient begins.
+    With ``overlap`` the answer to the last push has not arrived when the next gradient begins.
     """
     version, now, staleness = 0, 0.0, 0
     queue = [(period, i, (0,) * (1 + overlap)) for i, period in enumerate(periods)]
@@ -57,7 +57,7 @@ def test_dynamic_batches_never_slow_a_barrier_down(step_ms, fixed_ms):
     assert dynamic.samples_per_s >= fixed.samples_per_s * (1 - 1e-9)
 
 
-def test_a_barrier_runs_at_the_pace_of_the_slowest():
+def test_a_barrier_runs_at_the_speed_of_the_slowest():
     assert predict(PlannedPreset("bsp", "fixed"), cluster([10, 10, 40, 40])).samples_per_s == pytest.approx(
         4 * 32 / 0.040
     )
@@ -76,7 +76,7 @@ def test_the_fastest_and_the_slowest_worker_differ_in_staleness_unless_batches_f
     assert dynamic.most_staleness == pytest.approx(3)
 
 
-def test_overlap_hides_the_exchange_and_costs_a_step_of_everybody_in_staleness():
+def test_overlap_hides_the_exchange_and_adds_a_step_of_each_worker_to_the_staleness():
     machines = cluster([10, 10], exchange_ms=8)
     plain, overlapped = (predict(PlannedPreset("free", "fixed", overlap), machines) for overlap in (0, 1))
     assert overlapped.samples_per_s == pytest.approx(plain.samples_per_s * 1.8)

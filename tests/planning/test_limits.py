@@ -38,12 +38,12 @@ def test_the_lower_bound_has_the_values_computed_by_hand(seconds, bounds):
     st.floats(0.01, 1.0),
     st.floats(0.0, 100.0),
 )
-def test_nobody_beats_the_lower_bound(seconds, noise, busy, more):
+def test_no_schedule_beats_the_lower_bound(seconds, noise, busy, more):
     rate = busy * sum(1 / each for each in seconds)
     assert of_lower_bound(seconds, noise, rate, len(seconds) + more) <= 1 + 1e-9
 
 
 def test_equal_workers_that_never_wait_reach_the_lower_bound_and_a_barrier_of_unequal_ones_does_not():
     assert of_lower_bound([1] * 8, 10, 8.0, 8) == pytest.approx(1)
-    assert of_lower_bound([1] * 8, 10, 8.0, 16) == pytest.approx(18 / 26)  # twice as many under way
+    assert of_lower_bound([1] * 8, 10, 8.0, 16) == pytest.approx(18 / 26)  # twice as many in flight
     assert of_lower_bound(MIXED, 10, 8 / 5, 8) == pytest.approx(3.2 * 1.6 / 18)

@@ -18,7 +18,7 @@ def batch():
 
 @pytest.fixture
 def ship():
-    """Pack a model and unpack it from what would lie on a disk."""
+    """Pack a model and unpack it from the bytes that would be on a disk."""
     from nfdt.core.program.pack import pack
     from nfdt.core.program.unpack import unpack
 

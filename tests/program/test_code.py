@@ -1,4 +1,4 @@
-"""Code travels by value, between real processes."""
+"""Transfer of code by value, between real processes."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Private names of Keras are touched in one module only."""
+"""Private names of Keras, which only one module uses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OBJECTS = (
 OF_KERAS = {
     name for each in OBJECTS for name in dir(each) if name.startswith("_") and not name.startswith(("__", "_abc"))
 }
-# Names that are so common that our own classes have them too.
+# Names so common that classes of this project have them as well.
 COMMON = {"_lock", "_name", "_path", "_layers", "_metrics", "_model", "_variables", "_call", "_tracker", "_dtype"}
 
 
@@ -45,7 +45,7 @@ def _is_private(name: object) -> bool:
 
 
 def private_names(tree: ast.AST) -> Iterator[str]:
-    """Private attributes of other objects, and private names of Keras' methods as text."""
+    """Return private attributes of other objects, and private names of Keras' methods in strings."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and _is_private(node.attr):
             held = node.value
@@ -59,7 +59,7 @@ def private_names(tree: ast.AST) -> Iterator[str]:
 
 
 def _is_optimizer(tree: ast.AST, node: ast.Attribute) -> bool:
-    """Whether the attribute is read in a class whose base is one of Keras."""
+    """Return whether the attribute is read in a class with a base class of Keras."""
     return any(
         isinstance(each, ast.ClassDef)
         and any(ast.unparse(base).startswith("keras.") for base in each.bases)
@@ -98,7 +98,7 @@ def test_a_private_name_elsewhere_is_found(source):
     assert [*private_modules(tree), *private_names(tree)] != []
 
 
-def test_every_private_part_says_what_it_relies_on():
+def test_every_private_part_documents_what_it_relies_on():
     tree = ast.parse(HOME.read_text(encoding="utf-8"))
     defined = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     assert [node.name for node in defined if not ast.get_docstring(node)] == []

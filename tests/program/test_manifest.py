@@ -1,4 +1,4 @@
-"""The manifest: the same JSON in and out, and no other module that knows its keys."""
+"""Manifest: the same JSON in and out, and no other module that uses its keys."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_another_optimizer_leaves_the_rest_as_it_is():
 
 
 def look_ups(tree: ast.AST) -> Iterator[str]:
-    """Keys of a manifest that a module reads from an object of a manifest's usual names."""
+    """Return keys of a manifest that a module reads from objects with a manifest's usual names."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Subscript):
             holder, key = node.value, node.slice
@@ -72,7 +72,7 @@ def look_ups(tree: ast.AST) -> Iterator[str]:
 
 
 def literals(tree: ast.AST) -> Iterator[str]:
-    """Dictionaries that look like a manifest's."""
+    """Return dictionaries that look like those of a manifest."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Dict):
             named = {key.value for key in node.keys if isinstance(key, ast.Constant)} & KEYS

@@ -1,4 +1,4 @@
-"""Metrics that several workers cannot count together are refused on the client; nothing is left of looking at them."""
+"""Metrics that several workers cannot count together: refused on the client, without side effects of the check."""
 
 import keras
 import numpy as np
@@ -13,7 +13,7 @@ X, Y = np.linspace(-1, 1, 24).astype("f4").reshape(8, 3), np.zeros((8, 1), "f4")
 
 
 class Own(keras.metrics.Metric):
-    """Counts by a function of what two variables hold and of the predictions."""
+    """Metric that counts by a function of two variables and the predictions."""
 
     def __init__(self, update, start=0.0, resets=True, **options):
         super().__init__(name="own", dtype=options.get("dtype"))
@@ -107,7 +107,7 @@ def test_what_is_kept_over_a_reset_is_refused(compiled):
 
 
 class OwnSteps(keras.Sequential):
-    """A metric of its own that only ``train_step`` updates, in a function that TensorFlow traces; logs of its own."""
+    """Model with its own logs and a metric that only ``train_step`` updates, in a function that TensorFlow traces."""
 
     def __init__(self, layers, update=maximum):
         super().__init__(layers)

@@ -1,4 +1,4 @@
-"""What a job without code may not smuggle in."""
+"""Content that a job without code must not contain."""
 
 import keras
 import pytest

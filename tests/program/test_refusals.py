@@ -1,4 +1,4 @@
-"""What cannot travel says so on the client, with the remedy."""
+"""Programs that cannot be packed: errors on the client, with the remedy."""
 
 import re
 import threading
@@ -92,7 +92,7 @@ def two_graphs_of_one_layer():
         (lambda: compiled(keras.Sequential([layers.Dense(1, dtype="float64")])), CaptureError, "float64"),
     ],
 )
-def test_what_cannot_travel_says_what_and_why(make, error, words, batch):
+def test_the_error_of_a_program_that_cannot_be_packed_names_part_and_reason(make, error, words, batch):
     with pytest.raises(error, match="(?s)" + words):
         pack(make(), batch)
 
@@ -138,11 +138,11 @@ class OwnStep(keras.Model):
     ],
     ids=["no channels", "a layer that raises", "nested", "own train_step", "shapes"],
 )
-def test_what_fails_in_an_unbuilt_model_is_said_as_keras_says_it(make):
+def test_errors_of_an_unbuilt_model_are_those_of_keras(make):
     x, y = np.zeros((8, 6, 6), np.float32), np.zeros((8, 6, 1), np.float32)
-    said = []
+    messages = []
     for act in (lambda model: model.fit(x, y, batch_size=8, verbose=0), lambda model: pack(model, (x, y))):
         with pytest.raises((ValueError, RuntimeError)) as caught:
             act(compiled(make()))
-        said.append(re.sub(r"_\d+", "", f"{caught.type.__name__}: {caught.value}"))
-    assert said[0] == said[1]
+        messages.append(re.sub(r"_\d+", "", f"{caught.type.__name__}: {caught.value}"))
+    assert messages[0] == messages[1]

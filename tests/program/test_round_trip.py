@@ -1,4 +1,4 @@
-"""What is packed comes back as the same model: predictions, losses, metrics, optimizer, flags."""
+"""Round trip of packed models: the same predictions, losses, metrics, optimizer and flags."""
 
 import keras
 import numpy as np
@@ -10,12 +10,12 @@ from nfdt.core.program.state import load_state
 from tests.support.custom_models import (
     Auto,
     Block,
-    Chain,
     CustomCompile,
     CustomStep,
     Graph,
     Huber,
     Largest,
+    LayerStack,
     Scaled,
     Subclassed,
     absolute,
@@ -191,7 +191,7 @@ def test_same_names_stay_apart(batch, ship):
         lambda: Auto(keras.Sequential([Scaled(3)]), [1, 2], 0.5, name="auto"),
         lambda: keras.Sequential([Block(layers.Dense(1), lambda x: x * 2), layers.Dense(1)]),
         lambda: Graph(3, 0.25),
-        lambda: Chain([3, 1]),
+        lambda: LayerStack([3, 1]),
     ],
 )
 def test_what_keras_cannot_serialise_travels_by_its_parts(make, batch, ship):

@@ -1,4 +1,4 @@
-"""Dynamic batch sizes: the total is constant, sizes follow speeds."""
+"""Dynamic batch sizes: a constant total, and sizes that follow speeds."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ REFERENCE = 32
 
 
 class Workers:
-    """Workers of given step times that do their steps one after the other."""
+    """Workers of given step times that execute their steps in turn."""
 
     def __init__(self, times, bounds=None):
         self.times = dict(times)
@@ -98,7 +98,7 @@ def test_speeds_known_at_two_sizes_need_no_probe():
 
 
 def probing(workers):
-    """The workers, at the moment of their first change."""
+    """Return the workers at the moment of their first change."""
     while workers.changes < 1:
         workers.rounds(1)
     return workers
@@ -121,7 +121,7 @@ def test_every_pair_is_probed_at_once():
     assert list(workers.sizes.sizes.values()) == [35, 29, 35, 29, 32]
 
 
-def test_who_joins_ends_a_probe_and_begins_none():
+def test_a_worker_that_joins_ends_a_probe_and_begins_none():
     workers = probing(Workers(proportional(1, 1)))
     workers.times["late"] = StepTime(0.0, 1.0)
     workers.sizes.joined("late")
@@ -136,10 +136,10 @@ def test_a_probe_ends_when_one_of_its_workers_leaves():
     for _ in range(60):
         workers.rounds(1)
         assert set(workers.sizes.sizes) == {"w0", "w2"}
-    assert workers.changes == 1  # and none follows
+    assert workers.changes == 1  # and no change follows
 
 
-def test_who_comes_back_takes_b0_until_it_is_measured_anew():
+def test_a_worker_that_comes_back_takes_b0_until_it_is_measured_again():
     workers = Workers(proportional(1, 1, 4, 4))
     workers.rounds(30)
     workers.sizes.left("w3")
@@ -151,13 +151,13 @@ def test_who_comes_back_takes_b0_until_it_is_measured_anew():
     assert workers.rounds(1)[3] < REFERENCE
 
 
-def test_who_is_not_there_takes_b0_and_changes_nothing():
+def test_an_absent_worker_takes_b0_and_changes_nothing():
     workers = Workers(proportional(1, 4))
     workers.rounds(12)
     before = workers.sizes.sizes
-    assert workers.sizes.of("nobody") == REFERENCE
-    workers.sizes.left("nobody")
-    assert not workers.sizes.stepped("nobody", workers.speeds)
+    assert workers.sizes.of("unknown") == REFERENCE
+    workers.sizes.left("unknown")
+    assert not workers.sizes.stepped("unknown", workers.speeds)
     assert workers.sizes.sizes == before
 
 
@@ -209,7 +209,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS)
-def test_the_total_is_b0_per_worker_whoever_joins_or_leaves(events):
+def test_the_total_is_b0_per_worker_when_workers_join_or_leave(events):
     workers = Workers({}, Bounds(1, 100))
     for kind, number in events:
         name = f"w{number}"
@@ -238,15 +238,15 @@ def test_a_round_is_split_by_the_sizes_of_now(betas, total):
         assert parts == list(zip(workers.times, sizes, strict=True))
 
 
-def test_what_nobody_may_take_is_left_in_further_parts():
+def test_samples_that_no_worker_may_take_are_left_in_further_parts():
     workers = Workers(proportional(1, 1), Bounds(1, 40))
     assert workers.sizes.split(64) == [("w0", 32), ("w1", 32)]
     assert workers.sizes.split(128) == [("w0", 40), ("w1", 40), ("", 40), ("", 8)]
     assert workers.sizes.split(1) == [("w0", 1)]
 
 
-class Told:
-    """Speeds that are said, not measured."""
+class FixedSpeeds:
+    """Speeds that are given, not measured."""
 
     def __init__(self, **seconds):
         self.seconds, self.count = seconds, 0
@@ -265,7 +265,7 @@ class Told:
 
 
 def test_sizes_are_looked_at_whenever_a_worker_has_done_twenty_steps_more():
-    sizes, speeds = BatchSizes(100), Told(a=1.0, b=1.0)
+    sizes, speeds = BatchSizes(100), FixedSpeeds(a=1.0, b=1.0)
     for worker in ("a", "b"):
         sizes.joined(worker)
     sizes.stepped("a", speeds)
@@ -278,8 +278,8 @@ def test_sizes_are_looked_at_whenever_a_worker_has_done_twenty_steps_more():
     assert sizes.sizes == {"a": 150, "b": 50}
 
 
-def test_who_leaves_gives_its_samples_to_the_others_in_proportion():
-    sizes, speeds = BatchSizes(60), Told(a=1.0, b=2.0, c=2.0)
+def test_a_worker_that_leaves_gives_its_samples_to_the_others_in_proportion():
+    sizes, speeds = BatchSizes(60), FixedSpeeds(a=1.0, b=2.0, c=2.0)
     for worker in ("a", "b", "c"):
         sizes.joined(worker)
     sizes.stepped("a", speeds)

@@ -1,4 +1,4 @@
-"""What groups get: every row is given to somebody, and rates add up."""
+"""Shares of groups: every row goes to one group, and rates add up."""
 
 import pytest
 from hypothesis import given
@@ -31,7 +31,7 @@ def test_totals(times, local, proportional, delta, steps):
     raw = [share.rate / min(1, len(found) / (1 + share.staleness)) for share in found]
     assert sum(raw) == pytest.approx(1 if delta else len(found))
     assert all(1 <= share.local_steps <= (steps if delta else 1) for share in found)
-    # Groups that are always busy miss G - 1 updates on average, whatever their speeds.
+    # Groups that are always busy miss G - 1 updates on average, at any speeds.
     pushes = [1 / share.step_s for share in found]
     mean = sum(share.staleness * n for share, n in zip(found, pushes, strict=True)) / sum(pushes)
     assert mean == pytest.approx(len(found) - 1, abs=1e-6)

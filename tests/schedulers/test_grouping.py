@@ -1,4 +1,4 @@
-"""Groups of workers: optimal, steady, and worth their change."""
+"""Groups of workers: optimal, stable, and changed only for a sufficient gain."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ BENCH = [1, 1, 1, 1, 2, 2, 5, 5]
 
 
 def partitions(items):
-    """All ways to cut a list into sets."""
+    """Yield all partitions of a list into sets."""
     if not items:
         yield []
         return
@@ -26,7 +26,7 @@ def partitions(items):
 
 
 def intervals(seconds, groups):
-    """All ways to cut the sorted workers into so many intervals."""
+    """Yield all partitions of the sorted workers into so many intervals."""
     order = sorted(range(len(seconds)), key=seconds.__getitem__)
     for borders in itertools.combinations(range(1, len(order)), groups - 1):
         cuts = [0, *borders, len(order)]
@@ -41,14 +41,14 @@ def fits(group, seconds, spread):
     return max(seconds[i] for i in group) <= (1 + spread) * min(seconds[i] for i in group)
 
 
-def everybody(groups):
+def all_members(groups):
     return sorted(itertools.chain.from_iterable(groups))
 
 
 @given(seconds=st.lists(st.floats(0.01, 10), min_size=1, max_size=7), spread=st.floats(0, 2))
 def test_no_partition_into_sets_of_that_spread_has_fewer_groups(seconds, spread):
     found = cluster(seconds, spread)
-    assert everybody(found) == list(range(len(seconds)))
+    assert all_members(found) == list(range(len(seconds)))
     assert all(fits(group, seconds, spread) for group in found)
     fewest = min(len(p) for p in partitions(list(range(len(seconds)))) if all(fits(g, seconds, spread) for g in p))
     assert len(found) == fewest
@@ -58,7 +58,7 @@ def test_no_partition_into_sets_of_that_spread_has_fewer_groups(seconds, spread)
 def test_no_cut_into_as_many_intervals_is_tighter(seconds, data):
     count = data.draw(st.integers(1, len(seconds)))
     found = divide(seconds, count)
-    assert everybody(found) == list(range(len(seconds)))
+    assert all_members(found) == list(range(len(seconds)))
     assert len(found) == count
     assert all(found)
     best = min(spread_cost(cut, seconds) for cut in intervals(seconds, count))
@@ -106,7 +106,7 @@ def test_two_machines_of_the_greatest_spread_are_as_good_together_as_apart():
     assert together == pytest.approx(apart)
 
 
-def test_no_spread_means_everybody_alone_and_a_great_one_a_single_ring():
+def test_no_spread_means_groups_of_one_and_a_great_one_a_single_ring():
     assert cluster([1, 2, 3], 0) == ((0,), (1,), (2,))
     assert cluster([1, 2, 3], math.inf) == ((0, 1, 2),)
 
@@ -181,5 +181,5 @@ def test_a_worker_counts_that_has_become_faster_or_slower(factor):
 
 def test_a_worker_counts_that_is_faster_than_its_group_ever_was():
     hysteresis = Hysteresis(((0,), (1, 2, 3, 4, 5, 6, 7, 8, 9)), [1.0] + [2.0] * 9)
-    faster = {0: 0.8, **dict.fromkeys(range(1, 10), 2.0)}  # hardly moves the mean, so nobody else is slower
+    faster = {0: 0.8, **dict.fromkeys(range(1, 10), 2.0)}  # hardly moves the mean, so no other worker is slower
     assert [hysteresis.look(faster) for _ in range(LOOKS)][-1]

@@ -1,4 +1,4 @@
-"""The lease book: exactly once when nothing fails, at least once and never dropped when workers die."""
+"""Lease book: each task exactly once without failures; at least once, never dropped, when workers die."""
 
 from collections import Counter
 
@@ -125,7 +125,7 @@ def test_stop_drops_what_is_not_leased_and_waits_for_what_is():
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_stop_completes_a_round_that_somebody_has_begun(begun):
+def test_stop_completes_a_round_that_has_begun(begun):
     book = book_of(5, "rounds")
     assert book.available("w0")
     done = []
@@ -140,7 +140,7 @@ def test_stop_completes_a_round_that_somebody_has_begun(begun):
     assert book.done
 
 
-def test_stop_drops_a_round_that_nobody_has_begun_also_after_a_finished_one():
+def test_stop_drops_a_round_that_has_not_begun_also_after_a_finished_one():
     book = book_of(5, "rounds")
     for task in book.issue("w0", 3):
         book.finish("w0", task.task)
@@ -197,7 +197,7 @@ def test_what_a_worker_has_begun_stays_its_own_when_the_rest_goes_back():
     assert book.issue("b", 1) == tasks[1:2]
 
 
-def test_the_tasks_of_who_was_lost_last_come_first():
+def test_the_tasks_of_the_last_lost_worker_come_first():
     book = LeaseBook(PlannedTasks(TaskPlan(6, 1)))
     book.issue("a", 2)
     book.issue("b", 2)

@@ -1,4 +1,4 @@
-"""Dividing samples: totals are exact, shares proportional within one sample, ends together within one."""
+"""Division of samples: exact totals, shares proportional within one sample, equal ends within one sample."""
 
 import itertools
 import math
@@ -60,7 +60,7 @@ def test_bounds_are_kept_and_so_is_the_total(rates, each, data):
 
 
 @given(TIMES, st.integers(0, 2000))
-def test_everybody_who_works_ends_within_one_sample_of_the_same_time(times, total):
+def test_all_workers_with_work_end_within_one_sample_of_the_same_time(times, total):
     end, _ = water_fill(total, times)
     counts = equal_time_split(total, times)
     assert sum(counts) == total
@@ -78,8 +78,8 @@ def test_a_worker_that_would_get_too_little_is_left_out():
     assert equal_time_split(12, times[1:], smallest=4) == [12, 0]
     assert equal_time_split(12, times[1:], smallest=4, most=12) == [12, 0]
     assert equal_time_split(12, times[1:], smallest=4, most=11) == [11, 1]  # the other one may not take all
-    assert equal_time_split(3, times[:2], smallest=4) == [2, 1]  # too little for anybody
-    assert equal_time_split(10, [StepTime(0.0, 0.1), StepTime(0.0, 1.0)]) == [9, 1]  # nobody is left out unasked
+    assert equal_time_split(3, times[:2], smallest=4) == [2, 1]  # too little for any worker
+    assert equal_time_split(10, [StepTime(0.0, 0.1), StepTime(0.0, 1.0)]) == [9, 1]  # both get something
 
 
 def test_a_total_outside_the_bounds_is_refused():
@@ -101,7 +101,7 @@ def test_finishing_together_is_as_soon_as_any_way_of_sharing_whole_steps(remaini
 
 
 @given(st.integers(1, 3000), RUNNERS)
-def test_nobody_idles_for_as_long_as_its_own_step(remaining, runners):
+def test_no_worker_idles_for_as_long_as_its_own_step(remaining, runners):
     steps = steps_to_share(remaining, runners)
     end = end_of(runners, steps)
     assert sum(steps) == remaining

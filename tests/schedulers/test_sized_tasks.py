@@ -1,4 +1,4 @@
-"""Batches that are cut when they are asked for: every row once, in the sizes of that moment."""
+"""Batches that are cut on request: every row once, in the sizes of that moment."""
 
 from itertools import cycle
 
@@ -13,7 +13,7 @@ BEGIN = Position(pass_index=2, row=4, task=100, round=7)
 
 
 def stated(**sizes):
-    """Workers that take so many samples each; anybody else takes 3."""
+    """Return sizes with so many samples for each worker; any other worker takes 3."""
     found = FixedSizes(3)
     found.state(sizes)
     for worker in sizes:
@@ -73,7 +73,7 @@ def test_a_round_holds_as_many_rows_as_the_plans_and_one_part_per_worker(samples
     assert [t.task for round_ in rounds for t in round_] == list(range(100, 100 + sum(map(len, rounds))))
 
 
-def test_rows_that_no_worker_may_take_are_parts_meant_for_nobody():
+def test_rows_that_no_worker_may_take_are_parts_without_a_worker():
     sizes = BatchSizes(4, Bounds(1, 4))
     sizes.joined("a")
     source = SizedTasks(TaskPlan(20, 4, parts=2, synchronous=True), sizes)
@@ -82,12 +82,12 @@ def test_rows_that_no_worker_may_take_are_parts_meant_for_nobody():
 
 
 @pytest.mark.parametrize("steps", [None, 1, 3])
-def test_the_next_epoch_begins_after_the_last_row_with_numbers_nobody_has(steps):
+def test_the_next_epoch_begins_after_the_last_row_with_unused_numbers(steps):
     plan = TaskPlan(30, 4, steps=steps, begin=BEGIN)
     source = SizedTasks(plan, stated(a=1))
     numbers = [task.task for task in source.take("a", 100)]
     end = SizedTasks.end(plan)
-    assert end.task == max(numbers) + 1  # nobody can have cut more tasks than there are rows
+    assert end.task == max(numbers) + 1  # no more tasks can have been cut than there are rows
     assert (end.pass_index, end.row, end.round) == (plan.end.pass_index, plan.end.row, plan.end.round)
 
 

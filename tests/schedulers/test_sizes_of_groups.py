@@ -1,4 +1,4 @@
-"""What groups take per step: the sizes that somebody states, and the bounds of each member."""
+"""Samples of groups per step: given sizes, and the bounds of each member."""
 
 from hypothesis import given
 from hypothesis import strategies as st

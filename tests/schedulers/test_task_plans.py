@@ -1,4 +1,4 @@
-"""Which rows form which task: every row of a pass once, in order, whatever the sizes."""
+"""Rows of each task: every row of a pass once, in order, for all sizes."""
 
 import numpy as np
 import pytest
@@ -89,7 +89,7 @@ def test_static_shares_are_contiguous_even_and_complete(steps, workers):
     assert source.finished
 
 
-def test_nothing_is_lost_where_there_is_nobody_or_nothing_to_divide():
+def test_nothing_is_lost_without_workers_or_without_rows_to_divide():
     source = PlannedTasks(TaskPlan(6, 1))
     source.divide({})
     assert [task.start for task in source.take("a", 10)] == list(range(6))

@@ -1,4 +1,4 @@
-"""Speeds from steps: robust to outliers and warm-up, quick to follow."""
+"""Speeds from measured steps: robust to outliers and warm-up, quick to follow changes."""
 
 import random
 
@@ -19,13 +19,13 @@ def seen(pairs):
     return throughput
 
 
-def test_nothing_is_said_before_three_steps_after_the_warm_up():
+def test_nothing_is_reported_before_three_steps_after_the_warm_up():
     assert seen([(32, 1.0)] * 5).step_time is None
     known = seen([(32, 9.0)] * 3 + [(32, 1.0)] * 3)
     assert known.step_time.seconds(32) == known.now.seconds(32) == pytest.approx(1.0)
 
 
-def test_three_steps_at_each_of_two_sizes_tell_the_line():
+def test_three_steps_at_each_of_two_sizes_determine_the_line():
     true = StepTime(0.02, 0.001)
     pairs = [(b, true.seconds(b)) for b in (24, 24, 24, 40, 40)]
     assert not seen([(32, 9.0)] * 3 + pairs).identified
@@ -42,7 +42,7 @@ def test_a_steady_speed_never_changes(wobble):
 
 def test_what_a_step_does_beside_computing_is_the_median_of_the_last_sixteen():
     throughput = seen([(32, 1.0)] * 20)
-    assert Throughput().exchange_s == throughput.exchange_s == 0.0  # none was told
+    assert Throughput().exchange_s == throughput.exchange_s == 0.0  # no time was reported
     for exchange_s in [0.3] * 16 + [9.0] * 7:
         throughput.add(32, 1.0, exchange_s)
     assert throughput.exchange_s == 0.3
@@ -60,7 +60,7 @@ def test_with_one_batch_size_the_time_is_proportional_to_the_samples(true, sampl
 
 
 @given(TIMES, st.integers(16, 512))
-def test_two_batch_sizes_tell_alpha_from_beta(true, samples):
+def test_two_batch_sizes_separate_alpha_from_beta(true, samples):
     sizes = [samples, samples + max(2, samples // 8)] * 8
     estimate = seen([(b, true.seconds(b)) for b in sizes])
     assert estimate.identified
@@ -124,7 +124,7 @@ def test_every_change_of_speed_is_counted():
     assert seen([(32, 0.1)] * 12 + [(32, 1.0)] * 12 + [(32, 0.3)] * 12).changes == 2
 
 
-def test_changes_of_speed_and_exchanges_are_told_of_each_worker():
+def test_changes_of_speed_and_exchanges_are_reported_for_each_worker():
     speeds = Speeds()
     for seconds in [1.0] * 8 + [4.0] * 5:
         speeds.measured("a", 10, seconds, 0.25)
@@ -154,10 +154,10 @@ def test_speeds_keep_workers_apart_and_forget():
     assert (speeds.steps("a"), speeds.identified("a")) == (6, False)
     speeds.measured("a", 10, 9.0)
     assert (speeds.of("a").seconds(10), speeds.now("a").seconds(10)) == (pytest.approx(1.0), pytest.approx(9.0))
-    assert (speeds.steps("nobody"), speeds.changes("nobody"), speeds.exchange_s("nobody")) == (0, 0, 0.0)
-    assert (speeds.now("nobody"), speeds.identified("nobody")) == (None, False)
+    assert (speeds.steps("unknown"), speeds.changes("unknown"), speeds.exchange_s("unknown")) == (0, 0, 0.0)
+    assert (speeds.now("unknown"), speeds.identified("unknown")) == (None, False)
     speeds.forget("a")
-    speeds.forget("nobody")
+    speeds.forget("unknown")
     assert speeds.of("a") is None
     assert speeds.step_s("a", 20) is None
 

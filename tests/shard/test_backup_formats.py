@@ -1,4 +1,4 @@
-"""Backup formats keep enough for the rule, and stand for the weights that the worker holds."""
+"""Backup formats: they keep enough for the rule, and represent the weights that the worker holds."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def cluster(rule, backup_format, **options):
 
 
 def backup(cluster, worker, sequence=0):
-    """The newest backup of a worker, or that of a sequence, as the shard keeps it."""
+    """Return the newest backup of a worker, or that of a sequence number, as the shard keeps it."""
     return cluster.stores[0]._backups.known(worker).backups.used(worker, sequence).weights
 
 
 def held(cluster, worker, sequence=0):
-    """What the shard believes that the worker holds."""
+    """Return the weights that the worker holds according to the shard."""
     return cluster.stores[0]._engine.array(backup(cluster, worker, sequence))
 
 
@@ -66,7 +66,7 @@ def test_what_is_sent_is_what_is_kept_bit_for_bit(rule):
         reply = c.push(0.1 * g, name)[0]
         assert np.array_equal(reply.weights, held(c, name))
     assert not np.array_equal(reply.weights, c.weights)
-    assert np.array_equal(c.pull(name), c.weights)  # to the last bit
+    assert np.array_equal(c.pull(name), c.weights)  # bit for bit
 
 
 @pytest.mark.parametrize("rule", ["dc", "dc-a", "ddc"])
@@ -167,7 +167,7 @@ def test_softsync_goes_with_every_backup_format(rule, backup_format):
 
 
 def same_after(rule, c, w):
-    atol = 2e-3 if rule == "plain" else 2e-2  # ddc looks at where a drift points, and these drifts are short
+    atol = 2e-3 if rule == "plain" else 2e-2  # ddc uses the direction of a drift, and these drifts are short
     np.testing.assert_allclose(c.weights, w.weights, rtol=2e-3, atol=atol)
 
 

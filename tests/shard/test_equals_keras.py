@@ -1,4 +1,4 @@
-"""With one worker (no delay) a shard is the user's Keras optimizer, step by step."""
+"""Equality of a shard with one worker (no delay) and the user's Keras optimizer, step by step."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def check_steps(reference, cluster, steps=5):
         same(found[index], wanted[index])
 
 
-# Only ddc has code of its own for an optimizer: the other rules make a gradient and a rate, whatever takes them.
+# Only ddc has code for a specific optimizer: the other rules compute a gradient and a rate for any optimizer.
 RULES_AND_OPTIMIZERS = [
     (rule, name) for rule in RULES for name in OPTIMIZERS if rule == "ddc" or name in ("momentum", "adam")
 ]
@@ -190,7 +190,7 @@ def test_elementwise_optimizers_run_on_one_flat_vector():
     assert make_plan(Reference(OPTIMIZERS["adamw"](), exclude=(3,)).manifest(), 0, 2).flat
 
 
-def test_what_needs_one_shard_says_so():
+def test_what_needs_one_shard_is_refused_with_several():
     manifest = Reference(OPTIONS["global_clipnorm"]()).manifest()
     with pytest.raises(UsageError, match=r"global_clipnorm.*shards=1"):
         make_plan(manifest, 0, 2)

@@ -1,4 +1,4 @@
-"""Who is let in to push and pull, and what the thread that accepts survives."""
+"""Admission of connections that push and pull, and errors that the accepting thread survives."""
 
 import queue
 import socket
@@ -28,7 +28,7 @@ def listener(served):
 
 @pytest.fixture
 def start_no_connection_threads(monkeypatch):
-    """As at a limit on threads: ``with`` it, none is started for a connection."""
+    """Return a context manager in which no thread is started for a connection, as at a limit on threads."""
     start = threading.Thread.start
 
     def failing(thread):
@@ -58,7 +58,7 @@ def test_a_good_ticket_lets_in(listener, served):
     served.get(timeout=TIMEOUT_S)
 
 
-def test_a_ticket_lets_nobody_in_after_its_time(listener, served, monkeypatch):
+def test_a_ticket_admits_no_connection_after_its_time(listener, served, monkeypatch):
     monkeypatch.setattr(listener_module, "TICKET_S", 0.0)
     stream = shows(listener, listener.ticket("worker-0"))
     assert stream.receive_header() is None
@@ -69,7 +69,7 @@ def test_a_ticket_lets_nobody_in_after_its_time(listener, served, monkeypatch):
 def test_connections_that_find_no_thread_are_closed_and_the_next_ones_served(
     listener, served, start_no_connection_threads
 ):
-    assert all(is_closed(listener.port) for _ in range(MOST_ANONYMOUS + 1))  # none stays counted as a stranger
+    assert all(is_closed(listener.port) for _ in range(MOST_ANONYMOUS + 1))  # none stays counted as unauthenticated
     start_no_connection_threads.undo()
     shows(listener, listener.ticket("worker-0")).close()
     served.get(timeout=TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""What threads share in a store is touched under its lock only."""
+"""Shared state of a store, which threads access under its lock only."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from nfdt.shard.modes import AsynchronousMode, MergedMode, RoundMode
 from nfdt.shard.store import ShardStore
 from tests.support.shard_cluster import Cluster, Reference, gradients, start_weights
 
-UNGUARDED = {"array", "tensor", "size"}  # of an engine: they touch no state of it
+UNGUARDED = {"array", "tensor", "size"}  # of an engine: they access no state of it
 
 
 class Lock(threading.Condition):
-    """Knows whether somebody is inside."""
+    """Lock that records whether it is held."""
 
     depth = 0
 
@@ -36,7 +36,7 @@ class Lock(threading.Condition):
 
 
 class Guarded:
-    """Passes everything on, and looks whether the lock is held."""
+    """Proxy that forwards all accesses and checks that the lock is held."""
 
     def __init__(self, held, lock, unguarded=frozenset()):
         self._held, self._lock, self._unguarded = held, lock, unguarded
@@ -48,7 +48,7 @@ class Guarded:
 
 
 def guarded_store(mode=AsynchronousMode):
-    """A store whose engine, backups, mode and statistics notice a touch without the lock."""
+    """Return a store whose engine, backups, mode and statistics detect an access without the lock."""
     lock = Lock()
     engine = Cluster(Reference(keras.optimizers.SGD(0.1, momentum=0.9)), rule="ddc").stores[0]._engine
     with lock:
@@ -97,7 +97,7 @@ def test_a_merge_is_applied_under_the_lock():
 
 
 def test_deltas_are_what_these_operations_make(store):
-    """Otherwise the test above would not see how they are noted."""
+    """Check the list of operations, without which the test above would miss how deltas are recorded."""
     assert OPERATIONS["push for a delta"](store).delta is not None
 
 

@@ -1,4 +1,4 @@
-"""The store's memory depends on the model and the workers, never on the number of steps."""
+"""Memory of the store: it depends on the model and the workers, never on the number of steps."""
 
 from __future__ import annotations
 
@@ -40,4 +40,4 @@ def test_a_worker_costs_its_backup_format_and_the_rules_state(rule, overlap, bac
         timeout=120,
         check=True,
     )
-    assert 10 * vectors - 1 < float(done.stdout) < 10 * vectors + 3  # and an anchor or two, and what a step works in
+    assert 10 * vectors - 1 < float(done.stdout) < 10 * vectors + 3  # plus an anchor or two, and working memory

@@ -1,4 +1,4 @@
-"""Shards of a job whose workers push differences of weights."""
+"""Shards of a job whose workers push weight deltas."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_differences_are_gradients_of_an_outer_nesterov_optimizer(serve, momentu
 
 
 def test_delayed_differences_are_not_compensated_by_curvature(serve):
-    """They are no gradients: their product with a drift says nothing of the loss."""
+    """Reason: they are no gradients, and their product with a drift has no relation to the loss."""
     found = []
     for dc_lambda in (0.0, 50.0):
         _, addresses = serve(dc_lambda=dc_lambda)

@@ -1,4 +1,4 @@
-"""A packed model, shards built from it, and a worker's gradients: together they are Keras' own training."""
+"""Equality of Keras' training with a packed model, shards built from it, and a worker's gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pushes that would leave what is not finite: refused as a whole, counted, and without a trace."""
+"""Pushes with non-finite results: refused as a whole, counted, and without effect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nfdt.shard.tensors import length_of
 from tests.support.shard_cluster import LAYOUT, Cluster, Reference, gradients, rule_spec, start_weights
 
 RATE = 0.1
-HUGE = np.full(LAYOUT.size, 3e38, np.float32)  # every element is a number, and no square of one is
+HUGE = np.full(LAYOUT.size, 3e38, np.float32)  # every element is finite, and the square of none is
 
 
 def cluster(rule="plain", optimizer=None, **options):
@@ -52,14 +52,14 @@ def test_a_huge_gradient_changes_nothing(rule, optimizer):
 
 @pytest.mark.parametrize("rule", ["plain", "dc-a", "ddc"])
 def test_a_step_that_overflows_is_taken_back_with_all_it_moved(rule):
-    """A long gradient, at a learning rate at which it would make weights infinite; momentum and rule are as before."""
+    """Case: a gradient so long that weights become infinite at this rate. Momentum and rule are restored."""
     c, clean = (cluster(rule, keras.optimizers.SGD(1e25, momentum=0.9)) for _ in range(2))
     for each in (c, clean):
         each.pull("a"), each.pull("b")
         each.push(1e-26 * gradients(1)[0], "a")
     before = c.state
     assert not c.push(np.full(LAYOUT.size, 1e15, np.float32), "b")[0].applied
-    clean.push(np.full(LAYOUT.size, np.nan, np.float32), "b")  # is not even tried
+    clean.push(np.full(LAYOUT.size, np.nan, np.float32), "b")  # is refused before the update
     assert all(np.array_equal(c.state[index], value) for index, value in before.items())
     for name, g in zip("bab", gradients(3), strict=True):
         found, wanted = (each.push(1e-26 * g, name)[0] for each in (c, clean))
@@ -92,7 +92,7 @@ def test_an_overflowing_round_is_refused_and_the_next_one_applied():
     last = c.push(long, "b", round=1, part=1, parts=2, want_weights=False)[0]
     assert (last.applied, last.version) == (False, 0)
     assert np.array_equal(c.weights, start_weights())
-    assert not c.push(g, "a", round=1, part=0, parts=2, want_weights=False)[0].applied  # it is closed
+    assert not c.push(g, "a", round=1, part=0, parts=2, want_weights=False)[0].applied  # the round is closed
     assert c.push(g, "a", round=2, part=0, parts=1, want_weights=False)[0].version == 1
     np.testing.assert_allclose(c.weights, start_weights() - 1e25 * g, rtol=2e-5, atol=2e-6)
 
@@ -129,9 +129,9 @@ def test_rows_that_would_overflow_refuse_the_whole_push(rule):
     store, clean = store_with_a_table(1e10, rule), store_with_a_table(1e10, rule)
     g = np.zeros(TABLE.size, np.float32)
     g[-1], g[64:128] = 1e-10, 1e-10
-    spoiled = g.copy()
-    spoiled[64] = 3e38
-    refused = store.push("a", Gradient(2, spoiled))
+    overflowing = g.copy()
+    overflowing[64] = 3e38
+    refused = store.push("a", Gradient(2, overflowing))
     assert (refused.applied, store.version, store.statistics()["dropped"]) == (False, 0, 1)
     assert np.array_equal(store.read()[0], clean.read()[0])
     found, wanted = (each.push("a", Gradient(3, g)) for each in (store, clean))
@@ -142,7 +142,7 @@ def test_rows_that_would_overflow_refuse_the_whole_push(rule):
 def test_rows_of_a_round_that_would_overflow_leave_their_table_as_it_was():
     store = store_with_a_table(1e10, consistency="bsp")
     before = store.read()[0]
-    spoiled = np.zeros(TABLE.size, np.float32)
-    spoiled[64] = 3e38
-    store.push("a", Gradient(2, spoiled, round=1, part=0, parts=1), want_weights=False)
+    overflowing = np.zeros(TABLE.size, np.float32)
+    overflowing[64] = 3e38
+    store.push("a", Gradient(2, overflowing, round=1, part=0, parts=1), want_weights=False)
     assert np.array_equal(store.read()[0], before)

@@ -38,7 +38,7 @@ def test_staleness_counts_the_updates_a_worker_missed():
 
 
 def test_two_workers_keep_separate_backups():
-    """DC-ASGD, by hand: the correction uses what *this* worker held."""
+    """DC-ASGD, by hand: the correction uses the weights that *this* worker held."""
     c = cluster("dc", dc_lambda=0.5)
     held = {"a": c.pull("a"), "b": c.pull("b")}
     w = start_weights()
@@ -88,9 +88,9 @@ def test_a_forgotten_worker_may_start_again():
 def test_a_gradient_that_is_not_finite_changes_nothing(rule, bad):
     c, clean = (cluster(rule, keras.optimizers.Adam(0.01)) for _ in range(2))
     c.pull(), clean.pull()
-    spoiled = gradients(1)[0]
-    spoiled[3] = bad
-    answer = c.push(spoiled)[0]
+    non_finite = gradients(1)[0]
+    non_finite[3] = bad
+    answer = c.push(non_finite)[0]
     assert (answer.applied, answer.version) == (False, 0)
     assert np.array_equal(answer.weights, start_weights())
     for g in gradients(3):
@@ -164,7 +164,7 @@ def test_softsync_corrects_each_gradient_with_its_own_backup():
     c.pull("a"), c.pull("b")
     start, g = start_weights(), gradients(4)
     c.push(g[0], "a", want_weights=False)
-    c.push(g[1], "a")  # a now holds version 1, b still the start
+    c.push(g[1], "a")  # a now holds version 1, b still version 0
     w1 = start - RATE * (g[0] + g[1]) / 2
     c.push(g[2], "b", want_weights=False)
     close(c.weights, w1)
@@ -207,7 +207,7 @@ def test_a_round_does_not_depend_on_the_order_of_arrival(order):
     assert np.array_equal(ordered.weights, wanted)
 
 
-def test_a_part_counts_once_whoever_pushes_it():
+def test_a_part_counts_once_from_any_worker():
     c = cluster(mode=RoundMode)
     g = gradients(2)
     c.push(g[0], "a", round=1, part=0, parts=2, want_weights=False)
@@ -219,8 +219,8 @@ def test_a_part_counts_once_whoever_pushes_it():
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-def test_a_part_counts_once_whoever_redoes_it_when_the_round_is_closed(parts):
-    """Also the only part of a round: one worker, or the end of an epoch."""
+def test_a_part_repeated_by_any_worker_after_the_round_is_closed_counts_once(parts):
+    """Case: also the only part of a round, with one worker or at the end of an epoch."""
     c = cluster(mode=RoundMode)
     c.pull("a"), c.pull("b")
     g = gradients(1)[0]
@@ -235,20 +235,20 @@ def test_a_part_counts_once_whoever_redoes_it_when_the_round_is_closed(parts):
 def test_a_part_that_is_not_finite_counts_for_nothing():
     c = cluster(mode=RoundMode)
     g = gradients(2)
-    spoiled = np.full_like(g[0], np.nan)
-    assert not c.push(spoiled, "a", round=1, part=0, parts=2, want_weights=False)[0].applied
+    non_finite = np.full_like(g[0], np.nan)
+    assert not c.push(non_finite, "a", round=1, part=0, parts=2, want_weights=False)[0].applied
     assert c.push(g[1], "b", round=1, part=1, parts=2, want_weights=False)[0].version == 1
     close(c.weights, start_weights() - RATE * g[1])
     for part in (0, 1):
-        c.push(spoiled, "a", round=2, part=part, parts=2, want_weights=False)
+        c.push(non_finite, "a", round=2, part=part, parts=2, want_weights=False)
     assert c.stores[0].version == 1
 
 
 def test_a_part_that_came_early_is_kept_as_it_came():
-    """The memory of a push is used again once it is answered."""
+    """Reason: the memory of a push is reused once the push is answered."""
     c = cluster(mode=RoundMode)
     g = gradients(2)
-    borrowed = aligned_buffer(LAYOUT.size)  # as a shard's: a tensor shares its memory
+    borrowed = aligned_buffer(LAYOUT.size)  # as on a shard: a tensor shares this memory
     borrowed[:] = g[1]
     c.stores[0].push("b", Gradient(1, borrowed, round=1, part=1, parts=2), want_weights=False)
     borrowed[:] = 7
@@ -360,7 +360,7 @@ def test_a_push_that_comes_again_is_answered_with_the_bits_it_was_answered_with_
     took += base.weights
     if later:
         store.push("w", Gradient(3, g[1], computed_on=1), delta=DeltaRequest(coarse, 2))
-    for _ in range(2):  # on whatever stream
+    for _ in range(2):  # on any stream
         again = store.push("w", Gradient(2, g[0], computed_on=1), delta=DeltaRequest(coarse, 1))
         assert (again.applied, again.delta) == (False, None)
         assert np.array_equal(again.weights, took)

@@ -1,4 +1,4 @@
-"""Tables beside a dense store: the same updates as a dense shard makes, and answers that hold what has changed."""
+"""Tables beside a dense store: the same updates as on a dense shard, and answers with the changed rows."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def push(store, worker, sequence, values, **fields):
 
 
 def run(store, rows, overlap=0):
-    """Workers of different speeds, one of them late; every answer of each."""
+    """Run workers of different speeds, one of them late; return every answer of each."""
     found = [store.pull("a", sequence=1).weights, store.pull("b", sequence=1).weights]
     for step, (worker, sequence) in enumerate([("a", 2), ("a", 3), ("b", 2), ("a", 4), ("b", 3), ("b", 4), ("a", 5)]):
         on = max(1, sequence - 1 - overlap)
@@ -70,7 +70,7 @@ def counts(store):
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("rule", RULES)
 def test_rows_are_moved_as_a_dense_shard_moves_them(rule, overlap):
-    """A rule that keeps state of untouched rows lets it decay on a dense shard only: there, all rows are touched."""
+    """Case: all rows are touched if the rule keeps state, as state of untouched rows decays on a dense shard only."""
     rows = 40 if rule in ("plain", "staleness-scaled", "dc") else 1024
     dense, sparse = stores(rule, overlap)
     for wanted, answer in zip(run(dense, rows, overlap), run(sparse, rows, overlap), strict=True):
@@ -111,7 +111,7 @@ def test_what_is_not_known_any_more_is_answered_with_all_weights():
     store.pull("a", sequence=1)
     assert store.pull("a", sequence=2, delta=DeltaRequest(ROWS, 7)).delta is None
     assert store.pull("a", sequence=3, delta=DeltaRequest(ROWS, 2)).delta is not None
-    assert store.pull("a", sequence=3, delta=DeltaRequest(ROWS, 2)).delta is None  # comes again
+    assert store.pull("a", sequence=3, delta=DeltaRequest(ROWS, 2)).delta is None  # sent again
     store.write(np.ones(LAYOUT.size, np.float32), {})
     reply = store.pull("a", sequence=4, delta=DeltaRequest(ROWS, 3))
     assert np.array_equal(reply.weights, np.ones(LAYOUT.size))
@@ -125,9 +125,9 @@ def test_a_push_is_applied_once_and_dropped_as_a_whole():
     push(store, "a", 2, gradient(1))
     held = store.read()[0]
     assert not push(store, "a", 2, gradient(1)).applied
-    spoiled = gradient(2)
-    TABLES.views(spoiled)[0][np.flatnonzero(TABLES.views(spoiled)[0].any(1))[0]] = np.inf
-    assert not push(store, "a", 3, spoiled).applied
+    infinite = gradient(2)
+    TABLES.views(infinite)[0][np.flatnonzero(TABLES.views(infinite)[0].any(1))[0]] = np.inf
+    assert not push(store, "a", 3, infinite).applied
     assert np.array_equal(store.read()[0], held)
     assert store.version == 1
 

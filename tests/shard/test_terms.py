@@ -78,5 +78,5 @@ def test_a_new_stream_goes_on_where_the_one_before_broke(overlap):
         with pytest.raises(ProtocolError, match=f"expected number 1 to {most}"):
             found.check_order("w", sequence, None)
     found.check_order("w", 5, None)  # its answer was lost
-    found.check_order("w", most, None)  # those before were given up
+    found.check_order("w", most, None)  # the earlier ones were abandoned
     found.check_order("another", 1, None)

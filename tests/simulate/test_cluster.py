@@ -43,7 +43,7 @@ def test_a_description_is_read_from_a_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({}, "workers"),
         ({"workers": []}, "workers"),
@@ -61,12 +61,12 @@ def test_a_description_is_read_from_a_file(tmp_path):
         ({"workers": [{"step_ms": 1}], "shards": {"count": 0}}, "shards.count"),
     ],
 )
-def test_what_cannot_be_is_refused_with_its_place(given, told):
-    with pytest.raises(UsageError, match=told):
+def test_what_cannot_be_is_refused_with_its_place(given, message):
+    with pytest.raises(UsageError, match=message):
         parse_cluster(given, "c.toml")
 
 
-def test_a_file_that_is_no_toml_or_not_there_is_told(tmp_path):
+def test_a_file_that_is_no_toml_or_not_there_is_reported(tmp_path):
     path = tmp_path / "cluster.toml"
     path.write_text("workers = [")
     with pytest.raises(UsageError, match="expected TOML"):

@@ -1,4 +1,4 @@
-"""Predictions against the simulator, which runs the servers' own code."""
+"""Comparison of predictions with the simulator, which runs the servers' own code."""
 
 from __future__ import annotations
 
@@ -31,14 +31,17 @@ CLUSTERS = {
 }
 # The variants of dc take the same time as asgd.
 TIMED = [name for name in PRESETS if name not in ("dc-asgd", "dc-asgd-a", "dc-asgd-k", "asgd")]
-# On a full link that others share, adaptive codecs learn for epochs: each worker's link is what the others leave of it.
+# On a full link that workers share, adaptive codecs learn for epochs: each worker's bandwidth depends on the others.
 LEARNING = [("a full shared link", "h-ps"), ("a full shared link", "auto")]
 CASES = [(where, name) for where in CLUSTERS for name in TIMED if (where, name) not in LEARNING]
 
 
 @pytest.fixture(scope="module")
 def trained():
-    """Trains one program with any row on any cluster, traced once: the second epoch's seconds and mean staleness."""
+    """Provide a function that trains a program, traced once, with any preset on any cluster.
+
+    It returns the second epoch's seconds and mean staleness.
+    """
     with Kept(resolve({"algorithm": "asgd"}, environ={}), CLUSTERS["equal"]) as session:
         build(rate=1e-4).fit(*MANY, batch_size=BATCH, epochs=2, verbose=0)
     first, artifacts = session.jobs[0], {name: session.read(name) for name in session.submission.blobs}
@@ -111,6 +114,6 @@ def test_what_a_job_has_measured_is_a_cluster():
     found = measured_cluster(rows)
     assert [worker.name for worker in found.workers] == ["worker-0", "worker-1"]
     assert found.workers[0].step.seconds(32) + found.workers[0].exchange_s == pytest.approx(0.1)
-    (told,) = [forecast(resolve_algorithm("asgd"), found, 100_000)]
-    assert told.samples_per_s == pytest.approx(32 / 0.1 + 32 / 0.2, rel=0.01)
+    (predicted,) = [forecast(resolve_algorithm("asgd"), found, 100_000)]
+    assert predicted.samples_per_s == pytest.approx(32 / 0.1 + 32 / 0.2, rel=0.01)
     assert measured_cluster({"worker-0": {"samples": 3}}) is None

@@ -1,4 +1,4 @@
-"""Jobs under the virtual clock: the same every time, as fast as computed by hand, and what real shards would hold."""
+"""Jobs under the virtual clock: reproducible, with times as computed by hand and the weights of real shards."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_weights_are_those_of_the_servers_shards_given_the_same_order():
     )
 
 
-# 12 batches: the quick ones do 4 each while the slow ones do 2; or 3 rounds at the pace of the slowest.
+# 12 batches: the fast workers do 4 each while the slow ones do 2; or 3 rounds at the speed of the slowest.
 @pytest.mark.parametrize(("algorithm", "seconds"), [("asgd", 0.4), ("bsp", 0.6), ("allreduce", 0.6)])
 def test_an_epoch_takes_what_was_computed_by_hand(algorithm, seconds):
     job, _, _ = simulate(cluster({"count": 2}, {"step_ms": 200, "count": 2}), algorithm)
@@ -67,10 +67,10 @@ def test_links_and_shards_take_their_time():
     job, _, history = simulate(described, "asgd", steps_per_epoch=3)
     pull, exchange, request = 1.02, 2.025, 0.02
     steps = pull + 3 * (0.1 + exchange)
-    told = history.nfdt["worker-0"]
-    assert told["seconds"] == pytest.approx(steps)
+    measured = history.nfdt["worker-0"]
+    assert measured["seconds"] == pytest.approx(steps)
     assert steps < job.record.seconds < steps + 12 * request
-    assert (told["bytes_sent"], told["bytes_received"]) == (3 * size, 4 * size)
+    assert (measured["bytes_sent"], measured["bytes_received"]) == (3 * size, 4 * size)
 
 
 def test_a_barrier_and_a_ring_train_the_same():

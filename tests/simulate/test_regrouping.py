@@ -1,4 +1,4 @@
-"""Groups that form anew while a job is simulated, and flat workers that become groups."""
+"""Groups that change while a job is simulated, and flat workers that become groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results as tables and pictures, from values written by hand."""
+"""Results as tables and figures, from values written by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a step of an emulated worker takes."""
+"""Step times of emulated workers."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The options of groups."""
+"""Options of groups."""
 
 import pytest
 

@@ -24,7 +24,7 @@ def shape(launcher: str = "auto") -> RingShape:
     return RingShape.of(resolve_cluster(workers=2, launcher=launcher, **TUNED, **STALLS))
 
 
-def test_nothing_is_told_horovod_unless_asked():
+def test_horovod_gets_no_option_that_was_not_set():
     assert resolve_cluster().variables() == {}
     assert resolve_cluster().tuning_flags() == []
 
@@ -53,8 +53,8 @@ def test_mpirun_and_a_world_get_it_as_environment():
 
 def test_a_shape_survives_the_way_to_its_server():
     cluster = resolve_cluster(workers=3, hosts="a:2,b:1", **TUNED, **STALLS)
-    told = {"size": cluster.workers, **cluster.model_dump(exclude_none=True, exclude={"emulate"})}
-    assert RingShape.from_json(told) == RingShape.of(cluster)
+    fields = {"size": cluster.workers, **cluster.model_dump(exclude_none=True, exclude={"emulate"})}
+    assert RingShape.from_json(fields) == RingShape.of(cluster)
 
 
 def test_every_file_that_a_job_names_is_known():

@@ -1,4 +1,4 @@
-"""How far pushes may overlap: 0, 1 or 2, and only where steps do not wait for each other."""
+"""Overlap of pushes: 0, 1 or 2, and only where steps do not wait for each other."""
 
 import pytest
 
@@ -10,7 +10,7 @@ STEPS_WAIT = {"bsp": "every step waits", "allreduce": "on a ring", "group-sync":
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_row_whose_steps_do_not_wait_can_overlap(name):
+def test_every_preset_whose_steps_do_not_wait_can_overlap(name):
     if name in STEPS_WAIT:
         with pytest.raises(UsageError, match=rf"overlap: expected 0 .*{STEPS_WAIT[name]}.* Received: 1"):
             resolve_algorithm(name, overlap=1)

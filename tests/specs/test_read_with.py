@@ -1,4 +1,4 @@
-"""Which options have an effect is declared with them, and is what the parts read."""
+"""Effect of options: declared with them, and equal to what the components read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DECLARED = [(name, item) for name, field in OPTIONS.items() for item in field.me
 
 
 class Reader:
-    """A specification that remembers what it was asked for."""
+    """Specification that records the fields that are read from it."""
 
     def __init__(self, spec: AlgorithmSpec) -> None:
         self.spec, self.read = spec, set()
@@ -72,7 +72,7 @@ def test_to_name_a_preset_s_own_parts_is_no_mistake(preset):
     assert find_idle(resolve_algorithm(preset), resolve_cluster(), PRESETS[preset]) == {}
 
 
-def test_an_idle_option_s_reason_says_what_was_expected_and_where_it_would_work():
+def test_an_idle_option_s_reason_names_the_choices_with_which_it_has_an_effect():
     idle = find_idle(resolve_algorithm("ddc-asgd"), resolve_cluster(), ["staleness_bound", "workers"])
     assert idle == {
         "staleness_bound": "Expected: consistency='ssp'. Received: consistency='free'. It has one with algorithm='ssp'."

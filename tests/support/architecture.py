@@ -1,4 +1,4 @@
-"""Imports of a source tree: which module imports which, the arrows between rooms that result, and circles.
+"""Imports of a source tree: imports of each module, the resulting arrows between rooms, and circles.
 
 Every import counts: at the top of a file, inside a function, and under TYPE_CHECKING.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def within(name: str, room: str) -> bool:
-    """Whether a module is a room's own or lies below it."""
+    """Return whether a module is the room itself or lies below it."""
     return name == room or name.startswith(room + ".")
 
 
@@ -66,24 +66,24 @@ class SourceTree:
 
 @dataclass(frozen=True)
 class Arrows:
-    """Who may import whom.
+    """Arrows that permit imports.
 
     Attributes:
-        rooms: Rooms that the modules of a room may import besides their own, by the room's name; the longest name that
-            a module lies within is its room.
+        rooms: Rooms that the modules of a room may import besides their own, by the room's name. A module's room is
+            the longest name that contains it.
         floors: Rooms that are only the files right in their folder: a folder below needs a row of its own.
-        everybody: Modules and rooms that all may import.
+        open_to_all: Modules and rooms that every module may import.
     """
 
     rooms: Mapping[str, tuple[str, ...]]
     floors: frozenset[str] = frozenset()
-    everybody: tuple[str, ...] = ()
+    open_to_all: tuple[str, ...] = ()
 
     def room_of(self, module: str, path: Path) -> str:
-        """The room of a module.
+        """Return the room of a module.
 
         Raises:
-            AssertionError: no row covers it.
+            AssertionError: No row covers it.
         """
         folder = module if path.name == "__init__.py" else module.rpartition(".")[0]
         rooms = [r for r in self.rooms if within(module, r) and (r not in self.floors or folder == r or module == r)]
@@ -92,8 +92,8 @@ class Arrows:
         return max(rooms, key=len)
 
     def allow(self, room: str, imported: str) -> bool:
-        """Whether the modules of a room may import a module."""
-        if any(imported == name or within(imported, name) for name in self.everybody):
+        """Return whether the modules of a room may import a module."""
+        if any(imported == name or within(imported, name) for name in self.open_to_all):
             return True
         return any(
             imported == name or (within(imported, name) and (name not in self.floors or self._right_in(imported, name)))
@@ -105,7 +105,7 @@ class Arrows:
 
 
 def forbidden(tree: SourceTree, arrows: Arrows) -> list[str]:
-    """``importer -> imported`` for each import that no arrow allows."""
+    """Return ``importer -> imported`` for each import that no arrow allows."""
     found = []
     for module, path in tree.modules.items():
         room = arrows.room_of(module, path)
@@ -115,7 +115,7 @@ def forbidden(tree: SourceTree, arrows: Arrows) -> list[str]:
 
 
 def circle(graph: Mapping[str, Iterable[str]]) -> list[str]:
-    """The nodes of one circle, the first one again at the end; empty where there is none."""
+    """Return the nodes of one circle, with the first one again at the end; empty where there is none."""
     done: set[str] = set()
 
     def visit(node: str, trail: list[str]) -> list[str]:
@@ -132,12 +132,12 @@ def circle(graph: Mapping[str, Iterable[str]]) -> list[str]:
 
 
 def circle_of_files(tree: SourceTree) -> list[str]:
-    """Modules that import each other in a circle, however late."""
+    """Return modules that import each other in a circle; late imports count."""
     return circle({m: {i for i in tree.own_imports(m) if i in tree.modules and i != m} for m in tree.modules})
 
 
 def circle_of_rooms(tree: SourceTree, arrows: Arrows) -> list[str]:
-    """Rooms that import each other in a circle; packages that only hand names on are left out."""
+    """Return rooms that import each other in a circle; packages that only re-export names are left out."""
     room = {module: arrows.room_of(module, path) for module, path in tree.modules.items()}
     graph: dict[str, set[str]] = {}
     for module, home in room.items():

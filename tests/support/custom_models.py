@@ -1,4 +1,4 @@
-"""Models, layers, losses and metrics as people write them in their scripts."""
+"""Models, layers, losses and metrics as users write them in their scripts."""
 
 import keras
 import numpy as np
@@ -51,7 +51,7 @@ class CustomCompile(Subclassed):
 
 
 class Huber(keras.losses.Loss):
-    """As people write them: no get_config."""
+    """Loss as users write it, without ``get_config``."""
 
     def __init__(self, threshold=1.0):
         super().__init__(name="my_huber")
@@ -79,7 +79,7 @@ def absolute(y, pred):
 
 
 def swish(x):
-    """Named as Keras' own, but not the same."""
+    """Activation with the name of Keras' own but other values."""
     return x * 0.1
 
 
@@ -113,7 +113,7 @@ def frozen():
 
 
 class Block(layers.Layer):
-    """Takes a layer and a function: Keras cannot serialise it."""
+    """Layer that takes a layer and a function: Keras cannot serialise it."""
 
     def __init__(self, inner, function, shape=(2, 3)):
         super().__init__(name="my_block")
@@ -131,7 +131,7 @@ class Block(layers.Layer):
 
 
 class Auto(keras.Model):
-    """Takes models, as autoencoders and GANs do, keeps lists, and trains in its own way."""
+    """Model that takes models, as autoencoders and GANs do, keeps lists, and has its own ``train_step``."""
 
     def __init__(self, encoder, heads, rate, **kwargs):
         super().__init__(**kwargs)
@@ -158,7 +158,7 @@ class Auto(keras.Model):
         )
 
 
-class Chain(keras.Sequential):
+class LayerStack(keras.Sequential):
     def __init__(self, units):
         super().__init__([layers.Dense(n) for n in units])
         self.factor = len(units)

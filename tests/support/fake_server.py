@@ -1,6 +1,6 @@
-"""A job server without workers, over real gRPC: its jobs "train" by adding 1 to every weight per epoch.
+"""Job server without workers, over real gRPC: its jobs "train" by adding 1 to every weight per epoch.
 
-An epoch that stands still between its steps adds 1 per step.
+An epoch that pauses between its steps adds 1 per step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TOKEN = "fake-token"
 
 @dataclass
 class Job:
-    """One job's events and what the client asked of it."""
+    """Events of one job and the requests of its client."""
 
     spec: JobSpec
     state: bytes
@@ -61,16 +61,16 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):
         self.failure: dict[str, Any] | None = None  # fails the job in its first epoch
         self.break_watch_after: list[int] = []  # events of one stream, then the connection "breaks"
         self.break_upload_after: list[int] = []  # bytes
-        self.break_feed = ""  # what the stream of credits breaks with
+        self.break_feed = ""  # status with which the stream of credits breaks
         self.repeats_epoch_ends = False
-        self.metrics = b""  # what the model's metrics have counted, at any time
+        self.metrics = b""  # values of the model's metric variables, at any time
         self.progress: Callable[[int], list[int]] = lambda steps: [steps // 2, steps]
         self.watches = self.snapshots = 0
         self.received_bytes = 0
 
     @property
     def job(self) -> Job:
-        """The only job."""
+        """Return the only job."""
         (job,) = self.jobs.values()
         return job
 
@@ -131,7 +131,7 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):
             self.changed.notify_all()
 
     def train(self, job: Job, epoch: int) -> None:
-        """An epoch from beginning to end."""
+        """Train an epoch from beginning to end."""
         job.epoch = epoch
         self.emit(job, "epoch_begin", {"epoch": epoch, "steps": self.steps})
         if self.failure is not None:
@@ -148,7 +148,7 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):
             self.finish(job)
 
     def step(self, job: Job, epoch: int, until: int) -> None:
-        """Some steps of an epoch, and its end after the last one."""
+        """Train some steps of an epoch, and end it after the last one."""
         if job.standing != epoch:
             job.epoch, job.steps, job.standing = epoch, 0, epoch
             self.emit(job, "epoch_begin", {"epoch": epoch, "steps": self.steps})
@@ -165,13 +165,13 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):
         self.emit(job, "progress", {**progress, "pause": job.steps < self.steps})
 
     def finish(self, job: Job) -> None:
-        """The job succeeds with its present state."""
+        """Let the job succeed with its present state."""
         job.result = self.keep(self.with_metrics(job.state))
         self.emit(job, "result", {"artifact": job.result, "workers": {"worker-0": {"samples": 7}}})
         self.emit(job, "state", {"state": "succeeded"})
 
     def with_metrics(self, data: bytes) -> bytes:
-        """A state with the metric variables."""
+        """Return a state with the metric variables."""
         state = load_state(data)
         return dump_state(state.weights, state.optimizer, state.untrained, self.metrics)
 
@@ -298,7 +298,7 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):
 
 @dataclass
 class FakeServer:
-    """The servicer and where it listens."""
+    """Servicer and the address it listens on."""
 
     jobs: FakeJobs
     address: str
@@ -310,7 +310,7 @@ class FakeServer:
 
 
 def start() -> FakeServer:
-    """A running fake on a free port."""
+    """Start a fake on a free port."""
     jobs = FakeJobs()
     server, address = make_server(
         "127.0.0.1:0", authenticate=lambda method, token: same_token(TOKEN, token), max_threads=32

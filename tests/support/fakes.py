@@ -33,7 +33,7 @@ WEIGHTS = np.arange(6, dtype=np.float32)
 
 
 class FakeShard(shards_pb2_grpc.ShardServicer):
-    """A shard that holds its slice of the weights and computes nothing."""
+    """Shard that holds its slice of the weights and computes nothing."""
 
     def __init__(self, assignment: workers_pb2.ShardAssignment) -> None:
         cut = [slice(0, 6)] if assignment.shards == 1 else [slice(0, 4), slice(4, 6)]
@@ -111,8 +111,8 @@ class FakeSlot:
         self._patience_s = patience_s
         self._channel = open_channel(address, token)
         self._stub = workers_pb2_grpc.WorkersStub(self._channel)
-        who = {"name": name, "host": socket.gethostname(), "pid": os.getpid(), "role": role, "versions": versions}
-        greeting = workers_pb2.SlotHello(**{**who, **hello})
+        identity = {"name": name, "host": socket.gethostname(), "pid": os.getpid(), "role": role, "versions": versions}
+        greeting = workers_pb2.SlotHello(**{**identity, **hello})
         if patience_s:
             greeting.key, greeting.patience_s = secrets.token_hex(8), patience_s
         self._stream = SlotStream(self._stub, greeting, address)
@@ -125,7 +125,7 @@ class FakeSlot:
             self.shard.stop()
         self._channel.close()  # first: it does not leave in order
         self._stream.close()
-        self.released.set()  # last: a call that is made again and again, by a patient slot, ends with its thread
+        self.released.set()  # last: a call that a patient slot repeats ends with its thread
 
     def close(self) -> None:
         self.die()
@@ -150,18 +150,18 @@ class FakeSlot:
                     if self.shard:
                         self.shard.stop()
                         self.shard = None
-                        self._say(finished=workers_pb2.SlotFinished(job_id=assignment.release.job_id))
+                        self._send(finished=workers_pb2.SlotFinished(job_id=assignment.release.job_id))
                 else:
                     self.dismissed.set()
                     self._stream.close()
                     return
 
-    def _say(self, **message: Any) -> None:
+    def _send(self, **message: Any) -> None:
         self._stream.send(**message)
 
     def _serve(self, assignment: workers_pb2.ShardAssignment) -> None:
         self.shard = FakeShard(assignment)
-        self._say(ready=workers_pb2.SlotReady(job_id=assignment.job_id, address=self.shard.address))
+        self._send(ready=workers_pb2.SlotReady(job_id=assignment.job_id, address=self.shard.address))
 
     def _work(self, assignment: workers_pb2.WorkerAssignment) -> None:
         try:
@@ -178,8 +178,8 @@ class FakeSlot:
                 message=str(error),
                 traceback="Traceback: in train_step",
             )
-            return self._say(failed=failed)
-        self._say(finished=workers_pb2.SlotFinished(job_id=assignment.job_id))
+            return self._send(failed=failed)
+        self._send(finished=workers_pb2.SlotFinished(job_id=assignment.job_id))
 
     def _loop(self, assignment: workers_pb2.WorkerAssignment) -> None:
         answer = workers_pb2.NextRequest()

@@ -1,4 +1,4 @@
-"""A job server that takes the hellos of slots and gives them no work."""
+"""Job server that accepts the hellos of slots and gives them no work."""
 
 import queue
 

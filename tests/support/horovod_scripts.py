@@ -59,7 +59,7 @@ def difference(model, reference):
 
 
 def left_behind(mark: str) -> list[str]:
-    """Processes of a run whose environment holds ``mark``."""
+    """Return the processes of a run whose environment holds ``mark``."""
     found = []
     for process in psutil.process_iter():
         try:

@@ -1,4 +1,4 @@
-"""A job server in this process, with fake slots and clients."""
+"""Job server in this process, with fake slots and clients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.fakes import TOKEN, Client, FakeSlot
 
 
 class LocalJobServer:
-    """A job server in this process, with fake slots and clients."""
+    """Job server in this process, with fake slots and clients."""
 
     def __init__(self, state_dir: Path) -> None:
         self.state_dir = state_dir

@@ -1,4 +1,4 @@
-"""A whole cluster in this process: the real coordinator, workers, shards and transports, threads for processes."""
+"""Complete cluster in this process: the real coordinator, workers, shards and transports; threads for processes."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ class Outcome:
     traffic: list[tuple[int, int]] = field(default_factory=list)
 
     def samples_of(self, epoch):
-        """Samples that each worker reported in the epoch."""
+        """Return the samples that each worker reported in the epoch."""
         return Counter({w: sum(d.samples for d in self.done if (d.worker, d.epoch) == (w, epoch)) for w in self.speeds})
 
     def ends_of(self, epoch):
-        """When each worker reported its last task of the epoch, in seconds."""
+        """Return the times in seconds at which each worker reported its last task of the epoch."""
         return {d.worker: d.at for d in self.done if d.epoch == epoch}
 
 
 @dataclass(frozen=True)
 class Done:
-    """A report of finished tasks."""
+    """Report of finished tasks."""
 
     at: float
     worker: str
@@ -92,7 +92,7 @@ def train(
     """Train a compiled model's program on a cluster of threads; the model itself stays as it is.
 
     ``transport`` is ``in_process``, ``stream`` or ``shared_memory``; ``step_ms`` is emulated, and with the last two
-    ``bandwidth_mbit``; ``lose`` is ``(worker, step)``: it dies when it has done so many steps, before it reports the
+    ``bandwidth_mbit``; ``lose`` is ``(worker, step)``: the worker dies after so many steps, before it reports the
     last ones.
     """
     emulate = {"step_ms": step_ms, "bandwidth_mbit": bandwidth_mbit}
@@ -276,7 +276,7 @@ class _Job:
         )
 
     def _optimizer(self, parts) -> dict[int, np.ndarray]:
-        """Whole variables; a variable of none (iterations) lies on all shards."""
+        """Return whole variables; one without parts (iterations) is the same on all shards."""
         found = {}
         for index, described in enumerate(self.manifest.optimizer_variables or []):
             held = [part[index] for part in parts if index in part]
@@ -286,11 +286,11 @@ class _Job:
 
 
 def flat(model) -> np.ndarray:
-    """The model's trainable variables, flat."""
+    """Return the model's trainable variables as a flat array."""
     return np.concatenate([np.asarray(v).reshape(-1) for v in model.trainable_variables])
 
 
 def clone(build, optimizer):
-    """A fresh model with the same weights whenever it is called with the same ``build``."""
+    """Return a fresh model, with the same weights in each call with the same ``build``."""
     keras.utils.set_random_seed(7)
     return build(optimizer)

@@ -1,4 +1,4 @@
-"""The published formulas of three rules in plain NumPy, written without the code they check."""
+"""Published formulas of three rules in plain NumPy, independent of the code they check."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NumpyShard:
         self.mean_delay, self.updates = 0.0, 0
 
     def push(self, gradient, held, tau, rate):
-        """Apply; the weights of the answer."""
+        """Apply a push; return the weights of the answer."""
         reply = self.move(gradient, self.w - held, tau, rate)
         self.updates += 1
         return reply
@@ -48,7 +48,7 @@ class NumpyShard:
         return self.w - (1 - m**tau) * self.reserve
 
     def total(self, v):
-        """For each element the sum over its unit's."""
+        """Return for each element the sum over the elements of its unit."""
         return np.array([v[self.unit == unit].sum() for unit in self.unit])
 
 
@@ -62,7 +62,10 @@ def units(shapes):
 
 
 def ahead(rule, weights, gradients, overlap, momentum, rate, shapes=None):
-    """One worker that computes each gradient ``overlap`` answers behind: (staleness, all answers, weights at last)."""
+    """Run one worker that computes each gradient ``overlap`` answers behind.
+
+    Returns (staleness, all answers, final weights).
+    """
     shard = NumpyShard(rule, np.float64(weights), momentum, shapes)
     answers = [(np.float64(weights), 0)]
     staleness = []

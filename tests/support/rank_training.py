@@ -1,4 +1,4 @@
-"""The same training twice: on the ranks of this world, each with its rows, and on one process with the global batch."""
+"""Comparison of training on the ranks of this world, each with its rows, and on one process with the global batch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ CLASSES, FEATURES, WORDS = 3, 6, 11
 
 
 def features(rng: np.random.Generator) -> np.ndarray:
-    """Rows of one epoch: STEPS global batches."""
+    """Return the rows of one epoch: STEPS global batches."""
     return rng.normal(size=(STEPS * BATCH * hvd.size(), FEATURES)).astype("float32")
 
 
 def words(rng: np.random.Generator) -> np.ndarray:
-    """Rows of word numbers, repeated ones among them."""
+    """Return rows of word numbers, with repeated ones."""
     return rng.integers(0, WORDS, size=(STEPS * BATCH * hvd.size(), 5))
 
 
@@ -29,7 +29,7 @@ def labels(rng: np.random.Generator) -> np.ndarray:
 
 
 def mine(rows: np.ndarray) -> np.ndarray:
-    """This rank's part of each global batch."""
+    """Return this rank's part of each global batch."""
     by_rank = rows.reshape(STEPS, hvd.size(), BATCH, *rows.shape[1:])
     return by_rank[:, hvd.rank()].reshape(STEPS * BATCH, *rows.shape[1:])
 
@@ -41,7 +41,7 @@ def dense_model(policy: str = "float32") -> keras.Model:
         keras.layers.Dense(CLASSES, activation="softmax", dtype="float32"),
     ]
     model = keras.Sequential(layers)
-    model.dtype_policy = keras.DTypePolicy(policy)  # as if it were the global policy
+    model.dtype_policy = keras.DTypePolicy(policy)  # simulates the global policy
     return model
 
 
@@ -66,7 +66,7 @@ def all_weights(model: keras.Model) -> np.ndarray:
 def on_one_process(
     build: Callable[[], keras.Model], optimizer: Any, rows: Callable[..., np.ndarray] = features, **compile_options: Any
 ) -> np.ndarray:
-    """Weights after plain Keras has trained on the global batches."""
+    """Return the weights after plain Keras has trained on the global batches."""
     model, (x, y) = _prepare(build, optimizer, rows, compile_options)
     model.fit(x, y, batch_size=BATCH * hvd.size(), epochs=EPOCHS, shuffle=False, verbose=0)
     return all_weights(model)
@@ -79,7 +79,7 @@ def on_all_ranks(
     callbacks: Any = (),
     **compile_options: Any,
 ) -> np.ndarray:
-    """Weights after all ranks have trained together, each on its part of each global batch."""
+    """Return the weights after all ranks have trained together, each on its part of each global batch."""
     model, (x, y) = _prepare(build, optimizer, rows, compile_options)
     start = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), *callbacks]
     model.fit(mine(x), mine(y), batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=start)
@@ -87,7 +87,7 @@ def on_all_ranks(
 
 
 def assert_equal_on_all_ranks(weights: np.ndarray) -> None:
-    """Bit for bit."""
+    """Assert that values are equal on all ranks, bit for bit."""
     everyone = np.asarray(hvd.allgather(weights[None]))
     assert len(everyone) == hvd.size()
     for others in everyone:

@@ -1,4 +1,4 @@
-"""A shard's stream without a client: any bytes out, whatever answers come."""
+"""Stream to a shard without a client: arbitrary bytes are sent, all answers are returned."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nfdt.transport.shard_connector import METHOD
 
 
 def encode(header: Frame, payload: bytes = b"") -> bytes:
-    """One frame as it is sent."""
+    """Return one frame as it is sent."""
     data = header.SerializeToString()
     return len(data).to_bytes(4, "little") + data + payload
 
@@ -25,7 +25,7 @@ def ticket(address: str, token: str) -> OpenReply:
 
 
 def exchange(address: str, token: str, messages: Iterable[bytes]) -> list[Frame]:
-    """Send all messages, end sending, and take all answers; what ends the stream early is raised."""
+    """Send all messages, end sending, and return all answers; an error that ends the stream early is raised."""
     found = ticket(address, token)
     connection = connect(split_address(address)[0], found.port, found.ticket, timeout_s=30)
     stream, answers = FrameStream(connection), []

@@ -1,4 +1,4 @@
-"""Keras' update formulas in NumPy, as oracles; each keeps the slots Keras keeps."""
+"""Keras' update formulas in NumPy, as oracles; each keeps the same slot variables as Keras."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""A TCP relay that a test can cut: all connections end, and new ones are refused until it is mended."""
+"""TCP relay that a test can cut: all connections end, and new ones are refused until it is mended."""
 
 from __future__ import annotations
 

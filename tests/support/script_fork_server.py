@@ -1,4 +1,4 @@
-"""Users' scripts, forked from a process that has imported Keras, as slots are."""
+"""Users' scripts in forks of a process that has imported Keras, like slots."""
 
 from __future__ import annotations
 

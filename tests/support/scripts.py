@@ -1,4 +1,4 @@
-"""Servers, workers and scripts in processes of their own, as a user starts them."""
+"""Servers, workers and scripts in separate processes, as a user starts them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def environment(**extra: str) -> dict[str, str]:
 
 @dataclass
 class ServerProcess:
-    """A server process with its slots."""
+    """Server process with its slots."""
 
     address: str
     token_file: Path

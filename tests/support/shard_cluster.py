@@ -1,4 +1,4 @@
-"""A small program, the reference (Keras itself), and shards of it in this process."""
+"""Small program, its reference (Keras itself), and its shards in this process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def gradients(count, seed=2, layout=LAYOUT):
 
 
 class Reference:
-    """Keras itself, on one machine."""
+    """Reference: Keras itself, on one machine."""
 
     def __init__(self, optimizer, *, constraints=None, exclude=(), layout=LAYOUT, weights=None):
         self.layout = layout
@@ -103,12 +103,12 @@ def make_engine(manifest, weights, *, rule="plain", index=0, shards=1, state=Non
 
 
 def joined(parts, shape):
-    """One optimizer variable: in parts, or the same on all shards."""
+    """Return one optimizer variable, which is in parts or the same on all shards."""
     return np.concatenate([part.reshape(-1) for part in parts])[: math.prod(shape)].reshape(shape)
 
 
 class Cluster:
-    """All shards of a program, fed in the same order."""
+    """All shards of a program, which get all pushes in the same order."""
 
     def __init__(
         self,

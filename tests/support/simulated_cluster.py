@@ -34,8 +34,10 @@ from nfdt.core.training.merge import encode_arrays
 RULES = [{"rule": "mean", "decay": None}]
 
 
-def job(preset="asgd", *, workers=2, samples=20, validation=None, stream=False, attended=True, overrides=None, **fit):
-    """A job's specification with small numbers."""
+def job(
+    preset="asgd", *, workers=2, samples=20, validation=None, stream=False, interactive=True, overrides=None, **fit
+):
+    """Return a job's specification with small numbers."""
     return JobSpec(
         program="0" * 64,
         algorithm=resolve_algorithm(preset, **(overrides or {})),
@@ -43,7 +45,7 @@ def job(preset="asgd", *, workers=2, samples=20, validation=None, stream=False, 
         fit=FitSpec(**{"epochs": 1, "batch_size": 4, **fit}),
         train=DataSpec(kind="stream") if stream else DataSpec(kind="arrays", samples=samples),
         validation=DataSpec(kind="arrays", samples=validation) if validation else None,
-        attended=attended,
+        attended=interactive,
         step_timeout_s=60,
         start_timeout_s=20,
     )
@@ -54,7 +56,7 @@ class SimulatedWorker:
 
     def __init__(self, cluster, name, index):
         self.cluster, self.name, self.index = cluster, name, index
-        self.told = None
+        self.instruction = None
         self.report = Report()
         self.epoch = 0
         self.samples = 0
@@ -63,22 +65,22 @@ class SimulatedWorker:
         self.in_flight = []
 
     def ask(self):
-        if isinstance(self.told, Wait):
+        if isinstance(self.instruction, Wait):
             self._drain()
         report, self.report = self.report, Report()
-        self.told = self.cluster.coordinator.next(self.name, report)
-        return self.told
+        self.instruction = self.cluster.coordinator.next(self.name, report)
+        return self.instruction
 
     def do(self):
         """Execute the instruction; the report is sent with the next call of ``ask``."""
-        told, self.told = self.told, None
-        assert isinstance(told, Work) or not self.in_flight, "only more work overlaps with pushes"
-        match told:
+        instruction, self.instruction = self.instruction, None
+        assert isinstance(instruction, Work) or not self.in_flight, "only more work overlaps with pushes"
+        match instruction:
             case BeginEpoch(epoch, untrained, _):
                 self.epoch, self.samples, self.steps = epoch, 0, 0
                 self.begun.append((epoch, untrained))
             case Work(epoch, tasks):
-                self._train(epoch, tasks, told.overlap)
+                self._train(epoch, tasks, instruction.overlap)
             case CollectState(epoch):
                 state = encode_arrays([np.array([float(self.index)])])
                 metrics = dump_arrays({"sum/0": np.array(float(self.samples))})
@@ -121,7 +123,7 @@ class SimulatedWorker:
 
 
 class SimulatedCluster:
-    """Coordinator and its surroundings; every step is triggered by a test."""
+    """Coordinator and its environment; every step is triggered by a test."""
 
     def __init__(self, spec, batches=None):
         self.spec = spec
@@ -166,7 +168,7 @@ class SimulatedCluster:
     def turn(self, name):
         """Let one worker execute its instruction, or ask for one."""
         worker = self.workers[name]
-        if worker.told is None or isinstance(worker.told, Wait):
+        if worker.instruction is None or isinstance(worker.instruction, Wait):
             worker.ask()
         else:
             worker.do()
@@ -230,7 +232,7 @@ class SimulatedCluster:
         """Return the data of all events of a kind."""
         return [data for k, data in self.events if k == kind]
 
-    def everybody_left(self):
+    def all_left(self):
         return all(isinstance(w.ask(), Leave) for w in self.workers.values())
 
 

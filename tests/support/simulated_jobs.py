@@ -22,7 +22,7 @@ Y = (X @ np.arange(5, dtype="float32")[:, None] + 1).astype("float32")
 
 
 class Kept(SimulatedSession):
-    """Keeps what each job was made of."""
+    """Session that keeps submission and manifest of its job."""
 
     def _start(self, submission, manifest):
         self.submission, self.manifest = submission, manifest
@@ -44,7 +44,7 @@ def cluster(*workers, **tables):
 
 
 def simulate(described, algorithm="asgd", *, model=None, x=X, y=Y, epochs=1, **options):
-    """The ended job, its session and the History."""
+    """Return the ended job, its session and the History."""
     fit = {name: options.pop(name) for name in FIT if name in options}
     batch = {} if y is None else {"batch_size": BATCH}
     with Kept(resolve({"algorithm": algorithm, **options}, environ={}), described) as session:
@@ -53,7 +53,7 @@ def simulate(described, algorithm="asgd", *, model=None, x=X, y=Y, epochs=1, **o
 
 
 def as_text(job):
-    """All that a job did, to the last bit."""
+    """Return all results of a job as text, bit for bit."""
     record = job.record
     points = [(p.at_s, p.samples, p.epoch, dict(p.logs)) for p in record.points]
     weights = job.snapshot().weights.tobytes().hex()

@@ -1,4 +1,4 @@
-"""A shard in a few lines of NumPy: drives an update rule in the order the real one does."""
+"""Shard in a few lines of NumPy, which calls an update rule in the same order as the real one."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ def plain_sgd(weights, gradient, rate):
 
 
 class SimulatedShard:
-    """Weights, version, backups and state of one shard; ``optimizer`` stands for the user's own, before its decay."""
+    """Weights, version, backups and state of one shard; ``optimizer`` is the user's own, before its decay."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A fake slot as a process, started as a launcher starts a real one."""
+"""Fake slot as a process, started as a launcher starts a real one."""
 
 import argparse
 import os

@@ -21,7 +21,7 @@ LARGE = ParameterLayout.of([("w", (4_000_000,))])
 def resident_bytes():
     for _ in range(3):  # compiled functions go in several passes
         gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what the allocator keeps for later is not in use
+    ctypes.CDLL(None).malloc_trim(0)  # memory that the allocator keeps for later is not in use
     return psutil.Process(os.getpid()).memory_info().rss
 
 

@@ -1,4 +1,4 @@
-"""A simulated cluster whose workers' steps take their time, on a clock that jumps from one report to the next."""
+"""Simulated cluster whose workers' steps have durations, on a virtual clock that jumps from report to report."""
 
 from collections import defaultdict
 
@@ -7,7 +7,7 @@ from tests.support.simulated_cluster import SimulatedCluster
 
 
 class TimedCluster(SimulatedCluster):
-    """All workers train until the job has ended.
+    """Cluster whose workers all train until the job has ended.
 
     ``step_s(worker index, samples, now)`` returns the seconds of a gradient; ``exchange_s`` is those of its push and
     reply, which are hidden as far as the step's overlap allows: 1 + overlap steps are in flight at any time.
@@ -76,7 +76,7 @@ class TimedCluster(SimulatedCluster):
     def _report(self, name):
         at, epoch, done = self.busy.pop(name)
         worker = self.workers[name]
-        worker.told = Work(epoch, tuple(done), overlap=worker.told.overlap)
+        worker.instruction = Work(epoch, tuple(done), overlap=worker.instruction.overlap)
         worker.do()
         self.ends[epoch][name] = at
 

@@ -1,4 +1,4 @@
-"""The transports between a worker and its shards, made alike for the contract suites."""
+"""Transports between a worker and its shards, with one interface for the contract suites."""
 
 from __future__ import annotations
 

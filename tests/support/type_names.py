@@ -21,7 +21,7 @@ MEANT: dict[str, str] = {
 def meanings_in(source: str, file: str) -> Iterator[tuple[str, str]]:
     """Yield each type name of a file, without underscores, and its meaning.
 
-    A class means itself; an alias means what it stands for, so that equal aliases of several files are one meaning.
+    The meaning of a class is itself; that of an alias is its value, so that equal aliases of several files are one.
     """
     tree = ast.parse(source)
     for node in ast.walk(tree):
@@ -55,7 +55,7 @@ def ambiguous(files: Mapping[str, str]) -> dict[str, int]:
 
 
 def unmeant(files: Mapping[str, str]) -> dict[str, int]:
-    """Return what :func:`ambiguous` does, without the names that are meant to be."""
+    """Return the result of :func:`ambiguous` without the names that are meant to be ambiguous."""
     return {name: count for name, count in ambiguous(files).items() if name not in MEANT}
 
 

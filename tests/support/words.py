@@ -1,6 +1,6 @@
 """Word list of the project: which words prose and identifiers avoid, and how often each file still has them.
 
-``python -m tests.support.words`` lowers the counts in the table to those found, ``--reset`` writes them all anew, and
+``python -m tests.support.words`` lowers the counts in the table to those found, ``--reset`` replaces all of them, and
 ``python -m tests.support.words FILE ...`` lists the offences of files.
 """
 
@@ -29,7 +29,7 @@ OLD_PARTS = frozenset(
     "told halved obey attendance attended vacant speaker afresh spoiled census succession steadiness surroundings "
     "invitation meeting nest nests".split()
 )
-# Whole identifiers: ordinary words that are names of something else elsewhere.
+# Whole identifiers: ordinary words that have another meaning elsewhere.
 OLD_NAMES = frozenset(
     "JobDesk JobAssembly JobRun Wishes Difference Chain Pace Site Ending Abandoned Half Recorder Pending Sent Stepped "
     "Arrival _Seen World Order Turn Door LeaseTimes CutTasks StatedSizes RingView News Place Kind Parts "
@@ -49,7 +49,7 @@ Table = Mapping[str, Mapping[str, int]]  # counts by file and rule
 
 @dataclass(frozen=True)
 class Offence:
-    """One place that the word list objects to."""
+    """One place that breaks a rule of the word list."""
 
     rule: str
     line: int
@@ -75,7 +75,7 @@ def _in_python(source: str) -> Iterator[Offence]:
 
 
 def _docstrings(source: str) -> Iterator[tuple[int, str]]:
-    """Yield line and text of each string that stands alone: docstrings, of attributes as well."""
+    """Yield line and text of each standalone string: docstrings, including those of attributes."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, node.value.value
@@ -121,7 +121,7 @@ def counts(offences: Iterable[Offence]) -> dict[str, int]:
 def lowered(
     allowed: Mapping[str, Mapping[str, int]], found: Mapping[str, Mapping[str, int]]
 ) -> dict[str, dict[str, int]]:
-    """Return what is found where that is less than allowed; files and rules that are gone are left out."""
+    """Return the counts found where they are less than allowed; files and rules without offences are left out."""
     kept = {
         path: {rule: min(count, found.get(path, {}).get(rule, 0)) for rule, count in rules.items()}
         for path, rules in allowed.items()

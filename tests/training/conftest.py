@@ -9,7 +9,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 @pytest.fixture
 def batches():
-    """Five batches of 8 and a tail of 3."""
+    """Return five batches of 8 and a last one of 3."""
     draw = np.random.default_rng(0)
     sizes = [8, 8, 8, 8, 8, 3]
     return [(draw.normal(size=(n, 4)).astype("f4"), draw.normal(size=(n, 1)).astype("f4")) for n in sizes]
@@ -17,7 +17,7 @@ def batches():
 
 @pytest.fixture
 def worker():
-    """What a worker makes of a user's model, and an optimizer as a shard has it: one flat variable."""
+    """Return a worker's model for a user's model, and an optimizer as on a shard: with one flat variable."""
     import keras
 
     from nfdt.core.program.pack import pack

@@ -21,7 +21,7 @@ from nfdt.core.training.data import (
 
 DTYPES = st.sampled_from(["f4", "f8", "f2", "i8", "u1", "?", "U3", "S4", "c8"])
 ARRAYS = DTYPES.flatmap(lambda d: hnp.arrays(d, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)))
-NESTS = st.recursive(
+TREES = st.recursive(
     st.none() | ARRAYS,
     lambda inner: (
         st.lists(inner, max_size=3)
@@ -48,15 +48,15 @@ def same(a, b):
         assert a.tobytes() == b.tobytes()
 
 
-@given(NESTS)
-def test_a_nest_comes_back_with_its_tuples_lists_and_dicts(pytree):
-    structure, arrays = flatten_structure(pytree)
-    same(pytree, rebuild(json.loads(json.dumps(structure)), arrays))
+@given(TREES)
+def test_a_pytree_comes_back_with_its_tuples_lists_and_dicts(tree):
+    structure, arrays = flatten_structure(tree)
+    same(tree, rebuild(json.loads(json.dumps(structure)), arrays))
 
 
-@given(NESTS)
-def test_a_batch_comes_back_from_its_message(pytree):
-    same(pytree, decode_batch(encode_batch(pytree)))
+@given(TREES)
+def test_a_batch_comes_back_from_its_message(tree):
+    same(tree, decode_batch(encode_batch(tree)))
 
 
 @given(ARRAYS)

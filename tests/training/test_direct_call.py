@@ -1,4 +1,4 @@
-"""A traced function called directly does what it does when called as ever."""
+"""Direct calls of a traced function: the same results as with ordinary calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's gradient, applied by the user's optimizer, is what Keras itself would have done."""
+"""Equality of Keras' own step and a worker's gradient applied by the user's optimizer."""
 
 import keras
 import numpy as np
@@ -117,7 +117,7 @@ def test_the_float16_scale_halves_on_overflow_and_doubles_after_finite_steps(wor
 
 
 class Embedded(keras.Model):
-    """Sparse gradients, a variable without one, and a train_step that looks at the optimizer."""
+    """Model with sparse gradients, a variable without one, and a ``train_step`` that reads the optimizer."""
 
     def __init__(self):
         super().__init__()
@@ -152,7 +152,7 @@ def test_sparse_and_missing_gradients_and_what_train_step_sees(worker, batches):
 
 
 class Decorated(keras.Model):
-    """The gradient is applied inside a graph of its own."""
+    """Model whose gradient is applied inside a graph of its own."""
 
     def __init__(self, mode="plain"):
         super().__init__()
@@ -224,7 +224,7 @@ def test_gradients_reach_the_step_from_inner_graphs_and_in_parts(mode, worker, b
         ("no dict", CaptureError, "dictionary"),
     ],
 )
-def test_a_train_step_that_cannot_be_distributed_says_why(mode, error, words, worker, batches):
+def test_a_train_step_that_cannot_be_distributed_is_refused_with_the_reason(mode, error, words, worker, batches):
     there = shipped(mode, worker, batches)
     with pytest.raises(error, match=words):
         there.step(np.asarray(there.weights), batches[0])

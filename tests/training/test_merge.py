@@ -43,7 +43,7 @@ def test_one_worker_returns_its_own_state_bit_for_bit(rule, idle):
     assert merge_untrained([{"rule": rule, "decay": 0.99}], base, states)[0].tobytes() == own[0].tobytes()
 
 
-def test_nobody_did_a_step_returns_the_base():
+def test_without_any_step_the_base_is_returned():
     base = [np.asarray([0.1])]
     assert merge_untrained([EMA], base, [(0, 0, [np.asarray([5.0])])])[0] == base[0]
 

@@ -30,7 +30,7 @@ def test_sums_add_up_and_rows_stand_side_by_side():
     assert own_logs(merged) == {"own": 2.25}
 
 
-def test_it_does_not_matter_who_merges_first():
+def test_the_order_of_merges_does_not_matter():
     whole = load_arrays(merge_metric_states(THREE))
     parts = load_arrays(merge_metric_states([merge_metric_states(THREE[:2]), THREE[2]]))
     assert whole.keys() == parts.keys()
@@ -38,7 +38,7 @@ def test_it_does_not_matter_who_merges_first():
         np.testing.assert_array_equal(parts[name], array)
 
 
-def test_who_has_done_no_step_adds_nothing():
+def test_a_worker_without_steps_adds_nothing():
     assert merge_metric_states([b"", THREE[0], b""]) == THREE[0]
     assert merge_metric_states([b"", b""]) == merge_metric_states([]) == b""
 

@@ -1,4 +1,4 @@
-"""What workers count comes to what Keras counts on one machine."""
+"""Equality of metrics counted by workers and by Keras on one machine."""
 
 import keras
 import numpy as np
@@ -16,7 +16,7 @@ ROWS, CLASSES, BATCH = 70, 4, 8
 
 
 class Extremes(km.Metric):
-    """Two results, of variables that cannot be added."""
+    """Metric with two results, from variables that cannot be added."""
 
     def __init__(self, name="extremes", **options):
         super().__init__(name=name, **options)
@@ -37,7 +37,7 @@ class Extremes(km.Metric):
 
 
 class Averaged(km.Metric):
-    """The mean of the steps' means, of rows of a threshold that is no zero at the start."""
+    """Metric with the mean of the steps' means, times a threshold that does not start at zero."""
 
     def __init__(self, name="averaged", **options):
         super().__init__(name=name, **options)
@@ -111,7 +111,7 @@ def batches(data, rows):
 
 @pytest.fixture(scope="module")
 def evaluated(model, data):
-    """Collect what a worker counts on each of some slices of rows."""
+    """Collect the counts of a worker on each of some slices of rows."""
     layout = ParameterLayout.of([(v.path, tuple(v.shape)) for v in model.trainable_variables])
     step, weights = EvaluateStep(model, layout), layout.flatten([v.numpy() for v in model.trainable_variables])
 
@@ -166,7 +166,7 @@ def small():
 
 
 def counted(model, steps):
-    """What a worker has that has done steps with these (samples, logs); they moved the loss, not the other metric."""
+    """Return the state of a worker after steps with these (samples, logs), which moved only the loss."""
     worker = ModelMetrics(model)
     worker.reset()
     for samples, logs in steps:
@@ -187,7 +187,7 @@ def test_a_steps_own_logs_are_there_the_last_of_each_worker_by_samples(small):
     assert logs == {"loss": pytest.approx((64 + 16 + 576) / 36), "mae": pytest.approx(4.0), "own": [3.0, 4.0]}
 
 
-def test_as_in_keras_results_of_metrics_replace_what_a_step_says_under_the_same_names(small):
+def test_as_in_keras_results_of_metrics_replace_logs_of_a_step_with_the_same_names(small):
     state = counted(small, [(8, {"loss": 1.0, "mae": 3.0})])
     assert ModelMetrics(small).logs(state, {}) == {"loss": 8.0, "mae": 0.0}
 

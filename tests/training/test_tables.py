@@ -1,4 +1,4 @@
-"""A step with tables computes the flat step's gradient, on the rows it is told of."""
+"""Steps with tables: the gradient equals the flat step's, on the given rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def batch(seed):
 
 
 def steps(base=keras.Sequential, **options):
-    """The same model twice: flat, and with its table by rows."""
+    """Return the steps of one model twice: flat, and with its table by rows."""
     flat, rows = model(base, **options), model(base, **options)
     layout = ParameterLayout.of([(v.path, v.shape) for v in flat.trainable_variables])
     return GradientStep(flat, layout), GradientStep(rows, layout, tables=(0,)), TableLayout.of(layout, (0,)), rows
@@ -46,7 +46,7 @@ def whole(split, gradient):
 
 
 class Decorated(keras.Sequential):
-    """Its gradients leave an inner graph."""
+    """Model whose gradients leave an inner graph."""
 
     @tf.function
     def train_step(self, data):

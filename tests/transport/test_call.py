@@ -1,4 +1,4 @@
-"""One connection to one shard: what goes wrong is told to who waits for the answer."""
+"""One connection to one shard: errors are raised in the caller that waits for the answer."""
 
 import threading
 
@@ -9,7 +9,7 @@ DEADLINE_S = 60
 
 
 class Stream:
-    """A shard that never answers."""
+    """Stream of a shard that never answers."""
 
     def __init__(self):
         self._closed = threading.Event()

@@ -1,4 +1,4 @@
-"""Emulated links take as long as they say, whatever carries the bytes."""
+"""Emulated links take their configured time on every transport."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def timed(call, *arguments):
 
 
 class Waits:
-    """Stands in for the event that ends waits: notes how long one would wait."""
+    """Stand-in for the event that ends waits: it records the time that one would wait."""
 
     def __init__(self):
         self.seconds = []

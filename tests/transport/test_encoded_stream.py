@@ -1,4 +1,4 @@
-"""Encoded pushes and answers on a real stream: what breaks, and what somebody made up."""
+"""Encoded pushes and answers on a real stream: broken connections and forged bytes."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_many_chunks_arrive_and_only_what_is_encoded_is_counted(share_memory, co
 
 
 def int8(count=26):
-    """A payload of as many elements in one bucket."""
+    """Return a payload of ``count`` elements in one bucket."""
     return np.float32(1).tobytes() + bytes(count)
 
 
@@ -127,6 +127,6 @@ def test_a_made_up_scale_is_dropped_like_any_gradient_that_is_not_finite(shard):
     assert (answers[1].applied, answers[1].version) == (False, 0)
 
 
-def test_a_shard_says_how_long_it_took(shard):
+def test_a_shard_reports_its_time(shard):
     answer = exchange(shard.address, [pull(1)])[0]
     assert 0 < answer.served_us < 20e6

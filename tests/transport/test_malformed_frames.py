@@ -1,4 +1,4 @@
-"""Whatever bytes come on a stream: a clear error, that stream ended, the shard unharmed, and little memory taken."""
+"""Arbitrary bytes on a stream: a clear error, only that stream ends, the shard is intact, and little memory is used."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ TOKEN = "job-token"
 SIZE = 4 * LAYOUT.size
 EMBEDDING = ParameterLayout.of([("table", (1030, 64)), ("bias", (4,))])
 CODECS = [*DECODERS, "rows"]
-WORKERS = 5  # so many that records of ddc are halves
+WORKERS = 5  # so many that backups of ddc have the anchored format
 fuzz = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 @dataclass
 class Shard:
-    """A real one, a good worker of it, and its answers to whoever sends it frames."""
+    """Real shard with a valid worker, and its answers to any frames."""
 
     address: str
     store: object
@@ -43,7 +43,7 @@ class Shard:
     answers: list[Frame] = field(default_factory=list)
 
     def send(self, messages) -> NfdtError | None:
-        """What ends the stream; None when it ends well."""
+        """Send frames; return the error that ends the stream, or None."""
         self.answers = exchange(self.address, worker_token(TOKEN, "bad"), messages)
         if self.answers and self.answers[-1].kind == ERROR:
             return ProtocolError(self.answers[-1].error)
@@ -101,7 +101,7 @@ def whole_push(**fields):
 
 @st.composite
 def broken_pushes(draw):
-    """A push, spoiled in such a way that it cannot be one any more, and what follows it."""
+    """Draw a push that is corrupted so that it is no longer valid, and the frames that follow it."""
     good = whole_push()
     length = int.from_bytes(good[:4], "little")
     match draw(st.integers(0, 4)):
@@ -179,7 +179,7 @@ def test_made_up_frames_in_any_order_leave_a_shard_that_works(shard, made_up, ga
     cut=st.one_of(st.just(0), st.integers(-100, 100)),
 )
 def test_made_up_rows_are_refused_or_applied_as_a_whole(shard_with_a_table, numbers, cut):
-    """Three rows of a table; their number and places, elements 4 to 7 of the payload, are made up."""
+    """Case: three rows of a table, whose number and places, elements 4 to 7 of the payload, are forged."""
     shard, version = shard_with_a_table, shard_with_a_table.store.version
     split = TableLayout.of(EMBEDDING, [0])
     rows = Rows(np.array([1, 5, 1029], np.int32), np.ones((3, 64), np.float32))
@@ -203,7 +203,7 @@ def test_made_up_rows_are_refused_or_applied_as_a_whole(shard_with_a_table, numb
         (lambda: [push(payload=bytes(SIZE), rate=-1.0)], "factor of the learning rate"),
         (lambda: [push(payload=bytes(SIZE), parts=2**32 - 1, part=7)], "no rounds"),
         (lambda: [push(payload=bytes(SIZE), computed_on=77)], "on answer 77"),
-        (lambda: [push(payload=bytes(SIZE), worker="somebody")], "this worker's name"),
+        (lambda: [push(payload=bytes(SIZE), worker="another")], "this worker's name"),
         (lambda: [encode(Frame(kind=77, sequence=2))], "push or pull"),
         (lambda: [encode(Frame(kind=OFFER, total_bytes=2**50, segment="../x")), push()], "truncated"),
         (lambda: [push(shared=True)], "no segment"),

@@ -1,4 +1,4 @@
-"""What the holder of a worker's token may do at a shard: train as this worker, and nothing else."""
+"""Rights of the holder of a worker's token at a shard: to train as this worker, and nothing else."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def push(values, sequence=2, **fields):
 
 
 def send(running, messages, worker="bad"):
-    """The answers' kinds, and what the last one complains of."""
+    """Return the answers' kinds, and the error of the last one."""
     answers = raw_stream.exchange(running.address, worker_token(KEY, worker), messages)
     return [answer.kind for answer in answers], answers[-1].error
 
@@ -86,7 +86,7 @@ def test_a_worker_s_token_administers_nothing(shard, good, call):
 
 
 @pytest.mark.parametrize("token", [KEY, worker_token("another key", "good"), "good:" + "0" * 64])
-def test_nobody_else_s_token_opens_a_stream(shard, token):
+def test_no_other_token_opens_a_stream(shard, token):
     client = StreamClient([shard.address], LAYOUT, "good", token, timeout_s=20)
     with pytest.raises(AuthenticationFailed):
         client.pull()
@@ -95,8 +95,8 @@ def test_nobody_else_s_token_opens_a_stream(shard, token):
 
 def test_a_worker_cannot_push_as_another_one(shard, good):
     before = shard.store.version
-    spoiled = push(np.full(LAYOUT.size, 9.0), sequence=2, worker="good")
-    kinds, error = send(shard, [pull(), spoiled])
+    replaced_push = push(np.full(LAYOUT.size, 9.0), sequence=2, worker="good")
+    kinds, error = send(shard, [pull(), replaced_push])
     assert kinds == [WEIGHTS, ERROR]
     assert "Stream of bad: expected this worker's name" in error
     assert shard.store.version == before

@@ -1,4 +1,4 @@
-"""Two workers, two shards with parts of two tables: what each worker holds is what the shards have."""
+"""Two workers, two shards with parts of two tables: each worker holds the weights of the shards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOKEN = "t" * 32
 
 
 class Holder:
-    """A worker's own copy, kept up to date by what its client gives it."""
+    """Copy of the weights on a worker, updated by the answers of its client."""
 
     def __init__(self, client, split):
         self.client, self.split = client, split

@@ -1,4 +1,4 @@
-"""What only the network can do: break, hang, lie, and refuse."""
+"""Failures that only a network has: broken and hanging connections, wrong answers, refusals."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_shard_that_is_cut_off_is_looked_for_and_the_push_applied_once(shard, 
     client.close()
 
 
-def test_nobody_looks_for_a_shard_once_the_job_is_over(relay):
+def test_no_client_looks_for_a_shard_once_the_job_is_over(relay):
     stopped = threading.Event()
     client = StreamClient([relay.address], LAYOUT, "w", TOKEN, timeout_s=20, patience=Patience(3600.0, stopped))
     client.pull()
@@ -180,7 +180,7 @@ def test_pushes_that_overlap_are_sent_again_in_order_and_applied_once(share_memo
         running.stop(0)
 
 
-def test_all_pushes_on_their_way_are_told_when_the_shard_is_gone(relay):
+def test_all_pushes_in_flight_fail_when_the_shard_is_gone(relay):
     client = StreamClient([relay.address], LAYOUT, "w", WORKER_TOKEN, timeout_s=20, overlap=1)
     client.pull()
     relay.stop()
@@ -234,7 +234,7 @@ def test_a_wrong_token_is_refused(shard):
         administer(shard.address, AdminRequest(flush=Flush()), token="other")
 
 
-def test_a_worker_with_another_model_is_told(shard):
+def test_a_worker_with_another_model_gets_an_error(shard):
     other = ParameterLayout.of([("w", (5,))])
     client = StreamClient([shard.address], other, "w", WORKER_TOKEN, timeout_s=20)
     with pytest.raises(ProtocolError, match="expected 20 bytes of weights"):

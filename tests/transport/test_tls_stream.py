@@ -1,4 +1,4 @@
-"""Pushes and pulls over TLS: the same bytes, both directions at once, and nobody without the right certificate."""
+"""Pushes and pulls over TLS: the same bytes, both directions at once, and no access without the right certificate."""
 
 from __future__ import annotations
 

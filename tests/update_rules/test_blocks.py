@@ -1,4 +1,4 @@
-"""Blocks: sums and factors against loops, and the same ones on shards that are cut between them."""
+"""Blocks: sums and factors compared with loops, and equal ones on shards whose borders lie between blocks."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ VARIABLES = st.lists(
 
 
 def labels(shapes, tables):
-    """The block of each element, counted by hand."""
+    """Return the block of each element, computed in a loop."""
     names = []
     for variable, (shape, table) in enumerate(zip(shapes, tables, strict=True)):
         for place in np.ndindex(*shape):
@@ -98,6 +98,6 @@ def test_drift_along_the_step_takes_a_gradient_back_and_drift_against_it_adds_to
         shard.pull(worker)
     shard.push("a", np.array([1.0, -2.0, 1.0, -2.0]), 0.1)
     shard.push("b", np.array([2.0, 1.0, 2.0, 1.0]), 0.1)
-    assert shard.last_gradient == pytest.approx([0, 2, 0, 2])  # the first unit went there already, the second went away
+    assert shard.last_gradient == pytest.approx([0, 2, 0, 2])  # drift along unit 1's step, against unit 2's
     shard.push("c", np.array([1.0, 0.0, -1.0, 0.0]), 0.1)
     assert shard.last_gradient == pytest.approx([1, 0, -1, 0])  # at right angles to the drift

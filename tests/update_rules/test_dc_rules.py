@@ -1,4 +1,4 @@
-"""DC-ASGD and its relatives against numbers computed by hand, and their limits."""
+"""DC-ASGD and its variants: comparison with numbers computed by hand, and limiting cases."""
 
 import numpy as np
 import pytest
@@ -106,7 +106,7 @@ def test_true_curvature_makes_a_delayed_quadratic_gradient_fresh(curvature, back
     assert result.gradient == pytest.approx([curvature * weights], rel=1e-9, abs=1e-9)
 
 
-def test_a_rule_that_says_nothing_of_the_step_descends_the_gradient():
+def test_a_rule_without_a_step_of_its_own_descends_the_gradient():
     state = {"kept": np.zeros(2)}
     moved = IdentityRule().advance(np, np.array([2.0, -1.0]), np.ones(2), np.asarray(0.1), np.asarray(0.0), state)
     assert moved.weights == pytest.approx([0.8, 1.1])

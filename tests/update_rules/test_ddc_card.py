@@ -1,4 +1,4 @@
-"""DDC-ASGD under delay against the formulas of its card, written apart from the code."""
+"""DDC-ASGD under delay, compared with the formulas of its card in independent code."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def rule_of(optimizer):
 
 
 class AdamCard:
-    """Weights of the shard and of each worker, as the card says."""
+    """Weights of the shard and of each worker by the formulas of the card."""
 
     beta_1, beta_2, epsilon = 0.9, 0.999, 1e-7
 
@@ -27,13 +27,13 @@ class AdamCard:
         self.sent = {i: (weights.copy(), 0) for i in range(WORKERS)}
 
     def trusted(self, g, d):
-        """The compensated gradient, as far as its drift lets it be trusted."""
+        """Return the compensated gradient, scaled by its trust under the drift."""
         typical = np.sqrt(self.s) + 1e-10
         c = np.clip(0.2 * (g @ d) / (np.linalg.norm(g) * typical + 1e-30), -1, 1)
         return g * (1 + c) / (1 + 0.25 * np.linalg.norm(d) / typical)
 
     def push(self, worker, g, rate):
-        """What the worker is sent back."""
+        """Apply a push and return the weights of the answer."""
         held, pulled = self.sent[worker]
         tau, decay = self.t - pulled, 0.9 if self.t < 50 else 0.99
         self.tbar = tau if self.t == 0 else decay * self.tbar + (1 - decay) * tau

@@ -1,4 +1,4 @@
-"""DDC-ASGD and decoupled weight decay: the weights at which both balance do not depend on the number of workers."""
+"""DDC-ASGD with decoupled weight decay: the equilibrium weights do not depend on the number of workers."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def shard_of(traits, weights, *, optimizer=None, decay=DECAY):
 
 
 def balance(traits, workers, mean, noise, **options):
-    """Where the weights come to rest under gradients ``mean`` plus noise and weight decay, all workers in turn."""
+    """Return the equilibrium weights for gradients ``mean`` plus noise and weight decay, all workers in turn."""
     rng, steps = np.random.default_rng(0), 4000
     shard = shard_of(traits, np.ones(SIZE), **options)
     for worker in range(workers):
@@ -62,7 +62,7 @@ def test_another_optimizer_and_decay_balance_where_they_do_on_one_machine(traits
 
 @pytest.mark.parametrize("traits", [SGD, ADAM], ids=["momentum", "adam"])
 def test_a_unit_without_gradients_for_long_learns_again(traits):
-    """Decay alone moves such a unit, and what decay moves is no reason to distrust the gradients that come later."""
+    """Reason: only decay moves such a unit, and movement by decay must not reduce the trust in later gradients."""
     rng, workers = np.random.default_rng(0), 8
     shard = shard_of(traits, np.ones(SIZE), decay=0.1)
     for worker in range(workers):

@@ -1,4 +1,4 @@
-"""DDC-ASGD: its limits, its invariants, its state on the way in and out."""
+"""DDC-ASGD: its limiting cases, its invariants, and export and import of its state."""
 
 import numpy as np
 import pytest
@@ -129,7 +129,7 @@ SCRIPTS = st.lists(
 
 @given(SCRIPTS, st.sampled_from([(0.5, False), (0.9, False), (0.9, True)]))
 def test_every_gradient_moves_the_weights_by_its_share_in_all(script, kind):
-    # whatever tbar does: delivered + still in reserve = lr * sum(gc) / (1 - mu)
+    # for any tbar: delivered + still in reserve = lr * sum(gc) / (1 - mu)
     momentum, nesterov = kind
     total = np.zeros(4)
     for shard, _ in interleaved(ddc(sgd(momentum, nesterov)), script):
@@ -223,7 +223,7 @@ def test_the_look_ahead_is_what_the_reserve_releases_in_tau_updates(momentum, ne
         received = shard.push(worker, np.array([1.0]), 0.1)
     tau, delay = shard.last_staleness, float(shard.state["mean_delay"])
     state, weights = shard.state, shard.weights
-    for _ in range(tau):  # nothing arrives but the reserve goes on at the present mean delay
+    for _ in range(tau):  # only the reserve is delivered, at the present mean delay
         advance = rule.advance(
             np, np.zeros(1), weights, np.asarray(0.1), np.asarray(0.0), {**state, "mean_delay": delay}
         )

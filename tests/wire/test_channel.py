@@ -21,7 +21,7 @@ from nfdt.core.wire.status import answering, translated
 
 
 class Answers(jobs_pb2_grpc.JobsServicer):
-    """Raises what the test asks for by the job's name."""
+    """Service that raises the error that the test selects by the job's name."""
 
     raises: Exception | None = None
 
@@ -116,7 +116,7 @@ def test_a_long_message_is_cut_not_lost(address, servicer):
         call(address)
 
 
-def test_nobody_listening_is_server_unreachable():
+def test_no_listening_server_is_server_unreachable():
     server, bound = make_server("127.0.0.1:0", authenticate=lambda method, token: True)
     server.start()
     server.stop(None).wait()
@@ -126,7 +126,7 @@ def test_nobody_listening_is_server_unreachable():
 
 @pytest.mark.parametrize("made", ["before", "after"])
 def test_a_call_after_the_close_is_cancelled(address, made):
-    """It read freed memory, which ended the process."""
+    """Regression: such a call read freed memory, which ended the process."""
     channel = open_channel(address, "secret")
     stub = jobs_pb2_grpc.JobsStub(channel)
     channel.close()
@@ -156,7 +156,7 @@ def test_an_open_network_without_tls_is_refused(address):
         make_server(address, authenticate=lambda method, token: True)
 
 
-def test_insecure_must_be_said():
+def test_insecure_must_be_explicit():
     server, bound = make_server("0.0.0.0:0", authenticate=lambda method, token: True, insecure=True)
     assert split_address(bound)[1] > 0
     server.stop(None).wait()

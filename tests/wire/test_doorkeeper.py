@@ -1,4 +1,4 @@
-"""Connections that show no token: a few, for a while; others go on meanwhile."""
+"""Connections without a token: limited in number and time, while others proceed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SOON = ConnectionLimits(total=100, stranger_s=0.5)
 
 
 class Jobs(jobs_pb2_grpc.JobsServicer):
-    """Its events come one for each batch that is fed."""
+    """Service that sends one event for each batch that is fed."""
 
     @answering
     def Show(self, request, context):
@@ -61,7 +61,7 @@ def serve() -> Iterator:
 
 
 class Strangers:
-    """Connections that say nothing."""
+    """Connections that send nothing."""
 
     def __init__(self, address: str) -> None:
         self._address = split_address(address)
@@ -76,7 +76,7 @@ class Strangers:
             one.close()
 
     def until(self, most: int) -> None:
-        """Wait until the server has left no more than ``most`` of them open."""
+        """Wait until the server has left at most ``most`` of them open."""
         deadline = time.monotonic() + DEADLINE_S
         while len(self.open) > most:
             poll = select.poll()
@@ -131,7 +131,7 @@ def test_a_connection_that_shows_no_token_in_time_is_closed_also_with_a_preface(
     idle.until(0)
 
 
-def test_who_has_shown_a_token_stays_however_long_it_is_silent(serve, strangers):
+def test_a_connection_that_has_shown_a_token_stays_however_long_it_is_silent(serve, strangers):
     address = serve(SOON)
     events: list[grpc.ChannelConnectivity] = []
     with open_channel(address, TOKEN) as channel:

@@ -26,9 +26,9 @@ def test_a_worker_is_known_by_its_token(name):
         ":" + worker_token(KEY, "").partition(":")[2],
     ],
 )
-def test_any_other_token_is_nobody_s(token):
+def test_any_other_token_belongs_to_no_worker(token):
     assert worker_of(KEY, token) is None
 
 
-def test_a_worker_s_token_does_not_tell_the_key():
+def test_a_worker_s_token_does_not_reveal_the_key():
     assert KEY not in worker_token(KEY, "worker-0")

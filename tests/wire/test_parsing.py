@@ -1,4 +1,4 @@
-"""Requests that are no messages: refused by the call's status, nothing is kept of them, one line is logged."""
+"""Requests that are no messages: refused by the call's status, without leftovers, with one line logged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory shared with a shard of the same machine: who may offer what, and that nothing is left behind."""
+"""Memory shared with a shard of the same machine: permitted offers, and complete clean-up."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def connect(address, worker="w", layout=LAYOUT, **options):
 
 @contextlib.contextmanager
 def process(code, *args):
-    """A Python process of its own, and the first line it prints; killed with SIGKILL at the end."""
+    """Start a Python process and yield it with the first line that it prints; it is killed with SIGKILL at the end."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [sys.executable, "-c", code, *map(str, args)]
     pipe = subprocess.PIPE
@@ -92,19 +92,19 @@ def process(code, *args):
 
 
 def mapped(pid="self"):
-    """The segments that a process has mapped, by inode, as the system tells."""
+    """Return the segments that a process has mapped, by inode, from the system's files."""
     return set(re.findall(r"(\d+) +/memfd:nfdt", Path(f"/proc/{pid}/maps").read_text()))
 
 
 def named():
-    """What is in the directory where named segments would lie, and the sockets at which segments are handed out."""
+    """Return the files in the directory of named segments, and the sockets at which segments are handed out."""
     sockets = re.findall(r"@(nfdt-[0-9a-f]{32})$", Path("/proc/net/unix").read_text(), re.MULTILINE)
     return {*Path("/dev/shm").glob("nfdt-*"), *sockets}
 
 
 @pytest.fixture
 def nothing_named():
-    """A test begins and ends without a name by which a segment is found."""
+    """Check that before and after a test no segment has a name."""
     before = named()
     yield
     assert named() <= before
@@ -138,7 +138,7 @@ def test_weights_outlive_their_client(shard):
 def test_an_offer_is_handed_to_processes_of_its_user_only(monkeypatch):
     offer = shared_memory.Offer(AREA)
     user = os.geteuid()
-    monkeypatch.setattr(os, "geteuid", lambda: user + 1)  # of the side that hands out, as of the side that asks
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)  # for the serving side and the requesting one
     with socket.socket(socket.AF_UNIX) as peer:
         peer.settimeout(60)
         peer.connect(f"\0{offer.name}")
@@ -181,7 +181,7 @@ def test_a_declined_offer_leaves_the_bytes_on_the_stream(shard, nothing_named, m
         assert answer.weights.flags.writeable
 
 
-def test_another_model_size_is_declined_and_told_on_the_stream(shard, nothing_named):
+def test_another_model_size_is_declined_and_reported_on_the_stream(shard, nothing_named):
     with connect(shard.address, layout=ParameterLayout.of([("w", (5,))])) as client:
         with pytest.raises(Exception, match="expected 20 bytes of weights"):
             client.pull()
@@ -237,17 +237,17 @@ def on_disk():
 
 
 def copies(file):
-    """How many descriptors of this process are of the same file."""
+    """Return the number of descriptors of this process for the same file."""
     found = 0
     for other in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # of a thread beside this one
+        with contextlib.suppress(FileNotFoundError):  # of another thread
             found += os.path.samestat(os.stat(f"/proc/self/fd/{other}"), os.fstat(file))
     return found
 
 
 @contextlib.contextmanager
 def handing_out(make):
-    """A process that hands out what ``make`` returns, under ``NAME``."""
+    """Start a process that hands out the result of ``make`` under ``NAME``."""
     files = make()
 
     def hand_out():
@@ -330,7 +330,7 @@ def test_a_good_offer_is_mapped(shard):
     assert weights.shared
 
 
-def test_a_push_through_memory_that_nobody_offered_is_an_error(shard):
+def test_a_push_through_memory_that_was_not_offered_is_an_error(shard):
     frames = [
         Frame(kind=PULL, sequence=1, worker="w"),
         Frame(kind=PUSH, sequence=2, total_bytes=AREA, shared=True, parts=1),

@@ -1,21 +1,21 @@
-"""Signs of life come from work that advances, and not too often."""
+"""Heartbeats: sent by work that advances, and not too often."""
 
 from nfdt.core.clock import ManualClock
 from nfdt.core.work.heartbeat import Heartbeat
 
 
-def test_it_tells_as_the_work_advances_but_not_more_often_than_asked():
-    clock, told = ManualClock(), []
-    heartbeat = Heartbeat(lambda: told.append(clock.now()), 10.0, clock.now)
+def test_heartbeats_follow_the_work_but_not_more_often_than_configured():
+    clock, beats = ManualClock(), []
+    heartbeat = Heartbeat(lambda: beats.append(clock.now()), 10.0, clock.now)
     began = clock.now()
     for _ in range(25):
         clock.advance(1.0)
         heartbeat()
-    assert [at - began for at in told] == [10.0, 20.0]
+    assert [at - began for at in beats] == [10.0, 20.0]
 
 
-def test_work_that_hangs_tells_nothing():
-    clock, told = ManualClock(), []
-    Heartbeat(lambda: told.append(clock.now()), 10.0, clock.now)
+def test_work_that_hangs_sends_no_heartbeat():
+    clock, beats = ManualClock(), []
+    Heartbeat(lambda: beats.append(clock.now()), 10.0, clock.now)
     clock.advance(1000.0)
-    assert told == []
+    assert beats == []

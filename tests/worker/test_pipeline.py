@@ -1,4 +1,4 @@
-"""The order in which a worker computes, sends and takes answers."""
+"""Order in which a worker computes, sends and takes answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.shard_cluster import LAYOUT, Cluster, Reference
 
 
 class SlowShards:
-    """A client whose answers arrive when the test says so; it applies every push at once."""
+    """Client whose answers arrive at times that the test sets; it applies every push at once."""
 
     def __init__(self):
         self.version = self.sequence = self.pulls = 0
@@ -49,7 +49,7 @@ GRADIENT = np.zeros(1, np.float32)
 
 
 def steps(pipeline, count):
-    """The tags of the answers taken after each of ``count`` steps."""
+    """Return the tags of the answers taken after each of ``count`` steps."""
     taken = []
     for tag in range(count):
         pipeline.weights()
@@ -81,7 +81,7 @@ def test_an_answer_that_has_arrived_is_used_but_never_that_to_the_push_just_sent
     assert steps(Pipeline(shards, 2), 4) == [[], [0], [1], [2]]
 
 
-def test_who_forgets_pulls_again():
+def test_a_worker_that_forgets_pulls_again():
     shards = SlowShards()
     pipeline = Pipeline(shards, 1)
     steps(pipeline, 2)

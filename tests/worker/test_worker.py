@@ -1,6 +1,6 @@
-"""What a worker does with one instruction: which weights it computes on, what it pushes, what it reports.
+"""Execution of one instruction by a worker: the weights it computes on, its pushes and its reports.
 
-The model is ``w * x`` with a squared error, so that gradients and losses tell the weight they were computed on.
+The model is ``w * x`` with a squared error, so that gradients and losses reveal the weight they were computed on.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.transport.base import Pulled, Pushed
 from nfdt.worker.worker import Worker
 
-CODED = 0.25  # what a codec adds to the weights
+CODED = 0.25  # change of the weights by a codec
 
 
 class Shards:
-    """A client whose weights rise by one with every push, and as somebody else pushes."""
+    """Client whose weights rise by one with every push, also with those of other workers."""
 
     codecs: dict = {}
     bytes_sent = bytes_received = 0
@@ -58,7 +58,7 @@ class Shards:
 
 
 class Answer:
-    """Has arrived."""
+    """Answer that has arrived."""
 
     arrived = True
 
@@ -71,7 +71,7 @@ class Answer:
 
 
 class Job:
-    """A worker, its shards, and what it is told; ``moved``: so many updates of others come before an instruction."""
+    """A worker, its shards and its instructions; ``moved``: number of updates of others before an instruction."""
 
     def __init__(self, x, y=None, *, algorithm="ssp", shards=1, batch_size=1, timeout_s=600.0, **overrides):
         y = np.zeros((len(x), 1), np.float32) if y is None else y
@@ -100,9 +100,9 @@ class Job:
         self.blobs[name] = content
         return name
 
-    def run(self, *told: pb.NextReply | Callable[[], None]) -> list[pb.NextRequest]:
-        """Tell the worker this, call what is no instruction in between; its reports, one after each instruction."""
-        reports, script = [], list(told)
+    def run(self, *actions: pb.NextReply | Callable[[], None]) -> list[pb.NextRequest]:
+        """Send the worker these instructions and call the functions among them; return a report per instruction."""
+        reports, script = [], list(actions)
 
         def ask(request):
             reports.append(pb.NextRequest.FromString(request.SerializeToString()))
@@ -135,7 +135,7 @@ class Job:
 
     @property
     def computed_on(self):
-        """The weight behind each gradient: d/dw (w x)^2 = 2 w for x = 1."""
+        """Return the weight that each gradient was computed on: d/dw (w x)^2 = 2 w for x = 1."""
         return [float(gradient[0]) / 2 for gradient, _ in self.shards.pushes]
 
 
@@ -149,7 +149,7 @@ def evaluate(epoch=0, tasks=1):
 
 
 def loss_of(report):
-    """Of the metric variables (sum, count)."""
+    """Return the loss from the metric variables (sum, count)."""
     metrics = load_arrays(report.evaluated.metrics)
     total, count = float(metrics["sum/0"]), float(metrics["sum/1"])
     return total / count
@@ -164,20 +164,20 @@ def test_a_gradient_is_computed_on_the_answer_to_the_last_push():
     assert job.computed_on == [CODED, 1.0]
 
 
-def test_told_to_pull_a_worker_computes_on_the_weights_of_this_moment():
+def test_after_a_required_pull_a_worker_computes_on_the_current_weights():
     job = Job(ONES)
     job.run(job.begin(), work(0), job.others_push, work(1, pull=True))
     assert job.computed_on == [CODED, 11.0 + CODED]
 
 
-def test_told_that_no_answer_will_serve_a_worker_asks_for_none_and_pulls():
+def test_without_use_for_answers_a_worker_requests_no_weights_and_pulls():
     job = Job(ONES)
     job.run(job.begin(), work(0, no_weights=True), job.others_push, work(1))
     assert job.computed_on == [CODED, 11.0 + CODED]
     assert [options["want_weights"] for _, options in job.shards.pushes] == [False, True]
 
 
-def test_told_to_pull_a_worker_takes_and_reports_the_answers_on_their_way_first():
+def test_before_a_required_pull_a_worker_takes_and_reports_the_answers_in_flight():
     job = Job(ONES, overlap=2)
     lease = work(1, overlap=1, pull=True)
     reports = job.run(job.begin(), work(0, overlap=1), job.others_push, lease, pb.NextReply(wait=pb.Wait()))
@@ -209,7 +209,7 @@ def test_the_next_epoch_s_validation_is_on_its_own_weights():
     assert [loss_of(report) for report in reports if report.HasField("evaluated")] == [0.0, 100.0]
 
 
-def test_a_worker_is_heard_of_as_its_validation_advances():
+def test_a_worker_sends_heartbeats_as_its_validation_advances():
     job = Job(ONES, timeout_s=1e-6)
     reports = job.run(job.begin(), evaluate(tasks=3))
     assert [(report.busy, report.HasField("evaluated")) for report in reports[1:]] == [(True, False)] * 3 + [
@@ -217,7 +217,7 @@ def test_a_worker_is_heard_of_as_its_validation_advances():
     ]
 
 
-def test_a_worker_says_no_more_than_it_must_while_it_validates():
+def test_a_worker_sends_no_more_than_it_must_while_it_validates():
     job = Job(ONES)
     reports = job.run(job.begin(), evaluate(tasks=3))
     assert not any(report.busy for report in reports)

@@ -1,4 +1,4 @@
-"""Connections of a world end with it; all others stay."""
+"""Connections of a world: they end with it, and all others stay open."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hfdt.keras.rank_sockets import RankSockets
 
 @pytest.fixture
 def connect():
-    """Connections to a server that stops listening, as Gloo's do once all ranks are connected."""
+    """Return connections to a server that stops listening, as Gloo's do once all ranks are connected."""
     opened: list[socket.socket] = []
 
     def make() -> tuple[socket.socket, socket.socket]:

@@ -1,4 +1,4 @@
-"""Horovod's elastic driver, without processes: what is mended in it."""
+"""Patches of Horovod's elastic driver, without processes."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_host_that_died_and_is_back_before_the_next_world_gets_a_new_rank(mend
         driver.stop()
 
 
-def test_on_loopback_a_script_that_names_another_machine_is_told_what_is_missing(mended, tmp_path):
+def test_on_loopback_the_error_of_a_script_that_names_another_machine_names_what_is_missing(mended, tmp_path):
     from horovod.runner.elastic.discovery import HostDiscoveryScript
 
     script = tmp_path / "hosts.sh"

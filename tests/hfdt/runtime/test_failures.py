@@ -1,4 +1,4 @@
-"""The exception of a rank reaches the server."""
+"""Transfer of a rank's exception to the server."""
 
 import queue
 import stat
@@ -12,7 +12,7 @@ TIMEOUT_S = 60
 
 
 class FakeConnection:
-    """Keeps the failures that are sent in ``sent``."""
+    """Connection that keeps the failures it sends in ``sent``."""
 
     def __init__(self):
         self.job_id = "job-1"

@@ -1,4 +1,4 @@
-"""Rank 0 sends the job server a heartbeat while its ranks execute an instruction."""
+"""Heartbeats of rank 0 to the job server while its ranks execute an instruction."""
 
 from types import SimpleNamespace
 
@@ -18,7 +18,7 @@ LEAVE = pb.NextReply(leave=pb.Leave(reason="done"))
 
 
 class FakeConnection:
-    """Answers the calls of the leader, and keeps them."""
+    """Connection that answers the leader's calls, and keeps them."""
 
     def __init__(self):
         self.stopped = SimpleNamespace(is_set=lambda: False)
@@ -30,7 +30,7 @@ class FakeConnection:
 
 
 class Job:
-    """Two batches to an evaluation."""
+    """Job with two batches per evaluation."""
 
     def __init__(self, heartbeat_s):
         self.spec = SimpleNamespace(heartbeat_s=heartbeat_s, algorithm=SimpleNamespace(codec="identity"))

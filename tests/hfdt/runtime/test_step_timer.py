@@ -1,4 +1,4 @@
-"""Steps in blocks: short ones are averaged, long ones stand alone."""
+"""Timing of steps in blocks: short steps are averaged, long ones are timed singly."""
 
 import json
 
