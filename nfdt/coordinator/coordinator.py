@@ -50,7 +50,7 @@ from nfdt.schedulers.local_sizes import LocalSizes
 
 @dataclass(frozen=True)
 class FeedCredit:
-    """Number of batches of ``epoch`` that the client may have sent in all, and how many of them are still free."""
+    """Total number of batches of ``epoch`` that the client may send, and the number of batches still free."""
 
     epoch: int
     total: int
