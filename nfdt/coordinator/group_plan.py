@@ -82,7 +82,7 @@ class GroupPlan:
         )
 
     def _times(self, groups: Groups) -> dict[int, StepTime]:
-        """Step time per member; unmeasured members get the mean."""
+        """Return the step time per member; unmeasured members get the mean."""
         members = [member for group in groups for member in group]
         found = {member: time for member in members if (time := self._speeds.of(str(member))) is not None}
         mean = sum(time.seconds(self._batch) for time in found.values()) / len(found) if found else 1.0
@@ -90,7 +90,7 @@ class GroupPlan:
         return {m: StepTime(time.alpha_s + self.exchange_s, time.beta_s) for m, time in times.items()}
 
     def _seconds(self, groups: Groups, *, exchange: bool = False) -> dict[int, float]:
-        """Seconds per step of the reference batch for each member, with or without the exchange."""
+        """Return the seconds per step of the reference batch for each member, with or without the exchange."""
         less = 0.0 if exchange else self.exchange_s
         return {m: time.seconds(self._batch) - less for m, time in self._times(groups).items()}
 

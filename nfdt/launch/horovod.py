@@ -37,7 +37,7 @@ _NOISE = re.compile(r"^\s*(-{10,}|)\s*$")
 
 
 def host_info() -> HostInfo:
-    """Properties of this machine for launchers."""
+    """Return the properties of this machine for launchers."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return HostInfo(shutil.which("mpirun"), cores, os.geteuid() == 0)
 
@@ -67,7 +67,7 @@ class Ring:
         self._messages = RingMessages(self.log)
 
     def messages(self) -> tuple[list[RingStall], list[str]]:
-        """Horovod's stall warnings and the ring's messages since the last call."""
+        """Return Horovod's stall warnings and the ring's messages since the last call."""
         return self._messages.read()
 
     @property
