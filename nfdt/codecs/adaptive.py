@@ -1,18 +1,18 @@
 """Adaptive choice of the codecs of one worker's pushes and replies: measurements in, decisions out.
 
-For a pair of codecs ``(b, c)``, one for each direction, the time of an iteration is predicted and weighed with what the
-codecs lose, as a step on a gradient of relative squared error omega is worth ``1 / (1 + omega)`` exact ones::
+For a pair of codecs ``(b, c)``, one per direction, the predicted time of an iteration is weighted with the loss of the
+codecs, because a step on a gradient of relative squared error omega is worth ``1 / (1 + omega)`` exact ones::
 
     cost(b, c) = T(b, c) * (1 + omega_b) * (1 + omega_c)
-    T(b, c)    = T_worker + T_exchange             max(T_worker, T_exchange) where they overlap
+    T(b, c)    = T_worker + T_exchange             max(T_worker, T_exchange) if they overlap
     T_worker   = compute + encode(b) + decode(b) + decode(c)
     T_exchange = latency + bytes(b) * send + decode(b) + bytes(c) * receive + encode(c) + decode(c)
 
 because the encoding side also decodes, to compute the residual. The cheapest pair is chosen among codecs that lose at
 most the error budget. It replaces the pair in use if it costs at least 3 % less, or at once if that pair takes longer
-than the identity. On a fast link the identity wins: coding takes longer than it saves, and a byte is given the least
-time that the measurements allow. To separate latency from bandwidth, some pushes and replies are written in another
-codec; with error feedback that costs nothing in the long run.
+than the identity. On a fast link the identity is chosen: coding takes longer than it saves, and a byte is assigned the
+least time that the measurements allow. To separate latency from bandwidth, some pushes and replies use another codec;
+with error feedback no information is lost in the long run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nfdt.codecs.link_estimate import LinkEstimate, LinkTimes
 
 HYSTERESIS = 0.03
 REMEMBERED = 9
-PROBE_EVERY = 25  # pushes; every second one until the link is known
+PROBE_EVERY = 25  # pushes between probes; every second push is one until the link is known
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class CodecLoss:
     Attributes:
         error: Relative squared error, omega.
         encode_s: Seconds to encode one vector of the model's size.
-        decode_s: Seconds to decode one.
+        decode_s: Seconds to decode one vector of the model's size.
     """
 
     error: float
@@ -63,16 +63,16 @@ class Decision:
 
 
 class AdaptiveWidth:
-    """The choice for one worker; begins with the first, widest codec in both directions.
+    """Choice of codecs for one worker; it begins with the first, widest codec in both directions.
 
     Attributes:
         push: Codec of the next push.
-        reply: Codec of the next answer.
+        reply: Codec of the next reply.
 
     Args:
-        codecs: Codecs to choose from, the widest first; the first one loses nothing. The last three are for probes.
+        codecs: Codecs to choose from, the widest first; the first one is lossless. The last three are for probes.
         size: Number of elements of the model.
-        error_budget: Greatest omega of a codec that may be chosen.
+        error_budget: Maximum omega of a codec that may be chosen.
         pipelined: Whether the worker computes while it exchanges.
     """
 
@@ -90,7 +90,7 @@ class AdaptiveWidth:
         self.push, self.reply = self._chosen
 
     def begin(self) -> Decision | None:
-        """Choose the codecs of the next push; returns a new decision, or None."""
+        """Choose the codecs of the next push; return a new decision, or None."""
         decision = self._decide()
         self.push, self.reply = self._chosen
         self._pushes += 1
@@ -107,7 +107,7 @@ class AdaptiveWidth:
         self._compute.append(seconds)
 
     def exchanged(self, sent_bytes: int, received_bytes: int, seconds: float) -> None:
-        """Add the time of an exchange, without the time that the shards took to serve it."""
+        """Add the time of an exchange, without the service time of the shards."""
         self._link.exchanged(sent_bytes, received_bytes, seconds)
 
     def lost_in_pushes(self, losses: Mapping[str, CodecLoss]) -> None:
@@ -117,21 +117,21 @@ class AdaptiveWidth:
     def lost_in_replies(self, losses: Mapping[str, CodecLoss]) -> None:
         """Update the costs of these codecs for deltas of weights.
 
-        A delta is known only after the codec in use, and codecs as wide can encode it without any loss: only the
-        costs of narrower ones are used.
+        A delta is known only after encoding with the codec in use. Codecs of the same width can encode it without loss,
+        so only the costs of narrower ones are used.
         """
         in_use = self._bytes[self.reply]
         unknown = {n: loss for n, loss in losses.items() if self._bytes[n] < in_use or n not in self._reply_losses}
         self._reply_losses.update(unknown)
 
     def _other(self, name: str, losses: Mapping[str, CodecLoss]) -> str:
-        """Return a codec of another size: a narrower one if there is one, as a wide one takes longer."""
+        """Return a codec of another size, preferably a narrower one, because a wide one takes longer."""
         if name == self._probe:
             return self._narrowest if self._narrowest in self._affordable(losses) else self._wider
         return self._wider if name == self._narrowest and self._probes % 4 == 0 else self._probe
 
     def _decide(self) -> Decision | None:
-        """Choose other codecs; None to keep those in use."""
+        """Return a decision for other codecs; None to keep those in use."""
         if not self._link.known or not self._compute:
             return None
         link, compute_s = self._link.link(), statistics.median(self._compute)

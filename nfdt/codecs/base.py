@@ -1,9 +1,9 @@
 """The interface of a codec, which encodes a float32 vector as fewer bytes.
 
-Every codec but the identity loses something, and every one is a *contraction*: ``|x - decode(encode(x))| <= |x|``,
-strictly less unless ``x`` is zero. That, not unbiasedness, is what error feedback needs to lose nothing in the long
-run; rounding is therefore to the nearest level, which halves the error of stochastic rounding and needs no random
-numbers. See :mod:`nfdt.codecs.error_feedback`.
+Every codec but the identity is lossy, and every one is a *contraction*: ``|x - decode(encode(x))| <= |x|``, strictly
+less unless ``x`` is zero. Error feedback requires this property, not unbiasedness, to lose nothing in the long run.
+Rounding is therefore to the nearest level, which halves the error of stochastic rounding and needs no random numbers.
+See :mod:`nfdt.codecs.error_feedback`.
 
 Encoding and decoding are deterministic and use single IEEE operations only: both ends of a link compute the same bits.
 """
@@ -24,18 +24,18 @@ FLOAT32 = np.dtype("<f4")
 
 
 class Codec(Protocol):
-    """Encodes flat vectors; stateless, so one object serves any number of threads."""
+    """Encoding of flat vectors; stateless, so one object serves any number of threads."""
 
     @property
     def name(self) -> str:
-        """As in the option ``codec`` and in a frame's header."""
+        """Name in the option ``codec`` and in a frame's header."""
         ...
 
     @property
     def block(self) -> int:
         """Block size in elements; blocks are encoded independently. 0: the vector is encoded as a whole.
 
-        The payload of a vector is that of its blocks, one after the other.
+        The payload of a vector is the concatenation of the payloads of its blocks.
         """
         ...
 
@@ -44,17 +44,17 @@ class Codec(Protocol):
         ...
 
     def check(self, received_bytes: int, size: int) -> None:
-        """Check that this number of bytes can be ``size`` elements, before memory is allocated for them.
+        """Check, before memory is allocated, that this number of bytes can hold ``size`` elements.
 
         Raises:
-            ShapeMismatch: it cannot.
+            ShapeMismatch: It cannot.
         """
         ...
 
     def encode(self, vector: Vector) -> Payload:
         """Encode ``vector``, shape ``(n,)`` float32, as bytes, shape ``(encoded_bytes(n),)`` uint8.
 
-        A vector with elements that are not finite is decoded to one with such elements, too.
+        A vector with elements that are not finite is decoded to a vector with such elements.
         """
         ...
 
@@ -62,18 +62,18 @@ class Codec(Protocol):
         """Decode ``payload`` into ``out``, shape ``(n,)`` float32.
 
         Args:
-            payload: Bytes from another process, of a length that :meth:`check` allows for ``n`` elements. If
-                the sender can still write to their memory, a change gives other numbers, never more of them.
+            payload: Bytes from another process, of a length that :meth:`check` allows for ``n`` elements. If the
+                sender can still write to their memory, a change affects values, never the number of elements.
             out: Vector that is overwritten; its content is undefined after an error.
 
         Raises:
-            ProtocolError: the bytes are no valid payload.
+            ProtocolError: The bytes are no valid payload.
         """
         ...
 
 
 def check_exact(name: str, received_bytes: int, expected_bytes: int, size: int) -> None:
-    """Raise ShapeMismatch unless the bytes are as many as expected."""
+    """Raise ShapeMismatch unless the number of bytes is the expected one."""
     if received_bytes != expected_bytes:
         raise ShapeMismatch(
             f"Payload in codec {name}: expected {expected_bytes} bytes ({size} elements). Received: {received_bytes} "
@@ -82,7 +82,7 @@ def check_exact(name: str, received_bytes: int, expected_bytes: int, size: int) 
 
 
 def relative_error(vector: Vector, decoded: Vector) -> float:
-    """``|decoded - vector|^2 / |vector|^2``, the omega of a codec on this vector; 0 for nothing, NaN if not finite."""
+    """Return omega, ``|decoded - vector|^2 / |vector|^2``; 0 for a zero vector, NaN if not finite."""
     with np.errstate(over="ignore", invalid="ignore"):
         norm = float(np.dot(vector, vector))
         lost = decoded - vector

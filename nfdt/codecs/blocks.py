@@ -1,4 +1,4 @@
-"""Blocks of a vector, which are encoded one after the other while they are in cache."""
+"""Blocks of a vector, which are encoded in sequence while they are in cache."""
 
 from __future__ import annotations
 

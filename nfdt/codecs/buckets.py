@@ -1,9 +1,9 @@
-"""Codecs that give every bucket of 512 elements a scale of its own: small elements survive next to a large bucket.
+"""Codecs with a separate scale per bucket of 512 elements, so that small elements survive next to a large bucket.
 
-Layout, of each block of 64 buckets: their scales, float32, then the levels of their elements. A bucket with an element
-that is not finite has the scale NaN, and is decoded as NaN. Buckets count from the start of the vector.
+Layout of each block of 64 buckets: their scales, float32, then the levels of their elements. A bucket with an element
+that is not finite has the scale NaN, and is decoded as NaN. Buckets are counted from the start of the vector.
 
-The work on a block is done with one bucket to a row, in memory that stays in cache.
+A block is processed with one bucket per row, in memory that stays in cache.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nfdt.codecs.base import FLOAT32, Payload, Vector, check_exact
 from nfdt.codecs.blocks import blocks
 
 BUCKET = 512
-_ROWS = 64  # buckets of a block
+_ROWS = 64  # buckets per block
 _SMALLEST = np.finfo(np.float32).tiny
 _LARGEST = np.finfo(np.float32).max
 _BELOW_2_15 = np.float32(32752)
@@ -81,7 +81,7 @@ class _Bucketed:
             out[:] = rows.reshape(-1)[: out.size]
 
     def _scales(self, greatest: Floats) -> tuple[Floats, Floats]:
-        """From the greatest magnitude of each bucket: its scale, and what its elements are multiplied by."""
+        """Return each bucket's scale and the factor of its elements, from its greatest magnitude."""
         raise NotImplementedError
 
     def _write(self, rows: BucketRows, levels: Payload) -> None:
@@ -89,14 +89,14 @@ class _Bucketed:
         raise NotImplementedError
 
     def _read(self, levels: Payload, values: Floats) -> None:
-        """Read levels as numbers to be multiplied with the scale."""
+        """Read levels as numbers to multiply with the scale."""
         raise NotImplementedError
 
 
 class Float16(_Bucketed):
-    """IEEE half precision of each element divided by a power of two, so that nothing overflows or underflows early.
+    """IEEE half precision of each element divided by a power of two, which avoids early overflow and underflow.
 
-    The greatest element of a bucket is brought to ``[2**14, 2**15)``. The error of an element is at most ``2**-11``
+    The greatest element of a bucket is scaled to ``[2**14, 2**15)``. The error of an element is at most ``2**-11``
     of it, or ``2**-39`` of the bucket's greatest.
     """
 
@@ -143,9 +143,9 @@ class _Levels(_Bucketed):
 
 
 class Int8(_Levels):
-    """255 levels: integers from -127 to 127 times a 127th of the bucket's greatest element.
+    """255 levels: integers from -127 to 127 times 1/127 of the bucket's greatest element.
 
-    The error of an element is at most half a step: a 254th of the bucket's greatest, and never more than the element.
+    The error of an element is at most half a step, 1/254 of the bucket's greatest, and never more than the element.
     """
 
     name = "int8"
@@ -161,9 +161,9 @@ class Int8(_Levels):
 
 
 class Int4(_Levels):
-    """15 levels, two elements to a byte, the first one in its lower half: integers from -7 to 7, plus 8.
+    """15 levels, two elements per byte, the first one in its lower half: integers from -7 to 7, plus 8.
 
-    The error of an element is at most half a step: a 14th of the bucket's greatest, and never more than the element.
+    The error of an element is at most half a step, 1/14 of the bucket's greatest, and never more than the element.
     """
 
     name = "int4"

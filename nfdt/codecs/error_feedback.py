@@ -1,4 +1,4 @@
-"""Error feedback: the loss of a codec is added to the next vector, so that none is final (Seide et al. 2014)."""
+"""Error feedback: the loss of a codec is added to the next vector, so that no loss is final (Seide et al. 2014)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ErrorFeedback:
     a contraction, the residual stays bounded by the size of the inputs.
 
     Args:
-        size: Elements of the vectors.
+        size: Number of elements of the vectors.
     """
 
     def __init__(self, size: int) -> None:
@@ -43,8 +43,8 @@ class ErrorFeedback:
             bounds: Ranges of the parts.
 
         Returns:
-            A payload per part; views of ``vector`` if nothing is lost or owed. None if the sum overflows: the residual
-            of the parts before that is as if they had been sent.
+            A payload per part; views of ``vector`` if the codec is lossless and the residual is zero. None if the sum
+            overflows: the residual of the earlier parts is then the one after sending them.
         """
         if isinstance(codec, IdentityCodec):
             exact = vector if self._settled else vector + self._residual

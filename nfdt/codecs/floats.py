@@ -1,4 +1,4 @@
-"""Floating-point codecs: the vector as it is, and the upper half of every float32 (bfloat16)."""
+"""Floating-point codecs: the unchanged vector, and the upper half of every float32 (bfloat16)."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from nfdt.codecs.base import FLOAT32, Payload, Vector, check_exact
 
 Bits = npt.NDArray[np.uint32]
 
-BLOCK = 2**15  # elements handled at once, so that intermediate results stay in cache
+BLOCK = 2**15  # elements processed at once, so that intermediate results stay in cache
 
 _SIGN = np.uint32(0x8000_0000)
 _INFINITY = np.uint32(0x7F80_0000)
-_LARGEST = np.uint32(0x7F7F_0000)  # of bfloat16
-_ROUNDS_DOWN = np.float32(3e38)  # surely not to infinity
+_LARGEST = np.uint32(0x7F7F_0000)  # largest finite bfloat16
+_ROUNDS_DOWN = np.float32(3e38)  # smaller numbers never round to infinity
 _QUIET_NAN = np.uint32(0x7FC0_0000)
 
 
 class IdentityCodec:
-    """Float32, little-endian: nothing is lost; encoding is a view of the vector."""
+    """Float32, little-endian: lossless; the encoding is a view of the vector."""
 
     name = "identity"
     block = BLOCK
 
     def encoded_bytes(self, size: int) -> int:
-        """4 bytes per element."""
+        """Return 4 bytes per element."""
         return 4 * size
 
     def check(self, received_bytes: int, size: int) -> None:
@@ -33,7 +33,7 @@ class IdentityCodec:
         check_exact(self.name, received_bytes, self.encoded_bytes(size), size)
 
     def encode(self, vector: Vector) -> Payload:
-        """A view of the vector's own memory."""
+        """Return a view of the vector's own memory."""
         return np.ascontiguousarray(vector, FLOAT32).view(np.uint8)
 
     def decode(self, payload: Payload, out: Vector) -> None:
@@ -44,7 +44,7 @@ class IdentityCodec:
 class BFloat16:
     """Sign, exponent and 7 bits of the fraction: the range of float32 at half its size.
 
-    Rounds to the nearest, ties to even; the error of an element is at most ``2**-8`` of it. A number that would
+    Rounding is to the nearest, ties to even; the error of an element is at most ``2**-8`` of it. A number that would
     round to infinity becomes the largest finite one.
     """
 
@@ -52,7 +52,7 @@ class BFloat16:
     block = BLOCK
 
     def encoded_bytes(self, size: int) -> int:
-        """2 bytes per element."""
+        """Return 2 bytes per element."""
         return 2 * size
 
     def check(self, received_bytes: int, size: int) -> None:
@@ -68,7 +68,7 @@ class BFloat16:
         for start in range(0, vector.size, BLOCK):
             part = slice(start, start + BLOCK)
             block = vector[part]
-            if -_ROUNDS_DOWN < block.min() and block.max() < _ROUNDS_DOWN:  # which no NaN is
+            if -_ROUNDS_DOWN < block.min() and block.max() < _ROUNDS_DOWN:  # false for NaN
                 np.copyto(halves[part], _nearest_halves(bits[part], scratch[: block.size]))
             else:
                 halves[part] = _upper_halves(bits[part])
@@ -84,7 +84,7 @@ class BFloat16:
 
 
 def _nearest_halves(bits: Bits, out: Bits) -> Bits:
-    """Round numbers that are finite in bfloat16, too."""
+    """Round numbers that are also finite in bfloat16."""
     np.right_shift(bits, 16, out=out)
     out &= 1
     out += 0x7FFF

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 Float64s = npt.NDArray[np.float64]
 
-KEEP = 0.97  # factor of the weight of earlier exchanges
+KEEP = 0.97  # decay factor of the weights of earlier exchanges
 ENOUGH = 12
 _FIRST = 4  # exchanges before the next one is predicted
 _ALIKE = 0.001  # weight of the assumption that both directions are alike
@@ -34,10 +34,10 @@ class LinkEstimate:
     """Least squares with exponentially decaying weights.
 
     Only exchanges of different sizes separate latency from bandwidth. An exchange that takes more than four times as
-    long as expected counts as four times the expectation. After three in a row the estimate of the link starts again.
+    long as expected counts as four times the expectation. After three in a row the estimate of the link restarts.
 
     Args:
-        unit_bytes: Size of a large message; only for the scaling of numbers.
+        unit_bytes: Size of a large message, used only to scale numbers.
     """
 
     def __init__(self, unit_bytes: int) -> None:
@@ -52,7 +52,7 @@ class LinkEstimate:
 
     @property
     def known(self) -> bool:
-        """Whether there were enough exchanges."""
+        """Whether enough exchanges were measured."""
         return self._count >= ENOUGH
 
     def exchanged(self, sent_bytes: int, received_bytes: int, seconds: float) -> None:

@@ -17,12 +17,12 @@ DECODERS: dict[str, Codec] = {codec.name: codec for codec in (*WIDTHS, Float16()
 
 
 def make_codec(name: str, *, top_k: float) -> Codec:
-    """Return the codec of this name, to encode with; ``top_k`` is the fraction that ``top-k`` sends."""
+    """Return the encoder of this name; ``top_k`` is the fraction that ``top-k`` sends."""
     return TopK(top_k) if name == TopK.name else DECODERS[name]
 
 
 def make_encoders(top_k: float) -> dict[str, Codec]:
-    """Return every codec by name, to encode with."""
+    """Return the encoder of every codec by name."""
     return {**{name: make_codec(name, top_k=top_k) for name in DECODERS}, ROWS.name: ROWS}
 
 
@@ -30,7 +30,7 @@ def find_decoder(name: str) -> Codec:
     """Return the codec of a name in a frame's header; the empty name is the identity.
 
     Raises:
-        ProtocolError: there is none of this name.
+        ProtocolError: No codec has this name.
     """
     if name == ROWS.name:
         return ROWS

@@ -1,4 +1,4 @@
-"""The format of table rows: no codec of single vectors, but frames name it in place of a codec."""
+"""The format of table rows: it is no codec of single vectors, but frames name it in place of a codec."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RowFormat:
     block = 0
 
     def encoded_bytes(self, size: int) -> int:
-        """Return the greatest number of bytes, for tables of one column."""
+        """Return the maximum number of bytes, for tables of one column."""
         return 8 * size + 4
 
     def check(self, received_bytes: int, size: int) -> None:

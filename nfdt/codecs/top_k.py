@@ -1,4 +1,4 @@
-"""A codec of the greatest elements; the others stay in the error feedback until they have grown."""
+"""A codec of the greatest elements; the others accumulate in the error feedback."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PAIR_BYTES = 8
 class TopK:
     """The ``fraction`` of the elements with the greatest magnitude, at least one; the rest is decoded as zero.
 
-    Layout: their places, rising, uint32, then their values, float32. The squared error is at most
+    Layout: their indices, ascending, uint32, then their values, float32. The squared error is at most
     ``1 - fraction`` of the vector's squared norm. An element that is not finite counts as the greatest.
 
     Attributes:
@@ -35,7 +35,7 @@ class TopK:
         return min(size, max(1, math.ceil(self.fraction * size)))
 
     def encoded_bytes(self, size: int) -> int:
-        """8 bytes per element that is sent."""
+        """Return 8 bytes per element that is sent."""
         return _PAIR_BYTES * self.kept(size)
 
     def check(self, received_bytes: int, size: int) -> None:
@@ -50,7 +50,7 @@ class TopK:
         """See ``Codec``.
 
         Raises:
-            ShapeMismatch: a place does not fit into 32 bits.
+            ShapeMismatch: An index does not fit into 32 bits.
         """
         if vector.size >= MAX_SIZE:
             raise ShapeMismatch(
@@ -68,7 +68,7 @@ class TopK:
     def decode(self, payload: Payload, out: Vector) -> None:
         """See ``Codec``."""
         count = payload.size // _PAIR_BYTES
-        places = payload[: 4 * count].view("<u4").astype(np.int64)  # a copy: checked and used are the same
+        places = payload[: 4 * count].view("<u4").astype(np.int64)  # a copy: checked values are used
         if count and (places[-1] >= out.size or not (places[1:] > places[:-1]).all()):
             raise ProtocolError(
                 f"Payload in codec {self.name}: expected rising places below {out.size}. Received: {count} places up "
@@ -79,7 +79,7 @@ class TopK:
 
 
 def _greatest(magnitudes: Vector, count: int) -> npt.NDArray[np.intp]:
-    """Return the places of the ``count`` greatest, rising; the first ones among equals. NaN is the greatest."""
+    """Return the indices of the ``count`` greatest, ascending; the first ones among equals. NaN is the greatest."""
     least = np.partition(magnitudes, magnitudes.size - count)[magnitudes.size - count]
     if np.isnan(least):
         return np.flatnonzero(np.isnan(magnitudes))[:count]

@@ -1,4 +1,4 @@
-"""Consistency policies: which worker may proceed. Pure, one file per policy."""
+"""Consistency policies, which decide the workers that may proceed: pure, one file per policy."""
 
 from nfdt.consistency.barrier import Barrier
 from nfdt.consistency.base import ConsistencyPolicy

@@ -7,13 +7,13 @@ from nfdt.core.specs.axis_facts import CONSISTENCY_FACTS
 
 
 class Barrier(Free):
-    """A round is M local batches; the next is handed out when all of them are finished.
+    """Policy of rounds of M local batches; the next round is leased when all batches of the last are finished.
 
-    The order of rounds is kept by the lease book, which alone knows the parts of a round; hence
-    no worker is held back here.
+    The lease book enforces the order of rounds, because only it has the parts of a round. Therefore this policy
+    blocks no worker.
 
     Args:
-        parts: M where one worker does whole rounds, which are then leased at once; None: one part per worker.
+        parts: M if one worker computes whole rounds, which are then leased at once; None: one part per worker.
     """
 
     name = "bsp"
@@ -24,5 +24,5 @@ class Barrier(Free):
         self.lease_limit: int | None = parts or 1
 
     def round_parts(self, workers: int) -> int:
-        """One part per worker, or the fixed number."""
+        """Return one part per worker, or the fixed number."""
         return self._parts or max(1, workers)

@@ -1,4 +1,4 @@
-"""The interface of a consistency policy, which decides which worker may proceed. No clock, no lock."""
+"""The interface of a consistency policy, which decides which workers may proceed. It has no clock and no lock."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from nfdt.core.specs.axis_facts import ConsistencyFacts
 
 
 class ConsistencyPolicy(Protocol):
-    """Takes the events of workers; decides which of them may start its next task.
+    """State machine that receives the events of workers and decides which of them may start its next task.
 
     Attributes:
         name: Name on the axis.
-        facts: Properties that do not depend on what happens.
-        lease_limit: Most tasks of one lease; None: the policy sets no limit.
+        facts: Static properties, which do not depend on events.
+        lease_limit: Maximum number of tasks in one lease; None: no limit.
     """
 
     name: str
@@ -21,51 +21,51 @@ class ConsistencyPolicy(Protocol):
     lease_limit: int | None
 
     def joined(self, worker: str) -> None:
-        """The worker takes part from now on."""
+        """Add a worker."""
         ...
 
     def left(self, worker: str) -> None:
-        """The worker is gone; it blocks no other. Unknown workers are no error."""
+        """Remove a worker, which then blocks no other. Unknown workers are no error."""
         ...
 
     def started(self, worker: str, tasks: int = 1) -> None:
-        """A lease of so many tasks was granted."""
+        """Record a granted lease of ``tasks`` tasks."""
         ...
 
     def finished(self, worker: str, tasks: int = 1) -> None:
-        """The worker reported so many tasks."""
+        """Record a report of ``tasks`` finished tasks."""
         ...
 
     def idle(self, worker: str) -> None:
-        """Nothing is left for the worker in this epoch: it blocks no other until it starts again."""
+        """Record that no task is left for the worker in this epoch: it blocks no other until it starts again."""
         ...
 
     def may_start(self, worker: str, in_flight: int = 0) -> bool:
-        """Whether the worker may start its next task now, having so many begun that are not finished."""
+        """Whether the worker may start its next task now, with ``in_flight`` tasks begun but not finished."""
         ...
 
     def waiting_for(self, worker: str, in_flight: int = 0) -> tuple[str, ...]:
-        """Whom the worker waits for when it may not start; else empty."""
+        """Return the workers for which this one waits if it may not start; else empty."""
         ...
 
     def must_pull(self, worker: str, in_flight: int = 0) -> bool:
-        """Whether the weights that the worker holds may lack updates that its next task must see.
+        """Return whether the weights that the worker holds may lack updates that its next task requires.
 
-        It holds the answer to the newest push that it has reported; ``in_flight`` as in :meth:`may_start`.
+        It holds the reply to the newest push that it has reported; ``in_flight`` as in :meth:`may_start`.
         """
         ...
 
     def will_pull(self, worker: str, in_flight: int = 0) -> bool:
-        """Whether the answer to the push of the task that has just started is certainly too old for any later task.
+        """Return whether the reply to the push of the task that has just started is certainly too old for a later task.
 
-        ``in_flight`` tasks were begun and not finished when it started.
+        ``in_flight`` is the number of tasks that were begun but not finished when it started.
         """
         ...
 
     def round_parts(self, workers: int) -> int:
-        """Local batches that form one synchronous global batch; 1 for asynchronous policies."""
+        """Return the number of local batches in one synchronous global batch; 1 for asynchronous policies."""
         ...
 
     def merge_count(self, workers: int) -> int:
-        """Arriving gradients averaged into one update; 1 where every gradient is one."""
+        """Return the number of gradients averaged into one update; 1 if every gradient is an update."""
         ...

@@ -10,15 +10,15 @@ from nfdt.core.specs.axis_facts import CONSISTENCY_FACTS
 
 
 class BoundedStaleness(Free):
-    """A worker may start while it is at most ``bound`` steps ahead of the slowest active one.
+    """Policy under which a worker may start while it is at most ``bound`` steps ahead of the slowest active one.
 
-    These are the steps it has finished, and those it overlaps, over the steps that the slowest has finished. Step c,
-    counted from 0, is computed on weights that hold the steps 0 to c - bound - 1 of every active worker: a worker pulls
-    where the answer to its last push may be older than that.
+    The lead counts the steps that it has finished and those that it overlaps, minus the steps that the slowest has
+    finished. Step c, counted from 0, is computed on weights that hold the steps 0 to c - bound - 1 of every active
+    worker: a worker pulls if the reply to its last push may be older than that.
 
-    A worker that joins starts level with the slowest active one: it must neither hold the others up nor be held up for
-    a past that it does not have. One that comes back after it was idle goes on from its own steps, or level with the
-    slowest if that has done more. Once none is active, all start anew.
+    A worker that joins starts with the step count of the slowest active one: its missing past must neither block the
+    others nor itself. A worker that returns after it was idle continues with its own step count, or with that of the
+    slowest if that is greater. When no worker is active, all counts restart at 0.
 
     References:
         Ho et al., NIPS 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server".
@@ -32,22 +32,22 @@ class BoundedStaleness(Free):
         self.bound = bound
         self._steps: dict[str, int] = {}
         self._idle: set[str] = set()
-        self._levels: Counter[int] = Counter()  # how many active workers have done so many steps; there are few levels
-        self._seen: dict[str, deque[float]] = {}  # steps of all others that the answers to a worker's steps surely hold
+        self._levels: Counter[int] = Counter()  # number of active workers by steps; there are few levels
+        self._seen: dict[str, deque[float]] = {}  # steps of all others guaranteed in the replies to a worker's steps
 
     def joined(self, worker: str) -> None:
-        """Count the worker's steps from where the slowest active worker is."""
+        """Add a worker with the step count of the slowest active worker."""
         self.left(worker)
         self._enter(worker, min(self._levels, default=0))
 
     def left(self, worker: str) -> None:
-        """Forget the worker."""
+        """Remove a worker."""
         self.idle(worker)
         self._steps.pop(worker, None)
         self._idle.discard(worker)
 
     def started(self, worker: str, tasks: int = 1) -> None:
-        """The worker is active (again)."""
+        """Record that the worker is active (again)."""
         if worker not in self._steps:
             self.joined(worker)
         elif worker in self._idle:
@@ -57,7 +57,7 @@ class BoundedStaleness(Free):
         self._seen.setdefault(worker, deque(maxlen=self.bound + 1)).append(min(others, default=math.inf))
 
     def finished(self, worker: str, tasks: int = 1) -> None:
-        """The worker is so many steps further."""
+        """Add ``tasks`` to the worker's steps."""
         if worker not in self._steps:
             return
         if worker not in self._idle:
@@ -66,7 +66,7 @@ class BoundedStaleness(Free):
         self._steps[worker] += tasks
 
     def idle(self, worker: str) -> None:
-        """The worker blocks no other until it starts again."""
+        """Mark the worker as idle: it blocks no other until it starts again."""
         if worker not in self._steps or worker in self._idle:
             return
         self._idle.add(worker)
@@ -81,39 +81,39 @@ class BoundedStaleness(Free):
         return self._level_of(worker) + in_flight - min(self._levels) <= self.bound
 
     def waiting_for(self, worker: str, in_flight: int = 0) -> tuple[str, ...]:
-        """The active workers that are more than ``bound`` steps behind."""
+        """Return the active workers that are more than ``bound`` steps behind."""
         if self.may_start(worker, in_flight):
             return ()
         limit = self._level_of(worker) + in_flight - self.bound
         return tuple(sorted(w for w, steps in self._steps.items() if w not in self._idle and steps < limit))
 
     def must_pull(self, worker: str, in_flight: int = 0) -> bool:
-        """Whether the answer to its last push may lack steps of others that the bound promises."""
+        """Whether the reply to its last push may lack steps of others that the bound guarantees."""
         seen = self._seen.get(worker)
         if worker not in self._steps or not seen or self.bound < in_flight:
             return True
-        last = seen[max(0, len(seen) - 1 - in_flight)]  # before there is an answer, what it pulled for its first step
+        last = seen[max(0, len(seen) - 1 - in_flight)]  # before the first reply: the pull for its first step
         return last < self._level_of(worker) + in_flight - self.bound
 
     def will_pull(self, worker: str, in_flight: int = 0) -> bool:
-        """Whether the answer to the step that has just started will lack steps that the bound promises the next one."""
+        """Whether the reply to the step just started will lack steps that the bound guarantees the next one."""
         seen = self._seen.get(worker, (math.inf,))
         return seen[-1] < self._steps.get(worker, 0) + in_flight + 1 - self.bound
 
     def _level_of(self, worker: str) -> int:
-        """The steps that the worker's next one is counted from."""
+        """Return the step count from which the worker's next step is counted."""
         own = self._steps[worker]
         return max(own, min(self._levels, default=own)) if worker in self._idle else own
 
     def _enter(self, worker: str, steps: int) -> None:
-        """The worker is active from now on, and has done so many steps; none of its next steps is known to others."""
+        """Mark the worker as active with ``steps`` steps; its next steps are in no reply yet."""
         self._idle.discard(worker)
         self._steps[worker] = steps
         self._count(steps, 1)
         self._seen.clear()
 
     def _count(self, level: int, change: int) -> None:
-        """So many active workers more are at a level."""
+        """Add ``change`` to the number of active workers at a level."""
         self._levels[level] += change
         if not self._levels[level]:
             del self._levels[level]

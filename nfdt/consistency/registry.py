@@ -20,5 +20,5 @@ POLICIES: dict[str, Callable[[AlgorithmSpec], ConsistencyPolicy]] = {
 
 
 def make_policy(spec: AlgorithmSpec) -> ConsistencyPolicy:
-    """A new policy of the kind ``spec.consistency``."""
+    """Return a new policy of the kind ``spec.consistency``."""
     return POLICIES[spec.consistency](spec)

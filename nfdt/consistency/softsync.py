@@ -7,7 +7,7 @@ from nfdt.core.specs.axis_facts import CONSISTENCY_FACTS
 
 
 class Softsync(Free):
-    """No worker waits; gradients are averaged on arrival.
+    """Policy under which no worker waits; gradients are averaged on arrival.
 
     References:
         Zhang et al., IJCAI 2016, "Staleness-aware Async-SGD": mean staleness about n.
@@ -21,5 +21,5 @@ class Softsync(Free):
         self.n = n
 
     def merge_count(self, workers: int) -> int:
-        """``floor(workers / n)``, at least 1."""
+        """Return ``floor(workers / n)``, at least 1."""
         return max(1, workers // self.n)

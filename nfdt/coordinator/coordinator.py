@@ -50,7 +50,7 @@ from nfdt.schedulers.local_sizes import LocalSizes
 
 @dataclass(frozen=True)
 class FeedCredit:
-    """Number of batches of ``epoch`` that the client may have sent in all, and how many of them are still free."""
+    """Total number of batches of ``epoch`` that the client may send, and the number of batches still free."""
 
     epoch: int
     total: int
@@ -58,18 +58,18 @@ class FeedCredit:
 
 
 class Coordinator:
-    """Decides what every worker of one job does next. See the module's docstring.
+    """State machine that decides what every worker of one job does next. See the module's docstring.
 
     Args:
         spec: The job.
         policy: Consistency policy.
         clock: Clock of the job.
         merger: Untrained state that all workers share.
-        sizes: Batch sizes that another part of the job decides; None: those of the job's batch policy.
+        sizes: Batch sizes that another part of the job decides; None: the sizes of the job's batch policy.
         held: Whether every epoch waits for :meth:`release` too.
 
     Attributes:
-        epoch: Number of the epoch that is trained, or that will be next.
+        epoch: Number of the current epoch, or of the next one between two epochs.
         epoch_s: Duration of the last epoch, in seconds.
         merger: Untrained state that all workers share.
     """
@@ -113,7 +113,7 @@ class Coordinator:
 
     @property
     def standing(self) -> bool:
-        """Whether the epoch stands still for the client: :meth:`proceed` lets it go on."""
+        """Whether the epoch is paused for the client; :meth:`proceed` resumes it."""
         return self._run is not None and self._gate.standing
 
     @property
@@ -131,7 +131,7 @@ class Coordinator:
         self._effects.emit("worker_joined", worker=worker, index=index, **(details or {}))
 
     def left(self, worker: str, reason: str) -> None:
-        """Remove a worker: others do its work. A second call does nothing."""
+        """Remove a worker and requeue its work. A second call does nothing."""
         member = self._members.leave(worker, reason, self._clock.now())
         if member is None:
             return
@@ -143,28 +143,28 @@ class Coordinator:
         self._advance()
 
     def retire_all(self) -> None:
-        """Between two epochs: all workers leave in order; :meth:`expect` sets how many others will come."""
+        """Release all workers between two epochs; :meth:`expect` sets the number of their successors."""
         for member in self._members.all():
             member.released = True
             self.left(member.name, "others take its place")
 
     def expect(self, count: int) -> None:
-        """The next epoch begins when so many workers are ready."""
+        """Begin the next epoch only when ``count`` workers are ready."""
         self._members.expect(count)
 
     def plan_groups(self, load: ShardLoad, remaining_s: float) -> PlanChoice | None:
-        """Between two epochs: return the groups that a planning job forms of its workers, or None."""
+        """Return the groups that a planning job forms of its workers between two epochs, or None."""
         return self._decisions.plan.look_at_groups(self._ready(), load, remaining_s)
 
     def renew(self, spec: JobSpec, sizes: LocalSizes | None) -> None:
-        """After :meth:`retire_all`: the job goes on as another preset, with the workers of the specification."""
+        """Continue the job after :meth:`retire_all` with another preset and the workers of the specification."""
         self._spec = spec
         self._planner.plan_with(spec)
         self._decisions.renew(spec, sizes)
         self.expect(spec.cluster.workers)
 
     def resumed(self, worker: str, details: Mapping[str, Any]) -> None:
-        """A new leader took over this worker: resend its instruction."""
+        """Resend the instruction of this worker, because a new leader took it over."""
         member = self._members.get(worker)
         if member is not None:
             member.epoch, member.seen_at = None, self._clock.now()
@@ -180,9 +180,9 @@ class Coordinator:
         self._planner.plan_with(spec)
 
     def next(self, worker: str, report: Report | None = None) -> Instruction:
-        """Take a worker's report (None: it only asks again) and return its next instruction.
+        """Process a worker's report (None: only a new request) and return its next instruction.
 
-        The instruction is complete: a worker that asks again without having carried it out gets the same one again.
+        The instruction is complete: a worker that repeats its request before it has executed it gets the same one.
         """
         member = self._members.get(worker)
         if member is None:
@@ -209,9 +209,9 @@ class Coordinator:
     # ---- client
 
     def proceed(self, epoch: int, until: int | None = None) -> None:
-        """Let an epoch begin, or go on where it stands still: the client has seen the end of the one before.
+        """Let an epoch begin or resume: the client has received the end of the previous one.
 
-        It stands still after ``until`` of its steps and at its end (None: never), until more are let through.
+        The epoch pauses after ``until`` of its steps and at its end (None: never), until more steps are permitted.
         """
         self._gate.permit(epoch, until)
         if self._run and epoch == self.epoch:
@@ -219,12 +219,12 @@ class Coordinator:
         self._advance()
 
     def replaced(self) -> None:
-        """Make workers of an epoch that stands still go on with the shared state, which was replaced."""
+        """Make the workers of a paused epoch continue with the shared state, which was replaced."""
         if self._run and self.standing:
             self._run.training.replaced(self.merger.encoded)
 
     def stop_training(self) -> None:
-        """End cleanly: drop what is not leased, complete what is, then the epoch's end and the job's."""
+        """End cleanly: drop unleased tasks, complete leased ones, then end the epoch and the job."""
         self._stopping = True
         if self._run and self.phase == "train":
             self._run.training.book.stop()
@@ -232,10 +232,10 @@ class Coordinator:
         self._advance()
 
     def fed(self, epoch: int, data: bytes, samples: int) -> None:
-        """One more batch of a stream. Batches of an epoch that takes none any more are dropped.
+        """Queue one more batch of a stream; drop it if its epoch accepts no more batches.
 
         Raises:
-            ProtocolError: more batches than the client had credit for.
+            ProtocolError: The client sent more batches than it had credit for.
         """
         if self._feed is None or epoch != self.epoch or self.phase not in ("hold", "train"):
             return
@@ -248,14 +248,14 @@ class Coordinator:
         self._advance()
 
     def feed_ended(self, epoch: int) -> None:
-        """The client's iterator has no more batches for this epoch."""
+        """Record that the client's iterator has no more batches for this epoch."""
         if self._feed is not None and epoch == self.epoch:
             self._feed.end()
             self._advance()
 
     @property
     def feed_credit(self) -> FeedCredit:
-        """Credit of the client for the current epoch; none while the epoch takes no batches."""
+        """Credit of the client for the current epoch; zero while the epoch accepts no batches."""
         if self._feed is None or self.phase not in ("hold", "train"):
             return FeedCredit(self.epoch, 0, 0)
         capacity = 2 * max(self._spec.cluster.workers, self._feed.parts) + 2
@@ -270,20 +270,20 @@ class Coordinator:
         self._advance()
 
     def flushed(self, epoch: int) -> None:
-        """The shards have applied everything of this epoch: the answer to FlushShards."""
+        """Record the answer to FlushShards: the shards have applied every push of this epoch."""
         if self._run and epoch == self.epoch:
             self._run.flushed()
             self._advance()
 
     def fail(self, reason: str) -> None:
-        """The job cannot go on; does nothing once it has ended."""
+        """End the job as failed; do nothing once it has ended."""
         if not self._ended:
             self._ended = Leave(f"The job has failed: {reason}")
             self._run = None
             self._effects.add(Failed(reason))
 
     def tick(self) -> None:
-        """Check the clock: silent workers, a job without workers, stalls."""
+        """Check the timeouts: silent workers, a job without workers, stalls."""
         if self._ended:
             return
         now, limit_s = self._clock.now(), self._spec.step_timeout_s
@@ -302,12 +302,12 @@ class Coordinator:
 
     @property
     def handed_out(self) -> bool:
-        """Whether every task of the epoch is held: waiting workers go on waiting until one comes back."""
+        """Whether every task of the epoch is leased: waiting workers keep waiting until one is returned."""
         run = self._run
         return run is not None and isinstance(run.current, TrainingPhase) and not run.training.book.remaining
 
     def waiting_for(self) -> tuple[str, ...]:
-        """Return what the job waits for: names of workers, or "client", "shards", "workers"."""
+        """Return the causes of the wait: names of workers, or "client", "shards", "workers"."""
         if self._ended:
             return ()
         if self._run is None:

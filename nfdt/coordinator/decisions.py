@@ -1,4 +1,4 @@
-"""The parts of a job that decide who gets what: consistency, speeds, leases and plan."""
+"""The parts of a job that distribute its work: consistency, speeds, leases and plan."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from nfdt.schedulers.local_sizes import LocalSizes
 
 @dataclass(frozen=True)
 class Decisions:
-    """The deciding parts of one job.
+    """The parts of one job that distribute its work.
 
     Attributes:
         policy: Consistency policy: which workers may proceed.
         speeds: Measured speeds and batch sizes.
         leases: Shares of epochs and sizes of leases.
-        report: Speeds as data of events.
-        plan: Plan that is chosen while the job trains.
+        report: Speeds as event data.
+        plan: Plan chosen during training.
     """
 
     policy: ConsistencyPolicy
@@ -48,7 +48,7 @@ class Decisions:
         self.speeds.left(worker)
 
     def renew(self, spec: JobSpec, sizes: LocalSizes | None) -> None:
-        """Between two epochs: go on with other workers, as another preset."""
+        """Continue between two epochs with other workers and another preset."""
         self.speeds.renew(spec, sizes)
         self.leases.renew(spec)
         self.plan.renew(spec)

@@ -1,4 +1,4 @@
-"""Effects that wait to be carried out, with progress events at a limited rate and stall events."""
+"""Queue of pending effects, with progress events at a limited rate and stall events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STALL_AFTER_S = 15.0
 
 
 class EffectQueue:
-    """Collects effects in order until they are drained."""
+    """Ordered queue of effects, emptied by :meth:`drain`."""
 
     def __init__(self, now: float) -> None:
         self._effects: list[Effect] = []
@@ -40,7 +40,7 @@ class EffectQueue:
         )
 
     def useful(self, now: float, epoch: int, training: TrainingPhase | None) -> None:
-        """Take note of progress, and emit it if it is due; the last event of a phase comes anyway."""
+        """Record progress and emit it if it is due; the last event of a phase is always emitted."""
         self._stall.useful(now)
         if training is not None and not training.done and self._throttle.is_due(now):
             self._throttle.restart(now)

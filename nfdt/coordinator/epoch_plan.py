@@ -26,9 +26,9 @@ class Epoch:
     Attributes:
         book: Lease book of the tasks.
         steps: Number of steps; None for a stream of unknown length.
-        order_crc: CRC-32 of the sample order of the job's pass 0, which finds workers whose NumPy draws another order;
+        order_crc: CRC-32 of the sample order of the job's pass 0; it detects workers with another order from NumPy;
             0 for streams.
-        ranks: Part of a round that is meant for each worker.
+        ranks: Preferred part of a round for each worker.
     """
 
     book: LeaseBook
@@ -38,7 +38,7 @@ class Epoch:
 
 
 class EpochPlanner:
-    """Makes each epoch's lease book and remembers where the next one begins."""
+    """Builder of each epoch's lease book; stores the position at which the next epoch begins."""
 
     def __init__(self, spec: JobSpec, synchronous: bool) -> None:
         self._spec = spec
@@ -52,7 +52,7 @@ class EpochPlanner:
     ) -> Epoch:
         """Return the epoch's tasks for these workers; ``parts`` local batches form a round.
 
-        ``feed`` for streams; ``sizes`` where batches are cut in sizes that change.
+        ``feed`` is the queue of a stream; ``sizes`` gives batch sizes that change.
         """
         ranks = {name: rank for rank, name in enumerate(workers)}
         if feed is not None:
@@ -66,29 +66,29 @@ class EpochPlanner:
         return Epoch(book, len(plan), self._order_crc, ranks)
 
     def _cut(self, plan: TaskPlan, sizes: LocalSizes) -> Epoch:
-        """A step of the epoch is as many rows as with batches of one size: a round, or b0."""
+        """Plan steps of as many rows as with batches of one size: a round, or b0."""
         self._position = SizedTasks.end(plan)
         source = SizedTasks(plan, sizes)
         book = LeaseBook(source, rounds=self._synchronous, step_samples=plan.round_rows)
         return Epoch(book, len(plan), self._order_crc, source.ranks)
 
     def plan_with(self, spec: JobSpec) -> None:
-        """The specification of the epochs that begin from now on; their data and order stay what they were."""
+        """Set the specification of the epochs that begin from now on; their data and order do not change."""
         self._spec = spec
 
     def feed(self) -> FedTasks | None:
-        """The queue of the next epoch's batches, if the training data are a stream."""
+        """Return the queue of the next epoch's batches, or None if the training data are no stream."""
         if self._spec.train.kind != "stream":
             return None
         return FedTasks(begin=self._position, synchronous=self._synchronous)
 
     def feed_over(self, feed: FedTasks | None) -> None:
-        """The epoch that ``feed`` served is over: number on from there."""
+        """End the epoch that ``feed`` served: the next one continues its numbering."""
         if feed is not None:
             self._position = feed.end_position
 
     def validation(self, epoch: int) -> LeaseBook | None:
-        """The rows to evaluate after this epoch; None when there is nothing for workers to validate."""
+        """Return the rows to evaluate after this epoch; None if workers have nothing to validate."""
         data, fit = self._spec.validation, self._spec.fit
         if data is None or data.kind != "arrays" or data.samples is None or not self._validates(epoch):
             return None

@@ -1,4 +1,4 @@
-"""One epoch from its first task to its event: train, collect, validate, summarise."""
+"""The run of one epoch, from its first task to its event: train, collect, validate, summarise."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from nfdt.schedulers import LeaseBook
 
 
 class EpochRun:
-    """The phases of one epoch, one after the other.
+    """The phases of one epoch in sequence.
 
     ::
 
-        train --all tasks done--> collect --states in, shards flushed--> validate, if it does --> summarise
+        train --all tasks done--> collect --states in, shards flushed--> validate, if due --> summarise
           |  ^
-          v  |  stand still for the client, after collecting all states: a phase called train as well
+          v  |  pause for the client, after collecting all states: a phase that is called train as well
 
     Attributes:
         current: Current phase.
@@ -47,17 +47,17 @@ class EpochRun:
         self._metrics = b""
 
     def flushed(self) -> None:
-        """Take note that the shards have applied everything of this epoch."""
+        """Record that the shards have applied every push of this epoch."""
         self._flushed = True
 
     def waiting_for(self) -> tuple[str, ...]:
-        """Return what the epoch waits for: workers by name, or "shards"."""
+        """Return the causes of the wait: workers by name, or "shards"."""
         if isinstance(self.current, Collecting) and self.current.done:
             return ("shards",)
         return self.current.waiting_for()
 
     def advance(self) -> bool:
-        """Take every transition that is due; return whether the epoch is over."""
+        """Execute every transition that is due; return whether the epoch is over."""
         while True:
             if self.current is self.training and self.training.is_due_to_stand:
                 self.current = Collecting(self.epoch, self._taking_part(), "train")
@@ -100,7 +100,7 @@ class EpochRun:
         return True
 
     def _stand(self, collected: Collecting) -> None:
-        """Show the current state, and emit that the job waits for the client, and whether a step follows."""
+        """Publish the current state; emit that the job waits for the client and whether a step follows."""
         training = self.training
         self._merger.show(collected.untrained(training.counts), merge_metric_states(collected.metrics()))
         training.gate.stand(training.book.steps_finished)

@@ -1,48 +1,48 @@
-"""The permission to begin an epoch and to go on with its steps: the only place that keeps it."""
+"""The only store of the permission to begin an epoch and to continue with its steps."""
 
 from __future__ import annotations
 
 
 class Gate:
-    """Lets epochs begin, lets their steps through up to a number, and stands still there for the client.
+    """Permission for epochs to begin and for their steps up to a number; there the epoch pauses for the client.
 
     Args:
         permitted: Last epoch that may begin.
-        held: Whether every epoch also waits for :meth:`release`, which its server calls between two epochs.
+        held: Whether every epoch also waits for :meth:`release`, which the server calls between two epochs.
 
     Attributes:
-        standing: Whether the client knows that nothing goes on, and has not answered.
+        standing: Whether the epoch is paused: the client has been notified and has not answered.
     """
 
     def __init__(self, permitted: int, *, held: bool = False) -> None:
         self.standing = False
         self._permitted = permitted
         self._held, self._released = held, not held
-        self._until: int | None = None  # steps of the epoch that are let through; None: all
-        self._next_until: int | None = None  # the same of the epoch that begins next
-        self._stood_at = 0  # steps after which it stands or stood last
+        self._until: int | None = None  # steps of the epoch that are permitted; None: all
+        self._next_until: int | None = None  # the same for the epoch that begins next
+        self._stood_at = 0  # number of finished steps at the last pause
 
     # ---- epochs
 
     def is_permitted(self, epoch: int) -> bool:
-        """Whether the client lets this epoch begin."""
+        """Whether the client permits this epoch to begin."""
         return self._permitted >= epoch
 
     def may_begin(self, epoch: int) -> bool:
-        """Whether the client and the server let this epoch begin."""
+        """Whether the client and the server permit this epoch to begin."""
         return self._released and self.is_permitted(epoch)
 
     def permit(self, epoch: int, until: int | None) -> None:
-        """Let this epoch and those before it begin; the one that begins next stands still after ``until`` steps."""
+        """Permit this epoch and those before it to begin; the one that begins next pauses after ``until`` steps."""
         self._permitted = max(self._permitted, epoch)
         self._next_until = until
 
     def release(self) -> None:
-        """Let the next epoch begin once it is permitted."""
+        """Let the next epoch begin as soon as it is permitted."""
         self._released = True
 
     def begin_epoch(self) -> None:
-        """Begin an epoch: nothing of it has stood still yet."""
+        """Begin an epoch that has not paused yet."""
         self.standing, self._until, self._stood_at = False, self._next_until, 0
         self._released = not self._held
 
@@ -50,25 +50,25 @@ class Gate:
 
     @property
     def open(self) -> bool:
-        """Whether the epoch never stands still."""
+        """Whether the epoch never pauses."""
         return self._until is None
 
     def left(self, finished: int) -> int:
-        """How many steps more may be finished; only where it is not open."""
+        """Return the number of steps that may still be finished; only for a gate that is not open."""
         assert self._until is not None
         return 0 if self.standing else max(0, self._until - finished)
 
     def is_due(self, finished: int, ended: bool) -> bool:
-        """Whether it has to stand still after so many steps; ``ended``: the epoch has no more."""
+        """Whether the epoch must pause after ``finished`` steps; ``ended``: it has no more steps."""
         if self._until is None or self.standing:
             return False
         return finished > self._stood_at and (finished >= self._until or ended)
 
     def stand(self, finished: int) -> None:
-        """Stand still after so many steps, unless it was opened meanwhile."""
+        """Pause after ``finished`` steps, unless the gate was opened meanwhile."""
         self.standing, self._stood_at = not self.open, finished
 
     def go_on(self, until: int | None) -> None:
-        """Let more steps through; a number that is not greater than before changes nothing."""
+        """Permit more steps; a number that is not greater than before has no effect."""
         if until is None or until > self._stood_at:
             self.standing, self._until = False, until

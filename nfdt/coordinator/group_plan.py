@@ -13,15 +13,15 @@ from nfdt.schedulers.grouping import Groups, Hysteresis, choose, divide, pays
 
 
 class GroupPlan:
-    """Pure: measured steps go in, groups and their shares come out.
+    """Plan of groups and their shares, computed from measured steps without I/O.
 
     Args:
         spec: The job; ``workers`` is the number of members of all groups.
 
     Attributes:
-        explicit: Groups that the job asks for; None where they are found by speed.
-        exchange_s: Seconds of a group's exchange with the shards per step. It is part of every member's alpha: it
-            changes nothing inside a group, and the longer it takes, the less the groups differ.
+        explicit: Groups that the job's options name; None if they are found by speed.
+        exchange_s: Seconds of a group's exchange with the shards per step. It is part of every member's alpha. It
+            changes nothing inside a group; the longer it takes, the less the groups differ.
     """
 
     def __init__(self, spec: JobSpec) -> None:
@@ -33,31 +33,31 @@ class GroupPlan:
 
     @property
     def settled(self) -> bool:
-        """Whether groups stand."""
+        """Whether groups have been formed."""
         return self._hysteresis is not None
 
     def measured(self, member: str, rows: int, seconds: float) -> None:
-        """Take note of the time of a member's step."""
+        """Record the time of a member's step."""
         self._speeds.measured(member, rows, seconds)
 
     def choose(self, living: Groups) -> Groups:
-        """Return the groups that the living members should form."""
+        """Return the groups that the live members should form."""
         if self.explicit is not None:
             return living
         count, seconds = wanted_groups(self._algorithm.groups), self._seconds(living, exchange=True)
         return choose(seconds) if count is None else divide(seconds, min(count, len(seconds)))
 
     def settle(self, groups: Groups) -> None:
-        """Take note that these groups stand, and of the speeds at this moment."""
+        """Record that these groups have been formed, and the current speeds."""
         self._hysteresis = Hysteresis(groups, self._seconds(groups))
 
     def review(self, living: Groups, remaining_s: float, cost_s: float) -> Groups | None:
-        """Return other groups if speeds have changed and the change pays; None: they stay. Called between two epochs.
+        """Return other groups if speeds have changed and the regrouping pays, else None. Call it between two epochs.
 
         Args:
-            living: Groups that stand, without lost members.
-            remaining_s: Estimated seconds of training that are left.
-            cost_s: Seconds that the change takes.
+            living: Current groups without lost members.
+            remaining_s: Estimated remaining seconds of training.
+            cost_s: Seconds that the regrouping takes.
         """
         if self._hysteresis is None:
             return None
@@ -82,7 +82,7 @@ class GroupPlan:
         )
 
     def _times(self, groups: Groups) -> dict[int, StepTime]:
-        """Step time per member; unmeasured members get the mean."""
+        """Return the step time per member; unmeasured members get the mean."""
         members = [member for group in groups for member in group]
         found = {member: time for member in members if (time := self._speeds.of(str(member))) is not None}
         mean = sum(time.seconds(self._batch) for time in found.values()) / len(found) if found else 1.0
@@ -90,7 +90,7 @@ class GroupPlan:
         return {m: StepTime(time.alpha_s + self.exchange_s, time.beta_s) for m, time in times.items()}
 
     def _seconds(self, groups: Groups, *, exchange: bool = False) -> dict[int, float]:
-        """Seconds per step of the reference batch for each member, with the exchange or without."""
+        """Return the seconds per step of the reference batch for each member, with or without the exchange."""
         less = 0.0 if exchange else self.exchange_s
         return {m: time.seconds(self._batch) - less for m, time in self._times(groups).items()}
 

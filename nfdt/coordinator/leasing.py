@@ -1,4 +1,4 @@
-"""How many tasks each worker gets: the limits of the task policy, the consistency policy and time."""
+"""Sizes of leases: the limits of the task policy, of the consistency policy and of time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def stream_warning(spec: JobSpec) -> str | None:
 
 
 class LeaseSizer:
-    """Decides the shares of an epoch and the size of each lease.
+    """Source of the shares of an epoch and the size of each lease.
 
     Args:
         spec: The job.
@@ -35,7 +35,7 @@ class LeaseSizer:
 
     def __init__(self, spec: JobSpec, policy: ConsistencyPolicy, tracker: SpeedTracker) -> None:
         self._spec, self._policy, self._tracker = spec, policy, tracker
-        known = spec.train.kind == "arrays" and not policy.facts.synchronous  # rows, and which worker may do them
+        known = spec.train.kind == "arrays" and not policy.facts.synchronous  # rows, and the worker of each
         self._tasks: TaskPolicy = make_task_policy(spec.algorithm.tasks) if known else DynamicTasks()
 
     @property
@@ -44,11 +44,11 @@ class LeaseSizer:
         return self._tasks.divides
 
     def shares(self, workers: Sequence[str]) -> Mapping[str, float] | None:
-        """Return the part of an epoch that each worker does; None: there are no shares, or not yet."""
+        """Return the part of an epoch that each worker computes; None: there are no shares, or not yet."""
         return self._tasks.shares(workers, self._tracker.speeds, self._tracker.size_of)
 
     def size(self, member: Member, members: Sequence[Member], book: LeaseBook, now: float) -> int:
-        """Return how many tasks the worker gets now; 0: it waits, because others finish the rest sooner."""
+        """Return the number of tasks that the worker gets now; 0: it waits, because others finish the rest sooner."""
         if self._spec.train.kind == "stream" or self._policy.lease_limit is not None:
             size = self._policy.lease_limit or 1
         else:
@@ -59,5 +59,5 @@ class LeaseSizer:
         return self._tasks.limit(size, member, view)
 
     def renew(self, spec: JobSpec) -> None:
-        """Go on with the batch size of another specification; the task policy stays."""
+        """Continue with the batch size of another specification; the task policy stays."""
         self._spec = spec

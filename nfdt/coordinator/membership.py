@@ -10,15 +10,15 @@ class Member:
     """One worker of the job.
 
     Attributes:
-        name: Unique within the job while the worker lives.
-        index: Number that decides its emulation, its seeds and its part of a round.
+        name: Name of the worker, unique within the job while the worker lives.
+        index: Number that determines its emulation, its seeds and its part of a round.
         seen_at: Time of its last call, in seconds of the job's clock.
-        ready: Whether it has asked for work: its model is built.
-        epoch: Number of the epoch it has begun last; None before the first.
-        leased_at: Time at which it got the tasks it holds.
-        in_flight: Numbers of those tasks that it has begun, and that are not sent again.
+        ready: Whether it has requested work: its model is built.
+        epoch: Number of the epoch that it began last; None before the first.
+        leased_at: Time at which it got the tasks that it holds.
+        in_flight: Numbers of the held tasks that it has begun; they are not sent again.
         pulls: Whether it pulls weights before it begins the tasks it holds, and after them.
-        released: Whether it may leave; its end is no loss then.
+        released: Whether it may leave; its end is then not reported as a loss.
     """
 
     name: str
@@ -33,12 +33,12 @@ class Member:
 
 
 class Membership:
-    """The living workers of a job, and the time since there are none."""
+    """The live workers of a job, and the time since which there have been none."""
 
     def __init__(self, wanted: int, now: float) -> None:
         self._wanted = wanted
         self._members: dict[str, Member] = {}
-        self._ready: list[Member] | None = None  # sorted; None: to be found anew
+        self._ready: list[Member] | None = None  # sorted; None: to be computed again
         self._ready_count = 0
         self.alone_since: float | None = now
         self.first_joined_at: float | None = None
@@ -48,7 +48,7 @@ class Membership:
         return len(self._members)
 
     def get(self, worker: str) -> Member | None:
-        """The member of this name, if it lives."""
+        """Return the live member of this name, or None."""
         return self._members.get(worker)
 
     def join(self, worker: str, index: int, now: float) -> Member:
@@ -61,7 +61,7 @@ class Membership:
         return member
 
     def leave(self, worker: str, reason: str, now: float) -> Member | None:
-        """Remove a worker; None if it was not there."""
+        """Remove a worker and return it; None if it was not a member."""
         member = self._members.pop(worker, None)
         if member is None:
             return None
@@ -74,39 +74,39 @@ class Membership:
         return member
 
     def set_ready(self, member: Member) -> None:
-        """Take note that a member has built its model and asked for work."""
+        """Record that a member has built its model and requested work."""
         self._ready_count += not member.ready
         member.ready, self._ready = True, None
 
     def ready(self) -> list[Member]:
-        """Members whose model is built, by index; not to be changed."""
+        """Return the members whose model is built, by index; the list is read only."""
         if self._ready is None:
             self._ready = sorted((m for m in self._members.values() if m.ready), key=lambda m: (m.index, m.name))
         return self._ready
 
     def all(self) -> list[Member]:
-        """All living members."""
+        """Return all live members."""
         return list(self._members.values())
 
     def expect(self, count: int) -> None:
-        """Make the next epoch wait for so many workers that are still to join."""
+        """Make the next epoch wait for ``count`` workers that are still to join."""
         self._wanted, self.first_joined_at = count, None
 
     def in_epoch(self, epoch: int) -> list[Member]:
-        """Members that have begun this epoch."""
+        """Return the members that have begun this epoch."""
         return [m for m in self._members.values() if m.epoch == epoch]
 
     def silent(self, now: float, timeout_s: float) -> list[Member]:
-        """Members whose last call is longer ago than ``timeout_s``."""
+        """Return the members whose last call is longer ago than ``timeout_s``."""
         return [m for m in self._members.values() if not m.released and now - m.seen_at > timeout_s]
 
     def may_begin(self, now: float, start_timeout_s: float) -> bool:
-        """Whether all expected workers (without lost ones) are ready, or some are and the time is up."""
+        """Whether all expected workers (without lost ones) are ready, or some are and the timeout has passed."""
         if self._ready_count >= self._wanted:
             return True
         waited = now - self.first_joined_at if self.first_joined_at is not None else 0.0
         return self._ready_count > 0 and waited >= start_timeout_s
 
     def accept_any_number(self) -> None:
-        """Training has begun: from now on one worker is enough."""
+        """Require only one worker from now on, because training has begun."""
         self._wanted = 1

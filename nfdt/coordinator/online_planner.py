@@ -11,8 +11,8 @@ from nfdt.planning import Cluster, PlanChoice, PlannedPreset, WorkerCost, choose
 from nfdt.schedulers import StepTime
 from nfdt.schedulers.grouping import divide, evenly
 
-LEAST_STEPS = 10  # steps of every worker before the first decision
-WORLDS_S = 10.0  # seconds until the worlds of groups are up
+LEAST_STEPS = 10  # measured steps of every worker before the first decision
+WORLDS_S = 10.0  # seconds to start the communicators of groups
 
 MeasuredSteps = Mapping[str, tuple[StepTime, float]]
 """Step time of each worker with the visible part of its exchange, and that part alone, in seconds."""
@@ -32,28 +32,28 @@ class ShardLoad:
 
     @classmethod
     def of(cls, statistics: Sequence[Mapping[str, Any]]) -> ShardLoad:
-        """From what all shards counted since they began; all zero before the first push."""
+        """Return the load from the counters of all shards since they began; all zero before the first push."""
         loads = [(s["busy_s"] / s["pushes"], s["wait_s"] / s["pushes"]) for s in statistics if s.get("pushes")]
         return cls(*max(loads, default=(0.0, 0.0)))
 
 
 def follows_a_plan(spec: JobSpec) -> bool:
-    """Whether a part of the preset is chosen while the job trains; this needs workers that wait for no other."""
+    """Whether a part of the preset is chosen during training; this requires independent workers."""
     algorithm = spec.algorithm
     independent = algorithm.topology_facts.flat and algorithm.consistency_facts.independent
     return algorithm.plan != "nothing" and independent
 
 
 class OnlinePlanner:
-    """Chooses a preset once every worker is measured, and another one when that is clearly better.
+    """Online choice of a preset: once every worker is measured, then whenever another one is clearly better.
 
     Args:
         local_batch: Reference batch of one worker, in samples.
-        overlap: Greatest overlap that may be chosen.
+        overlap: Maximum overlap that may be chosen.
         batch: The job's batch policy.
 
     Attributes:
-        preset: Preset that the job follows now.
+        preset: Current preset of the job.
         choice: The last decision; None before the first.
     """
 
@@ -65,7 +65,7 @@ class OnlinePlanner:
         self._exchange: dict[str, float] = {}
 
     def look(self, steps: MeasuredSteps) -> PlanChoice | None:
-        """A decision that is new: the first one, or another preset of flat workers; None where all stays as it is."""
+        """Return a new decision: the first one, or another preset of flat workers; None if nothing changes."""
         current = self.preset if self.choice else None
         choice = choose(self._cluster(steps), self._flat, current=current)
         if self.choice is not None and choice.preset == self.preset:
@@ -74,9 +74,9 @@ class OnlinePlanner:
         return choice
 
     def look_at_groups(self, steps: MeasuredSteps, load: ShardLoad, remaining_s: float) -> PlanChoice | None:
-        """Groups that save more of the remaining seconds than their worlds take to start; None: the workers stay flat.
+        """Return groups that save more seconds than their communicators take to start; None: the workers stay flat.
 
-        An allreduce moves as many bytes as a push with its reply: it is taken to last as long, less the shard's step.
+        An allreduce moves as many bytes as a push with its reply: its estimate is that time without the shard's step.
         """
         cluster = self._cluster(steps, load)
         seconds = [worker.step.seconds(self._local_batch) for worker in cluster.workers]
@@ -97,7 +97,7 @@ class OnlinePlanner:
         return Cluster(tuple(workers), self._local_batch, load.busy_s, allreduce_s)
 
     def _cost(self, name: str, step: StepTime, exchange_s: float) -> WorkerCost:
-        """The cost of a worker. Its exchange can be measured only while none is hidden; afterwards it is remembered."""
+        """Return a worker's cost. Its exchange is measurable only while none is hidden; later the last value counts."""
         if self.preset.overlap == 0 or exchange_s > self._exchange.get(name, 0.0):
             self._exchange[name] = exchange_s
         whole = step.seconds(self._local_batch)
@@ -106,7 +106,7 @@ class OnlinePlanner:
 
 
 def plan_event(choice: PlanChoice) -> dict[str, Any]:
-    """A decision as the data of an event."""
+    """Return a decision as the data of an event."""
     preset = choice.preset
     return {
         "row": {"topology": preset.topology, "batch": preset.batch, "overlap": preset.overlap},

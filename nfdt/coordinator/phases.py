@@ -28,15 +28,15 @@ class Phase(Protocol):
     name: str
 
     def instruct(self, member: Member, now: float) -> Instruction:
-        """Return the instruction of this worker; the same again until it is carried out."""
+        """Return the instruction of this worker; repeat it until it is executed."""
         ...
 
     def absorb(self, member: Member, report: Report, now: float) -> bool:
-        """Take a worker's report; return whether it brought the phase forward."""
+        """Process a worker's report; return whether it advanced the phase."""
         ...
 
     def lost(self, worker: str) -> int:
-        """Give the work of a lost worker to others; return the number of tasks that go back."""
+        """Requeue the work of a lost worker; return the number of requeued tasks."""
         ...
 
     @property
@@ -50,9 +50,9 @@ class Phase(Protocol):
 
 
 class Collecting:
-    """Every worker that took part sends its untrained state and its metrics.
+    """Phase in which every worker of the epoch sends its untrained state and its metrics.
 
-    ``name``: ``train`` where the epoch only stands still.
+    ``name`` is ``train`` for an epoch that only pauses.
     """
 
     def __init__(self, epoch: int, workers: Mapping[str, int], name: str = "collect") -> None:
@@ -63,11 +63,11 @@ class Collecting:
         self._expected = set(workers)
 
     def instruct(self, member: Member, now: float) -> Instruction:
-        """CollectState until it is answered."""
+        """Return CollectState until the worker has answered."""
         return CollectState(self._epoch) if member.name in self._expected else Wait()
 
     def absorb(self, member: Member, report: Report, now: float) -> bool:
-        """Keep the state."""
+        """Store the state."""
         state = report.epoch_state
         if state is None or state.epoch != self._epoch or member.name not in self._expected:
             return False
@@ -76,13 +76,13 @@ class Collecting:
         return True
 
     def lost(self, worker: str) -> int:
-        """Go on without the state of a lost worker."""
+        """Continue without the state of a lost worker."""
         self._expected.discard(worker)
         return 0
 
     @property
     def done(self) -> bool:
-        """Whether all living workers have answered."""
+        """Whether all live workers have answered."""
         return not self._expected
 
     def waiting_for(self) -> tuple[str, ...]:
@@ -90,16 +90,16 @@ class Collecting:
         return tuple(sorted(self._expected))
 
     def untrained(self, counts: Callable[[str], bool]) -> list[tuple[int, int, bytes]]:
-        """(worker index, steps, safetensors) of each state that counts."""
+        """Return (worker index, steps, safetensors) of each state that counts."""
         return [(self._indices[w], s.steps, s.untrained) for w, s in self.states.items() if counts(w)]
 
     def metrics(self) -> list[bytes]:
-        """Metric variables of each state, by worker index."""
+        """Return the metric variables of each state, by worker index."""
         return [self.states[w].metrics for w in sorted(self.states, key=self._indices.__getitem__)]
 
 
 class Validating:
-    """The validation data are shared out in guided pieces of at most about a second."""
+    """Phase in which the validation data are leased by guided self-scheduling, about one second at most per lease."""
 
     name = "validate"
 
@@ -112,7 +112,7 @@ class Validating:
         self._task_s: dict[str, float] = {}  # seconds of each worker's last task
 
     def instruct(self, member: Member, now: float) -> Instruction:
-        """Evaluate what the worker holds, or a new piece."""
+        """Return Evaluate for the held tasks, or for a new lease."""
         tasks = self._book.held(member.name)
         if not tasks:
             left, task_s = self._book.remaining, self._task_s.get(member.name)
@@ -122,7 +122,7 @@ class Validating:
         return Evaluate(self._epoch, tasks, self._untrained) if tasks else Wait()
 
     def absorb(self, member: Member, report: Report, now: float) -> bool:
-        """Keep the metrics of exactly the tasks the worker holds; anything else is done again."""
+        """Store the metrics if they cover exactly the held tasks; otherwise the tasks are evaluated again."""
         answer = report.evaluated
         if answer is None or answer.epoch != self._epoch or not answer.tasks:
             return False
@@ -135,7 +135,7 @@ class Validating:
         return True
 
     def lost(self, worker: str) -> int:
-        """Its rows go to the others."""
+        """Requeue the rows of a lost worker."""
         return self._book.lose(worker)
 
     @property
@@ -144,12 +144,12 @@ class Validating:
         return self._book.done
 
     def waiting_for(self) -> tuple[str, ...]:
-        """The workers that hold rows."""
+        """Return the workers that hold rows."""
         return self._book.holders()
 
 
 class Summarising:
-    """One worker turns merged metrics into logs."""
+    """Phase in which one worker converts merged metrics into logs."""
 
     name = "summarise"
 
@@ -159,27 +159,27 @@ class Summarising:
         self._worker: str | None = None
 
     def instruct(self, member: Member, now: float) -> Instruction:
-        """Summarise, to the first that asks."""
+        """Return Summarise to the first worker that requests work."""
         if self._worker is None and self.summary is None:
             self._worker = member.name
         return self._order if self._worker == member.name else Wait()
 
     def absorb(self, member: Member, report: Report, now: float) -> bool:
-        """Keep the summary."""
+        """Store the summary."""
         if report.summary is None or self._worker != member.name:
             return False
         self.summary = report.summary
         return True
 
     def lost(self, worker: str) -> int:
-        """Let another worker do it."""
+        """Assign the summary to another worker."""
         if self._worker == worker:
             self._worker = None
         return 0
 
     @property
     def done(self) -> bool:
-        """Whether there is a summary."""
+        """Whether the summary has arrived."""
         return self.summary is not None
 
     def waiting_for(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""A job whose plan is chosen from measured speeds while it trains: when to look, and what it does now."""
+"""The current plan of a job that is planned from measured speeds during training, and the times of its reviews."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from nfdt.schedulers.batch_policies import FixedBatch
 
 
 class PlanFollower:
-    """Asks the online planner once in as many reports as there are workers.
+    """Plan of a job, reviewed by the online planner once in as many reports as there are workers.
 
     Args:
         spec: The job.
         tracker: Measured speeds.
 
     Attributes:
-        overlap: Pushes that may be unanswered while a worker computes.
+        overlap: Number of pushes that may be unanswered while a worker computes.
     """
 
     def __init__(self, spec: JobSpec, tracker: SpeedTracker) -> None:
         self._tracker = tracker
         self._planner = _make_planner(spec) if follows_a_plan(spec) else None
         self.overlap = self._planner.preset.overlap if self._planner else spec.algorithm.overlap
-        self._reports = 0  # since the last look
+        self._reports = 0  # since the last review
 
     def reported(self) -> None:
         """Count a report of a worker."""
         self._reports += 1
 
     def is_due(self, workers: int) -> bool:
-        """Whether a job with so many workers looks at its plan now."""
+        """Whether a job with ``workers`` workers reviews its plan now."""
         return self._planner is not None and self._reports >= workers
 
     def look(self, workers: Sequence[str]) -> dict[str, Any] | None:
-        """Return a new decision as the data of an event, or None where all stays as it is."""
+        """Return a new decision as the data of an event, or None if nothing changes."""
         self._reports = 0
         if self._planner is None or any(self._tracker.speeds.steps(worker) < LEAST_STEPS for worker in workers):
             return None
@@ -50,14 +50,14 @@ class PlanFollower:
         return plan_event(choice)
 
     def look_at_groups(self, workers: Sequence[str], load: ShardLoad, remaining_s: float) -> PlanChoice | None:
-        """Return the groups that the job forms now; see :meth:`OnlinePlanner.look_at_groups`."""
+        """Return the groups that the job should form; see :meth:`OnlinePlanner.look_at_groups`."""
         if self._planner is None or self._planner.choice is None:
             return None
         steps = self._tracker.step_times(workers)
         return self._planner.look_at_groups(steps, load, remaining_s) if len(steps) == len(workers) else None
 
     def renew(self, spec: JobSpec) -> None:
-        """Go on without a plan, as the specification says."""
+        """Continue without a plan, with the overlap of the specification."""
         self.overlap = spec.algorithm.overlap
         self._planner = None
 

@@ -1,4 +1,4 @@
-"""Running logs of an epoch over all workers, and how often they are reported."""
+"""Running logs of an epoch over all workers, and the limit of their report rate."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class RunningLogs:
         self._logs: dict[str, dict[str, float]] = {}
 
     def add(self, worker: str, samples: int, logs: Mapping[str, float]) -> None:
-        """The worker has done so many samples more; ``logs`` replace its earlier ones unless empty."""
+        """Add ``samples`` computed by the worker; ``logs`` replace its earlier ones unless empty."""
         self._samples[worker] = self._samples.get(worker, 0) + samples
         if logs:
             self._logs[worker] = dict(logs)
 
     def mean(self) -> dict[str, float]:
-        """Each log's mean over the workers that report it, by the samples they did."""
+        """Return each log's mean over the workers that report it, weighted by their samples."""
         totals: dict[str, float] = {}
         weights: dict[str, int] = {}
         for worker, logs in self._logs.items():
@@ -33,7 +33,7 @@ class RunningLogs:
 
 
 class Throttle:
-    """Limits how often something happens: once per interval."""
+    """Rate limit of one event per interval."""
 
     def __init__(self, interval_s: float = INTERVAL_S) -> None:
         self._interval_s = interval_s
@@ -49,14 +49,14 @@ class Throttle:
 
 
 class StallWatch:
-    """Notices a long time without progress: after ``after_s`` seconds, then at each doubling."""
+    """Detector of a long time without progress: after ``after_s`` seconds, then at each doubling."""
 
     def __init__(self, now: float, after_s: float) -> None:
         self._after_s = after_s
         self.useful(now)
 
     def useful(self, now: float) -> None:
-        """Take note of progress."""
+        """Record progress."""
         self._since = now
         self._next_s = self._after_s
 

@@ -1,4 +1,4 @@
-"""The speeds of workers as data of events and of the history: at most once a second, and only what has changed."""
+"""The speeds of workers as data of events and of the history: at most once a second, and only changes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from nfdt.coordinator.progress import Throttle
 from nfdt.coordinator.speeds import SpeedTracker
 
 REPORT_EVERY_S = 1.0
-CHANGED = 0.1  # a speed that moved by less than this share is not reported again
+CHANGED = 0.1  # a speed that changed by a smaller fraction is not reported again
 
 
 class SpeedReport:
-    """Describes workers' speeds and remembers what was reported last.
+    """Description of workers' speeds, with those that were reported last.
 
     Args:
         tracker: Measured speeds.
@@ -27,7 +27,7 @@ class SpeedReport:
 
     @property
     def described(self) -> dict[str, dict[str, Any]]:
-        """The last description of each worker, of lost ones too."""
+        """The last description of each worker, including lost ones."""
         return dict(self._described)
 
     def describe(self, workers: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -44,7 +44,7 @@ class SpeedReport:
         return {worker: self._described[worker] for worker in workers if worker in self._described}
 
     def is_due(self, now: float) -> bool:
-        """Whether the last look is at least a second ago."""
+        """Whether the last check is at least a second ago."""
         return self._throttle.is_due(now)
 
     def look(self, workers: Sequence[str], now: float) -> dict[str, dict[str, Any]] | None:

@@ -12,18 +12,18 @@ from nfdt.schedulers.local_sizes import LocalSizes
 
 
 def batch_sizes(spec: JobSpec) -> LocalSizes | None:
-    """Return the local batch sizes of a job; None where every batch has the size that ``fit`` gives."""
+    """Return the local batch sizes of a job; None if every batch has the size that ``fit`` gives."""
     if spec.train.kind != "arrays":
         return None
     return find_batch_policy(spec.algorithm.batch).sizes(spec.fit.batch_size, spec.algorithm)
 
 
 class SpeedTracker:
-    """Measures each worker's steps and keeps the batch sizes of a job up to date.
+    """Measured steps of each worker, and the batch sizes of a job that follow from them.
 
     Args:
         spec: The job.
-        sizes: Batch sizes that another part of the job decides; None: those of the job's batch policy.
+        sizes: Batch sizes that another part of the job decides; None: the sizes of the job's batch policy.
 
     Attributes:
         sizes: Batch sizes that differ between workers, if the job has them.
@@ -47,19 +47,19 @@ class SpeedTracker:
             self.sizes.left(worker)
 
     def stepped(self, worker: str, samples: int, time: TaskTime) -> None:
-        """Take note of the time of a worker's step."""
+        """Record the time of a worker's step."""
         self.speeds.measured(worker, samples, time.compute_s + time.exchange_s, time.exchange_s)
         if self.sizes:
             self.sizes.stepped(worker, self.speeds)
 
     def size_of(self, worker: str) -> int:
-        """Samples of the worker's next step."""
+        """Return the number of samples of the worker's next step."""
         return self.sizes.of(worker) if self.sizes else self._reference
 
     def step_times(self, workers: Sequence[str]) -> dict[str, tuple[StepTime, float]]:
-        """Step time of each worker that is measured, and the part of its step that is no computing, in seconds."""
+        """Return the step time of each measured worker, and the seconds of its step that are not computation."""
         return {w: (line, self.speeds.exchange_s(w)) for w in workers if (line := self.speeds.of(w))}
 
     def renew(self, spec: JobSpec, sizes: LocalSizes | None) -> None:
-        """Go on with other batch sizes; None: every batch has the size that ``fit`` gives."""
+        """Continue with other batch sizes; None: every batch has the size that ``fit`` gives."""
         self.sizes, self._reference = sizes, spec.fit.batch_size

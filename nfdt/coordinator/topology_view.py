@@ -1,6 +1,6 @@
-"""Topologies as the coordinator and the simulator need them: pure values, without threads, slots or Horovod.
+"""Topologies for the coordinator and the simulator: pure values, without threads, slots or Horovod.
 
-To the coordinator an allreduce ring, and each group of ranks, is one worker with the batch of its ranks.
+For the coordinator an allreduce ring, and each group of ranks, is one worker with the batch of its ranks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from nfdt.core.specs.job import JobSpec
 
 
 class Rounds(Free):
-    """Free, and a lease holds the steps between two reports: a group's push, or an elastic ring's commit."""
+    """Free policy with leases of the steps between two reports: a group's push, or a commit of elastic ranks."""
 
     def __init__(self, steps: int) -> None:
         self.lease_limit: int | None = steps
@@ -23,9 +23,9 @@ class TopologyView(Protocol):
     """Pure properties of one topology.
 
     Attributes:
-        launched: Whether the server launches the workers as ranks of Horovod, instead of taking attending slots.
+        launched: Whether the server launches the workers as ranks of Horovod, instead of using registered slots.
         pushes: Whether workers push to shards. Otherwise each worker holds the optimizer, and rank 0 serves the state.
-        forms_groups: Whether the ranks are divided into groups that are found by measurement.
+        forms_groups: Whether the ranks are divided into groups, which are found by measurement.
     """
 
     launched: bool
@@ -33,25 +33,25 @@ class TopologyView(Protocol):
     forms_groups: bool
 
     def slots_wanted(self, spec: JobSpec) -> int:
-        """Number of worker slots that the job takes from the pool before it begins."""
+        """Return the number of worker slots that the job takes from the pool before it begins."""
         ...
 
     def effective_spec(self, spec: JobSpec, *, groups: int = 1, ranks: int | None = None) -> JobSpec:
-        """Specification for the coordinator.
+        """Return the specification for the coordinator.
 
         Args:
             spec: The job.
-            groups: Number of groups, where the topology forms some.
-            ranks: Number of ranks of an allreduce ring; None: as many as the job wants.
+            groups: Number of groups, if the topology forms groups.
+            ranks: Number of ranks of one allreduce ring; None: the number that the job requests.
         """
         ...
 
     def policy(self, spec: JobSpec) -> ConsistencyPolicy:
-        """Consistency policy between the workers that the coordinator sees."""
+        """Return the consistency policy between the workers of the coordinator."""
         ...
 
     def may_form_groups(self, spec: JobSpec) -> bool:
-        """Whether the workers of the job may change to groups between two epochs, whose batches stay the same."""
+        """Whether the workers of the job may form groups between two epochs; the batches stay the same."""
         ...
 
 
@@ -63,11 +63,11 @@ class FlatView:
     forms_groups = False
 
     def slots_wanted(self, spec: JobSpec) -> int:
-        """One slot per worker."""
+        """Return one slot per worker."""
         return spec.cluster.workers
 
     def effective_spec(self, spec: JobSpec, *, groups: int = 1, ranks: int | None = None) -> JobSpec:
-        """The job as it is."""
+        """Return the job unchanged."""
         return spec
 
     def policy(self, spec: JobSpec) -> ConsistencyPolicy:
@@ -75,30 +75,30 @@ class FlatView:
         return make_policy(spec.algorithm)
 
     def may_form_groups(self, spec: JobSpec) -> bool:
-        """Only jobs that plan their topology, and train whole epochs of arrays."""
+        """Whether the job plans its topology and trains whole epochs of arrays."""
         whole = spec.train.kind == "arrays" and spec.fit.steps_per_epoch is None
         return whole and spec.algorithm.plan == "topology"
 
 
 class AllreduceView:
-    """One allreduce ring of ranks, which is one worker with the global batch."""
+    """All ranks in one allreduce ring, which is one worker with the global batch."""
 
     launched = True
     pushes = False
     forms_groups = False
 
     def slots_wanted(self, spec: JobSpec) -> int:
-        """Slot of rank 0."""
+        """Return 1, the slot of rank 0."""
         return 1
 
     def effective_spec(self, spec: JobSpec, *, groups: int = 1, ranks: int | None = None) -> JobSpec:
-        """One worker with the batch of all ranks."""
+        """Return a job of one worker with the batch of all ranks."""
         return _with_workers(spec, 1, ranks or spec.cluster.workers)
 
     def policy(self, spec: JobSpec) -> ConsistencyPolicy:
-        """Free, because the ranks synchronise themselves.
+        """Return the free policy, because the ranks synchronise themselves.
 
-        Batches that a client feeds come one by one: a round is one batch per rank, all of them leased at once.
+        Batches that a client feeds arrive one by one: a round is one batch per rank, and all are leased at once.
         """
         if spec.train.kind == "stream":
             return Barrier(parts=spec.cluster.workers)
@@ -110,28 +110,28 @@ class AllreduceView:
 
 
 class GroupsView:
-    """Several allreduce rings, synchronous inside and asynchronous between each other; each is one worker."""
+    """Groups of ranks, synchronous within a group and asynchronous between groups; each group is one worker."""
 
     launched = True
     pushes = True
     forms_groups = True
 
     def slots_wanted(self, spec: JobSpec) -> int:
-        """None before the rings are up: the slots of their leaders come with them."""
+        """Return 0: the slots of the leaders register when their groups have started."""
         return 0
 
     def effective_spec(self, spec: JobSpec, *, groups: int = 1, ranks: int | None = None) -> JobSpec:
-        """One worker per group, with the batch of the largest one."""
+        """Return a job of one worker per group, with the batch of the largest group."""
         return _with_workers(spec, groups, -(-spec.cluster.workers // groups))
 
     def policy(self, spec: JobSpec) -> ConsistencyPolicy:
-        """Policy that the algorithm names; a group that pushes weight differences leases a round of steps."""
+        """Return the algorithm's policy; a group that pushes weight differences leases a round of steps."""
         if spec.algorithm.outer == "delta":
             return Rounds(spec.algorithm.local_steps)
         return make_policy(spec.algorithm)
 
     def may_form_groups(self, spec: JobSpec) -> bool:
-        """Never: they are formed already."""
+        """Return False: the groups are already formed."""
         return False
 
 
@@ -140,18 +140,18 @@ VIEWS: Mapping[str, TopologyView] = {"flat": FLAT, "ring": ALLREDUCE, "groups": 
 
 
 def view_of(spec: JobSpec) -> TopologyView:
-    """View of the job's topology."""
+    """Return the view of the job's topology."""
     return VIEWS[spec.algorithm.topology]
 
 
 def grouped(spec: JobSpec) -> JobSpec:
-    """The job with its workers in groups instead of flat."""
+    """Return the job with its workers in groups instead of flat."""
     algorithm = spec.algorithm.model_copy(update={"topology": "groups", "overlap": 0})
     return spec.model_copy(update={"algorithm": algorithm})
 
 
 def _with_workers(spec: JobSpec, workers: int, ranks: int) -> JobSpec:
-    """The job with so many workers, each with the batch of ``ranks`` ranks."""
+    """Return the job with ``workers`` workers, each with the batch of ``ranks`` ranks."""
     fit = spec.fit
     changes = {"batch_size": ranks * fit.batch_size} if spec.train.kind == "arrays" else {}
     if fit.validation_steps is None:

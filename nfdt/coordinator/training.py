@@ -1,4 +1,4 @@
-"""The phase in which tasks are leased; it stands still where its gate is closed."""
+"""The phase in which tasks are leased; it pauses while its gate is closed."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from nfdt.coordinator.progress import RunningLogs
 from nfdt.core.work.instructions import BeginEpoch, Instruction, Report, TaskTime, Wait, Work
 from nfdt.schedulers import LeaseBook, Task
 
-LEASE_BUDGET_S = 0.25  # seconds, a little more than the target of a lease
+LEASE_BUDGET_S = 0.25  # seconds, slightly more than the target of a lease
 
 
 class TrainingPhase:
-    """Tasks are leased as the consistency policy allows and the task policy decides.
+    """Phase in which tasks are leased under the consistency policy and the task policy.
 
     Args:
         begin: First instruction of every worker.
         book: Tasks of the epoch.
-        decisions: Policies that decide which workers may proceed, and how much each gets.
+        decisions: Policies that decide which workers may proceed, and the size of their leases.
         members: Workers of the job.
-        ranks: Part of a round that is meant for each worker; may change from round to round.
-        gate: Gate at which the epoch stands still for the client.
+        ranks: Preferred part of a round for each worker; may change from round to round.
+        gate: Gate at which the epoch pauses for the client.
     """
 
     name = "train"
@@ -48,12 +48,12 @@ class TrainingPhase:
         self._untrained, self._given = (
             b"",
             set[str](),
-        )  # state that replaces the workers' own, and who has it
-        self._divided = not gate.open  # a share that is reserved could keep all others from a step that is let through
+        )  # state that replaces the workers' own, and the workers that have it
+        self._divided = not gate.open  # a reserved share could keep all other workers from a permitted step
         self._divide()
 
     def instruct(self, member: Member, now: float) -> Instruction:
-        """BeginEpoch once, then work as the lease book and the policy allow."""
+        """Return BeginEpoch once, then the work that the lease book and the policy allow."""
         worker, epoch = member.name, self._begin.epoch
         if member.epoch != epoch:
             member.epoch = epoch
@@ -62,7 +62,7 @@ class TrainingPhase:
         if held:
             return self._work(member, held)
         if self.book.exhausted(worker) or not self._let_through(member):
-            if not member.in_flight:  # else it reports first
+            if not member.in_flight:  # otherwise it reports first
                 self._policy.idle(worker)
             return Wait()
         if not self.book.available(worker) or not self._policy.may_start(worker, len(member.in_flight)):
@@ -79,10 +79,10 @@ class TrainingPhase:
         return self._work(member, tasks)
 
     def _let_through(self, member: Member) -> bool:
-        """Whether the gate has a step for the worker.
+        """Whether the gate permits a step of the worker.
 
-        Asynchronous steps that are fewer than the workers are for the first of them: a single one at a time, for one
-        worker as long as it lives, so that its state (seeds, statistics) goes on as in one process.
+        If fewer asynchronous steps than workers are permitted, the first workers get them. A single step at a time goes
+        to one worker as long as it lives, so that its state (seeds, statistics) continues as in one process.
         """
         if self.gate.open:
             return True
@@ -102,15 +102,15 @@ class TrainingPhase:
         return Work(self._begin.epoch, tasks, LEASE_BUDGET_S, self._decisions.plan.overlap, untrained, *member.pulls)
 
     def replaced(self, untrained: bytes) -> None:
-        """Replace the state of every worker while the epoch stands still."""
+        """Replace the state of every worker while the epoch is paused."""
         self._untrained, self._given = untrained, set()
 
     def counts(self, worker: str) -> bool:
-        """Whether the worker's own state goes back to the one that all share."""
+        """Whether the worker's own state is merged into the shared state."""
         return not self._untrained or worker in self._given
 
     def absorb(self, member: Member, report: Report, now: float) -> bool:
-        """Tick tasks off, take back what the worker has not begun, note its speed and its running logs."""
+        """Mark tasks as finished, requeue those that the worker has not begun, record its speed and running logs."""
         tasks = [t for t in (self.book.finish(member.name, number) for number in report.finished) if t]
         if report.finished or report.in_flight:
             self._given.add(member.name)
@@ -128,11 +128,11 @@ class TrainingPhase:
         return True
 
     def lost(self, worker: str) -> int:
-        """Give the worker's tasks to the others."""
+        """Requeue the tasks of a lost worker."""
         return self.book.lose(worker)
 
     def _divide(self) -> None:
-        """Share the epoch out among the workers, once, as soon as the task policy can."""
+        """Divide the epoch among the workers once, as soon as the task policy can."""
         if self._divided or not self._decisions.leases.divides:
             return
         if shares := self._decisions.leases.shares([m.name for m in self._members.ready()]):
@@ -141,16 +141,16 @@ class TrainingPhase:
 
     @property
     def is_due_to_stand(self) -> bool:
-        """Whether it has to stand still for the client, and it is known whether a step will follow."""
+        """Whether the epoch must pause for the client, and it is known whether a step will follow."""
         if self.gate.open or self.book.leased:
             return False
         return self.gate.is_due(self.book.steps_finished, self.book.done) and self.book.decided
 
     @property
     def done(self) -> bool:
-        """Whether every task is finished, and the client has seen it where the gate stands still."""
+        """Whether every task is finished, and the client has confirmed any pause."""
         return self.book.done and not self.gate.standing and not self.is_due_to_stand
 
     def waiting_for(self) -> tuple[str, ...]:
-        """The workers that hold tasks."""
+        """Return the workers that hold tasks, or "client" during a pause."""
         return ("client",) if self.gate.standing else self.book.holders()

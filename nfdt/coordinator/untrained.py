@@ -1,4 +1,4 @@
-"""The state that is not trained, as all workers share it from epoch to epoch."""
+"""The untrained state that all workers share from epoch to epoch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from nfdt.core.training.merge import Array, decode_arrays, encode_arrays, merge_
 
 
 class StateMerger:
-    """Holds the state that every worker started the epoch from, and merges the states that they return.
+    """State from which every worker started the epoch; merges the states that the workers return.
 
     Attributes:
-        metrics: Merged metric variables of all workers, of the epoch that is over (of its validation, if there was
-            one), or up to the moment at which it stands still; empty while it is trained.
+        metrics: Merged metric variables of all workers, for the last epoch (for its validation, if there was one),
+            or up to the current pause; empty during training.
     """
 
     def __init__(self, rules: Sequence[Mapping[str, Any]] = (), base: Sequence[Array] = ()) -> None:
@@ -25,12 +25,12 @@ class StateMerger:
 
     @property
     def current(self) -> list[Array]:
-        """The shared state now, in the program's order."""
+        """The current shared state, in the program's order."""
         return self._base if self._shown is None else self._shown
 
     @property
     def encoded(self) -> bytes:
-        """The shared state as safetensors; empty while it is still what the workers' programs hold."""
+        """The shared state as safetensors; empty while it equals the state in the workers' programs."""
         return b"" if self._initial or not self._rules else encode_arrays(self._base)
 
     def merge(self, states: Iterable[tuple[int, int, bytes]]) -> None:
@@ -40,13 +40,13 @@ class StateMerger:
             self.replace(merge_untrained(self._rules, self._base, decoded))
 
     def show(self, states: Iterable[tuple[int, int, bytes]], metrics: bytes) -> None:
-        """Show state and metrics in the middle of an epoch; the workers go on with their own."""
+        """Publish state and metrics in the middle of an epoch; the workers continue with their own."""
         decoded = [(index, steps, decode_arrays(data)) for index, steps, data in states]
         if decoded and self._rules:
             self._shown = merge_untrained(self._rules, self._base, decoded)
         self.metrics = metrics
 
     def replace(self, arrays: Sequence[Array]) -> None:
-        """Replace the shared state, for instance by what a callback has set."""
+        """Replace the shared state, for instance by values that a callback has set."""
         self._base, self._shown = list(arrays), None
         self._initial = False

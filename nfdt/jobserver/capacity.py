@@ -22,7 +22,7 @@ class Capacity:
     Attributes:
         cores: Number of cores of its machine.
         memory_bytes: Memory of its machine.
-        workers: Maximum number of worker slots; None: any number, because they come from elsewhere or as jobs want.
+        workers: Maximum number of worker slots; None: any number, because they are external or started on demand.
         local: Whether workers run on this machine.
     """
 
@@ -43,7 +43,7 @@ def check_capacity(spec: JobSpec, view: TopologyView, *, weights_bytes: int, sta
         here: Resources of the server.
 
     Raises:
-        UsageError: the job asks for more than there can be; the text names what there is, and the remedy.
+        UsageError: The job requests more than is possible; the text names the available amount and the remedy.
     """
     if not view.launched:
         _check_workers(spec.cluster.workers, here)

@@ -12,11 +12,11 @@ class ClientControl:
     """Requests of the clients of one job, guarded by the job's lock.
 
     Attributes:
-        interactive: Whether a client decides at each epoch's end (an interactive job); False once that client is gone.
+        interactive: Whether a client permits each epoch (an interactive job); False once that client is gone.
         unwatched_since: Time of the last change of ``watchers``.
         permitted: Last epoch that the client permits.
-        until: Number of steps of that epoch after which, as at its end, it stands still; None: it does not.
-        stop_training: Whether the client wants the job to end cleanly; taken once.
+        until: Number of steps of that epoch after which it pauses, as at its end; None: no pause.
+        stop_training: Whether the client has requested a clean end of the job; taken once.
         learning_rate: Last learning rate that was set.
         watchers: Number of clients that watch the job.
     """
@@ -30,12 +30,12 @@ class ClientControl:
     watchers: int = 0
 
     def watch(self, change: int, now: float) -> None:
-        """Count one client more or less."""
+        """Add ``change`` to the number of watching clients."""
         self.watchers += change
         self.unwatched_since = now
 
     def permit(self, epoch: int, until: int | None) -> None:
-        """Permit an epoch to begin, or to go on where it stands still."""
+        """Permit an epoch to begin, or to resume after a pause."""
         if epoch >= self.permitted:
             self.permitted, self.until = epoch, until
 
@@ -44,21 +44,21 @@ class ClientControl:
         return not self.interactive or self.permitted >= epoch
 
     def steps_of(self, epoch: int) -> int | None:
-        """Number of steps after which this epoch stands still, as at its end; None: it does not."""
+        """Return the number of steps after which this epoch pauses, as at its end; None: no pause."""
         return self.until if self.interactive and epoch == self.permitted else None
 
     def set_learning_rate(self, value: float) -> None:
         """Set another learning rate.
 
         Raises:
-            UsageError: negative, infinite or no number.
+            UsageError: The value is negative, infinite or no number.
         """
         if not 0 <= value < float("inf"):
             raise UsageError(f"learning_rate: expected a number >= 0. Received: {value}.")
         self.learning_rate = value
 
     def take_stop(self) -> bool:
-        """Whether the client asks for a clean end; True once per request."""
+        """Return whether the client has requested a clean end; True once per request."""
         wanted, self.stop_training = self.stop_training, False
         return wanted
 

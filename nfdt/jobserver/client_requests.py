@@ -11,7 +11,7 @@ from nfdt.jobserver.job_context import ActiveTraining, JobContext
 
 
 class ClientRequests:
-    """Serves clients, each on a thread of its own.
+    """Handler of client requests, each on its own thread.
 
     Args:
         context: Parts of the job.
@@ -21,15 +21,15 @@ class ClientRequests:
         self._context = context
 
     def watching(self, change: int) -> None:
-        """Count one client more or less that watches the job."""
+        """Add ``change`` to the number of clients that watch the job."""
         with self._context.changed:
             self._context.control.watch(change, self._context.clock.now())
 
     def control(self, request: jobs_pb2.ControlRequest) -> None:
-        """Carry out an action of a client.
+        """Execute an action of a client.
 
         Raises:
-            UsageError: the action is not possible at this moment.
+            UsageError: The action is not possible now.
         """
         context = self._context
         with context.changed:
@@ -60,10 +60,10 @@ class ClientRequests:
                 training.coordinator.replaced()
 
     def snapshot(self) -> str:
-        """Artifact of the state: of the last epoch's end between two epochs, else as every shard has it now.
+        """Return the artifact of the state: between epochs that of the last epoch's end, else the shards' current one.
 
         Raises:
-            UsageError: the job does not train yet, or has ended.
+            UsageError: The job does not train yet, or has ended.
         """
         context = self._context
         with context.changed:
@@ -84,7 +84,7 @@ class ClientRequests:
 
     @contextmanager
     def _reading(self, what: str, *, standing: bool) -> Iterator[ActiveTraining]:
-        """Let no epoch begin inside the block; ``standing``: require that none is under way either."""
+        """Prevent epochs from beginning inside the block; ``standing``: require that none is running either."""
         context = self._context
         with context.changed:
             training = context.training

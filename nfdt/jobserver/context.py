@@ -26,21 +26,21 @@ class ServerContext:
     Attributes:
         store: Store of jobs and events.
         artifacts: Store of files.
-        pool: Attending slots.
-        launcher: Launcher of slots on this machine; None: all slots come from elsewhere.
+        pool: Registered slots.
+        launcher: Launcher of slots on this machine; None: all slots are external.
         rings: Launcher of Horovod rings; None: this server starts none.
-        takes_hosts: Whether a job may name the hosts of its ring: the server's machine logs in there.
-        launches_workers: Whether the launcher starts worker slots too, not only shards.
-        most_workers: Maximum number of worker slots that it starts; None: as many as a job wants.
-        keeps_checkpoints: Whether each epoch's end is written to disk.
-        cancels_abandoned: Whether an interactive job whose client is gone is cancelled, or else continues detached.
-        attend_timeout_s: Seconds that a client may be gone.
+        takes_hosts: Whether a job may name the hosts of its ring, on which the server's machine logs in.
+        launches_workers: Whether the launcher starts worker slots in addition to shards.
+        most_workers: Maximum number of worker slots that it starts; None: as many as a job requests.
+        keeps_checkpoints: Whether the state at each epoch's end is written to disk.
+        cancels_abandoned: Whether an interactive job without its client is cancelled; otherwise it continues detached.
+        attend_timeout_s: Seconds for which a client may be gone.
         shard_ca_file: PEM certificates to trust when shards use TLS.
-        kill: Function that ends the process of a slot that does not answer, where that is possible.
-        end_of: Function that returns the end of a process that this machine's launcher started; waits a moment.
+        kill: Function that ends the process of a slot that does not answer, if that is possible.
+        end_of: Function that waits for and returns the end of a process that this machine's launcher started.
         clock: Clock of the server.
         host: Name of this machine.
-        boot: Identifier of this machine's last start.
+        boot: Boot identifier of this machine.
         cores: Number of cores that the server may use.
         memory_bytes: Memory of this machine.
     """
@@ -66,7 +66,7 @@ class ServerContext:
     memory_bytes: int = field(default_factory=lambda: memory().total)
 
     def capacity(self) -> Capacity:
-        """Resources that this server can offer a job."""
+        """Return the resources that this server can offer a job."""
         workers: int | None = None
         if self.launches_workers and self.most_workers is not None:
             workers = max(self.most_workers, self.pool.slot_counts().attending)

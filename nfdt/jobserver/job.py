@@ -1,4 +1,4 @@
-"""One job from its submission to its end, on a thread of its own."""
+"""One job from its submission to its end, on its own thread."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Job:
 
     @property
     def spec(self) -> JobSpec:
-        """Specification that the job runs by."""
+        """Current specification of the job."""
         return self._context.spec
 
     @property
@@ -93,7 +93,7 @@ class Job:
     # ---- slots
 
     def acquire(self, shards: int, workers: int) -> None:
-        """Take the slots that the job begins with."""
+        """Take the initial slots of the job."""
         with self._context.changed:
             self.slots.acquire_shards(shards)
             self.slots.acquire_workers(workers)
@@ -108,21 +108,21 @@ class Job:
     # ---- clients
 
     def watching(self, change: int) -> None:
-        """Count one client more or less that watches the job."""
+        """Add ``change`` to the number of clients that watch the job."""
         self._clients.watching(change)
 
     def control(self, request: jobs_pb2.ControlRequest) -> None:
-        """Carry out an action of a client; see :meth:`ClientRequests.control`."""
+        """Execute an action of a client; see :meth:`ClientRequests.control`."""
         self._clients.control(request)
 
     def snapshot(self) -> str:
-        """Artifact of the job's state; see :meth:`ClientRequests.snapshot`."""
+        """Return the artifact of the job's state; see :meth:`ClientRequests.snapshot`."""
         return self._clients.snapshot()
 
     # ---- end
 
     def stopped_by(self) -> BaseException | None:
-        """Reason why the job ends before it has begun, if there is one."""
+        """Return the reason why the job ends before it has begun, or None."""
         with self._context.changed:
             return self._context.termination.cause
 
@@ -132,10 +132,10 @@ class Job:
             self._context.termination.end(ServerStopping())
 
     def close(self, outcome: JobOutcome | None) -> None:
-        """Release everything, then write how the job ended; each step happens whatever fails before.
+        """Release all resources, then write the outcome of the job; each step runs even if an earlier one fails.
 
         Args:
-            outcome: Last state of the job; None: the server stops, and nothing is written.
+            outcome: Last state of the job; None: the server stops and writes nothing.
         """
         with contextlib.ExitStack() as last_things:
             if outcome is not None:

@@ -26,7 +26,7 @@ from nfdt.jobserver.termination import Termination
 from nfdt.jobserver.topologies.base import Topology, TopologyContext
 from nfdt.jobserver.topologies.registry import topology_class
 
-START_POLL_S = 0.2  # pause between two looks at the parts that have to come up
+START_POLL_S = 0.2  # interval of checks for the parts that must start
 START_TIMEOUT_S = 180.0  # limit for shards, and for the rings of groups
 
 
@@ -59,12 +59,12 @@ class JobContext:
         slots: Slots of the job.
         topology: Topology of the job; another one after a switch.
         feed: Queue of the client's batches.
-        changed: Condition that guards everything below, ``slots`` and the coordinator.
-        termination: Reason why the job ends, once there is one.
+        changed: Condition that guards the attributes below, ``slots`` and the coordinator.
+        termination: Reason for the end of the job, once there is one.
         control: Requests of the clients.
         training: Parts that exist once the shards serve; None before.
-        readers: Number of clients that read or write the state; no epoch begins meanwhile.
-        epochs_ended: Number of epochs whose end has been carried out: equal numbers mean equal state.
+        readers: Number of clients that read or write the state; no epoch begins in the meantime.
+        epochs_ended: Number of epochs whose end has been processed; equal numbers imply equal state.
         ended: Whether the job is over.
     """
 
@@ -101,7 +101,7 @@ class JobContext:
 
     @property
     def spec(self) -> JobSpec:
-        """Specification that the job runs by."""
+        """Current specification of the job."""
         return self.topology.spec
 
     def wake(self) -> None:
@@ -110,10 +110,10 @@ class JobContext:
             self.changed.notify_all()
 
     def wait_for(self, missing: Callable[[], list[str]]) -> None:
-        """Wait until a function names no missing part; ``changed`` is held, and released between two looks.
+        """Wait until ``missing`` returns no parts; ``changed`` is held, and released between two checks.
 
         Raises:
-            JobFailed: it takes too long.
+            JobFailed: The time limit has passed.
         """
         deadline = self.clock.now() + START_TIMEOUT_S
         stall = StallWatch(self.clock.now(), STALL_AFTER_S)
@@ -127,6 +127,6 @@ class JobContext:
             self.changed.wait(START_POLL_S)
 
     def set_learning_rate(self, training: ActiveTraining, value: float) -> None:
-        """Set the learning rate of the user's optimizer, on the shards or with the workers."""
+        """Set the learning rate of the user's optimizer, on the shards or in the workers."""
         if not self.topology.set_learning_rate(value):
             training.shards.set_learning_rate(value)

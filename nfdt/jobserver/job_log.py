@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class JobLog:
-    """Writes the records of one job.
+    """Writer of the records of one job.
 
     Args:
         store: Store of jobs and events.
@@ -28,7 +28,7 @@ class JobLog:
 
     def __init__(self, store: JobStore, artifacts: ArtifactStore, job_id: str, keep: frozenset[str]) -> None:
         self._store, self._artifacts, self._job_id, self._keep = store, artifacts, job_id, keep
-        self._unstored: JobOutcome | None = None  # last state of the job, while it could not be stored
+        self._unstored: JobOutcome | None = None  # last state of the job, until it is stored
         self._passing = ""
 
     def begin(self, outcome: JobOutcome) -> None:
@@ -44,10 +44,10 @@ class JobLog:
             _log.exception("job %s: its end could not be stored yet: %s", self._job_id, outcome)
 
     def settled(self) -> bool:
-        """Whether the job's last state is stored; tries again if not.
+        """Store the job's last state if it is not stored yet; return True.
 
         Raises:
-            NfdtError: it still cannot be stored.
+            NfdtError: It still cannot be stored.
         """
         if self._unstored is not None:
             try:
@@ -86,14 +86,14 @@ class JobLog:
         self._store.update(self._job_id, workers_json=json.dumps(statistics))
 
     def checkpoint(self, artifact: str) -> None:
-        """Store the state at the end of an epoch, and delete the one before."""
+        """Store the state at the end of an epoch and delete the previous one."""
         before = self._store.get(self._job_id).checkpoint_artifact
         self._store.update(self._job_id, checkpoint_artifact=artifact)
         if before and before != artifact and before not in self._keep:
             self._artifacts.delete(before)
 
     def passing(self, artifact: str) -> None:
-        """Note a state in the middle of an epoch, and delete the one before."""
+        """Record a state in the middle of an epoch and delete the previous one."""
         before, self._passing = self._passing, artifact
         job = self._store.get(self._job_id)
         if before not in ("", artifact, job.checkpoint_artifact, job.result_artifact, *self._keep):

@@ -10,11 +10,11 @@ from nfdt.jobserver.worker_statistics import merge_statistics
 
 
 class JobResults:
-    """Writes what a training job produces. Used by the job's own thread only.
+    """Writer of a training job's results. Used only by the job's own thread.
 
     Args:
         context: Parts of the job.
-        training: Parts that exist while it trains.
+        training: Parts that exist during training.
     """
 
     def __init__(self, context: JobContext, training: ActiveTraining) -> None:
@@ -38,7 +38,7 @@ class JobResults:
         self._context.job_log.result(artifact, self._statistics(self._training.shards.statistics()))
 
     def _report_refused(self, statistics: Mapping[str, Mapping[str, Any]]) -> None:
-        """Warn, epoch by epoch, of workers whose pushes the shards refused."""
+        """Warn per epoch about workers whose pushes the shards refused."""
         for name, row in statistics.items():
             refused = int(row.get("dropped") or 0)
             if more := refused - self._refused.get(name, 0):

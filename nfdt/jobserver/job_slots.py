@@ -16,25 +16,25 @@ from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.slot_pool import PoolSlot, SlotListener
 from nfdt.launch.horovod import Ring
 
-QUICK_DEATHS = 3  # number in a row after which a job without older workers is given up
+QUICK_DEATHS = 3  # consecutive number after which a job without older workers fails
 QUICK_S = 10.0
-SPARE_JOINS = 8  # number of replacements that are allowed besides twice the wanted number of workers
+SPARE_JOINS = 8  # replacements that are allowed in addition to twice the wanted number of workers
 
 
 @dataclass
 class JobSlot:
-    """Place of one slot in the job.
+    """Position of one slot in the job.
 
     Attributes:
         slot: The slot.
         name: Name of the shard or worker.
         index: Number of the shard or worker.
-        address: Address of a shard that serves.
+        address: Address of a shard that has started.
         gone: Whether the slot has left the job.
         members: Numbers of the workers in the group that the slot leads.
         started_at: Time of the worker's assignment; None before.
         admitted: Whether the worker takes part in the training; until then it waits.
-        failing_over: Whether the leader of the job's ring is lost and another one will take this place.
+        failing_over: Whether the leader of the job's ring is lost and another one will take this position.
         report: Last statistics of the worker.
         call: Number of its last call of Next.
         reply: Answer to that call, once there is one.
@@ -75,11 +75,11 @@ class JobSlots:
 
     Attributes:
         spec: Specification that shards and workers get.
-        wanted: See above.
+        wanted: Number of workers that the job takes from the pool.
         ring: Name of the job's allreduce ring, whose slots the job takes; "" without one.
         last_death: Text about the last worker whose process ended.
         shards: Shards by number.
-        workers: Workers by name, those that are gone included.
+        workers: Workers by name, including lost ones.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class JobSlots:
         self.workers: dict[str, JobSlot] = {}
 
     def accepts(self, slot: PoolSlot) -> bool:
-        """Whether a worker slot runs the versions that this job's code needs."""
+        """Whether a worker slot runs the versions that this job's code requires."""
         return not self.spec.code or version_conflict(self.spec.versions, slot.versions) is None
 
     def evict_other_sessions(self) -> None:
@@ -113,7 +113,7 @@ class JobSlots:
         self._server.pool.evict_other_sessions("worker", self._session, self.ring)
 
     def acquire_shards(self, count: int) -> int:
-        """Take free shard slots; returns the number of the job's shards."""
+        """Take free shard slots; return the number of the job's shards."""
         taken = self._server.pool.take(
             "shard",
             count - len(self.shards),
@@ -147,7 +147,7 @@ class JobSlots:
         return max(0, 3 * self.wanted + SPARE_JOINS - self._joined)
 
     def died(self, job_slot: JobSlot, how: str) -> bool:
-        """Note the end of a worker's process; returns whether workers end as they start and no other is left."""
+        """Record the end of a worker's process; return whether workers end right after their start and none is left."""
         self.last_death = f"{job_slot.name} is lost: {how}"
         age_s = 0.0 if job_slot.started_at is None else self._server.clock.now() - job_slot.started_at
         if age_s >= QUICK_S and job_slot.report.get("steps"):
@@ -159,7 +159,7 @@ class JobSlots:
         return self._quick_deaths >= QUICK_DEATHS and all(s.index >= self._newcomers for s in self.living())
 
     def acquire_leader(self, ring: Ring) -> JobSlot | None:
-        """Take the slot of a group's rank 0, if it attends."""
+        """Take the slot of a group's rank 0, if it is registered."""
         pool, session = self._server.pool, self._session
         taken = pool.take("worker", 1, self._job_id, self._listener, session=session, ring=ring.name)
         return self._add(taken[0], ring.shape.members) if taken else None
@@ -171,7 +171,7 @@ class JobSlots:
         return job_slot
 
     def take_over(self, shard: JobSlot, worker: JobSlot) -> bool:
-        """Give both places to the ring's next leader; returns whether it attends."""
+        """Assign both positions to the ring's next leader; return whether it is registered."""
         pool, ring = self._server.pool, self.ring
         if not pool.attending("shard", ring=ring)[1] or not pool.attending("worker", ring=ring)[1]:
             return False
@@ -182,7 +182,7 @@ class JobSlots:
         return True
 
     def living(self) -> list[JobSlot]:
-        """Workers that have not left the job."""
+        """Return the workers that have not left the job."""
         return [job_slot for job_slot in self.workers.values() if not job_slot.gone]
 
     @property
@@ -191,7 +191,7 @@ class JobSlots:
         return max((int(job_slot.report.get("ranks", 0)) for job_slot in self.living()), default=0)
 
     def job_slot_of(self, slot: PoolSlot) -> JobSlot | None:
-        """Place of a slot in the job, if it has one."""
+        """Return the position of a slot in the job, or None."""
         return next((job_slot for job_slot in (*self.shards, *self.workers.values()) if job_slot.slot is slot), None)
 
     def start_shard(self, job_slot: JobSlot) -> None:
@@ -223,14 +223,14 @@ class JobSlots:
         job_slot.slot.send(pb.Assignment(worker=message))
 
     def count_here(self) -> int:
-        """Number of living workers on this machine."""
+        """Return the number of live workers on this machine."""
         return sum(self._server.is_here(job_slot.slot.hello) for job_slot in self.living())
 
     def _artifact_dir(self, slot: PoolSlot) -> str:
         return str(self._server.artifacts.root) if self._server.is_here(slot.hello) else ""
 
     def admit(self, job_slots: Iterable[JobSlot], coordinator: Coordinator) -> None:
-        """Let workers take part in the training."""
+        """Admit workers to the training."""
         here = self.count_here()
         for job_slot in job_slots:
             coordinator.joined(job_slot.name, job_slot.index, job_slot.details)
@@ -244,19 +244,19 @@ class JobSlots:
             self._server.pool.release(job_slot.slot, self._job_id)
 
     def release(self, job_slot: JobSlot) -> None:
-        """Take a slot out of the job; it is free as soon as its process has dropped the job."""
+        """Remove a slot from the job; it is free as soon as its process has dropped the job."""
         job_slot.gone = True
         self._server.pool.release(job_slot.slot, self._job_id)
 
     def shut_down(self, job_slot: JobSlot) -> None:
-        """Take a slot whose process still answers out of the job, and let the process exit."""
+        """Remove a slot from the job, and make its process, which still answers, exit."""
         job_slot.gone = True
         if not job_slot.admitted:
             del self.workers[job_slot.name]  # it has no statistics
         self._server.pool.dismiss(job_slot.slot)
 
     def kill(self, job_slot: JobSlot) -> None:
-        """Take a slot whose process does not answer out of the job, and kill the process where that is possible."""
+        """Remove a slot from the job, and kill its process, which does not answer, if that is possible."""
         job_slot.gone = True
         self._server.pool.dismiss(job_slot.slot)
         self._server.kill(job_slot.slot.hello)

@@ -11,10 +11,10 @@ from nfdt.jobserver.snapshots import StateComposer, merger_of
 
 
 def start_training(context: JobContext) -> ActiveTraining:
-    """Bring a job up whose slots are there.
+    """Start a job whose slots are available.
 
     Raises:
-        JobFailed: a part does not come up in time.
+        JobFailed: A part does not start in time.
     """
     context.job_log.begin(JobOutcome("starting"))
     with context.changed:
@@ -49,5 +49,5 @@ def _connect(context: JobContext) -> ShardClients:
 
 
 def _coordinator_spec(context: JobContext) -> JobSpec:
-    """Specification for the coordinator, which permits no epoch by itself: the job permits each one."""
+    """Return the specification for the coordinator, which permits no epoch itself: the job permits each one."""
     return context.topology.coordinator_spec().model_copy(update={"attended": True})

@@ -39,12 +39,12 @@ from nfdt.launch.processes import LocalLauncher
 _log = logging.getLogger(__name__)
 
 GRACE_S = 2.0
-PARENT_POLL_S = 1.0  # pause between two looks at the parent process
+PARENT_POLL_S = 1.0  # interval of checks of the parent process
 MAX_THREADS = 4096
 
 
 class RunningServer:
-    """Server that answers at ``address``; made by :func:`serve`."""
+    """Server that listens at ``address``; created by :func:`serve`."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class RunningServer:
         self._stopped = threading.Event()
 
     def stop(self) -> None:
-        """Take everything down: jobs, slots, streams, files. Safe to call twice and from any thread."""
+        """Stop jobs, slots and streams, and close files. Safe to call twice and from any thread."""
         with self._stopping:
             if self._stopped.is_set():
                 return
@@ -79,12 +79,12 @@ class RunningServer:
             self._stopped.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it has been stopped; False when ``timeout_s`` passed first."""
+        """Wait until the server has stopped; return False if ``timeout_s`` passes first."""
         return self._stopped.wait(timeout_s)
 
 
 def _occupy(state_dir: Path) -> int:
-    """Lock the state directory; returns the descriptor that holds the lock."""
+    """Lock the state directory; return the descriptor that holds the lock."""
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -98,14 +98,14 @@ def _occupy(state_dir: Path) -> int:
 
 
 def _bind(options: ServerOptions, slot_token: str) -> tuple[grpc.Server, str, str]:
-    """Create the server; returns it, its address, and a plain-text loopback address for this machine's own slots."""
+    """Create the server; return it, its address, and a plain-text loopback address for this machine's own slots."""
     slots_only = f"/{pb.DESCRIPTOR.services_by_name['Workers'].full_name}/"
 
     def authenticate(method: str, token: str) -> bool:
         accepted = (*options.tokens, slot_token) if method.startswith(slots_only) else options.tokens
         return any(
             [same_token(one, token) for one in accepted]
-        )  # compares all of them, so that the time reveals nothing
+        )  # compares all of them, so that the duration reveals nothing
 
     server, address = make_server(
         options.listen,
@@ -123,11 +123,11 @@ def _bind(options: ServerOptions, slot_token: str) -> tuple[grpc.Server, str, st
 
 
 def serve(options: ServerOptions) -> RunningServer:
-    """Start a job server in this process; it answers when this returns.
+    """Start a job server in this process; it accepts calls when this function returns.
 
     Raises:
-        UsageError: no token, an address that cannot be bound, or a state directory in use.
-        Refused: a non-loopback address without TLS and without ``insecure``.
+        UsageError: There is no token, the address cannot be bound, or the state directory is in use.
+        Refused: The address is not loopback, without TLS and without ``insecure``.
     """
     if not options.tokens or min(map(len, options.tokens)) < MIN_LENGTH:
         raise UsageError(f"A job server needs a token of at least {MIN_LENGTH} characters. Received: none.")
@@ -207,7 +207,7 @@ def _read_token(arguments: argparse.Namespace) -> Sequence[str]:
 def _run(server: RunningServer, arguments: argparse.Namespace, parent: Parent) -> None:
     """Serve until stopped; an embedded server removes its files.
 
-    A parent that still lives may want the log, and removes the rest itself.
+    A live parent may need the log and removes the remaining files itself.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: threading.Thread(target=server.stop).start())
@@ -224,7 +224,7 @@ def _run(server: RunningServer, arguments: argparse.Namespace, parent: Parent) -
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of ``python -m nfdt.jobserver.main``: prints one JSON line with the address when it serves."""
+    """Run ``python -m nfdt.jobserver.main``, which prints one JSON line with the address when it serves."""
     arguments, parent = _parse(argv), Parent()
     logging.basicConfig(
         level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr

@@ -1,4 +1,4 @@
-"""Slots that a waiting job needs, and those that are there."""
+"""Slots that a waiting job needs, and those that are available."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SlotNeed:
-    """Slots of one role: wanted, attending, free."""
+    """Numbers of slots of one role: wanted, registered (``attending``), free."""
 
     role: str
     wanted: int

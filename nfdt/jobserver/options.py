@@ -17,22 +17,22 @@ class ServerOptions:
     """Options of a job server.
 
     Attributes:
-        state_dir: Database, artifacts, logs; made with mode 0700. One server at a time.
+        state_dir: Directory of database, artifacts and logs; created with mode 0700. One server at a time.
         tokens: Secrets of clients and slots; any of them is accepted.
         listen: ``host:port``; port 0 takes a free one.
-        tls_cert: PEM certificate chain; TLS is used when it is given.
+        tls_cert: PEM certificate chain; it enables TLS.
         tls_key: PEM private key.
-        client_ca: PEM certificates; clients must show one signed by them.
-        insecure: Allow a non-loopback address without TLS.
-        allow_code: Take jobs that carry pickled code.
-        embedded: Whether it serves one script: no checkpoints, jobs end with their client.
-        workers: Worker slots to start on this machine; 0: all come from elsewhere.
-        shards: Shard slots to start at once; more are started when a job wants them.
-        rings: Horovod rings to start at once, warm for the first job that wants ones like them.
-        advertise: Host name under which workers reach this machine's shards; "" finds one.
+        client_ca: PEM certificates; clients must present one signed by them.
+        insecure: Whether a non-loopback address without TLS is allowed.
+        allow_code: Whether jobs with pickled code are accepted.
+        embedded: Whether it serves one script: without checkpoints, and jobs end with their client.
+        workers: Number of worker slots to start on this machine; 0: all are external.
+        shards: Number of shard slots to start at once; more are started when a job needs them.
+        rings: Horovod rings to start at once, for the first job that requests rings of the same shape.
+        advertise: Host name at which workers reach this machine's shards; "": it is detected.
         limits: Limits for one client.
-        attend_timeout_s: Seconds that an interactive job's client may be gone.
-        slot_command: Command that starts a slot; None: the default one. An empty one starts none.
+        attend_timeout_s: Seconds for which an interactive job's client may be gone.
+        slot_command: Command that starts a slot; None: the default one; empty: no slots are started.
     """
 
     state_dir: Path
@@ -54,5 +54,5 @@ class ServerOptions:
 
 
 def shard_host(options: ServerOptions) -> str:
-    """Address on which this machine's shards listen, and which workers get."""
+    """Return the address on which this machine's shards listen, as it is sent to workers."""
     return options.advertise or reachable_host(split_address(options.listen)[0])

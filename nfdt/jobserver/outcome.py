@@ -16,7 +16,7 @@ MAX_TEXT = 100_000
 
 
 class SlotError(WorkerFailed):
-    """Code in a slot raised; ``error`` holds what a client needs to raise it again.
+    """Exception of code in a slot; ``error`` holds the data with which a client can raise it again.
 
     Args:
         worker: Name of the shard or worker.
@@ -40,7 +40,7 @@ class SlotError(WorkerFailed):
 
     @property
     def lost_connection(self) -> bool:
-        """Whether the reason is another process that did not answer, whose end explains more."""
+        """Whether the cause is another process that did not answer, whose end is the better explanation."""
         return self.error["exception_type"] in ("ServerUnreachable", "_MultiThreadedRendezvous", "_InactiveRpcError")
 
 
@@ -54,7 +54,7 @@ class JobOutcome:
 
 
 def outcome_of(error: BaseException) -> JobOutcome:
-    """Outcome of a job that this exception ended."""
+    """Return the outcome of a job that this exception ended."""
     match error:
         case JobCancelled():
             return JobOutcome("cancelled", str(error))
@@ -69,7 +69,7 @@ def outcome_of(error: BaseException) -> JobOutcome:
 
 
 def explained(ring: Ring, error: BaseException) -> BaseException:
-    """Better reason for the end of a job whose ring may have lost a rank."""
+    """Return a better reason for the end of a job whose ring may have lost a rank."""
     if isinstance(error, (SlotError, JobCancelled)) or not isinstance(error, (JobFailed, ServerUnreachable)):
         return error
     ended = ring.why()

@@ -28,13 +28,13 @@ from nfdt.jobserver.topologies.registry import topology_class
 
 _log = logging.getLogger(__name__)
 
-DISPATCH_POLL_S = 0.5  # pause of the dispatcher while nothing changes
+DISPATCH_POLL_S = 0.5  # polling interval of the dispatcher without changes
 STOP_TIMEOUT_S = 10.0  # limit for each thread when the server stops
 
 
 @dataclass
 class _WaitingJob:
-    """First job of the queue, its stall watch, and the time since when too few slots attend."""
+    """First job of the queue, its stall watch, and the time since which too few slots are registered."""
 
     job: Job
     shards: int
@@ -43,7 +43,7 @@ class _WaitingJob:
 
 
 class Scheduler:
-    """Runs submitted jobs; a :class:`~nfdt.core.jobs.runner.JobRunner`."""
+    """Scheduler of submitted jobs; a :class:`~nfdt.core.jobs.runner.JobRunner`."""
 
     def __init__(self, server: ServerContext) -> None:
         self._server = server
@@ -56,7 +56,7 @@ class Scheduler:
         self._thread = threading.Thread(target=self._dispatch, name="scheduler", daemon=True)
 
     def start(self) -> None:
-        """Queue the jobs that an earlier server left behind, and begin."""
+        """Queue the unfinished jobs of an earlier server, and start the dispatcher."""
         for job_id in self._server.store.recover():
             self.submitted(job_id)
         self._thread.start()
@@ -77,7 +77,7 @@ class Scheduler:
     # ---- the Jobs service
 
     def admit(self, spec: JobSpec, manifest: Manifest) -> None:
-        """Refuse a program that no shards could hold, and a job that this server can never run."""
+        """Refuse a program that cannot be divided into its shards, and a job that this server can never run."""
         try:
             layout = manifest.layout
             topology = topology_class(spec)
@@ -112,7 +112,7 @@ class Scheduler:
         self._server.pool.wake()
 
     def job_of(self, job_id: str) -> Job | None:
-        """Job of this name, if it has not ended."""
+        """Return the job of this identifier, if it has not ended."""
         with self._lock:
             return self._jobs.get(job_id)
 
@@ -126,7 +126,7 @@ class Scheduler:
             raise UsageError(f"Job {request.job_id} does not run on this server.")
 
     def snapshot(self, job_id: str) -> str:
-        """Artifact of the job's state."""
+        """Return the artifact of the job's state."""
         state = self._server.store.get(job_id).state
         job = self.job_of(job_id)
         if job is not None and not is_terminal(state):
@@ -142,24 +142,24 @@ class Scheduler:
         raise UsageError(f"Job {job_id} is {record.state} and left no state.")
 
     def feed(self, job_id: str) -> FeedQueue:
-        """Queue of the client's batches."""
+        """Return the queue of the client's batches."""
         job = self.job_of(job_id)
         if job is None or job.spec.train.kind != "stream":
             raise UsageError(f"Job {job_id} takes no batches: it has ended, or its data are arrays.")
         return job.feed
 
     def watching(self, job_id: str, change: int) -> None:
-        """Count one client more or less."""
+        """Add ``change`` to the number of clients that watch the job."""
         job = self.job_of(job_id)
         if job is not None:
             job.watching(change)
 
     def slot_counts(self) -> SlotCounts:
-        """Numbers of attending worker slots."""
+        """Return the numbers of registered worker slots."""
         return self._server.pool.slot_counts()
 
     def artifacts_in_use(self) -> set[str]:
-        """Names of artifacts that must stay on disk: those of jobs that have not ended, and results of ended jobs."""
+        """Return the artifacts that must stay on disk: those of jobs that have not ended, and results of ended jobs."""
         used: set[str] = set()
         with self._lock:
             for job in self._jobs.values():
@@ -175,12 +175,12 @@ class Scheduler:
             try:
                 if self._serve_first():
                     continue
-            except Exception:  # other jobs go on
+            except Exception:  # other jobs continue
                 _log.exception("the scheduler goes on")
             self._server.pool.wait(DISPATCH_POLL_S)
 
     def _serve_first(self) -> bool:
-        """Start or end the first job of the queue; returns whether that was possible."""
+        """Start or end the first job of the queue; return whether that was possible."""
         self._forget_ended()
         with self._lock:
             first = self._queue[0] if self._queue else None
@@ -191,7 +191,7 @@ class Scheduler:
         return True
 
     def _forget_ended(self) -> None:
-        """Drop the jobs that have ended; one whose end could not be stored stays until it is."""
+        """Drop the jobs that have ended; a job whose end could not be stored remains until it is."""
         with self._lock:
             queued = set(map(id, self._queue))
             ended = [r for r in self._jobs.values() if id(r) not in queued and not r.thread.is_alive()]
@@ -204,7 +204,7 @@ class Scheduler:
                 self._warnings.warn("the end of job %s: %s", job.job_id, error)
 
     def _settle(self, job: Job) -> bool:
-        """Start the first job of the queue, or end it; False while it has to wait."""
+        """Start the first job of the queue, or end it; return False while it must wait."""
         try:
             if (stop := job.stopped_by()) is not None:
                 raise stop
@@ -225,10 +225,10 @@ class Scheduler:
         return True
 
     def _try_acquire(self, waiting: _WaitingJob) -> bool:
-        """Take the slots that the job begins with, when enough are there or its time is up; returns whether it did.
+        """Take the initial slots of the job if enough are free or its time limit has passed; return whether it did.
 
         Raises:
-            JobFailed: the time is up and no slot is there.
+            JobFailed: The time limit has passed and no slot is registered.
         """
         job, now = waiting.job, self._server.clock.now()
         job.slots.evict_other_sessions()
@@ -256,5 +256,5 @@ class Scheduler:
 
 
 def _count_shards(topology: type[Topology], spec: JobSpec, manifest: Manifest) -> int:
-    """Number of shard slots that a job wants; raises where its program cannot be cut into so many shards."""
+    """Return the number of shard slots of a job; raise if its program cannot be divided into so many shards."""
     return count_shards(manifest, spec.cluster.shards) if topology.view.pushes else 1

@@ -1,4 +1,4 @@
-"""Parts of a job server, made from its options: launchers, and the context of its jobs."""
+"""Parts of a job server, created from its options: launchers, and the context of its jobs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REAP_S = 2.0  # limit from the end of a slot's stream to that of its process
 
 
 def make_launcher(options: ServerOptions, local: str, token: str) -> LocalLauncher | None:
-    """Launcher of slots on this machine; None where the options start none."""
+    """Return the launcher of slots on this machine; None if the options start none."""
     if options.slot_command is not None and not options.slot_command:
         return None
     host = shard_host(options)
@@ -47,7 +47,7 @@ def make_launcher(options: ServerOptions, local: str, token: str) -> LocalLaunch
 
 
 def make_rings(options: ServerOptions, local: str, token: str) -> RingLauncher | None:
-    """Launcher of Horovod rings on this machine; None where the options start no slots."""
+    """Return the launcher of Horovod rings on this machine; None if the options start no slots."""
     if options.slot_command is not None and not options.slot_command:
         return None
     ca_file = None if is_loopback(shard_host(options)) else options.tls_cert
@@ -57,7 +57,7 @@ def make_rings(options: ServerOptions, local: str, token: str) -> RingLauncher |
 def make_context(
     options: ServerOptions, launcher: LocalLauncher | None, rings: RingLauncher | None, artifacts: ArtifactStore
 ) -> ServerContext:
-    """Context of all jobs of the server."""
+    """Return the context of all jobs of the server."""
 
     def kill(hello: pb.SlotHello) -> None:
         if launcher is not None and hello.boot_id == boot_id() and hello.pid in launcher.pids:

@@ -27,15 +27,15 @@ _log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 60.0
 STATE_TIMEOUT_S = 600.0
-MAX_STATE_FACTOR = 16  # a shard's state may take this many times its weights, and some for small ones
+MAX_STATE_FACTOR = 16  # limit of a shard's state as a multiple of its weights, at least MIN_STATE_BYTES
 MIN_STATE_BYTES = 2**26
 
 
 class ShardClients(Protocol):
-    """All shards of one job, as one."""
+    """Interface to all shards of one job together."""
 
     def close(self) -> None:
-        """Close the connections; calls under way fail."""
+        """Close the connections; running calls fail."""
         ...
 
     def flush(self) -> None:
@@ -51,11 +51,11 @@ class ShardClients(Protocol):
         ...
 
     def statistics(self) -> list[Mapping[str, Any]]:
-        """Counts of each shard, in order."""
+        """Return the counts of each shard, in order."""
         ...
 
     def read(self) -> State:
-        """Weights and optimizer variables of all shards."""
+        """Return the weights and optimizer variables of all shards."""
         ...
 
     def write(self, state: State) -> None:
@@ -64,14 +64,14 @@ class ShardClients(Protocol):
 
 
 class GrpcShardClients:
-    """Calls all shards of one job in parallel; every call has a deadline. A :class:`ShardClients`.
+    """Client that calls all shards of one job in parallel, each with a deadline; a :class:`ShardClients`.
 
     Args:
         addresses: Addresses of the shards, in order.
         layout: Layout of all trainable variables.
         token: Key of the job.
         owners: Trainable variable to which each optimizer variable belongs, -1 for none; None: unknown.
-        ca_file: PEM certificates where shards speak TLS.
+        ca_file: PEM certificates to trust, if shards use TLS.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class GrpcShardClients:
         self._pool = ThreadPoolExecutor(len(self._stubs), thread_name_prefix="shards")
 
     def close(self) -> None:
-        """Close the channels; calls under way fail."""
+        """Close the channels; running calls fail."""
         for channel in self._channels:
             channel.close()
         self._pool.shutdown(wait=False)
@@ -114,22 +114,22 @@ class GrpcShardClients:
         self._administer(pb.AdminRequest(learning_rate=pb.ShardLearningRate(value=value)))
 
     def forget(self, worker: str) -> None:
-        """Drop the backups of a lost worker. A shard that does not answer ends the job in another way."""
+        """Drop the backups of a lost worker. The loss of a shard ends the job elsewhere."""
         try:
             self._administer(pb.AdminRequest(forget=pb.ForgetWorker(worker=worker)))
         except NfdtError as error:
             _log.info("%s", error)
 
     def statistics(self) -> list[Mapping[str, Any]]:
-        """Counts of each shard, in order."""
+        """Return the counts of each shard, in order."""
         replies = self._administer(pb.AdminRequest(statistics=pb.ShardStatistics()))
         return [json.loads(reply.statistics_json or "{}") for reply in replies]
 
     def read(self) -> State:
-        """Weights and optimizer variables of all shards, put together; untrained state is not theirs.
+        """Return the joined weights and optimizer variables of all shards, which hold no untrained state.
 
         Raises:
-            NfdtError: a shard does not answer, or answers with something of another size.
+            NfdtError: A shard does not answer, or its reply has another size.
         """
         parts: list[dict[str, Array]] = self._on_all(self._read_one)
         return self._cut.joined([(part["weights"], _optimizer_of(part)) for part in parts])
@@ -159,7 +159,7 @@ class GrpcShardClients:
 
 
 def _again(call: Callable[[int], Any], index: int) -> Any:
-    """Make a call, twice if its connection was lost: a server that was stopped for a while finds old ones dead."""
+    """Make a call, twice if its connection was lost, because connections of a suspended server may be dead."""
     try:
         return call(index)
     except ServerUnreachable as error:
@@ -177,12 +177,12 @@ def _optimizer_of(part: Mapping[str, Array]) -> dict[int, Array]:
 def connect_shards(
     addresses: Sequence[str], manifest: Manifest, token: str, *, ca_file: str | None = None
 ) -> ShardClients:
-    """Client of the shards that hold a program."""
+    """Return the client of the shards that hold a program."""
     return GrpcShardClients(addresses, manifest.layout, token, owners=manifest.optimizer_owners, ca_file=ca_file)
 
 
 def _gather(chunks: Iterable[pb.StateChunk], limit: int) -> bytes:
-    data = io.BytesIO()  # hands its bytes out without a copy
+    data = io.BytesIO()  # returns its bytes without a copy
     for chunk in chunks:
         at = data.tell()
         if chunk.total_bytes > limit:

@@ -19,7 +19,7 @@ TOO_QUICK = (
 
 
 class SlotEvents:
-    """Notes that a slot of the job is ready, has finished, has failed, or is lost. Any thread may call.
+    """Handler of the events that a slot of the job is ready, has finished, has failed, or is lost. Thread-safe.
 
     Args:
         context: Parts of the job.
@@ -29,8 +29,8 @@ class SlotEvents:
         self._context = context
 
     def receive(self, slot: PoolSlot, kind: SlotMessageKind, message: pb.SlotMessage | None) -> None:
-        """Take one message; a :data:`~nfdt.jobserver.slot_pool.SlotListener`."""
-        if kind == "lost":  # called by a gRPC thread that all streams share: it cannot wait for the process to end
+        """Process one message; a :data:`~nfdt.jobserver.slot_pool.SlotListener`."""
+        if kind == "lost":  # on a gRPC thread shared by all streams, which must not wait for the process to end
             threading.Thread(target=self._lose, args=(slot,), name=f"end of {slot.name}", daemon=True).start()
         else:
             self._take(slot, kind, message)

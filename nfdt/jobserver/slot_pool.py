@@ -1,4 +1,4 @@
-"""Slot processes that attend a job server, and the jobs that they work for."""
+"""Slot processes that are registered at a job server, and the jobs that use them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 MAX_SLOTS = 8192
 MAX_NAME = 200
 MOST_PATIENCE_S = 3600.0
-RETURN_POLL_S = 0.1  # pause between two looks at a process whose stream broke
+RETURN_POLL_S = 0.1  # interval of checks of a process whose stream broke
 
 SlotMessageKind = Literal["ready", "finished", "failed", "lost"]
 SlotListener = Callable[["PoolSlot", SlotMessageKind, "pb.SlotMessage | None"], None]
@@ -28,18 +28,18 @@ SlotListener = Callable[["PoolSlot", SlotMessageKind, "pb.SlotMessage | None"], 
 
 @dataclass(eq=False)
 class PoolSlot:
-    """One attending process. Only the :class:`SlotPool` changes it.
+    """One registered process. Only the :class:`SlotPool` changes it.
 
     Attributes:
         hello: First message of the process.
-        job_id: Job that it works for; None: it is free.
-        assigned: Whether it has been sent an assignment of that job; otherwise it need not be asked to drop it.
+        job_id: Job that uses it; None: it is free.
+        assigned: Whether it has been sent an assignment of that job; otherwise no release message is needed.
         session: Client session whose code it has run; "" for none: it can serve any session.
-        dismissed: Whether it was asked to exit, or has ended.
-        listener: Function that gets its messages while it works for a job.
-        outbox: Assignments on their way to the process.
+        dismissed: Whether it was requested to exit, or has ended.
+        listener: Function that receives its messages while a job uses it.
+        outbox: Assignments to send to the process.
         stream: Number of its current stream.
-        away: Whether that stream broke and the process may still come back.
+        away: Whether that stream broke and the process may still resume it.
         received: Number of its last message.
     """
 
@@ -73,7 +73,7 @@ class PoolSlot:
 
 @dataclass(frozen=True)
 class JoinedSlot:
-    """Slot, number of its current stream, and whether it had one before."""
+    """Slot, number of its current stream, and whether it had an earlier one."""
 
     slot: PoolSlot
     stream: int
@@ -81,10 +81,10 @@ class JoinedSlot:
 
 
 class SlotPool:
-    """All attending slots; any thread may call.
+    """All registered slots; any thread may call.
 
     Args:
-        lives: Function that returns whether the process of a slot may still run, as far as this machine knows.
+        lives: Function that returns whether the process of a slot may still run, as far as this machine can determine.
     """
 
     def __init__(self, lives: Callable[[pb.SlotHello], bool] = lambda hello: True) -> None:
@@ -96,7 +96,7 @@ class SlotPool:
         """Add a process, or resume its stream after the assignment of number ``received``.
 
         Raises:
-            ProtocolError: an unknown role, no name, or too many slots.
+            ProtocolError: The role is unknown, the name is missing, or there are too many slots.
         """
         if hello.role not in ("worker", "shard") or not 0 < len(hello.name) <= MAX_NAME:
             raise ProtocolError(f"Slot: expected a name and the role worker or shard. Received: {hello.role!r}.")
@@ -114,14 +114,14 @@ class SlotPool:
             return JoinedSlot(slot, slot.stream, found is not None)
 
     def broke(self, slot: PoolSlot, stream: int) -> None:
-        """Note a broken stream: a process that can resume it gets no work until it does; any other one is gone."""
+        """Record a broken stream: a process that can resume it gets no work until then; any other one is removed."""
         if not slot.hello.key:
             self.leave(slot)
             return
         with self._changed:
             if slot.stream == stream:
                 slot.away = True
-                slot.outbox.open()  # ends the broken one
+                slot.outbox.open()  # ends the broken stream
                 self._changed.notify_all()
 
     def await_return(self, slot: PoolSlot, stream: int) -> None:
@@ -142,7 +142,7 @@ class SlotPool:
             self.leave(slot)
 
     def leave(self, slot: PoolSlot, stream: int | None = None) -> None:
-        """Remove a process, unless it has another stream than this one by now; its job's listener is called."""
+        """Remove a process, unless it has a newer stream than this one; call its job's listener."""
         with self._changed:
             if slot not in self._slots or stream not in (None, slot.stream):
                 return
@@ -155,7 +155,7 @@ class SlotPool:
             listener(slot, "lost", None)
 
     def receive(self, slot: PoolSlot, message: pb.SlotMessage) -> None:
-        """Pass a message on; drops messages that came before or are about another job."""
+        """Forward a message to the listener; drop repeated messages and those of another job."""
         kind = message.WhichOneof("message")
         with self._changed:
             slot.outbox.arrived(message.received)
@@ -196,11 +196,11 @@ class SlotPool:
             role: Role of the slots.
             count: Maximum number of slots.
             job_id: The job.
-            listener: Function that gets their messages, and their loss; called without any lock held.
+            listener: Function that receives their messages, and their loss; called without any lock held.
             session: Client session of the job: a slot that has run code of one session never serves another.
             code: Whether the job carries code.
             accepts: Function that returns whether the job can use a slot.
-            ring: Name of the allreduce ring whose slots are wanted; "" for slots of none.
+            ring: Name of the allreduce ring whose slots are requested; "" for slots without a ring.
         """
         with self._changed:
             if count > 0:
@@ -227,7 +227,7 @@ class SlotPool:
         slot.send(pb.Assignment(dismiss=pb.Dismiss()))
 
     def release(self, slot: PoolSlot, job_id: str) -> None:
-        """Let a slot drop its job; it is free when it answers. Its messages are ignored."""
+        """Request a slot to drop its job; it is free when it answers. Its messages are ignored."""
         with self._changed:
             if slot.job_id != job_id:
                 return
@@ -239,13 +239,13 @@ class SlotPool:
                 self._changed.notify_all()
 
     def dismiss(self, slot: PoolSlot) -> None:
-        """Ask a process to exit; it gets no more work."""
+        """Request a process to exit; it gets no more work."""
         with self._changed:
             self._dismiss(slot)
             slot.listener = None
 
     def dismiss_all(self) -> None:
-        """Ask every process to exit."""
+        """Request every process to exit."""
         with self._changed:
             for slot in self._slots:
                 self._dismiss(slot)
@@ -253,7 +253,7 @@ class SlotPool:
             self._changed.notify_all()
 
     def slot_counts(self) -> SlotCounts:
-        """Numbers of attending worker slots."""
+        """Return the numbers of registered worker slots."""
         with self._changed:
             workers = self._of("worker", "")
             free = sum(s.job_id is None and not s.away for s in workers)
@@ -262,13 +262,13 @@ class SlotPool:
     def attending(
         self, role: Role, accepts: Callable[[PoolSlot], bool] = lambda slot: True, ring: str = ""
     ) -> tuple[int, int]:
-        """Numbers of (attending, free) slots of this role that the job can use."""
+        """Return the numbers of (registered, free) slots of this role that the job can use."""
         with self._changed:
             slots = [s for s in self._of(role, ring) if accepts(s)]
             return len(slots), sum(s.job_id is None and not s.away for s in slots)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until a slot comes, goes or becomes free, or for ``timeout_s``."""
+        """Wait until a slot registers, leaves or becomes free, or for ``timeout_s``."""
         with self._changed:
             self._changed.wait(timeout_s)
 

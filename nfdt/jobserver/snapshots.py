@@ -15,10 +15,10 @@ from nfdt.jobserver.shard_clients import ShardClients
 
 
 def merger_of(manifest: Manifest, artifacts: ArtifactStore) -> StateMerger:
-    """Merger with the untrained state that a program starts with.
+    """Return the merger with the initial untrained state of a program.
 
     Raises:
-        ProtocolError: the program's state lacks an untrained variable that the program names.
+        ProtocolError: The program's state lacks an untrained variable that the program names.
     """
     entries = manifest.untrained
     if not entries:
@@ -31,7 +31,7 @@ def merger_of(manifest: Manifest, artifacts: ArtifactStore) -> StateMerger:
 
 
 class StateComposer:
-    """Writes and replaces the state of a job; the same moment is written once.
+    """Writer of the state of a job, which it can also replace; the same moment is written once.
 
     Args:
         shards: Client of the job's shards.
@@ -46,7 +46,7 @@ class StateComposer:
         self._artifact = ""
 
     def compose(self, moment: object) -> str:
-        """Artifact of the state at this moment; equal moments give the same one without reading the shards."""
+        """Return the artifact of the state at this moment; equal moments give the same one without reading shards."""
         with self._lock:
             if moment != self._moment or not self._artifacts.has(self._artifact):
                 state = self._shards.read()
@@ -60,7 +60,7 @@ class StateComposer:
         """Replace the job's state by an artifact that a client uploaded.
 
         Raises:
-            ProtocolError: the artifact is no state, or that of another model.
+            ProtocolError: The artifact is no state, or the state of another model.
         """
         with self._lock:
             state = load_state(self._artifacts.path(artifact))

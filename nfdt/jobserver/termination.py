@@ -1,4 +1,4 @@
-"""Reason why a job ends: of several simultaneous ones, that which explains the others."""
+"""Reason for the end of a job: of several simultaneous ones, the one that explains the others."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from nfdt.core.clock import Clock
 from nfdt.core.errors import ServerUnreachable
 from nfdt.jobserver.outcome import SlotError
 
-CAUSE_WAIT_S = 2.0  # time that a broken connection waits for the end of the process that broke it
+CAUSE_WAIT_S = 2.0  # time to wait for the process end that explains a broken connection
 
 
 class ServerStopping(Exception):
-    """The server stops: the end of the job is not written; the next server settles it."""
+    """Stop of the server: the end of the job is not written; the next server settles it."""
 
 
 class Termination:
-    """First cause of a job's end; a broken connection gives way to the reason why it broke.
+    """First cause of a job's end; a broken connection is replaced by the reason why it broke.
 
     Args:
         changed: Condition of the job; callers hold it for :meth:`end` and :meth:`check`.
         clock: Clock of the server.
 
     Attributes:
-        cause: The cause so far; None: the job goes on.
+        cause: Current cause; None: the job continues.
     """
 
     def __init__(self, changed: threading.Condition, clock: Clock) -> None:
@@ -41,12 +41,12 @@ class Termination:
         self._changed.notify_all()
 
     def check(self) -> None:
-        """Raise the cause, if there is one and no better one can be expected."""
+        """Raise the cause, if there is one and no better one is expected."""
         if self.cause is not None and (self._blame_until is None or self._clock.now() >= self._blame_until):
             raise self.cause
 
     def reason_behind(self, error: BaseException) -> BaseException:
-        """Better explanation of ``error``; waits a moment where there may be one."""
+        """Return a better explanation of ``error``, after waiting for a possible one."""
         if not isinstance(error, ServerUnreachable):
             return error
         with self._changed:

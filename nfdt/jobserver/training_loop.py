@@ -1,4 +1,4 @@
-"""Training of one job: carries out what the pure coordinator decides."""
+"""Training of one job: the loop that executes the effects of the pure coordinator."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from nfdt.jobserver.job_context import ActiveTraining, JobContext
 from nfdt.jobserver.job_results import JobResults
 
 TICK_S = 1.0
-LATE_S = 5.0  # a pause between two ticks after which this server is taken to have been stopped
+LATE_S = 5.0  # pause between two ticks after which this server is assumed to have been suspended
 
 
 class TrainingLoop(EffectHandler):
-    """Passes effects of the coordinator on and looks after the workers. Used by the job's own thread only.
+    """Loop that executes the coordinator's effects and supervises the workers. Used only by the job's own thread.
 
     Args:
         context: Parts of the job.
-        training: Parts that exist while it trains.
+        training: Parts that exist during training.
     """
 
     def __init__(self, context: JobContext, training: ActiveTraining) -> None:
@@ -31,7 +31,7 @@ class TrainingLoop(EffectHandler):
         self._done = False
 
     def run(self) -> None:
-        """Carry out effects until training is done, then write the result."""
+        """Execute effects until training is done, then write the result."""
         context = self._context
         ticked_at = context.clock.now() - TICK_S
         while not self._done:
@@ -49,7 +49,7 @@ class TrainingLoop(EffectHandler):
         self._results.end_training()
 
     def _excuse(self, *, everybody: bool) -> None:
-        """Do not count silence of workers whose stream is broken, nor of any while this server did not run."""
+        """Restart the timeout of workers with a broken stream, and of all workers after this server was suspended."""
         for job_slot in self._context.slots.living():
             if everybody or job_slot.slot.away:
                 self._coordinator.excuse(job_slot.name)
@@ -76,7 +76,7 @@ class TrainingLoop(EffectHandler):
         context.job_log.write("warning", f"{gone}; training goes on without its callbacks.")
 
     def _drain(self) -> list[ins.Effect]:
-        """Effects to carry out; without any, requests of clients are passed on first."""
+        """Return the effects to execute; if there are none, forward requests of clients first."""
         context, coordinator = self._context, self._coordinator
         if context.spec.train.kind == "stream":
             self._pump_feed()
@@ -92,7 +92,7 @@ class TrainingLoop(EffectHandler):
         return effects
 
     def _proceed(self) -> None:
-        """Let the next epoch begin, or one that stands still go on, as far as the client permits."""
+        """Let the next epoch begin, or a paused one resume, as far as the client permits."""
         control, coordinator = self._context.control, self._coordinator
         epoch = coordinator.epoch
         if coordinator.standing:
@@ -100,12 +100,12 @@ class TrainingLoop(EffectHandler):
             if not coordinator.standing:
                 self._context.changed.notify_all()
         elif coordinator.phase == "hold" and control.permits(epoch):
-            # One epoch at a time: its end is carried out before the next one may begin.
+            # One epoch at a time: its end is processed before the next one may begin.
             if self._context.topology.prepare_epoch(coordinator):
                 coordinator.proceed(epoch, control.steps_of(epoch))
 
     def _pump_feed(self) -> None:
-        """Pass the client's batches to the coordinator, as far as it has credit."""
+        """Forward the client's batches to the coordinator, as far as it has credit."""
         feed, coordinator = self._context.feed, self._coordinator
         credit = coordinator.feed_credit
         feed.allow(credit.epoch, credit.total)
@@ -159,7 +159,7 @@ class TrainingLoop(EffectHandler):
         self._done = True
 
     def _review_topology(self) -> None:
-        """Between two epochs: let the topology adapt to measured speeds."""
+        """Adapt the topology to measured speeds between two epochs."""
         context, coordinator = self._context, self._coordinator
         remaining_s = coordinator.epoch_s * (context.spec.fit.epochs - coordinator.epoch)
         if coordinator.phase == "hold" and remaining_s > 0:

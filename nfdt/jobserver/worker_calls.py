@@ -1,4 +1,4 @@
-"""Calls of the workers of one job: a report comes in, an instruction goes out."""
+"""Calls of the workers of one job: each sends a report and receives an instruction."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_NAME = 80  # limit of a quoted name
 
 
 class WorkerCalls:
-    """Answers the workers' calls of Next, each on a thread of its own.
+    """Handler of the workers' calls of Next, each on its own thread.
 
     Args:
         context: Parts of the job.
@@ -28,12 +28,12 @@ class WorkerCalls:
         self._context = context
 
     def next(self, request: pb.NextRequest, alive: Callable[[], bool]) -> pb.NextReply:
-        """Take a worker's report and wait for its next instruction, up to the time that the request gives.
+        """Process a worker's report and wait for its next instruction, up to the time in the request.
 
-        A call that is made again, because its answer was lost, gets the same answer; its report counts once.
+        A call that is repeated because its reply was lost gets the same reply; its report counts once.
 
         Raises:
-            AuthenticationFailed: the token belongs to another worker.
+            AuthenticationFailed: The token belongs to another worker.
         """
         context = self._context
         self._authenticate(request)

@@ -11,7 +11,7 @@ RECENT = "recent"  # times of the latest steps of each member of a group: for th
 
 
 def parse_statistics(text: str) -> dict[str, Any]:
-    """Totals of a worker; empty if they cannot be read, because statistics never fail a job."""
+    """Return the totals of a worker; empty if they cannot be read, because statistics never fail a job."""
     if not text or len(text) > MAX_STATISTICS_BYTES:
         return {}
     try:
@@ -22,7 +22,7 @@ def parse_statistics(text: str) -> dict[str, Any]:
 
 
 def new_decisions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Codec decisions of a worker between two of its reports; empty if they cannot be read."""
+    """Return the codec decisions of a worker between two of its reports; empty if they cannot be read."""
 
     def decisions(report: Mapping[str, Any]) -> list[dict[str, Any]]:
         codecs = report.get("codecs")
@@ -44,8 +44,8 @@ def merge_statistics(
         shards: Counts of each shard, with ``workers``: {name: {pushes, duplicates, dropped, staleness}}.
 
     Returns:
-        Entries of the workers; ``duplicates`` is the sum over shards, ``dropped`` that of the shard that dropped most,
-        ``staleness`` that of the shards where the worker reported none (it died before its first report).
+        Entries of the workers; ``duplicates`` is the sum over shards, ``dropped`` the maximum over shards, and
+        ``staleness`` that of the shards if the worker reported none (it died before its first report).
     """
     merged: dict[str, dict[str, Any]] = {}
     for name, row in workers.items():

@@ -1,4 +1,4 @@
-"""The Workers service: slots attend, workers request instructions, artifacts are fetched."""
+"""The Workers service: it registers slots, returns instructions to workers, and serves artifacts."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _log = logging.getLogger(__name__)
 
 
 class WorkersService(workers_pb2_grpc.WorkersServicer):
-    """Answers slot processes.
+    """Service for slot processes.
 
     Args:
-        pool: Attending slots.
+        pool: Registered slots.
         scheduler: Scheduler that finds a worker's job.
         artifacts: Store of files, from which workers on other machines fetch.
     """
@@ -32,7 +32,7 @@ class WorkersService(workers_pb2_grpc.WorkersServicer):
 
     @answering
     def Attend(self, request_iterator: Iterator[pb.SlotMessage], context: Any) -> Iterator[pb.Assignment]:
-        """Serve a slot: its assignments go out, its messages come in; the end of the stream is that of the process."""
+        """Serve a slot: send its assignments, receive its messages; the end of the stream is the end of the process."""
         first = next(request_iterator, None)
         if first is None or not first.HasField("hello"):
             raise ProtocolError("Attend: expected a hello first. Received something else.")
@@ -61,13 +61,13 @@ class WorkersService(workers_pb2_grpc.WorkersServicer):
 
     @answering
     def Ended(self, request: pb.SlotEnded, context: Any) -> pb.SlotEndedReply:
-        """Note that a slot's process has ended."""
+        """Record that a slot's process has ended."""
         self._pool.ended(request.name)
         return pb.SlotEndedReply()
 
     @answering
     def Next(self, request: pb.NextRequest, context: Any) -> pb.NextReply:
-        """Take a worker's report and return its next instruction."""
+        """Process a worker's report and return its next instruction."""
         job = self._scheduler.job_of(request.job_id)
         if job is None:
             return pb.NextReply(leave=pb.Leave(reason=f"Job {request.job_id} has ended."))

@@ -1,4 +1,4 @@
-"""Launcher's side of the fork server; its own side is :mod:`nfdt.launch.fork_server`."""
+"""The launcher's side of the fork server; the other side is :mod:`nfdt.launch.fork_server`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ForkedSlot:
         self._report = report
 
     def poll(self) -> int | None:
-        """Exit code; None while the process runs or is yet to be forked."""
+        """Return the exit code; None while the process runs or is yet to be forked."""
         with contextlib.suppress(BlockingIOError):
             while self.returncode is None:
                 self._take(self._report.recv(64, socket.MSG_DONTWAIT))
@@ -61,10 +61,10 @@ class ForkedSlot:
         self._report.close()
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end; returns the exit code.
+        """Wait for the end and return the exit code.
 
         Raises:
-            subprocess.TimeoutExpired: the process runs for longer than ``timeout`` seconds.
+            subprocess.TimeoutExpired: The process runs for longer than ``timeout`` seconds.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
@@ -77,7 +77,7 @@ class ForkedSlot:
         return code
 
     def terminate(self) -> None:
-        """Send SIGTERM; a process that is yet to be forked has ended by this."""
+        """Send SIGTERM; a process that is yet to be forked counts as ended."""
         if self.poll() is None:
             if self.pid is None:
                 self._close(-signal.SIGTERM)
@@ -87,7 +87,7 @@ class ForkedSlot:
 
 
 class ForkServerClient:
-    """Starts the process that slots are forked from, which ends with this process, and sends it requests.
+    """Client that starts the fork server, which ends with this process, and sends it requests.
 
     Args:
         environment: Environment of the fork server, and of its slots apart from each request's changes; no secrets.
@@ -95,7 +95,7 @@ class ForkServerClient:
         command: Command line; tests give another one.
 
     Raises:
-        OSError: the process cannot be started.
+        OSError: The process cannot be started.
     """
 
     def __init__(self, environment: Mapping[str, str], log: Path, *, command: Sequence[str] = COMMAND) -> None:
@@ -133,16 +133,16 @@ class ForkServerClient:
         return self._process.poll()
 
     def fork(self, arguments: Sequence[str], name: str, environment: Mapping[str, str], log: int) -> ForkedSlot:
-        """Request a slot; returns at once, even while the fork server is still importing.
+        """Request a slot and return at once, even while the fork server is still importing.
 
         Args:
             arguments: Arguments of ``nfdt.worker.slot``.
             name: Name of the process in ps and top, which show 15 bytes.
             environment: Whole environment of the slot.
-            log: Descriptor for its standard output and standard error; remains the caller's.
+            log: Descriptor for its standard output and standard error; still owned by the caller.
 
         Raises:
-            OSError: the fork server is gone, or the request is too large for a socket.
+            OSError: The fork server is gone, or the request is too large for a socket.
         """
         names = {*self._environment, *environment}
         changes = {n: environment.get(n) for n in names if environment.get(n) != self._environment.get(n)}
@@ -162,7 +162,7 @@ class ForkServerClient:
         return slot
 
     def stop(self) -> None:
-        """End the fork server, and with it the slots that it still has."""
+        """End the fork server and its remaining slots."""
         self._process.terminate()
         try:
             self._process.wait(FORK_SERVER_END_S)

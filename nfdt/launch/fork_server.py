@@ -1,9 +1,9 @@
-"""Fork server: a process that imports what slots need once, then forks a slot for each request.
+"""Fork server: a process that imports the modules of slots once, then forks a slot for each request.
 
 :class:`nfdt.launch.fork_client.ForkServerClient` starts it as ``python -m nfdt.launch.fork_server MODULE``.
 Its standard input is the socket that carries the requests.
 The process must have one thread whenever it forks, so neither TensorFlow's runtime nor gRPC is started here.
-It never sees a job, and ends with its launcher.
+It never receives a job, and ends with its launcher.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PR_SET_NAME = 15
 
 
 class ForkServer:
-    """Forks slots, and reports on each over its own socket: its process id (0: not forked), then its exit code.
+    """Server that forks slots and reports each over its own socket: process id (0: not forked), then exit code.
 
     A slot that has ended stays a zombie until the launcher, which has read the report, closes its end of the socket.
     Until then no other process gets its process id.
@@ -50,10 +50,10 @@ class ForkServer:
         self._selector.register(self._wake, selectors.EVENT_READ)
 
     def serve(self) -> list[str] | None:
-        """Fork until the launcher closes its end; returns None then, and in each slot its arguments.
+        """Fork until the launcher closes its end; return None then, and in each slot its arguments.
 
         Raises:
-            RuntimeError: there are other threads, which a fork would cut off in the middle of their work.
+            RuntimeError: There are other threads, which a fork would interrupt in the middle of their work.
         """
         _require_one_thread()
         self._requests.send(READY)
@@ -73,7 +73,7 @@ class ForkServer:
                     self._forget(*key.data)
 
     def _fork(self, stdin: int, log: int, report: int) -> bool:
-        """Fork a slot; returns True in the slot, whose standard input and output are set."""
+        """Fork a slot; return True in the slot, whose standard input and output are set."""
         connection = socket.socket(fileno=report)
         sys.stdout.flush()
         _require_one_thread()
@@ -99,11 +99,11 @@ class ForkServer:
         return False
 
     def _leave(self, parent: int, stdin: int, log: int) -> None:
-        """In the slot: end with the fork server, and close its sockets."""
+        """Make the new slot end with the fork server, and close the server's sockets in it."""
         os.setsid()
         die_with_parent(watch_stdin=False)
         if os.getppid() != parent:
-            os._exit(1)  # the fork server ended before the kernel knew
+            os._exit(1)  # the fork server ended before die_with_parent took effect
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         held: list[Any] = [self._alarm, *(key.fileobj for key in self._selector.get_map().values())]

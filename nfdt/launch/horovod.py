@@ -1,4 +1,4 @@
-"""Allreduce rings of this server: started, claimed by one job at a time, ended, and the reasons of their ends."""
+"""Allreduce rings of this server: their start, their claim by one job at a time, their end and its reason."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NOISE = re.compile(r"^\s*(-{10,}|)\s*$")
 
 
 def host_info() -> HostInfo:
-    """Properties of this machine for launchers."""
+    """Return the properties of this machine for launchers."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return HostInfo(shutil.which("mpirun"), cores, os.geteuid() == 0)
 
@@ -67,7 +67,7 @@ class Ring:
         self._messages = RingMessages(self.log)
 
     def messages(self) -> tuple[list[RingStall], list[str]]:
-        """Horovod's stall warnings and the ring's messages since the last call."""
+        """Return Horovod's stall warnings and the ring's messages since the last call."""
         return self._messages.read()
 
     @property
@@ -77,7 +77,7 @@ class Ring:
         return None if code is None else self._explain(code)
 
     def why(self, timeout_s: float = RING_END_S) -> JobFailed | None:
-        """Reason of the ring's end, waiting a moment for it; None when it still runs."""
+        """Return the reason of the ring's end, after waiting for it; None if it still runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout_s)
         failure = self.failure
@@ -115,15 +115,15 @@ class Ring:
 
 
 class RingLauncher:
-    """Starts and ends the rings of a server; any thread may call.
+    """Launcher that starts and ends the rings of a server; any thread may call it.
 
     Args:
         directory: Folder in which each ring gets a directory, beside its log; made with mode 0700.
-        server: ``host:port`` that rank 0 attends.
+        server: ``host:port`` at which rank 0 registers.
         token: Token of the slots; rank 0 reads it from a file of mode 0600.
-        keeps: Whether a ring whose job has ended waits for the next one (a server of one script), or is ended.
+        keeps: Whether a ring whose job has ended waits for the next one (a server of one script) instead of ending.
         command: Command line of a rank; tests give another one.
-        shard_ca_file: PEM certificates that leaders of groups trust, where shards speak TLS.
+        shard_ca_file: PEM certificates that leaders of groups trust, if shards use TLS.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class RingLauncher:
         self._lock = threading.Lock()
         self._rings: list[Ring] = []
         self._worlds = 0
-        for left in directory.glob(f"{NAME}*/"):  # left by a killed server: a state directory serves one at a time
+        for left in directory.glob(f"{NAME}*/"):  # left by a killed server: a state directory has one server at a time
             shutil.rmtree(left, ignore_errors=True)
 
     def prepare(self, shape: RingShape) -> None:
@@ -151,11 +151,11 @@ class RingLauncher:
             self._start(shape, None)
 
     def check(self, shape: RingShape) -> None:
-        """Raise UsageError where this machine has no launcher for this shape."""
+        """Raise UsageError if this machine has no launcher for this shape."""
         choose_launcher(shape, self._look())
 
     def claim(self, job_id: str, shape: RingShape) -> Ring:
-        """Claim a ring of this shape for a job: its own, a free one, or a new one that comes up in the background."""
+        """Claim a ring of this shape for a job: its own, a free one, or a new one that starts in the background."""
         with self._lock:
             own = next((ring for ring in self._rings if ring.job_id == job_id and ring.shape == shape), None)
             if own is not None:
@@ -199,7 +199,7 @@ class RingLauncher:
                 self._rings = [ring for ring in self._rings if ring not in rings]
 
     def stop(self) -> None:
-        """End all rings, whose slots have been dismissed; those without a job end by themselves."""
+        """End all rings, whose slots have been dismissed; rings without a job end by themselves."""
         with self._lock:
             rings, self._rings = self._rings, []
         _end_soon(rings)

@@ -19,7 +19,7 @@ _RENDEZVOUS = ("HOROVOD_GLOO_RENDEZVOUS", "HOROVOD_CONTROLLER", "HOROVOD_CPU_OPE
 
 @dataclass(frozen=True)
 class RingShape:
-    """Description of the ring that a job wants; rings of equal shape are interchangeable.
+    """Description of the ring that a job requests; rings of equal shape are interchangeable.
 
     Attributes:
         size: Number of ranks.
@@ -43,12 +43,12 @@ class RingShape:
 
     @classmethod
     def of(cls, cluster: ClusterSpec) -> RingShape:
-        """Shape for a job's cluster."""
+        """Return the shape for a job's cluster."""
         return cls.from_json({"size": cluster.workers, **cluster.model_dump()})
 
     @classmethod
     def from_json(cls, options: Mapping[str, Any]) -> RingShape:
-        """Shape for a flat mapping of a cluster's options and ``size``; other names are ignored."""
+        """Return the shape for a flat mapping of a cluster's options and ``size``; other names are ignored."""
         tuning = {name: options[name] for name in RingTuning.model_fields if name in options}
         elastic = {name: options[name] for name in RingElastic.model_fields if name in options}
         hosts, hostfile = options.get("hosts"), options.get("hostfile")
@@ -67,7 +67,7 @@ class RingShape:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Files of the server's machine that the job names, and the ring reads, runs or writes."""
+        """Files of the server's machine that the job names and that the ring reads, runs or writes."""
         named = (self.hostfile, self.tuning.timeline, self.tuning.autotune_log, self.elastic.host_discovery_script)
         return tuple(name for name in named if name)
 
@@ -84,7 +84,7 @@ class HostInfo:
     """Properties of this machine that determine a launcher's arguments.
 
     Attributes:
-        mpirun: Path of ``mpirun``; None where there is none.
+        mpirun: Path of ``mpirun``; None without it.
         cores: Number of cores that this process may use.
         root: Whether this process runs as root.
     """
@@ -98,7 +98,7 @@ def choose_launcher(shape: RingShape, here: HostInfo) -> str:
     """Choose ``mpirun``, ``horovodrun`` or ``world``.
 
     Raises:
-        UsageError: mpirun is wanted and not installed, or cannot run an elastic ring.
+        UsageError: mpirun is requested and not installed, or cannot run an elastic ring.
     """
     if shape.elastic.elastic and shape.launcher == "mpirun":
         raise UsageError(
@@ -118,12 +118,12 @@ def choose_launcher(shape: RingShape, here: HostInfo) -> str:
 
 
 def ring_command(shape: RingShape, program: Sequence[str], here: HostInfo) -> list[str]:
-    """Command line that runs ``program`` as every rank of a ring.
+    """Return the command line that runs ``program`` as every rank of a ring.
 
     On one machine all sockets of the launchers are bound to loopback.
 
     Raises:
-        UsageError: the wanted launcher is not installed.
+        UsageError: The requested launcher is not installed.
     """
     launcher = choose_launcher(shape, here)
     if launcher == "world":
@@ -144,7 +144,7 @@ def ring_command(shape: RingShape, program: Sequence[str], here: HostInfo) -> li
 
 
 def _own_names(shape: RingShape) -> str:
-    """Hosts, with a separate name for every rank on this machine, because Horovod gives up whole hosts."""
+    """Return the hosts, with a separate name per rank on this machine, because Horovod excludes whole hosts."""
     hosts = shape.hosts or f"localhost:{shape.elastic.max_workers or shape.size}"
     slots = {host: int(count or 1) for host, _, count in (place.partition(":") for place in hosts.split(","))}
     return ",".join(f"{host}:{count}" for host, count in one_name_per_slot(slots).items())
@@ -157,7 +157,7 @@ def _mpirun_options(shape: RingShape, here: HostInfo) -> list[str]:
     if shape.one_host:
         if shape.size > here.cores and not shape.hosts:
             options.append("--oversubscribe")
-        # A waiting rank must not spin where other rings, or its own gradient, could use the core.
+        # A waiting rank must not spin if other rings, or its own gradient, could use the core.
         if shape.members or 2 * shape.size > here.cores:
             options += ["--mca", "mpi_yield_when_idle", "1"]
         options += ["--mca", "oob_tcp_if_include", "lo", "--mca", "btl", "self,vader"]
@@ -169,7 +169,7 @@ def _mpirun_options(shape: RingShape, here: HostInfo) -> list[str]:
 def ring_environment(
     inherited: Mapping[str, str], *, in_world: bool, variables: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Environment of a launcher, without the variables of a world that this process belongs to.
+    """Return the environment of a launcher, without the variables of a world that this process belongs to.
 
     Args:
         inherited: Environment of this process.
@@ -186,5 +186,5 @@ def ring_environment(
 
 
 def shown(argv: Sequence[str]) -> str:
-    """Command line as typed in a shell."""
+    """Return the command line as typed in a shell."""
     return shlex.join(argv)

@@ -21,10 +21,10 @@ _RANK = re.compile(r"^(\d+)!?: \[(.*)\]\s*$")
 
 @dataclass
 class RingStall:
-    """Stall of a ring: ranks that keep the others waiting.
+    """Stall of a ring: ranks for which the others wait.
 
     Attributes:
-        since_s: Seconds that the others have waited at least.
+        since_s: Seconds for which the others have waited at least.
         missing: Tensors that each of these ranks has not submitted.
     """
 
@@ -38,13 +38,13 @@ class RingStall:
 
 
 class StallReader:
-    """Finds Horovod's warnings in lines of text; several ranks may write between each other's lines."""
+    """Parser of Horovod's warnings in lines of text; lines of several ranks may be interleaved."""
 
     def __init__(self) -> None:
         self._open: dict[str, RingStall] = {}
 
     def read(self, lines: Iterator[str] | list[str]) -> list[RingStall]:
-        """Return the stalls that these lines complete; Horovod writes the lines of a warning at once."""
+        """Return the stalls that these lines complete; Horovod writes the lines of a warning together."""
         found: list[RingStall] = []
         for line in lines:
             source = _SOURCE.match(line)
@@ -99,14 +99,14 @@ class RingMessages:
         self._file, self._stalls = GrowingFile(log), StallReader()
 
     def read(self) -> tuple[list[RingStall], list[str]]:
-        """Stalls, as often as Horovod repeats them, and messages of the ring itself."""
+        """Return stalls, each time Horovod repeats them, and messages of the ring itself."""
         lines = self._file.lines()
         texts = [_SOURCE.sub("", line).partition(NEWS)[2] for line in lines if NEWS in line]
         return self._stalls.read(lines), texts
 
 
 def describe(stall: RingStall) -> Mapping[str, object]:
-    """Data of the ``stalled`` event of a stall."""
+    """Return the data of the ``stalled`` event of a stall."""
     return {
         "waiting_for": [f"rank {rank}" for rank in sorted(stall.missing)],
         "since_s": stall.since_s,

@@ -42,17 +42,17 @@ class _Slot:
 
 
 class LocalLauncher:
-    """Keeps the wanted number of slot processes alive; a :class:`~nfdt.core.jobs.launcher.Launcher`.
+    """Launcher that keeps the wanted number of slot processes alive; a :class:`~nfdt.core.jobs.launcher.Launcher`.
 
-    Slots die with this process however it goes, see :mod:`nfdt.core.host.parent`: one thread starts all of
-    them and holds the pipes that are their standard input. Where they can be forked, the fork server does that.
+    Slots end with this process in any case, see :mod:`nfdt.core.host.parent`: one thread starts all of them and holds
+    the pipes of their standard input. If they can be forked, the fork server starts them.
 
     Args:
-        options: How slots are started.
-        ended: Told the name of each slot that has ended, on a thread that must not wait.
+        options: Options for starting slots.
+        ended: Called with the name of each slot that has ended, on a thread that must not block.
 
     Attributes:
-        given_up: Set once slots die as fast as they are started: no more are started.
+        given_up: Event that is set when slots end as fast as they are started; then no more are started.
     """
 
     def __init__(self, options: SlotOptions, ended: Callable[[str], None] = lambda name: None) -> None:
@@ -83,7 +83,7 @@ class LocalLauncher:
 
     @property
     def pids(self) -> list[int]:
-        """Identifiers of the living slot processes."""
+        """Identifiers of the live slot processes."""
         with self._changed:
             return [s.process.pid for s in self._slots if s.process.poll() is None and s.process.pid is not None]
 
@@ -99,7 +99,7 @@ class LocalLauncher:
         return f"{self._start_error}. It is tried again every {_pause_s(DOUBLINGS + 1):.0f} s"
 
     def end_of(self, name: str, timeout_s: float) -> SlotEnd | None:
-        """End of a slot, waiting for it a moment; None for living slots and those of other launchers."""
+        """Return the end of a slot, after waiting for it; None for live slots and those of other launchers."""
         with self._changed:
             self._changed.wait_for(lambda: not any(slot.name == name for slot in self._slots), timeout_s)
             return self._ends.get(name)
@@ -154,7 +154,7 @@ class LocalLauncher:
         )
 
     def _count(self, started_at: float, *, crashed: bool) -> None:
-        """Count crashes in a row; processes that end together, as with their fork server, are one."""
+        """Count consecutive crashes; processes that end together, for instance with their fork server, count as one."""
         now = time.monotonic()
         if not crashed or now - started_at >= CRASH_S:
             self._crashes = 0
@@ -178,11 +178,11 @@ class LocalLauncher:
         return missing
 
     def _start(self, role: Role, index: int) -> bool:
-        """Start a slot; returns False when that failed and has to be tried again."""
+        """Start a slot; return False if that failed and must be retried."""
         name = f"{self._options.prefix}{role}-{index}-{secrets.token_hex(3)}"
         try:
             process = self._new_process(role, index, name)
-        except Exception as error:  # the other slots live only as long as this thread
+        except Exception as error:  # the other slots depend on this thread
             self._start_error = f"{role} slot {index} cannot be started: {type(error).__name__}: {error}"
             self._failed_starts += 1
             self._failed_start_at = time.monotonic()
@@ -210,7 +210,7 @@ class LocalLauncher:
             os.close(log)
 
     def _fork(self, arguments: list[str], name: str, environment: dict[str, str], log: int) -> ForkedSlot | None:
-        """Fork a slot, starting the fork server if there is none; returns None where slots cannot be forked."""
+        """Fork a slot, after starting the fork server if necessary; return None if slots cannot be forked."""
         if self._fork_server is not None and self._fork_server.returncode is not None:
             self._lose(self._fork_server)
         if not self._forks_slots:
@@ -225,7 +225,7 @@ class LocalLauncher:
             return None
 
     def _lose(self, fork_server: ForkServerClient) -> None:
-        """Stop a fork server that has ended; another one is tried if it has ever been ready."""
+        """Stop a fork server that has ended; another one is started if it has ever been ready."""
         _log.warning("the nursery of slots ended with %s; see %s", fork_server.returncode, fork_server.log)
         self._forks_slots = fork_server.ready
         fork_server.stop()

@@ -21,7 +21,7 @@ from nfdt.core.errors import ProtocolError, ServerUnreachable
 from nfdt.core.host.launcher_rank import LauncherRank
 
 WAIT_S = 120.0  # limit for the file
-RENDEZVOUS_POLL_S = 0.1  # pause between two looks for the file
+RENDEZVOUS_POLL_S = 0.1  # interval of checks for the file
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class RendezvousInfo:
 
 
 def rendezvous_file(rank: LauncherRank, environment: Mapping[str, str]) -> Path:
-    """File of this launch in ``NFDT_MEETING_DIR`` or the user's cache directory, which every rank must see."""
+    """Return the file of this launch in ``NFDT_MEETING_DIR`` or the user's cache directory, which all ranks share."""
     base = environment.get("NFDT_MEETING_DIR")
     home = Path(environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME", "~")).expanduser() / ".cache")
     name = hashlib.sha256(rank.job.encode()).hexdigest()[:24]
@@ -43,7 +43,7 @@ def rendezvous_file(rank: LauncherRank, environment: Mapping[str, str]) -> Path:
 
 @contextlib.contextmanager
 def publish_rendezvous(path: Path, rendezvous: RendezvousInfo) -> Iterator[None]:
-    """Rank 0: write the file for the other ranks, atomically and with mode 0600; removed at the block's end."""
+    """Write rank 0's file for the other ranks, atomically and with mode 0600; remove it at the block's end."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     text = json.dumps({"address": rendezvous.address, "token": rendezvous.token, "ca_file": rendezvous.ca_file})
@@ -63,11 +63,11 @@ def await_rendezvous(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> RendezvousInfo:
-    """Other ranks: wait for rank 0's file.
+    """Wait for rank 0's file, on any other rank.
 
     Raises:
-        ServerUnreachable: the file did not appear in time.
-        ProtocolError: the file is malformed, or other users may read or write it.
+        ServerUnreachable: The file did not appear in time.
+        ProtocolError: The file is malformed, or other users may read or write it.
     """
     deadline = now() + timeout_s
     while not path.exists():

@@ -1,4 +1,4 @@
-"""End of a slot process, in words."""
+"""Description of the end of a slot process."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SlotEnd:
 
 
 def keep(log: Path, folder: Path) -> Path:
-    """Copy a log to a permanent folder of the newest logs; returns the copy's path, or the log's if that fails."""
+    """Copy a log to a permanent folder of the newest logs; return the copy's path, or the log's if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         kept = Path(shutil.copy2(log, folder))

@@ -19,16 +19,16 @@ class SlotOptions:
     """Options for starting slots.
 
     Attributes:
-        server: ``host:port`` the slots attend.
+        server: ``host:port`` at which the slots register.
         token: Secret, passed through the environment, never through argv.
         logs: Directory of the slots' standard error; made with mode 0700.
         prefix: Prefix of the slots' names.
         host: Address that shards listen on.
-        shard_options: More arguments of shard slots: how they secure an address that is not loopback.
-        ca_file: PEM certificates, when the server speaks TLS.
+        shard_options: More arguments of shard slots, which secure an address that is not loopback.
+        ca_file: PEM certificates to trust, if the server uses TLS.
         gpus: ``CUDA_VISIBLE_DEVICES`` of worker i is ``gpus[i % len(gpus)]``; empty: as inherited.
-        wait_s: Seconds that a slot looks for a server that does not answer.
-        command: Command line; tests give another one. Slots of another one, or with GPUs, are not forked.
+        wait_s: Seconds for which a slot retries a server that does not answer.
+        command: Command line; tests give another one. Slots with another command line, or with GPUs, are not forked.
         environment: Variables that are added to the inherited ones.
         kept_logs: Folder to which the log of a failed slot is copied, if ``logs`` does not outlive the job.
     """
@@ -48,7 +48,7 @@ class SlotOptions:
 
 
 def slot_arguments(options: SlotOptions, role: Role, name: str) -> list[str]:
-    """Arguments of one slot, without secrets."""
+    """Return the arguments of one slot, without secrets."""
     argv = ["--server", options.server, "--role", role, "--name", name, "--watch-stdin"]
     if role == "shard":
         argv += ["--host", options.host, *options.shard_options]
@@ -60,12 +60,12 @@ def slot_arguments(options: SlotOptions, role: Role, name: str) -> list[str]:
 
 
 def shared_environment(options: SlotOptions, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Environment that all slots share, without secrets."""
+    """Return the environment that all slots share, without secrets."""
     return {"TF_CPP_MIN_LOG_LEVEL": "3", **inherited, **options.environment}
 
 
 def slot_environment(options: SlotOptions, role: Role, index: int, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Environment of one slot."""
+    """Return the environment of one slot."""
     chosen = {**inherited, "NFDT_TOKEN": options.token}
     if role == "worker" and options.gpus:
         chosen["CUDA_VISIBLE_DEVICES"] = options.gpus[index % len(options.gpus)]

@@ -1,4 +1,4 @@
-"""Repair of Horovod's timeline: a Chrome trace whose end is missing when the ring was killed."""
+"""Repair of Horovod's timeline, a Chrome trace whose end is missing if the ring was killed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _BORDER = re.compile(rb"\}(?=,\s*(?:\{|$))")  # between two events
 
 
 def finish_timeline(path: Path) -> bool:
-    """Make a timeline whose writer is gone valid JSON, dropping its last, incomplete event.
+    """Turn a timeline whose writer is gone into valid JSON; drop its last, incomplete event.
 
     Returns:
-        Whether the file was repaired. A file without a complete event, or that is no timeline, stays as it is.
+        Whether the file was repaired. A file without a complete event, or that is no timeline, stays unchanged.
     """
     try:
         with path.open("r+b") as file:
@@ -38,7 +38,7 @@ def finish_timeline(path: Path) -> bool:
 
 
 def timelines(path: Path) -> list[Path]:
-    """Timelines of a ring: ``t.json``, and for an elastic ring ``t.1.json``, ... after its resets."""
+    """Return the timelines of a ring: ``t.json``, and for an elastic ring ``t.1.json``, ... after its resets."""
     later = re.compile(re.escape(path.stem) + r"\.\d+" + re.escape(path.suffix))
     found = [p for p in path.parent.glob("*") if later.fullmatch(p.name)] if path.parent.is_dir() else []
     return [path, *sorted(found)]
@@ -49,7 +49,7 @@ def _is_closed(tail: bytes) -> bool:
 
 
 def _last_event(tail: bytes) -> int | None:
-    """Offset of the last complete event's end."""
+    """Return the offset of the last complete event's end."""
     borders = [match.end() for match in _BORDER.finditer(tail)]
     if not borders:
         return None

@@ -11,18 +11,18 @@ from typing import Any
 
 from nfdt.core.specs.algorithm import AlgorithmSpec
 
-BARRIER, SOFTSYNC, GROUPS = "barrier", "softsync", "groups"  # rows that merge gradients; the others by update rule
+BARRIER, SOFTSYNC, GROUPS = "barrier", "softsync", "groups"  # merging presets; others: their update rule
 
 
 @dataclass(frozen=True)
 class MeasuredTraining:
-    """Accuracies of several rows on one task, each the mean over its seeds in %.
+    """Accuracies of several presets on one task, each the mean over its seeds in %.
 
     Attributes:
         task: Data, model and length.
         one_machine: Accuracy of one machine.
-        rows: Accuracies at the learning rate of one machine, by row and number of workers; None: diverged.
-        lower: For rows that diverge: (divisor of the learning rate, accuracy) by row and number of workers.
+        rows: Accuracies at the learning rate of one machine, by preset and number of workers; None: diverged.
+        lower: For presets that diverge: (divisor of the learning rate, accuracy) by preset and number of workers.
     """
 
     task: str
@@ -32,32 +32,32 @@ class MeasuredTraining:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> MeasuredTraining:
-        """Read the form of :meth:`to_json`: JSON has no integer keys and no tuples."""
+        """Read the format of :meth:`to_json`: JSON has no integer keys and no tuples."""
         rows = {row: {int(w): figure for w, figure in found.items()} for row, found in data["rows"].items()}
         lower = {row: {int(w): (d, a) for w, (d, a) in found.items()} for row, found in data["lower"].items()}
         return cls(data["task"], data["one_machine"], rows, lower)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a JSON file can hold."""
+        """Return the value as JSON data."""
         return asdict(self)
 
 
 @functools.cache
 def measured_trainings() -> tuple[MeasuredTraining, ...]:
-    """Trainings of docs/convergence.md, from the data file that ``scripts/bench accuracy_table`` writes."""
+    """Return the trainings of docs/convergence.md from the data file that ``scripts/bench accuracy_table`` writes."""
     file = importlib.resources.files("nfdt.planning") / "data" / "accuracy.json"
     return tuple(map(MeasuredTraining.from_json, json.loads(file.read_text(encoding="utf-8"))))
 
 
 @dataclass(frozen=True)
 class AccuracyLoss:
-    """Points of test accuracy below one machine after the same samples; all None: not measured.
+    """Loss of test accuracy relative to one machine after the same samples, in points; all None: not measured.
 
     Attributes:
         low: Least loss over the trainings.
-        high: Greatest loss; None: more than ``low``, which was measured with less delay.
-        rate: 1 at one machine's learning rate; n: the row diverges there, and was measured at an n-th of it; None: it
-            diverges there, and was measured at no lower one.
+        high: Greatest loss; None: more than ``low``, which was measured with a shorter delay.
+        rate: 1 at one machine's learning rate; n: the preset diverges there and was measured at 1/n of it; None: it
+            diverges there and was not measured at a lower one.
     """
 
     low: float | None = None
@@ -78,12 +78,12 @@ class AccuracyLoss:
 
 
 def expected_loss(row: str, delay: float) -> AccuracyLoss:
-    """Return a row's loss at a delay, interpolated between the numbers of workers that were measured.
+    """Return a preset's loss at a delay, interpolated between the measured numbers of workers.
 
     Args:
         row: Name from :func:`measured_as`.
-        delay: Other gradients under way while one is computed: M - 1 with M workers; the mean staleness of rows that
-            merge none.
+        delay: Other gradients in flight while one is computed: M - 1 with M workers; the mean staleness of presets
+            that do not merge gradients.
     """
     trainings = [t for t in measured_trainings() if row in t.rows]
     diverged = [w - 1 for t in trainings for w, accuracy in t.rows[row].items() if accuracy is None]
@@ -98,7 +98,7 @@ def expected_loss(row: str, delay: float) -> AccuracyLoss:
 
 
 def measured_as(algorithm: AlgorithmSpec) -> str:
-    """Return the name of a row's accuracies in the data file."""
+    """Return the name of a preset's accuracies in the data file."""
     if algorithm.topology_facts.grouped:
         return GROUPS if algorithm.rule_facts.modelled else ""
     consistency = algorithm.consistency_facts

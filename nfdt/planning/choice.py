@@ -1,4 +1,4 @@
-"""Choice of the preset of most progress per second, kept unless another one is clearly better."""
+"""Choice of the preset with the most progress per second; it is kept unless another one is clearly better."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from nfdt.planning.cost_model import Cluster, PlannedPreset, Prediction, predict
 from nfdt.schedulers.batch_policies import find_batch_policy
 
-BETTER = 1.1  # another preset must promise so much more before a running job changes
+BETTER = 1.1  # ratio of predicted progress from which a running job changes its preset
 
 
 @dataclass(frozen=True)
 class PlanChoice:
-    """A preset, its prediction, and the reason for choosing it."""
+    """A preset, its prediction, and the reason for the choice."""
 
     preset: PlannedPreset
     prediction: Prediction
@@ -21,12 +21,12 @@ class PlanChoice:
 
 
 def choose(cluster: Cluster, presets: Sequence[PlannedPreset], *, current: PlannedPreset | None = None) -> PlanChoice:
-    """The best of some presets for measured workers; of equally good ones the first.
+    """Return the best preset for measured workers; of equally good ones the first.
 
     Args:
         cluster: The workers.
-        presets: At least one.
-        current: What runs now: kept unless another preset promises ``BETTER`` times its progress.
+        presets: Presets to choose from, at least one.
+        current: Current preset, kept unless another one is predicted to make ``BETTER`` times its progress.
     """
     presets = presets if current is None or current in presets else [current, *presets]
     predictions = {preset: predict(preset, cluster) for preset in presets}

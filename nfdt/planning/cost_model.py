@@ -1,7 +1,7 @@
-"""Predicted speed and staleness of a preset on workers that were measured.
+"""Predicted speed and staleness of a preset on measured workers.
 
-A step takes the seconds of its :class:`~nfdt.schedulers.StepTime`, its push and reply ``exchange_s`` more unless they
-are hidden. We define the equations; see docs/algorithms/auto.md.
+A step takes the seconds of its :class:`~nfdt.schedulers.StepTime`; its push and reply take another ``exchange_s``
+unless they are hidden. We define the equations; see docs/algorithms/auto.md.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from nfdt.schedulers.batch_policies import find_batch_policy
 from nfdt.schedulers.group_shares import share_out
 from nfdt.schedulers.grouping import Groups
 
-ENDLESS = 10**9  # tasks of an epoch whose end is far
-STALENESS_SCALE = 16.0  # so much delay doubles the samples that an update rule with compensation needs
+ENDLESS = 10**9  # number of tasks in an epoch whose end is far
+STALENESS_SCALE = 16.0  # delay that doubles the samples which an update rule with compensation needs
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class WorkerCost:
     Attributes:
         step: Step time of the gradient alone.
         exchange_s: Seconds of a push with its reply, without waiting for the pushes of others.
-        jitter: Standard deviation of its steps as a share of them; a barrier waits for the slowest.
-        travel_s: The part of ``exchange_s`` that grows with the bytes.
-        ask_s: Seconds to ask for work, once per lease.
+        jitter: Standard deviation of its steps as a fraction of them; a barrier waits for the slowest.
+        travel_s: Part of ``exchange_s`` that is proportional to the bytes.
+        ask_s: Seconds to request work, once per lease.
     """
 
     name: str
@@ -43,10 +43,10 @@ class WorkerCost:
 
 @dataclass(frozen=True)
 class SharedLink:
-    """A link that several workers share; in each direction one message after the other.
+    """A link that several workers share; it carries one message at a time in each direction.
 
     Attributes:
-        busy_s: Seconds that a push, or its reply, keeps it busy.
+        busy_s: Seconds for which a push, or its reply, occupies it.
         workers: Indices of the workers that share it.
     """
 
@@ -56,14 +56,14 @@ class SharedLink:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Properties of a cluster that decide its speed.
+    """Properties of a cluster that determine its speed.
 
     Attributes:
-        workers: At least one.
+        workers: Workers of the cluster, at least one.
         local_batch: Samples of one worker's reference batch.
         shard_step_s: Seconds that the busiest shard takes per push; pushes to one shard wait for each other.
-        allreduce_s: Seconds to average a gradient inside a group.
-        links: Links that are shared.
+        allreduce_s: Seconds to average a gradient within a group.
+        links: Shared links.
     """
 
     workers: tuple[WorkerCost, ...]
@@ -136,7 +136,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class _Pusher:
-    """One that pushes: a worker, or a group through its first member."""
+    """Sender of pushes: a worker, or a group through its first member."""
 
     worker: int
     samples: float
@@ -145,9 +145,9 @@ class _Pusher:
 
 
 def slowest(pushers: Sequence[tuple[float, float]]) -> float:
-    """Expected seconds until all of these (mean seconds, jitter) are done.
+    """Return the expected seconds until all of these (mean seconds, jitter) have finished.
 
-    Blom's approximation of the greatest of n normal numbers, for the n that are about as slow as the slowest.
+    It uses Blom's approximation of the greatest of n normal numbers, for the n that are about as slow as the slowest.
     """
     longest = max(seconds for seconds, _ in pushers)
     alike = [jitter for seconds, jitter in pushers if seconds > longest * (1 - 2 * jitter) or seconds == longest]
@@ -156,14 +156,14 @@ def slowest(pushers: Sequence[tuple[float, float]]) -> float:
 
 
 def predict(preset: PlannedPreset, cluster: Cluster) -> Prediction:
-    """Throughput and staleness of a preset; see :class:`Prediction`."""
+    """Return the throughput and the staleness of a preset; see :class:`Prediction`."""
     pushers = _groups(preset, cluster) if preset.groups else _workers(preset, cluster)
     if preset.synchronous:
         total = sum(p.samples for p in pushers)
         return Prediction(total / _round_s(pushers, cluster), 0.0, 0.0, total / cluster.local_batch)
     rates = _rates(pushers, cluster)
     samples_per_s = sum(p.samples * rate for p, rate in zip(pushers, rates, strict=True))
-    # A gradient is computed on an answer one step older for each push that may overlap: others go on meanwhile.
+    # Each push that may overlap makes the weights of a gradient one step older, while the others continue.
     steps = 1 + preset.overlap
     mean = steps * len(pushers) - 1
     most = steps * (sum(rates) - min(rates)) / min(rates) + preset.overlap
@@ -172,26 +172,26 @@ def predict(preset: PlannedPreset, cluster: Cluster) -> Prediction:
 
 
 def push_rates(preset: PlannedPreset, cluster: Cluster) -> list[tuple[int, float, float]]:
-    """Index, seconds per step alone and steps per second among the others of each worker that pushes."""
+    """Return the index, the seconds per step alone and the steps per second in the cluster of each pushing worker."""
     pushers = _workers(preset, cluster)
     return [(p.worker, p.period_s, rate) for p, rate in zip(pushers, _rates(pushers, cluster), strict=True)]
 
 
 def flat_presets(batch: str, overlap: int) -> list[PlannedPreset]:
-    """The presets of flat workers to choose from, simplest first.
+    """Return the candidate presets of flat workers, simplest first.
 
-    A barrier over all workers is not among them: at the learning rate of one machine it makes one update where the
-    others make one per worker, which no staleness below some hundred workers outweighs in this model.
+    A barrier over all workers is not a candidate: at the learning rate of one machine it makes one update while the
+    others make one per worker. In this model no staleness below some hundred workers outweighs that.
 
     Args:
-        batch: As the job asks for it.
-        overlap: The most there may be.
+        batch: Batch policy that the job requests.
+        overlap: Maximum overlap.
     """
     return [PlannedPreset("free", batch, depth) for depth in range(min(overlap, 1) + 1)]
 
 
 def _rates(pushers: Sequence[_Pusher], cluster: Cluster) -> list[float]:
-    """Pushes per second of each: those that come faster than a link or the shards take them slow all down alike."""
+    """Return the pushes per second of each; an overloaded link or shard slows all its pushers by the same factor."""
     rates = {p.worker: 1 / p.period_s for p in pushers}
     shard = SharedLink(cluster.shard_step_s, frozenset(rates))
     for shared in (*cluster.links, shard):
@@ -202,7 +202,7 @@ def _rates(pushers: Sequence[_Pusher], cluster: Cluster) -> list[float]:
 
 
 def _round_s(pushers: Sequence[_Pusher], cluster: Cluster) -> float:
-    """Seconds of a round: pushes that arrive together wait for each other; so do replies, which leave together."""
+    """Return the seconds of a round: simultaneous pushes wait for each other, and so do simultaneous replies."""
     shard = SharedLink(cluster.shard_step_s, frozenset(p.worker for p in pushers))
     queue_s = 0.0
     for shared in (*cluster.links, shard):
@@ -210,10 +210,10 @@ def _round_s(pushers: Sequence[_Pusher], cluster: Cluster) -> float:
         free_s = 0.0
         for period_s in periods:
             free_s = max(period_s, free_s + shared.busy_s)
-        # Whose reply comes later begins later, so that its push no longer meets the others': only one of both counts.
+        # A worker with a later reply begins later, so that its push no longer meets the others: only one wait counts.
         replies_s = 0.0 if shared is shard else shared.busy_s * (len(periods) - 1)
         queue_s = max(queue_s, free_s - periods[-1], replies_s)
-    asks_s = 2 * max(cluster.workers[p.worker].ask_s for p in pushers)  # the answer to the push, and a pull
+    asks_s = 2 * max(cluster.workers[p.worker].ask_s for p in pushers)  # the reply to the push, and a pull
     return slowest([(p.period_s, p.jitter) for p in pushers]) + queue_s + asks_s
 
 
@@ -244,5 +244,5 @@ def _period(step_s: float, worker: WorkerCost, overlap: int, *, asks: bool) -> f
     whole_s = step_s + worker.exchange_s
     if asks and worker.ask_s:
         step_s += worker.ask_s / lease_size(ENDLESS, 1, whole_s)
-    # With 1 + overlap steps under way, each passes through its computing and its exchange; no link carries two at once.
+    # Each of 1 + overlap steps in flight passes through computation and exchange; no link carries two at once.
     return max(step_s, (step_s + worker.exchange_s) / (1 + overlap), worker.travel_s / 2)

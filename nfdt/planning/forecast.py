@@ -1,4 +1,4 @@
-"""Forecast of each preset on a cluster, and a recommendation: the cost model of ``auto``, for all presets."""
+"""Forecast of each preset on a cluster, and a recommendation, by the cost model of ``auto``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nfdt.schedulers.task_policies import make_task_policy
 
 @dataclass(frozen=True)
 class Forecast:
-    """One preset on one cluster.
+    """Forecast of one preset on one cluster.
 
     Attributes:
         algorithm: Name of the preset.
@@ -28,9 +28,9 @@ class Forecast:
         epoch_s: Seconds of an epoch.
         staleness: Mean updates that a gradient misses.
         most_staleness: Mean updates that a gradient of the slowest worker misses.
-        samples_factor: Samples needed for the same loss, relative to one machine; None where the cost model does not
-            know, because the preset's update rule does not compensate its delay.
-        loss: Accuracy below one machine after the same samples, where something like it was measured.
+        samples_factor: Samples needed for the same loss, relative to one machine; None if it is unknown, because the
+            preset's update rule does not compensate its delay.
+        loss: Loss of accuracy relative to one machine after the same samples, if a similar case was measured.
     """
 
     algorithm: str
@@ -43,7 +43,7 @@ class Forecast:
 
     @property
     def progress_per_s(self) -> float:
-        """Samples per second, each worth what it would be worth on one machine; 0 where that is unknown."""
+        """Samples per second, weighted with their worth on one machine; 0 if that is unknown."""
         return self.samples_per_s / self.samples_factor if self.samples_factor else 0.0
 
 
@@ -55,12 +55,12 @@ def forecast(algorithm: AlgorithmSpec, cluster: Cluster, samples: int) -> Foreca
         cluster: The workers.
         samples: Samples of an epoch.
     """
-    preset = planned_preset(algorithm, cluster)  # what is chosen while a job trains is chosen before its codecs adapt
+    preset = planned_preset(algorithm, cluster)  # an online choice is made before the codecs adapt
     cluster, facts = encoded(cluster, algorithm), algorithm.consistency_facts
-    if algorithm.topology_facts.allreduce:  # there are no pushes
+    if algorithm.topology_facts.allreduce:  # without pushes
         workers = tuple(replace(worker, exchange_s=cluster.allreduce_s, ask_s=0.0) for worker in cluster.workers)
         cluster = replace(cluster, workers=workers, shard_step_s=0.0, links=())
-    elif facts.bounded or facts.merges:  # they ask for every single task
+    elif facts.bounded or facts.merges:  # workers request every single task
         workers = tuple(replace(w, exchange_s=w.exchange_s + w.ask_s, ask_s=0.0) for w in cluster.workers)
         cluster = replace(cluster, workers=workers)
     prediction = predict(preset, cluster)
@@ -86,11 +86,11 @@ def forecast(algorithm: AlgorithmSpec, cluster: Cluster, samples: int) -> Foreca
 
 
 def measured_cluster(workers: Mapping[str, Mapping[str, Any]]) -> Cluster | None:
-    """Return the cluster that a job has measured; None where it has measured no worker yet.
+    """Return the cluster that a job has measured; None if it has measured no worker yet.
 
     Args:
-        workers: For each worker ``step_s`` with ``step_exchange_s`` of it, and ``batch_size``, as in ``history.nfdt``.
-            Workers without these, and groups, are left out. An allreduce is taken to last as long as an exchange.
+        workers: For each worker ``step_s``, its part ``step_exchange_s``, and ``batch_size``, as in ``history.nfdt``.
+            Workers without these, and groups, are left out. An allreduce is assumed to take as long as an exchange.
     """
     measured = {name: entry for name, entry in workers.items() if entry.get("step_s") and entry.get("batch_size")}
     if not measured:
@@ -105,7 +105,7 @@ def measured_cluster(workers: Mapping[str, Mapping[str, Any]]) -> Cluster | None
 
 
 def planned_preset(algorithm: AlgorithmSpec, cluster: Cluster) -> PlannedPreset:
-    """The choice on the axes that the cost model knows."""
+    """Return the choice on the axes of the cost model."""
     facts = algorithm.consistency_facts
     if facts.synchronous:
         return PlannedPreset(algorithm.consistency, algorithm.batch)
@@ -121,10 +121,10 @@ def planned_preset(algorithm: AlgorithmSpec, cluster: Cluster) -> PlannedPreset:
 
 
 def recommend(forecasts: Sequence[Forecast]) -> tuple[Forecast, str]:
-    """The preset of most progress per second, and why, in a sentence; of equally good ones the first.
+    """Return the preset with the most progress per second and the reason as a sentence; of equals the first.
 
     Args:
-        forecasts: At least one.
+        forecasts: Forecasts to compare, at least one.
     """
     best = max(forecasts, key=lambda each: each.progress_per_s)
     if best.samples_factor is None:
@@ -144,10 +144,10 @@ def recommend(forecasts: Sequence[Forecast]) -> tuple[Forecast, str]:
 
 
 def _bounded(free: Prediction, bound: int, cluster: Cluster) -> Prediction:
-    """At the pace of the slowest worker; a bound of s steps leaves 1 / (s + 1) of the jitter to wait for.
+    """Return the prediction at the speed of the slowest worker; a bound of s steps leaves 1 / (s + 1) of the jitter.
 
-    A worker that waits for the slowest pulls after that, and begins with it: of two workers that begin together one
-    misses the other's update, of two that never wait each does. In between we take the squares of both step times over
+    A worker that waits for the slowest pulls afterwards and begins with it. Of two workers that begin together, one
+    misses the other's update; of two that never wait, each does. In between we use the squares of both step times over
     the slowest one's, which the simulator confirms.
     """
     workers, batch = cluster.workers, cluster.local_batch
@@ -164,7 +164,7 @@ def _bounded(free: Prediction, bound: int, cluster: Cluster) -> Prediction:
 
 
 def _tail_s(preset: PlannedPreset, algorithm: AlgorithmSpec, cluster: Cluster) -> float:
-    """Seconds that the end of an epoch costs: on average workers wait for half a step of the slowest."""
+    """Return the seconds lost at the end of an epoch: on average workers wait for half a step of the slowest."""
     if preset.synchronous:
         return 0.0
     longest = max(worker.step.seconds(cluster.local_batch) + worker.exchange_s for worker in cluster.workers)

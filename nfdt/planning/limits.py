@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 
 def sum_of_speeds(rates: Sequence[float]) -> float:
-    """Samples per second if no worker ever waited: the sum of what each does alone."""
+    """Return the samples per second without any waiting: the sum of the workers' own rates."""
     return sum(rates)
 
 
 def seconds_for_gradients(seconds: Sequence[float], count: int) -> float:
-    """The least time in which workers that are always busy complete ``count`` gradients.
+    """Return the least time in which always busy workers complete ``count`` gradients.
 
-    ``min { t : sum_i floor(t / seconds_i) >= count }``: gradients come whole.
+    It is ``min { t : sum_i floor(t / seconds_i) >= count }``: only whole gradients count.
 
     Args:
         seconds: Seconds of one gradient of each worker, > 0.
-        count: >= 0.
+        count: Number of gradients, >= 0.
     """
     due = [(taken, worker) for worker, taken in enumerate(seconds)]
     heapq.heapify(due)
@@ -34,11 +34,11 @@ def seconds_for_gradients(seconds: Sequence[float], count: int) -> float:
 
 @dataclass(frozen=True)
 class LowerBound:
-    """The least time to a stationary point, and with whom.
+    """The least time to a stationary point, and the number of workers that attains it.
 
     Attributes:
-        seconds: In units of ``L * Delta / eps``: smoothness times distance in loss over the wanted squared gradient.
-        workers: So many of the fastest workers are worth using; the others add nothing.
+        seconds: Time in units of ``L * Delta / eps``: smoothness times distance in loss over target squared gradient.
+        workers: Number of fastest workers that are useful; the others add nothing.
     """
 
     seconds: float
@@ -46,13 +46,13 @@ class LowerBound:
 
 
 def lower_bound(seconds: Sequence[float], noise: float) -> LowerBound:
-    """No method with stochastic gradients and parallel workers of these speeds is faster, up to a constant.
+    """Return the lower bound on time of all methods with stochastic gradients on these workers, up to a constant.
 
     ``T* = min_m [ (1/m sum_{i<=m} 1/tau_i)^-1 * (1 + noise / m) ]``, with tau ascending, in units of ``L Delta / eps``.
 
     Args:
         seconds: Seconds of one gradient of each worker, tau_i > 0.
-        noise: Variance of the gradient over eps, the squared gradient norm that is wanted.
+        noise: Variance of the gradient over eps, the target squared gradient norm.
 
     References:
         Tyurin and Richtarik, NeurIPS 2023, "Optimal Time Complexities of Parallel Stochastic Optimization Methods Under
@@ -68,17 +68,17 @@ def lower_bound(seconds: Sequence[float], noise: float) -> LowerBound:
 
 
 def of_lower_bound(seconds: Sequence[float], noise: float, gradients_per_s: float, under_way: float) -> float:
-    """The least time of any method over that of one which makes so many gradients per second; at most 1.
+    """Return the least time of any method over that of one with ``gradients_per_s``; at most 1.
 
     P gradients that are computed at the same time, delayed or averaged, are known to make the progress of one machine
-    with ``P + noise`` of them per ``L Delta / eps``, up to a constant, which takes ``(P + noise) / gradients_per_s``.
-    The ratio is at most 1 where P is at least the number of workers and no worker is faster than ``seconds`` says.
+    with ``P + noise`` of them per ``L Delta / eps``, up to a constant. This takes ``(P + noise) / gradients_per_s``.
+    The ratio is at most 1 if P is at least the number of workers and no worker is faster than its ``seconds``.
 
     Args:
         seconds: Seconds of one gradient of each worker, > 0.
         noise: See :func:`lower_bound`.
         gradients_per_s: Measured rate of all workers together.
-        under_way: P.
+        under_way: P, the number of gradients in flight.
 
     References:
         Mishchenko, Bach, Even and Woodworth, NeurIPS 2022, "Asynchronous SGD Beats Minibatch SGD Under Arbitrary

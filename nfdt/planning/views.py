@@ -1,4 +1,4 @@
-"""A cluster as a preset's bytes make it, and as its own workers see it."""
+"""Views of a cluster: with the encoded bytes of a preset, and as its own workers measure it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from nfdt.codecs import WIDTHS, make_codec
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.planning.cost_model import Cluster, PlannedPreset, WorkerCost, push_rates
 
-MANY = 2**20  # elements: how much a codec saves hardly depends on them
+MANY = 2**20  # number of elements; the saving of a codec hardly depends on it
 ERRORS = {"identity": 0.0, "bf16": 0.0, "int8": 0.0001, "int4": 0.0225}  # relative squares on normal numbers
 
 
 def encoded(cluster: Cluster, algorithm: AlgorithmSpec) -> Cluster:
-    """The cluster with the bytes of the preset's codecs; an adaptive one takes of each link what is cheapest there.
+    """Return the cluster with the bytes of the preset's codecs; an adaptive codec is the cheapest one of each link.
 
-    Coding itself is taken to cost nothing, and an adaptive codec to be the same in both directions.
+    Coding itself is assumed to cost nothing, and an adaptive codec to be the same in both directions.
     """
     if not algorithm.codec_facts.encodes and not algorithm.encodes_replies:
         return cluster
@@ -33,14 +33,14 @@ def encoded(cluster: Cluster, algorithm: AlgorithmSpec) -> Cluster:
 
 
 def as_measured(cluster: Cluster, batch: str) -> Cluster:
-    """The cluster as free workers without overlap measure it: waiting for others is part of an exchange."""
+    """Return the cluster as free workers without overlap measure it: waiting for others is part of an exchange."""
     waits = {index: 1 / rate - period_s for index, period_s, rate in push_rates(PlannedPreset("free", batch), cluster)}
     workers = [replace(w, exchange_s=w.exchange_s + waits.get(i, 0.0)) for i, w in enumerate(cluster.workers)]
     return replace(cluster, workers=tuple(workers), shard_step_s=0.0, links=())
 
 
 def _loads(cluster: Cluster) -> list[float]:
-    """Factor by which each worker's bytes travel longer on shared links than alone."""
+    """Return the factor by which shared links slow each worker's bytes."""
     rates = {index: 1 / period_s for index, period_s, _ in push_rates(PlannedPreset("free", "fixed"), cluster)}
     loads = [1.0] * len(cluster.workers)
     for link in cluster.links:
@@ -51,7 +51,7 @@ def _loads(cluster: Cluster) -> list[float]:
 
 
 def _part(worker: WorkerCost, load: float, batch: int, algorithm: AlgorithmSpec) -> float:
-    """Share of the bytes of a push with its reply that is left by the codecs."""
+    """Return the share of the bytes of a push with its reply that remains after encoding."""
     if not algorithm.codec_facts.adaptive:
         return (_size(algorithm.codec, algorithm.top_k) + _size(algorithm.codec_of_replies, algorithm.top_k)) / 2
 

@@ -1,4 +1,4 @@
-"""Dynamic batch sizes (DBS): what each worker takes per step, proportional to its speed, under a constant total."""
+"""Dynamic batch sizes (DBS): samples per step proportional to each worker's speed, with a constant total."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from nfdt.schedulers.proportions import equal_time_split, proportional_split
 from nfdt.schedulers.throughput import Speeds, StepTime
 
-LOOK_EVERY = 20  # steps of one worker between two looks
+LOOK_EVERY = 20  # steps of one worker between two reviews
 PROBE_STEPS = 6
 THRESHOLD = 0.1
 
@@ -19,9 +19,9 @@ class Bounds:
     """Bounds of one worker's batch.
 
     Attributes:
-        least: Fewest samples, at least 1.
-        most: Most samples; None: as many as the total allows.
-        multiple: Sizes are multiples of this, and so are ``least``, ``most`` and b0.
+        least: Minimum number of samples, at least 1.
+        most: Maximum number of samples; None: as many as the total allows.
+        multiple: Common divisor of all sizes, of ``least``, of ``most`` and of b0.
     """
 
     least: int = 1
@@ -30,12 +30,12 @@ class Bounds:
 
 
 class BatchSizes:
-    """Local batch sizes of a job's workers, which sum up to M * b0 at any time.
+    """Local batch sizes of a job's workers; their sum is always M * b0.
 
-    A new worker takes b0; one that leaves gives its samples to the others in proportion. Sizes are looked at when a
-    speed becomes known or has changed and whenever a worker has done 20 steps more. They are changed only if one would
-    change by more than 10 %. If nothing would change and some alpha is unknown, sizes are tilted once by 10 % to either
-    side, in pairs, so that the next look knows it.
+    A new worker takes b0. The samples of a worker that leaves are divided among the others in proportion. Sizes are
+    reviewed when a speed becomes known or has changed, and whenever a worker has finished 20 more steps. They are
+    changed only if one would change by more than 10 %. If nothing would change and some alpha is unknown, sizes are
+    tilted once by 10 % to either side, in pairs, so that the next review can determine alpha.
 
     Args:
         reference: b0, the local batch of ``fit``; between the bounds.
@@ -47,9 +47,9 @@ class BatchSizes:
         self.bounds = bounds
         self._sizes: dict[str, int] = {}
         self._known: set[str] = set()
-        self._looked: dict[str, int] = {}  # each one's steps at the last look
-        self._changes: dict[str, int] = {}  # and its changes of speed
-        self._probe: list[dict[str, int]] | None = None  # sizes still to be tried; None: never probed
+        self._looked: dict[str, int] = {}  # steps of each worker at the last review
+        self._changes: dict[str, int] = {}  # its changes of speed at the last review
+        self._probe: list[dict[str, int]] | None = None  # remaining sizes to try; None: never probed
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -57,16 +57,16 @@ class BatchSizes:
         return dict(self._sizes)
 
     def of(self, worker: str) -> int:
-        """Samples per step of this worker."""
+        """Return the samples per step of this worker."""
         return self._sizes.get(worker, self.reference)
 
     def joined(self, worker: str) -> None:
-        """The worker takes part from now on."""
+        """Add a worker."""
         self._sizes.setdefault(worker, self.reference)
         self._probe = self._probe and []
 
     def left(self, worker: str) -> None:
-        """The worker is gone; unknown workers are no error."""
+        """Remove a worker; unknown workers are no error."""
         if self._sizes.pop(worker, None) is None:
             return
         self._known.discard(worker)
@@ -78,7 +78,7 @@ class BatchSizes:
             self._sizes = self._shared(total, {w: StepTime(0.0, 1 / size) for w, size in self._sizes.items()})
 
     def stepped(self, worker: str, speeds: Speeds) -> bool:
-        """The worker has done a step that ``speeds`` has seen; whether sizes change now."""
+        """Record a step that ``speeds`` has measured; return whether sizes change now."""
         if worker not in self._sizes or not self._due(worker, speeds):
             return False
         self._known |= {w for w in self._sizes if speeds.of(w)}
@@ -95,9 +95,9 @@ class BatchSizes:
         return True
 
     def split(self, total: int) -> list[tuple[str, int]]:
-        """A round of ``total`` samples: (worker, samples) by the current sizes, without workers that get none.
+        """Divide a round of ``total`` samples by the current sizes: (worker, samples), without workers that get none.
 
-        What the bound forbids all workers to take is left in further parts, for worker "".
+        Samples that exceed the bounds of all workers form further parts, for worker "".
         """
         most = self.bounds.most or total
         taken = min(total, most * len(self._sizes))
@@ -114,12 +114,12 @@ class BatchSizes:
         return speeds.steps(worker) - self._looked.get(worker, 0) >= every
 
     def _planned(self, speeds: Speeds) -> dict[str, int]:
-        """Sizes whose steps take all measured workers the same time; the others keep theirs."""
+        """Return sizes with equal step times for all measured workers; the others keep theirs."""
         times = {w: line for w in self._sizes if (line := speeds.of(w))}
         return self._sizes | (self._shared(sum(self._sizes[w] for w in times), times) if times else {})
 
     def _shared(self, total: int, times: Mapping[str, StepTime]) -> dict[str, int]:
-        """The total divided within the bounds so that all take the same time."""
+        """Divide the total within the bounds so that all workers take the same time."""
         least, most, unit = self.bounds.least, self.bounds.most, self.bounds.multiple
         lines = [StepTime(time.alpha_s, time.beta_s * unit) for time in times.values()]
         most = None if most is None else most // unit
@@ -130,7 +130,7 @@ class BatchSizes:
         return any(abs(planned[w] - now) > THRESHOLD * now for w, now in self._sizes.items())
 
     def _tilts(self) -> list[dict[str, int]]:
-        """Sizes tilted one way, the other way, and as they were; empty where the bounds leave no room."""
+        """Return the sizes tilted one way, the other way, and unchanged; empty if the bounds leave no room."""
         there, back = dict(self._sizes), dict(self._sizes)
         names = list(self._sizes)
         for a, b in zip(names[::2], names[1::2], strict=False):

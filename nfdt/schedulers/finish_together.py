@@ -1,4 +1,4 @@
-"""Division of the rest of an epoch, so that it is over as soon as possible and all workers end together."""
+"""Division of the rest of an epoch, so that it ends as early as possible and all workers end together."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from nfdt.schedulers.throughput import StepTime
 
 @dataclass(frozen=True)
 class Runner:
-    """A worker as it stands now.
+    """The current state of a worker.
 
     Attributes:
-        free_in_s: Seconds until it has done what it holds, >= 0.
-        step_s: Seconds of one of its steps, > 0.
-        samples: Samples of one of its steps, >= 1.
+        free_in_s: Seconds until it has finished the tasks that it holds, >= 0.
+        step_s: Seconds per step, > 0.
+        samples: Samples per step, >= 1.
     """
 
     free_in_s: float
@@ -27,19 +27,18 @@ class Runner:
 
 
 def steps_to_share(remaining: int, runners: Sequence[Runner]) -> list[int]:
-    """Return how many further steps each worker does so that ``remaining`` samples are done soonest.
+    """Return the number of further steps of each worker with which ``remaining`` samples are finished earliest.
 
-    Water-filling gives the time at which all would be done if steps could be cut anywhere; each worker gets the
-    whole steps that fit into it, and the rest goes, step by step, to the worker that is done with one more first. It is
-    the earliest possible end for whole steps, and no worker idles at the end for as long as one of its own steps takes.
+    Water-filling gives the common end time for steps that can be cut anywhere. Each worker gets the whole steps that
+    fit into it. The rest is assigned step by step to the worker that would finish one more step first. This is the
+    earliest possible end for whole steps, and no worker idles at the end for as long as one of its own steps takes.
 
     Args:
         remaining: Samples that are not leased, >= 0.
         runners: The workers, at least one.
 
     Returns:
-        Steps of each worker; together they hold at least ``remaining`` samples. 0: nothing is left for it that others
-        would not have done before.
+        Steps of each worker; together they hold at least ``remaining`` samples. 0: others finish the rest earlier.
     """
     lines = [StepTime(r.free_in_s, r.step_s / r.samples) for r in runners]
     end, _ = water_fill(remaining, lines)

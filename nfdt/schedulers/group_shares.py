@@ -13,17 +13,17 @@ from nfdt.schedulers.grouping import Groups
 from nfdt.schedulers.proportions import equal_time_split, proportional_split
 from nfdt.schedulers.throughput import Speeds, StepTime
 
-ROUNDING = 1e-9  # what division may take from a whole number
+ROUNDING = 1e-9  # rounding error by which a division may fall below a whole number
 
 
 @dataclass(frozen=True)
 class GroupShare:
-    """One group's part in the job.
+    """One group's share of the job.
 
     Attributes:
-        members: Its workers.
-        rows: Rows of one step per member, in their order; their sum is the group's local batch.
-        step_s: Predicted seconds of a step: its slowest member's.
+        members: Workers of the group.
+        rows: Rows of one step per member, in the order of ``members``; their sum is the group's local batch.
+        step_s: Predicted seconds of a step, those of the slowest member.
         staleness: Predicted updates of the other groups during one step.
         rate: Factor of the learning rate for this group's updates.
         local_steps: Steps between two exchanges.
@@ -38,12 +38,12 @@ class GroupShare:
 
     @property
     def batch(self) -> int:
-        """Rows of the group's step."""
+        """Number of rows in the group's step."""
         return sum(self.rows)
 
 
 class FixedSizes:
-    """Batch sizes that are set from outside, as those of groups; see :class:`~nfdt.schedulers.local_sizes.LocalSizes`.
+    """Batch sizes set from outside, such as those of groups; see :class:`~nfdt.schedulers.local_sizes.LocalSizes`.
 
     Args:
         reference: Batch size of a worker without a size of its own.
@@ -55,27 +55,27 @@ class FixedSizes:
         self._present: set[str] = set()
 
     def state(self, sizes: Mapping[str, int]) -> None:
-        """These are the sizes from now on."""
+        """Set the sizes from now on."""
         self._sizes = dict(sizes)
 
     def of(self, worker: str) -> int:
-        """Samples per step of this worker."""
+        """Return the samples per step of this worker."""
         return self._sizes.get(worker, self.reference)
 
     def joined(self, worker: str) -> None:
-        """The worker takes part from now on."""
+        """Add a worker."""
         self._present.add(worker)
 
     def left(self, worker: str) -> None:
-        """The worker is gone; the sizes of the others stay."""
+        """Remove a worker; the sizes of the others stay."""
         self._present.discard(worker)
 
     def stepped(self, worker: str, speeds: Speeds) -> bool:
-        """Sizes do not follow speeds by themselves."""
+        """Return False: sizes do not follow measured speeds."""
         return False
 
     def split(self, total: int) -> list[tuple[str, int]]:
-        """A round of ``total`` samples: (worker, samples) by the sizes, without workers that get none."""
+        """Divide a round of ``total`` samples by the sizes: (worker, samples), without workers that get none."""
         workers = sorted(self._present)
         shares = proportional_split(total, [float(self.of(worker)) for worker in workers])
         return [(worker, count) for worker, count in zip(workers, shares, strict=True) if count]
@@ -92,25 +92,25 @@ def share_out(
     local_steps: int = 1,
     delta: bool = False,
 ) -> tuple[GroupShare, ...]:
-    """Rows, rates and local steps of every group.
+    """Return rows, rates and local steps of every group.
 
-    With M members in all and B = M * ``local_batch`` rows to share out::
+    With M members in all and B = M * ``local_batch`` rows to divide::
 
         B_g   = B * r_g / sum r              r_g rows per second of the group; fixed: |g| * local_batch
         b_i   = (T_g - alpha_i) / beta_i     equal finish, T_g = (B_g + sum alpha_i / beta_i) / sum 1 / beta_i
         tau_g = T_g * sum_{h != g} 1 / T_h   psi_g = min(1, G / (1 + tau_g))
-        rate  = psi_g * G * B_g / B          their mean is 1 where every psi is
+        rate  = psi_g * G * B_g / B          their mean is 1 if every psi is 1
         delta: rate = psi_g * B_g H_g / sum(B H), H_g = max(1, floor(H * v_g / max v)), v_g = 1 / T_g
 
     Args:
         groups: Members of each group.
         times: Step time of every member.
-        local_batch: The reference batch of one worker.
-        proportional: Whether rows follow speed, or every member gets ``local_batch``.
-        least: Fewest rows of one member, where they follow speed.
-        most: Most rows of one member; None for no bound.
-        local_steps: H of the fastest group; with ``delta`` only.
-        delta: Whether groups push differences of weights: their rates then add up to 1.
+        local_batch: Reference batch of one worker, in rows.
+        proportional: Whether rows follow speed; otherwise every member gets ``local_batch``.
+        least: Minimum number of rows of one member, if they follow speed.
+        most: Maximum number of rows of one member; None for no bound.
+        local_steps: H of the fastest group; only with ``delta``.
+        delta: Whether groups push weight differences; their rates then add up to 1.
     """
     total = local_batch * sum(map(len, groups))
     rows = [[local_batch] * len(group) for group in groups]

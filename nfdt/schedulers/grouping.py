@@ -1,4 +1,4 @@
-"""Grouping of workers: those of similar speed form a group, synchronous inside, free between the groups.
+"""Grouping of workers by similar speed: synchronous within a group, free between the groups.
 
 Groups are intervals of the workers sorted by their seconds per step: no worker waits for one outside its group.
 We define all of this; see docs/algorithms/group-sync.md.
@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-SPREAD = 0.25  # share by which a machine may be slower than the fastest of its group
-BAND = 0.1  # how far a worker may leave its group's band before that counts
-MOST_GROUPS = 32  # that are considered
-LOOKS = 2  # in a row that a worker must be outside of its band
+SPREAD = 0.25  # fraction by which a machine may be slower than the fastest of its group
+BAND = 0.1  # fraction by which a worker may leave its group's band without effect
+MOST_GROUPS = 32  # maximum number of groups considered
+LOOKS = 2  # consecutive reviews with a worker outside its band before regrouping
 
 StepSeconds = Sequence[float] | Mapping[int, float]
 """Seconds of one step, > 0, for workers 0, 1, ..., or by the worker's number."""
@@ -25,13 +25,14 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 def cluster(seconds: StepSeconds, spread: float = SPREAD) -> Groups:
-    """The smallest number of groups in which no worker is more than ``1 + spread`` times slower than another.
+    """Return the fewest groups in which no worker is more than ``1 + spread`` times slower than another.
 
-    Greedy from the fastest worker on, which is optimal on a line: every group starts where the one before had to end.
+    The search is greedy from the fastest worker on, which is optimal on a line: each group starts where the previous
+    one had to end.
 
     Args:
         seconds: Seconds of one step of each worker.
-        spread: >= 0; 0 puts workers of different speed into groups of their own.
+        spread: Allowed spread of speeds, >= 0; 0 separates workers of different speed.
     """
     order = _by_speed(seconds)
     borders = [0]
@@ -42,25 +43,25 @@ def cluster(seconds: StepSeconds, spread: float = SPREAD) -> Groups:
 
 
 def divide(seconds: StepSeconds, groups: int) -> Groups:
-    """The intervals that minimise ``sum_g |g| * log(max_g / min_g)``, by dynamic programming over the sorted workers.
+    """Return the intervals of sorted workers that minimise ``sum_g |g| * log(max_g / min_g)``, by dynamic programming.
 
     Args:
         seconds: Seconds of one step of each worker.
-        groups: How many, 1 to the number of workers.
+        groups: Number of groups, 1 to the number of workers.
     """
     return _cut(_by_speed(seconds), _borders(seconds, groups)[groups - 1])
 
 
 def evenly(seconds: StepSeconds, groups: int) -> Groups:
-    """Intervals of the sorted workers with the same number of them, give or take one; see :func:`divide`."""
+    """Return intervals of the sorted workers whose sizes differ by one at most; see :func:`divide`."""
     order = _by_speed(seconds)
     return _cut(order, [len(order) * group // groups for group in range(groups + 1)])
 
 
 def choose(seconds: StepSeconds, spread: float = SPREAD) -> Groups:
-    """The grouping with the least :func:`predicted_cost` among the tightest ones of each number of groups.
+    """Return the grouping with the least :func:`predicted_cost` among the tightest ones of each number of groups.
 
-    No more groups are considered than :func:`cluster` needs. Of equally good ones the one with fewer groups.
+    No more groups are considered than :func:`cluster` needs. Ties are resolved in favour of fewer groups.
     """
     order, most = _by_speed(seconds), min(len(cluster(seconds, spread)), MOST_GROUPS)
     candidates = [_cut(order, borders) for borders in _borders(seconds, most)]
@@ -68,15 +69,15 @@ def choose(seconds: StepSeconds, spread: float = SPREAD) -> Groups:
 
 
 def predicted_cost(groups: Groups, seconds: StepSeconds, spread: float = SPREAD) -> float:
-    """Predicted seconds per local batch, stretched by staleness; smaller is better.
+    """Return the predicted seconds per local batch, increased by staleness; smaller is better.
 
-    With equal local batches a group does ``|g|`` of them in the time of its slowest member; always busy groups that do
-    not wait for each other miss ``G - 1`` updates on average, whatever their speeds::
+    With equal local batches a group computes ``|g|`` of them in the time of its slowest member. Groups that are always
+    busy and do not wait for each other miss ``G - 1`` updates on average, whatever their speeds::
 
         cost = (1 + spread / 2 * (G - 1)) / sum_g |g| / max_g(seconds)
 
-    The factor makes two machines of ratio ``1 + spread`` as good together as apart, and so means the same as in
-    :func:`cluster`. Batches that are adapted afterwards inside a group absorb what waiting is left.
+    The factor makes one group of two machines of ratio ``1 + spread`` as good as two groups, so ``spread`` has the
+    meaning that it has in :func:`cluster`. Batches that are adapted later within a group absorb the remaining waiting.
     """
     rate = sum(len(group) / max(seconds[worker] for worker in group) for group in groups)
     return (1 + spread / 2 * (len(groups) - 1)) / rate
@@ -84,15 +85,15 @@ def predicted_cost(groups: Groups, seconds: StepSeconds, spread: float = SPREAD)
 
 @dataclass
 class Hysteresis:
-    """Keeps a grouping as long as it fits: a look in which no worker left its group's band changes nothing.
+    """Hysteresis of a grouping: a review in which no worker left its group's band changes nothing.
 
     The band reaches from ``1 - BAND`` times the fastest to ``1 + BAND`` times the slowest member at the time of
-    grouping, in units of the geometric mean of all workers: what slows all workers down moves none. A member that
-    is gone is left out.
+    grouping. The unit is the geometric mean of all workers, so a slowdown of all workers has no effect. Lost members
+    are left out.
 
     Attributes:
-        groups: As they are.
-        seconds: Seconds of every worker's step when they were formed; by index.
+        groups: Current groups.
+        seconds: Seconds of every worker's step when the groups were formed, by index.
     """
 
     groups: Groups
@@ -100,10 +101,10 @@ class Hysteresis:
     _outside: int = field(default=0, init=False)
 
     def look(self, seconds: dict[int, float]) -> bool:
-        """Whether a worker has now been outside for :data:`LOOKS` looks in a row.
+        """Return whether a worker has been outside its band for :data:`LOOKS` consecutive reviews.
 
         Args:
-            seconds: Seconds of one step of each worker that lives and has been measured since the last look.
+            seconds: Seconds of one step of each live worker that has been measured since the last review.
         """
         known = sorted(seconds)
         now = _relative([seconds[worker] for worker in known])
@@ -122,7 +123,7 @@ class Hysteresis:
 
 
 def pays(now: Groups, then: Groups, seconds: StepSeconds, remaining_s: float, cost_s: float) -> bool:
-    """Whether other groups save more of the ``remaining_s`` seconds of training than the ``cost_s`` of the change."""
+    """Whether other groups save more of the ``remaining_s`` seconds of training than the change costs (``cost_s``)."""
     if now == then:
         return False
     saved = 1 - predicted_cost(then, seconds) / predicted_cost(now, seconds)
@@ -139,10 +140,10 @@ def _cut(order: Sequence[int], borders: Sequence[int]) -> Groups:
 
 
 def _borders(seconds: StepSeconds, most: int) -> list[list[int]]:
-    """For each number of groups up to ``most`` where the tightest intervals of the sorted workers begin and end."""
+    """Return the borders of the tightest intervals of the sorted workers, for each number of groups up to ``most``."""
     logs = np.log([seconds[worker] for worker in _by_speed(seconds)])
     count = len(logs)
-    best = np.full(count + 1, np.inf)  # of the first n workers
+    best = np.full(count + 1, np.inf)  # least cost of the first n workers
     best[0] = 0.0
     starts: list[list[int]] = []
     found = []

@@ -1,4 +1,4 @@
-"""Leases of tasks: every task is done exactly once, or again by another worker when its own is lost."""
+"""Leases of tasks: every task is computed exactly once, or again by another worker if its own is lost."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from nfdt.schedulers.tasks import Task
 
 
 class LeaseBook:
-    """The state of one epoch's tasks: not handed out, leased, finished.
+    """The state of one epoch's tasks: unleased, leased, finished.
 
-    A task is leased to one worker at a time; only that worker can finish it. :meth:`lose` puts a lost
-    worker's tasks in front of all others, :meth:`give_back` those it has not begun.
+    A task is leased to one worker at a time; only that worker can finish it. :meth:`lose` requeues a lost
+    worker's tasks before all others, :meth:`give_back` those that it has not begun.
 
     Args:
-        source: Where tasks come from.
-        rounds: Round r + 1 is handed out only after every part of round r is finished by any worker; a round is a
-            step.
-        step_samples: So many samples are a step of the epoch; None: each task (or round) is one.
+        source: Source of the tasks.
+        rounds: Whether tasks form rounds: round r + 1 is leased only after every part of round r is finished by any
+            worker; a round is a step.
+        step_samples: Number of samples in a step of the epoch; None: each task (or round) is a step.
     """
 
     def __init__(self, source: TaskSource, *, rounds: bool = False, step_samples: int | None = None) -> None:
@@ -33,9 +33,9 @@ class LeaseBook:
         self._round_begun = False
 
     def issue(self, worker: str, limit: int = 1, part: int | None = None) -> tuple[Task, ...]:
-        """Lease up to ``limit`` tasks to the worker, returned ones first; empty when there is none now.
+        """Lease up to ``limit`` tasks to the worker, returned ones first; empty if none is available now.
 
-        ``part`` is the part of a round this worker should have if it is still to be had.
+        ``part`` is the preferred part of a round for this worker, if it is still available.
         """
         self._open_round()
         tasks = [self._pick(part) for _ in range(min(limit, len(self._ready)))]
@@ -47,20 +47,20 @@ class LeaseBook:
         return tuple(tasks)
 
     def held(self, worker: str, *, begun: Collection[int] = ()) -> tuple[Task, ...]:
-        """The tasks the worker holds, without those of these numbers."""
+        """Return the tasks that the worker holds, without those whose numbers are in ``begun``."""
         return tuple(task for number, task in self._held.get(worker, {}).items() if number not in begun)
 
     def holders(self) -> tuple[str, ...]:
-        """The workers that hold tasks."""
+        """Return the workers that hold tasks."""
         return tuple(w for w, tasks in self._held.items() if tasks)
 
     @property
     def leased(self) -> int:
-        """How many tasks are held."""
+        """Number of tasks that are held."""
         return sum(map(len, self._held.values()))
 
     def finish(self, worker: str, task: int) -> Task | None:
-        """The worker has done a task it holds; None if it does not hold it (any more)."""
+        """Finish and return a task that the worker holds; None if the worker does not hold it (any more)."""
         done = self._held.get(worker, {}).pop(task, None)
         if done is None:
             return None
@@ -71,11 +71,11 @@ class LeaseBook:
         return done
 
     def divide(self, weights: Mapping[str, float]) -> None:
-        """Reserve what has not been handed out for these workers, in proportion."""
+        """Reserve the unleased tasks for these workers, in proportion."""
         self._source.divide(weights)
 
     def give_back(self, worker: str, *, begun: Collection[int] = ()) -> int:
-        """The worker has stopped before it began the tasks it holds, but these: they go back. Returns how many."""
+        """Requeue the tasks that the worker holds but has not begun; return their number."""
         held = self._held.pop(worker, {})
         tasks = [task for number, task in held.items() if number not in begun]
         self._held[worker] = {number: task for number, task in held.items() if number in begun}
@@ -83,33 +83,33 @@ class LeaseBook:
         return len(tasks)
 
     def lose(self, worker: str) -> int:
-        """The worker is gone: its tasks go back. Returns how many; a second call returns 0."""
+        """Requeue the tasks of a lost worker; return their number. A second call returns 0."""
         self._source.release(worker)
         return self.give_back(worker)
 
     def stop(self) -> None:
-        """Drop what has not been leased; a round that has begun is still completed."""
+        """Drop unleased tasks; a round that has begun is still completed."""
         self._source.drop()
         if not (self._rounds and self._round_begun):
             self._ready.clear()
 
     def available(self, worker: str) -> bool:
-        """Whether :meth:`issue` would give the worker something now."""
+        """Whether :meth:`issue` would lease a task to the worker now."""
         self._open_round()
         return bool(self._ready) or (not self._rounds and self._source.available(worker))
 
     @property
     def decided(self) -> bool:
-        """Whether it is known if there will be another task: one is there, or none will come."""
+        """Whether the existence of another task is known: one is available, or none will come."""
         return self.done or self.available("")
 
     def exhausted(self, worker: str) -> bool:
-        """Whether nothing is left for the worker, unless another worker is lost."""
+        """Whether no task is left for the worker, unless another worker is lost."""
         return not self._ready and self._source.exhausted(worker)
 
     @property
     def steps_finished(self) -> int:
-        """Steps of the epoch that are finished; a short last one counts once everything is done."""
+        """Number of finished steps of the epoch; a short last one counts once all tasks are finished."""
         if self._step_samples is None:
             return self._finished
         whole, rest = divmod(self.samples_finished, self._step_samples)
@@ -117,7 +117,7 @@ class LeaseBook:
 
     @property
     def remaining(self) -> int:
-        """Rounds that are not leased, as far as known, and tasks that came back."""
+        """Number of unleased rounds, as far as known, and of returned tasks."""
         return self._source.remaining + len(self._ready)
 
     @property

@@ -11,7 +11,7 @@ class LocalSizes(Protocol):
     """Samples per step of each worker of a job; they may change after every step."""
 
     def of(self, worker: str) -> int:
-        """Samples per step of this worker."""
+        """Return the samples per step of this worker."""
         ...
 
     def joined(self, worker: str) -> None:
@@ -23,9 +23,9 @@ class LocalSizes(Protocol):
         ...
 
     def stepped(self, worker: str, speeds: Speeds) -> bool:
-        """Take note of a step that ``speeds`` has measured; return whether sizes change now."""
+        """Record a step that ``speeds`` has measured; return whether sizes change now."""
         ...
 
     def split(self, total: int) -> list[tuple[str, int]]:
-        """Divide a round of ``total`` samples: (worker, samples) without workers that get none."""
+        """Divide a round of ``total`` samples: (worker, samples), without workers that get none."""
         ...

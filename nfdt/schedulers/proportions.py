@@ -1,8 +1,8 @@
-"""Division of samples among workers by speed, so that all of them take the same time, in whole samples.
+"""Division of whole samples among workers by speed, so that all workers take the same time.
 
-Worker i does n samples in ``alpha_i + beta_i * n`` seconds. Everybody ends at T if it takes ``n_i(T) = (T - alpha_i) /
-beta_i``, kept between ``least`` and ``most``; T is where the n_i sum up to the total (water-filling). With alpha = 0
-the shares are proportional to the speeds 1 / beta_i.
+Worker i computes n samples in ``alpha_i + beta_i * n`` seconds. All workers end at T if worker i takes
+``n_i(T) = (T - alpha_i) / beta_i``, limited to ``least`` and ``most``. T is the time at which the n_i sum up to the
+total (water-filling). With alpha = 0 the shares are proportional to the speeds 1 / beta_i.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from nfdt.schedulers.throughput import StepTime
 
 
 def largest_remainder(total: int, shares: Sequence[float]) -> list[int]:
-    """Whole numbers that sum up to ``total``, each less than 1 from its share of ``total``.
+    """Return whole numbers that sum up to ``total``, each less than 1 from its share of ``total``.
 
     Args:
-        total: What is divided, >= 0.
-        shares: Each one's share, >= 0, on any scale; not all 0 unless ``total`` is.
+        total: Number to divide, >= 0.
+        shares: Shares, >= 0, on any scale; not all 0 unless ``total`` is 0.
 
     Returns:
-        One number per share. Equal remainders: the first one gets more.
+        One number per share. Of equal remainders the first is rounded up.
 
     Raises:
-        ValueError: all shares are 0.
+        ValueError: All shares are 0.
     """
     whole = math.fsum(shares)
     if total and not whole > 0:
@@ -40,19 +40,19 @@ def largest_remainder(total: int, shares: Sequence[float]) -> list[int]:
 def water_fill(
     total: float, times: Sequence[StepTime], *, least: float = 0.0, most: float = math.inf
 ) -> tuple[float, list[float]]:
-    """When all of them are done, and how many samples each one does until then.
+    """Return the common end time of all workers and the number of samples of each until then.
 
     Args:
-        total: Samples to be done, between ``least`` and ``most`` times the number of workers.
-        times: What each worker takes; alpha holds whatever passes before its first sample.
-        least: Fewest samples of one worker.
-        most: Most samples of one worker.
+        total: Samples to compute, between ``least`` and ``most`` times the number of workers.
+        times: Step time of each worker; alpha includes all time before its first sample.
+        least: Minimum number of samples of one worker.
+        most: Maximum number of samples of one worker.
 
     Returns:
-        T in seconds and the samples of each worker; one whose alpha is beyond T does ``least``.
+        T in seconds and the samples of each worker; a worker whose alpha is beyond T computes ``least``.
 
     Raises:
-        ValueError: the total lies outside the bounds, or there are no workers.
+        ValueError: The total lies outside the bounds, or there are no workers.
     """
     count = len(times)
     if not count or not count * least <= total <= count * most:
@@ -75,17 +75,17 @@ def water_fill(
 def equal_time_split(
     total: int, times: Sequence[StepTime], *, least: int = 0, most: int | None = None, smallest: int = 0
 ) -> list[int]:
-    """Whole samples for each worker so that all end together, within the time of one sample each.
+    """Return whole samples for each worker so that all end together, within the time of one sample each.
 
     Args:
-        total: Samples to be done.
-        times: What each worker takes.
-        least: Fewest samples of one worker; every worker gets them.
-        most: Most samples of one worker; None for no bound.
+        total: Samples to compute.
+        times: Step time of each worker.
+        least: Minimum number of samples of one worker; every worker gets them.
+        most: Maximum number of samples of one worker; None for no bound.
         smallest: A worker that would get fewer is left out and gets none (``least`` must be 0).
 
     Raises:
-        ValueError: the total lies outside the bounds, or there are no workers.
+        ValueError: The total lies outside the bounds, or there are no workers.
     """
     chosen = list(range(len(times)))
     bound = math.inf if most is None else most
@@ -102,22 +102,22 @@ def equal_time_split(
 
 
 def proportional_split(total: int, rates: Sequence[float], *, least: int = 0, most: int | None = None) -> list[int]:
-    """Whole samples for each worker in proportion to its speed, between ``least`` and ``most``.
+    """Return whole samples for each worker in proportion to its speed, between ``least`` and ``most``.
 
     Args:
-        total: Samples to be divided.
+        total: Samples to divide.
         rates: Samples per second of each worker, > 0, on any scale.
-        least: Fewest samples of one worker.
-        most: Most samples of one worker; None for no bound.
+        least: Minimum number of samples of one worker.
+        most: Maximum number of samples of one worker; None for no bound.
 
     Raises:
-        ValueError: the total lies outside the bounds, or there are no workers.
+        ValueError: The total lies outside the bounds, or there are no workers.
     """
     return equal_time_split(total, [StepTime(0.0, 1 / rate) for rate in rates], least=least, most=most)
 
 
 def _whole(total: int, shares: Sequence[float]) -> list[int]:
-    """The shares, which sum up to the total but for rounding, as whole numbers that do; none leaves its bounds."""
+    """Round shares that sum up to the total but for rounding to whole numbers that do; none leaves its bounds."""
     counts = [math.floor(share + 1e-9) for share in shares]
     rest = sorted(range(len(counts)), key=lambda i: counts[i] - shares[i])
     for i in rest[: total - sum(counts)]:

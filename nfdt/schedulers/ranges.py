@@ -1,4 +1,4 @@
-"""Consecutive numbers that are not handed out yet, in a pool or in shares."""
+"""Consecutive numbers that are still available, in a pool or in shares."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from nfdt.schedulers.proportions import largest_remainder
 
 
 class Ranges:
-    """Numbers to be handed out in order: one pool for all, until it is divided into a contiguous share per worker.
+    """Available numbers in order: one pool for all workers, until it is divided into a contiguous share per worker.
 
-    A share whose worker is gone falls into the pool, from which all take once its own share is empty; so does a
-    worker that came too late for a share.
+    The share of a lost worker returns to the pool. A worker takes from the pool once its own share is empty, or if it
+    joined too late for a share.
     """
 
     def __init__(self, numbers: range) -> None:
@@ -21,11 +21,11 @@ class Ranges:
         self._shares: dict[str, range] = {}
 
     def __len__(self) -> int:
-        """Numbers not handed out."""
+        """Return the count of available numbers."""
         return sum(map(len, self._pool)) + sum(map(len, self._shares.values()))
 
     def divide(self, weights: Mapping[str, float]) -> None:
-        """Share out the front of the pool, in proportion to the weights, each share within one of its exact size."""
+        """Divide the front of the pool in proportion to the weights, each share within one of its exact size."""
         if not self._pool or not weights:
             return
         numbers = self._pool.popleft()
@@ -34,7 +34,7 @@ class Ranges:
             self._shares[worker] = numbers[start:stop]
 
     def take(self, worker: str, limit: int) -> range:
-        """Up to ``limit`` consecutive numbers of this worker's share, else of the pool; empty when there are none."""
+        """Take up to ``limit`` consecutive numbers of the worker's share, else of the pool; empty if there are none."""
         own = self._shares.get(worker, range(0))
         if own:
             self._shares[worker] = own[limit:]
@@ -47,16 +47,16 @@ class Ranges:
         return head[:limit]
 
     def release(self, worker: str) -> None:
-        """The worker's share falls into the pool."""
+        """Return the worker's share to the pool."""
         share = self._shares.pop(worker, range(0))
         if share:
             self._pool.append(share)
 
     def drop(self) -> None:
-        """Forget everything."""
+        """Discard all numbers."""
         self._pool.clear()
         self._shares.clear()
 
     def has(self, worker: str) -> bool:
-        """Whether :meth:`take` would give the worker something."""
+        """Whether :meth:`take` would return numbers for the worker."""
         return bool(self._pool or self._shares.get(worker))

@@ -1,4 +1,4 @@
-"""Tasks cut when they are asked for, each in the size that its worker should have then (dynamic batch sizes)."""
+"""Tasks that are cut on request, each in the current batch size of its worker (dynamic batch sizes)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from nfdt.schedulers.tasks import Position, Task, TaskPlan
 
 
 class SizedTasks:
-    """The rows of a plan's epoch, every one once, in batches whose sizes are not known beforehand.
+    """The rows of a plan's epoch, each exactly once, in batches whose sizes are not known in advance.
 
-    A synchronous round holds as many rows as the plan's rounds do, one part per worker; an asynchronous batch holds
-    what its worker takes now, fewer only where the rows (or the worker's share of them) end.
+    A synchronous round holds as many rows as the plan's rounds, one part per worker. An asynchronous batch holds the
+    current batch size of its worker, and fewer rows only at the end of the rows (or of the worker's share).
 
     Args:
-        plan: Which rows, and how many form a round.
-        sizes: What each worker takes; it may change at any time.
+        plan: Plan of the rows and of the number of rows in a round.
+        sizes: Batch size of each worker; it may change at any time.
 
     Attributes:
-        ranks: Which part of the round handed out last is meant for which worker.
+        ranks: Preferred part of the last round for each worker.
     """
 
     def __init__(self, plan: TaskPlan, sizes: LocalSizes) -> None:
@@ -34,23 +34,23 @@ class SizedTasks:
 
     @staticmethod
     def end(plan: TaskPlan) -> Position:
-        """Where the next epoch begins; as many task numbers are passed over as there could be tasks."""
+        """Return the position of the next epoch; it skips as many task numbers as there could be tasks."""
         _, rows = plan.rows
         return replace(plan.end, task=plan.begin.task + len(rows))
 
     def divide(self, weights: Mapping[str, float]) -> None:
-        """Contiguous shares of the rows."""
+        """Divide the rows into contiguous shares."""
         self._rows.divide(weights)
 
     def take(self, worker: str, limit: int) -> list[Task]:
-        """Up to ``limit`` batches of this worker's share, else of the pool."""
+        """Take up to ``limit`` batches of this worker's share, else of the pool."""
         tasks: list[Task] = []
         while len(tasks) < limit and (rows := self._rows.take(worker, self._sizes.of(worker))):
             tasks.append(self._task(rows))
         return tasks
 
     def take_round(self) -> list[Task]:
-        """The next round, divided among the workers that there are."""
+        """Take the next round, divided among the current workers."""
         rows = self._rows.take("", self._plan.round_rows)
         if not rows:
             return []
@@ -66,11 +66,11 @@ class SizedTasks:
         return tasks
 
     def release(self, worker: str) -> None:
-        """The worker's share falls into the pool."""
+        """Return the worker's share to the pool."""
         self._rows.release(worker)
 
     def drop(self) -> None:
-        """Forget the pool and all shares."""
+        """Discard the pool and all shares."""
         self._rows.drop()
 
     def available(self, worker: str) -> bool:
@@ -83,12 +83,12 @@ class SizedTasks:
 
     @property
     def remaining(self) -> int:
-        """Rounds (asynchronous: batches of b0) that the rows not handed out would form."""
+        """Number of rounds (asynchronous: of batches of b0) that the remaining rows would form."""
         return -(-len(self._rows) // self._plan.round_rows)
 
     @property
     def finished(self) -> bool:
-        """Whether every row is handed out."""
+        """Whether every row has been taken."""
         return not len(self._rows)
 
     def _task(self, rows: range) -> Task:

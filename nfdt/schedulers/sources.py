@@ -1,4 +1,4 @@
-"""Where tasks come from before they are leased: the plan of an epoch, or a queue that a client feeds."""
+"""Sources of tasks before they are leased: the plan of an epoch, or a queue that a client feeds."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from nfdt.schedulers.tasks import Position, Task, TaskPlan
 
 
 class TaskSource(Protocol):
-    """Tasks that are not leased yet, by rounds (an asynchronous round is one task)."""
+    """Unleased tasks by rounds (an asynchronous round is one task)."""
 
     def take(self, worker: str, limit: int) -> list[Task]:
-        """Up to ``limit`` rounds' tasks for this worker."""
+        """Take the tasks of up to ``limit`` rounds for this worker."""
         ...
 
     def take_round(self) -> list[Task]:
-        """All parts of the next round; empty when it is not there (yet)."""
+        """Take all parts of the next round; empty if it is not available (yet)."""
         ...
 
     def divide(self, weights: Mapping[str, float]) -> None:
-        """Reserve the tasks that are not leased for these workers, in proportion."""
+        """Reserve the unleased tasks for these workers, in proportion."""
         ...
 
     def release(self, worker: str) -> None:
-        """Give the share of a lost worker to all others."""
+        """Return the share of a lost worker to the pool of all others."""
         ...
 
     def drop(self) -> None:
-        """Hand out nothing more."""
+        """Discard all remaining tasks."""
         ...
 
     def available(self, worker: str) -> bool:
-        """Whether :meth:`take` would give this worker something now."""
+        """Whether :meth:`take` would return a task for this worker now."""
         ...
 
     def exhausted(self, worker: str) -> bool:
-        """Whether nothing is left or will come for this worker (unless another one leaves)."""
+        """Whether no task is left or will come for this worker (unless another one leaves)."""
         ...
 
     @property
     def remaining(self) -> int:
-        """Rounds not handed out, as far as known."""
+        """Number of remaining rounds, as far as known."""
         ...
 
     @property
@@ -61,27 +61,27 @@ class PlannedTasks:
         self._rounds = Ranges(range(len(plan)))
 
     def divide(self, weights: Mapping[str, float]) -> None:
-        """Contiguous shares of the rounds."""
+        """Divide the rounds into contiguous shares."""
         self._rounds.divide(weights)
 
     def take(self, worker: str, limit: int) -> list[Task]:
-        """Up to ``limit`` tasks of this worker's share, else of the pool."""
+        """Take up to ``limit`` tasks of this worker's share, else of the pool."""
         return [task for index in self._rounds.take(worker, limit) for task in self._plan.round(index)]
 
     def take_round(self) -> list[Task]:
-        """All parts of the next round."""
+        """Take all parts of the next round."""
         return self.take("", 1)
 
     def release(self, worker: str) -> None:
-        """The worker's share falls into the pool."""
+        """Return the worker's share to the pool."""
         self._rounds.release(worker)
 
     def drop(self) -> None:
-        """Forget the pool and all shares."""
+        """Discard the pool and all shares."""
         self._rounds.drop()
 
     def available(self, worker: str) -> bool:
-        """Whether the worker's share or the pool has something."""
+        """Whether the worker's share or the pool has rounds."""
         return self._rounds.has(worker)
 
     def exhausted(self, worker: str) -> bool:
@@ -90,17 +90,17 @@ class PlannedTasks:
 
     @property
     def remaining(self) -> int:
-        """Rounds not handed out."""
+        """Number of remaining rounds."""
         return len(self._rounds)
 
     @property
     def finished(self) -> bool:
-        """Whether every round is handed out."""
+        """Whether every round has been taken."""
         return not self.remaining
 
 
 class FedTasks:
-    """Batches in the order a client feeds them; a synchronous round is ``parts`` consecutive ones.
+    """Batches in the order in which a client feeds them; a synchronous round is ``parts`` consecutive ones.
 
     ``parts`` may be set until the first round is taken; ``accepted`` counts the batches fed.
     """
@@ -116,7 +116,7 @@ class FedTasks:
         self._ended = False
 
     def feed(self, data: bytes, samples: int) -> None:
-        """One more batch. Ignored after :meth:`drop`."""
+        """Queue one more batch; ignore it after the end or :meth:`drop`."""
         if self._ended:
             return
         self._queue.append(Task(self._next, 0, samples, data=data, samples=samples))
@@ -124,15 +124,15 @@ class FedTasks:
         self.accepted += 1
 
     def end(self) -> None:
-        """No more batches will come."""
+        """Record that no more batches will come."""
         self._ended = True
 
     def take(self, worker: str, limit: int) -> list[Task]:
-        """Up to ``limit`` of the batches that are there."""
+        """Take up to ``limit`` of the queued batches."""
         return [self._queue.popleft() for _ in range(min(limit, len(self._queue)))]
 
     def take_round(self) -> list[Task]:
-        """The next ``parts`` batches; fewer only at the end."""
+        """Take the next ``parts`` batches; fewer only at the end."""
         if not self._queue or (len(self._queue) < self.parts and not self._ended):
             return []
         tasks = self.take("", self.parts)
@@ -141,18 +141,18 @@ class FedTasks:
         return [replace(task, round=number, part=part, parts=len(tasks)) for part, task in enumerate(tasks)]
 
     def divide(self, weights: Mapping[str, float]) -> None:
-        """Nothing can be reserved of what is not there yet."""
+        """Do nothing: batches that have not arrived cannot be reserved."""
 
     def release(self, worker: str) -> None:
-        """Nothing is reserved."""
+        """Do nothing: no batch is reserved."""
 
     def drop(self) -> None:
-        """Forget what is queued and refuse more."""
+        """Discard the queue and refuse further batches."""
         self._queue.clear()
         self._ended = True
 
     def available(self, worker: str) -> bool:
-        """Whether a batch is there."""
+        """Whether a batch is queued."""
         return bool(self._queue)
 
     def exhausted(self, worker: str) -> bool:
@@ -161,7 +161,7 @@ class FedTasks:
 
     @property
     def remaining(self) -> int:
-        """Batches queued."""
+        """Number of queued batches."""
         return len(self._queue)
 
     @property
@@ -171,5 +171,5 @@ class FedTasks:
 
     @property
     def end_position(self) -> Position:
-        """Where the next epoch's numbers begin."""
+        """Position at which the numbers of the next epoch begin."""
         return Position(0, 0, self._next, self._round)

@@ -1,4 +1,4 @@
-"""The tasks of an epoch as data: which rows of which pass form which local batch."""
+"""The tasks of an epoch as data: the pass and the rows of each local batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nfdt.core.work.tasks import Task
 
 @dataclass(frozen=True)
 class Position:
-    """Where the job stands in the endless run of passes, and the next free numbers."""
+    """Position of the job in the endless sequence of passes, and the next free numbers."""
 
     pass_index: int = 0
     row: int = 0
@@ -19,16 +19,16 @@ class Position:
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """The rounds of one epoch, computed when asked for; a round is one step of the epoch.
+    """The rounds of one epoch, computed on request; a round is one step of the epoch.
 
     Attributes:
         samples: Rows of the data, n >= 1.
         batch_size: Local batch b0, in rows.
         parts: Local batches per round: 1 for asynchronous presets, M for synchronous ones.
-        steps: Most rounds of the epoch. An epoch ends with its pass, as in Keras: the next one begins a new pass.
-            None for a whole pass, ``ceil(n / (parts * b0))``.
-        begin: Where the epoch begins.
-        synchronous: Number the rounds; asynchronous tasks all have round 0.
+        steps: Maximum number of rounds in the epoch. An epoch ends with its pass, as in Keras: the next one begins a
+            new pass. None for a whole pass, ``ceil(n / (parts * b0))``.
+        begin: Position at which the epoch begins.
+        synchronous: Whether rounds are numbered; asynchronous tasks all have round 0.
     """
 
     samples: int
@@ -39,12 +39,12 @@ class TaskPlan:
     synchronous: bool = False
 
     def __len__(self) -> int:
-        """Rounds of the epoch."""
+        """Return the number of rounds in the epoch."""
         rest = self._rounds_from(self.begin.row)
         return rest if self.steps is None else min(self.steps, rest)
 
     def round(self, index: int) -> tuple[Task, ...]:
-        """The tasks of round ``index`` of the epoch, counted from 0."""
+        """Return the tasks of round ``index`` of the epoch, counted from 0."""
         pass_index, start = self._place(index)
         stop = min(start + self.round_rows, self.samples)
         starts = range(start, stop, self.batch_size)
@@ -64,19 +64,19 @@ class TaskPlan:
 
     @property
     def end(self) -> Position:
-        """Where the next epoch begins."""
+        """Position at which the next epoch begins."""
         pass_index, row = self._place(len(self))
         return Position(pass_index, row, self.begin.task + len(self) * self.parts, self.begin.round + len(self))
 
     @property
     def rows(self) -> tuple[int, range]:
-        """The pass of the epoch, and its rows."""
+        """The pass of the epoch and its rows."""
         pass_index, start = self._place(0)
         return pass_index, range(start, min(start + len(self) * self.round_rows, self.samples))
 
     @property
     def round_rows(self) -> int:
-        """Rows of one round; the last one of a pass may have fewer."""
+        """Number of rows in one round; the last round of a pass may have fewer."""
         return self.batch_size * self.parts
 
     def _rounds_from(self, row: int) -> int:

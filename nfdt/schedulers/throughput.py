@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import median, quantiles
 
-WARM_UP = 3  # first steps trace and compile: they are dropped
+WARM_UP = 3  # the first steps trace and compile; they are dropped
 WINDOW = 16
-LEAST = 3  # steps before there is an estimate
-VARIED = 1.08  # batch sizes this far apart separate alpha from beta
-CHANGE = 1.15  # so far off, so many times running, on the same side: the speed has changed
+LEAST = 3  # steps before the first estimate
+VARIED = 1.08  # ratio of batch sizes that separates alpha from beta
+CHANGE = 1.15  # a change of speed: CHANGE_RUN consecutive steps off by this ratio to the same side
 CHANGE_RUN = 5
 STUMBLE = 2.0
 
@@ -27,30 +27,30 @@ class StepTime:
     beta_s: float
 
     def seconds(self, samples: float) -> float:
-        """Seconds of one step of this many samples."""
+        """Return the seconds of one step of ``samples`` samples."""
         return self.alpha_s + self.beta_s * samples
 
     def samples_per_s(self, samples: float) -> float:
-        """Throughput with steps of this many samples."""
+        """Return the throughput with steps of ``samples`` samples."""
         return samples / self.seconds(samples)
 
     def scaled(self, factor: float) -> StepTime:
-        """The same shape, ``factor`` times slower."""
+        """Return the same line, ``factor`` times slower."""
         return StepTime(self.alpha_s * factor, self.beta_s * factor)
 
 
 class Throughput:
-    """One worker's step time, from what its steps took; communication counts where the worker waited for it.
+    """One worker's step time, fitted to its measured steps; communication counts if the worker waited for it.
 
-    The last 16 steps count, the first three not at all. The line is Theil and Sen's (median of slopes), so that up to a
-    quarter of the steps may be outliers. Where the batch size has not varied, alpha is unknown: the shape known last is
-    scaled to the steps (at first alpha = 0: time proportional to samples). Five steps in a row that are more than 15 %
-    off to one side are a change of speed: what came before is forgotten.
+    The last 16 steps count; the first three never count. The line is the Theil-Sen estimate (median of slopes), so that
+    up to a quarter of the steps may be outliers. If the batch size has not varied, alpha is unknown: the last known
+    shape is scaled to the steps (at first alpha = 0: time proportional to samples). Five consecutive steps that are
+    more than 15 % off to one side are a change of speed: earlier steps are discarded.
 
     Attributes:
-        steps: Steps seen, the dropped ones too.
+        steps: Number of recorded steps, including dropped ones.
         identified: Whether alpha has been separated from beta.
-        changes: Changes of speed noticed.
+        changes: Number of detected changes of speed.
     """
 
     def __init__(self) -> None:
@@ -59,13 +59,13 @@ class Throughput:
         self._window: deque[Pair] = deque(maxlen=WINDOW)
         self._shape = StepTime(0.0, 1.0)
         self._fit: StepTime | None = None
-        self._run = 0  # steps in a row that were too slow (> 0) or too fast (< 0)
+        self._run = 0  # consecutive steps that were too slow (> 0) or too fast (< 0)
         self.changes = 0
         self._exchange: deque[float] = deque(maxlen=WINDOW)
-        self._last = 1.0  # what the last step took over what was expected of it
+        self._last = 1.0  # seconds of the last step over its expected seconds
 
     def add(self, samples: int, seconds: float, exchange_s: float = 0.0) -> None:
-        """One step of ``samples`` samples took ``seconds``, of which ``exchange_s`` were not computing."""
+        """Record a step of ``samples`` samples that took ``seconds``, of which ``exchange_s`` were not computation."""
         self.steps += 1
         if self.steps <= WARM_UP or samples < 1:
             return
@@ -81,19 +81,19 @@ class Throughput:
 
     @property
     def step_time(self) -> StepTime | None:
-        """The line; None before three steps have counted."""
+        """The fitted line; None before three steps have counted."""
         if self._fit is None and len(self._window) >= LEAST:
             self._fit = self._fitted()
         return self._fit
 
     @property
     def exchange_s(self) -> float:
-        """Median of what a step does beside computing, in seconds; 0 before anything is known."""
+        """Median of the seconds of a step that are not computation; 0 before the first measurement."""
         return median(self._exchange) if self._exchange else 0.0
 
     @property
     def now(self) -> StepTime | None:
-        """The line, scaled to the last step if that took over twice or under half of it: it may be the new truth."""
+        """The line, scaled to the last step if that took over twice or under half of it: the speed may have changed."""
         line = self.step_time
         return line.scaled(self._last) if line and not 1 / STUMBLE <= self._last <= STUMBLE else line
 
@@ -113,10 +113,10 @@ class Throughput:
 
 
 def fit_line(pairs: Sequence[Pair] | deque[Pair]) -> StepTime | None:
-    """Theil and Sen's line through (samples, seconds); None where the pairs do not determine it.
+    """Return the Theil-Sen line through (samples, seconds); None if the pairs do not determine it.
 
-    They do not where fewer than three of them lie at each end of the batch sizes, or where the middle half of the
-    slopes is wider than the slope itself. A negative alpha becomes 0.
+    They do not if fewer than three of them lie at each end of the batch sizes, or if the middle half of the slopes is
+    wider than the slope itself. A negative alpha becomes 0.
     """
     sizes = sorted(b for b, _ in pairs)
     if len(sizes) < 2 * LEAST or sizes[-LEAST] < VARIED * sizes[LEAST - 1]:
@@ -136,36 +136,36 @@ class Speeds:
         self._workers: dict[str, Throughput] = {}
 
     def measured(self, worker: str, samples: int, seconds: float, exchange_s: float = 0.0) -> None:
-        """One step of the worker: so many samples took so long, of which ``exchange_s`` were not computing."""
+        """Record a step of the worker: ``samples`` took ``seconds``, of which ``exchange_s`` were not computation."""
         self._workers.setdefault(worker, Throughput()).add(samples, seconds, exchange_s)
 
     def of(self, worker: str) -> StepTime | None:
-        """The worker's step time; None before it is known."""
+        """Return the worker's step time; None before it is known."""
         known = self._workers.get(worker)
         return known.step_time if known else None
 
     def now(self, worker: str) -> StepTime | None:
-        """The worker's step time as its last step suggests; None before it is known."""
+        """Return the worker's step time, adjusted to its last step; None before it is known."""
         known = self._workers.get(worker)
         return known.now if known else None
 
     def step_s(self, worker: str, samples: int) -> float | None:
-        """Seconds that a step of this size takes the worker; None before it is known."""
+        """Return the worker's seconds per step of this size; None before they are known."""
         line = self.of(worker)
         return None if line is None else line.seconds(samples)
 
     def steps(self, worker: str) -> int:
-        """Number of the worker's steps that were measured."""
+        """Return the number of the worker's measured steps."""
         known = self._workers.get(worker)
         return known.steps if known else 0
 
     def changes(self, worker: str) -> int:
-        """Number of changes of the worker's speed that were noticed."""
+        """Return the number of detected changes of the worker's speed."""
         known = self._workers.get(worker)
         return known.changes if known else 0
 
     def exchange_s(self, worker: str) -> float:
-        """Seconds of a step of the worker without its computing."""
+        """Return the seconds of the worker's step that are not computation."""
         known = self._workers.get(worker)
         return known.exchange_s if known else 0.0
 
@@ -175,15 +175,15 @@ class Speeds:
         return known is not None and known.identified
 
     def forget(self, worker: str) -> None:
-        """The worker is gone."""
+        """Remove a lost worker."""
         self._workers.pop(worker, None)
 
 
 def lease_size(remaining: int, workers: int, task_s: float | None, *, target_s: float = 0.2, most: int = 64) -> int:
-    """Return how many tasks to lease at once: guided self-scheduling with a cap in time.
+    """Return the number of tasks to lease at once: guided self-scheduling with a time limit.
 
-    At most ``remaining / (2 * workers)``, so that the tail is shared in small pieces; at most
-    ``target_s`` worth of tasks, so that a lost lease costs little and progress is seen; 1 until
+    It is at most ``remaining / (2 * workers)``, so that the tail is divided into small leases. It is at most
+    ``target_s`` worth of tasks, so that a lost lease costs little and progress is visible. It is 1 until
     ``task_s`` is known.
     """
     if task_s is None:

@@ -6,14 +6,14 @@ every moment of a push takes state and returns new state.
 
 The moments of one push, in order::
 
-    correct       (gradient, weights, backup, tau)  -> the gradient the optimizer shall see
+    correct       (gradient, weights, backup, tau)  -> the gradient for the optimizer
     advance       (gradient, weights, decay, rate)  -> the new weights      only when owns_optimizer
     lessened      (decay)                           -> the weight decay     only when lessens_decay
     observe       (weights before, weights after)   -> state                only when the user's optimizer ran
-    reply         (weights, decay)                  -> what this worker receives: its next backup
+    reply         (weights, decay)                  -> the weights for this worker: its next backup
 
-``decay`` is the decoupled weight decay at a learning rate of 1, shape ``(n,)``: the decay times the weights where a
-variable decays, else 0; None for an optimizer without weight decay.
+``decay`` is the decoupled weight decay at a learning rate of 1, shape ``(n,)``: the decay times the weights for a
+variable that decays, else 0; None for an optimizer without weight decay.
 
 ``enter`` and ``leave`` translate between the slots of the user's optimizer and the rule's state.
 """
@@ -34,7 +34,7 @@ RuleState = dict[str, Array]
 
 
 class ArrayOps(Protocol):
-    """The functions a rule may call; the module ``numpy`` itself satisfies it."""
+    """Functions that a rule may call; the module ``numpy`` itself satisfies this interface."""
 
     def sqrt(self, x: Array, /) -> Array: ...  # noqa: D102
     def abs(self, x: Array, /) -> Array: ...  # noqa: D102
@@ -52,8 +52,8 @@ class ArrayOps(Protocol):
 class OptimizerTraits:
     """Properties of the user's optimizer.
 
-    ``kind`` is ``"sgd"`` (``momentum``, ``nesterov`` count), ``"adam"`` (``beta_1``, ``beta_2``,
-    ``epsilon`` count: Adam and AdamW without amsgrad) or ``"other"``: a black box.
+    ``kind`` is ``"sgd"`` (``momentum``, ``nesterov`` apply), ``"adam"`` (``beta_1``, ``beta_2``,
+    ``epsilon`` apply: Adam and AdamW without amsgrad) or ``"other"``: a black box.
     """
 
     kind: Literal["sgd", "adam", "other"] = "other"
@@ -74,10 +74,10 @@ class Push:
 
     Attributes:
         gradient: Mean gradient ``g`` of one worker's batch, shape ``(n,)``.
-        weights: The shard's weights ``w`` now, shape ``(n,)``.
-        backup: The weights *this worker* computed ``g`` on, shape ``(n,)``.
-        staleness: ``tau``, updates applied between backup and now; 0-d, dtype of the weights.
-        updates: Updates applied to the shard so far (``optimizer.iterations``); 0-d, dtype of the weights.
+        weights: Current weights ``w`` of the shard, shape ``(n,)``.
+        backup: Weights on which *this worker* computed ``g``, shape ``(n,)``.
+        staleness: ``tau``, number of updates applied since the backup; 0-d, dtype of the weights.
+        updates: Number of updates applied to the shard so far (``optimizer.iterations``); 0-d, dtype of the weights.
     """
 
     gradient: Array
@@ -106,7 +106,7 @@ class Advance:
 
 
 class UpdateRule(Protocol):
-    """Corrects delayed gradients. See the module's docstring for the order of the calls.
+    """Correction of delayed gradients. See the module's docstring for the order of the calls.
 
     Attributes:
         name: Name of the rule.
@@ -123,15 +123,15 @@ class UpdateRule(Protocol):
     """Whether the weight decay of the user's optimizer is :meth:`lessened`; a rule that owns it decays itself."""
 
     def init_shard(self, ops: ArrayOps, weights: Array) -> RuleState:
-        """State of one shard at the start; ``weights`` gives shape and dtype."""
+        """Return the initial state of one shard; ``weights`` gives shape and dtype."""
         ...
 
     def init_worker(self, ops: ArrayOps, weights: Array) -> RuleState:
-        """State kept per worker, in addition to its backup."""
+        """Return the initial state per worker, in addition to its backup."""
         ...
 
     def correct(self, ops: ArrayOps, push: Push, shard: RuleState, worker: RuleState) -> Correction:
-        """Return the gradient for the optimizer in place of the delayed one."""
+        """Return the gradient that replaces the delayed one for the optimizer."""
         ...
 
     def advance(
@@ -144,7 +144,7 @@ class UpdateRule(Protocol):
         shard: RuleState,
         decay: Array | None = None,
     ) -> Advance:
-        """Move the weights in place of the user's optimizer and of its weight decay. Only when ``owns_optimizer``.
+        """Return the result of a step in place of the user's optimizer and weight decay. Only if ``owns_optimizer``.
 
         ``updates`` counts the updates applied before this one.
         """
@@ -171,16 +171,16 @@ class UpdateRule(Protocol):
         ...
 
     def enter(self, ops: ArrayOps, slots: RuleState, updates: Array, shard: RuleState) -> RuleState:
-        """Take over the user's optimizer slots (``momentum`` | ``m``, ``v``) of a warm start."""
+        """Return the state for a warm start from the user's optimizer slots (``momentum`` | ``m``, ``v``)."""
         ...
 
     def leave(self, ops: ArrayOps, shard: RuleState) -> RuleState:
-        """The optimizer slots that continue where the rule stands now."""
+        """Return the optimizer slots that continue from the rule's current state."""
         ...
 
 
 class IdentityRule:
-    """Defaults of every moment: no state, the gradient as it came, the weights as they are."""
+    """Defaults of every moment: no state, unchanged gradients, unchanged weights."""
 
     name = "identity"
     owns_optimizer = False
@@ -189,15 +189,15 @@ class IdentityRule:
     lessens_decay = False
 
     def init_shard(self, ops: ArrayOps, weights: Array) -> RuleState:
-        """No state."""
+        """Return no state."""
         return {}
 
     def init_worker(self, ops: ArrayOps, weights: Array) -> RuleState:
-        """No state."""
+        """Return no state."""
         return {}
 
     def correct(self, ops: ArrayOps, push: Push, shard: RuleState, worker: RuleState) -> Correction:
-        """The gradient unchanged, at the full learning rate."""
+        """Return the unchanged gradient, at the full learning rate."""
         return Correction(push.gradient, scalar(ops, push.staleness, 1.0), shard, worker)
 
     def advance(
@@ -210,11 +210,11 @@ class IdentityRule:
         shard: RuleState,
         decay: Array | None = None,
     ) -> Advance:
-        """Plain gradient descent."""
+        """Return the weights after a step of plain gradient descent."""
         return Advance(weights - learning_rate * (gradient if decay is None else gradient + decay), shard)
 
     def lessened(self, ops: ArrayOps, decay: Array, shard: RuleState) -> Array:
-        """Weight decay as it is."""
+        """Return the unchanged weight decay."""
         return decay
 
     def observe(self, ops: ArrayOps, before: Array, after: Array, shard: RuleState) -> RuleState:
@@ -230,24 +230,24 @@ class IdentityRule:
         shard: RuleState,
         decay: Array | None = None,
     ) -> Array:
-        """The weights."""
+        """Return the unchanged weights."""
         return weights
 
     def enter(self, ops: ArrayOps, slots: RuleState, updates: Array, shard: RuleState) -> RuleState:
-        """The user's optimizer keeps its slots."""
+        """Return the state unchanged: the user's optimizer keeps its slots."""
         return shard
 
     def leave(self, ops: ArrayOps, shard: RuleState) -> RuleState:
-        """The user's optimizer has its slots."""
+        """Return no slots: the user's optimizer has them."""
         return {}
 
 
 def scalar(ops: ArrayOps, like: Array, value: float) -> Array:
-    """``value`` in the dtype of the 0-d array ``like``."""
+    """Return ``value`` in the dtype of the 0-d array ``like``."""
     return ops.zeros_like(like) + value
 
 
 def initial(weights: Array, value: float = 0.0) -> Array:
-    """A 0-d NumPy array holding ``value`` in the dtype of ``weights``, for a rule's initial state."""
+    """Return a 0-d NumPy array of ``value`` in the dtype of ``weights``, for a rule's initial state."""
     dtype = getattr(weights.dtype, "name", weights.dtype)
     return np.asarray(value, dtype)

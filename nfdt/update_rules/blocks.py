@@ -1,9 +1,9 @@
-"""Blocks of elements that a rule treats alike: of a shard's variables, of a table's rows, or single elements.
+"""Blocks of elements that share their factors in a rule: parts of variables, rows of a table, or single elements.
 
 A kernel, its last axis kept, is a matrix ``(inputs, units)``. A block of it is ``BLOCK_ROWS`` rows of one column, or
-what is left of them at its end: some of the weights that lead into one unit. A vector is a matrix of one column.
-Blocks never reach over a variable and begin at every ``BLOCK_ROWS``-th row of it, so that shards which are cut there
-see the same ones as a single shard.
+the remaining rows at its end: some of the weights that lead into one unit. A vector is a matrix of one column. A
+block never spans two variables. Blocks begin at every ``BLOCK_ROWS``-th row of a variable, so that shards which are
+cut there have the same blocks as a single shard.
 """
 
 from __future__ import annotations
@@ -21,41 +21,41 @@ class Blocks(Protocol):
     """Sums over blocks, and factors for them."""
 
     def sums(self, ops: ArrayOps, vector: Array) -> Array:
-        """The sum of each block's elements, shape ``(blocks,)``."""
+        """Return the sum of each block's elements, shape ``(blocks,)``."""
         ...
 
     def scaled(self, ops: ArrayOps, vector: Array, factors: Array) -> Array:
-        """The vector, each element times its block's factor; ``factors`` has shape ``(blocks,)``."""
+        """Return the vector, each element times its block's factor; ``factors`` has shape ``(blocks,)``."""
         ...
 
 
 class Elements:
-    """Every element is a block."""
+    """Blocks of one element each."""
 
     def sums(self, ops: ArrayOps, vector: Array) -> Array:
-        """The vector itself."""
+        """Return the vector itself."""
         return vector
 
     def scaled(self, ops: ArrayOps, vector: Array, factors: Array) -> Array:
-        """The product."""
+        """Return the product."""
         return vector * factors
 
 
 class TableRows:
-    """Every row of a table, or of the rows of it that are there, is a block; vectors have shape ``(rows, width)``."""
+    """Blocks of one row of a table, or of its present rows; vectors have shape ``(rows, width)``."""
 
     def sums(self, ops: ArrayOps, vector: Array) -> Array:
-        """One sum for each row."""
+        """Return one sum for each row."""
         return ops.sum(vector, -1)
 
     def scaled(self, ops: ArrayOps, vector: Array, factors: Array) -> Array:
-        """Rows times their factors."""
+        """Return the rows times their factors."""
         return vector * factors[:, None]
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Blocks that lie one after the other: ``(blocks, rows, columns)``, from element ``start`` and block ``first``."""
+    """Consecutive blocks: ``(blocks, rows, columns)``, from element ``start`` and block ``first``."""
 
     start: int
     first: int
@@ -71,10 +71,10 @@ class _Part:
 
 
 class KernelBlocks:
-    """The blocks of some variables that lie one after the other in a flat vector.
+    """The blocks of consecutive variables in a flat vector.
 
     Args:
-        shapes: Shapes of the variables, or of the parts of them that are there, in order.
+        shapes: Shapes of the variables, or of their present parts, in order.
         tables: For each variable, whether its rows are the blocks, as in an embedding.
     """
 

@@ -13,12 +13,12 @@ EPSILON = 1e-7
 
 
 def compensation(push: Push, strength: Array | float) -> Array:
-    """The first-order change of the gradient over the drift: ``strength * g * g * (w - w_backup)``."""
+    """Return the first-order change of the gradient over the drift: ``strength * g * g * (w - w_backup)``."""
     return strength * push.gradient * push.gradient * (push.weights - push.backup)
 
 
 def mean_square(previous: Array, gradient: Array, decay: float) -> Array:
-    """Exponential mean of the squared gradient: ``decay * previous + (1 - decay) * g * g``."""
+    """Return the exponential mean of the squared gradient: ``decay * previous + (1 - decay) * g * g``."""
     return decay * previous + (1.0 - decay) * gradient * gradient
 
 
@@ -36,7 +36,7 @@ class DelayCompensated(IdentityRule):
         self.dc_lambda = dc_lambda
 
     def correct(self, ops: ArrayOps, push: Push, shard: RuleState, worker: RuleState) -> Correction:
-        """The compensated gradient, at the full learning rate."""
+        """Return the compensated gradient, at the full learning rate."""
         gradient = push.gradient + compensation(push, self.dc_lambda)
         return Correction(gradient, scalar(ops, push.staleness, 1.0), shard, worker)
 
@@ -52,7 +52,7 @@ class AdaptiveDelayCompensated(IdentityRule):
         self.decay = decay
 
     def init_worker(self, ops: ArrayOps, weights: Array) -> RuleState:
-        """``mean_square`` of this worker's gradients, shape ``(n,)``, zero."""
+        """Return ``mean_square`` of this worker's gradients, shape ``(n,)``, zero."""
         return {"mean_square": ops.zeros_like(weights)}
 
     def correct(self, ops: ArrayOps, push: Push, shard: RuleState, worker: RuleState) -> Correction:

@@ -9,8 +9,8 @@ from nfdt.update_rules.dc import EPSILON, compensation, mean_square
 class DelayCompensatedMomentum(IdentityRule):
     """The adaptive compensation of DC-ASGD-a with one mean square for all workers.
 
-    The user's own momentum optimizer runs on the compensated gradient with its one fixed
-    coefficient, whatever the delay: known to become unstable with many workers.
+    The user's own momentum optimizer runs on the compensated gradient with its single fixed
+    coefficient, whatever the delay. It is known to become unstable with many workers.
 
     References:
         Our reading of "impulse delay compensation"; the thesis' text is not public in full.
@@ -24,7 +24,7 @@ class DelayCompensatedMomentum(IdentityRule):
         self.decay = decay
 
     def init_shard(self, ops: ArrayOps, weights: Array) -> RuleState:
-        """``mean_square`` of all gradients, shape ``(n,)``, zero."""
+        """Return ``mean_square`` of all gradients, shape ``(n,)``, zero."""
         return {"mean_square": ops.zeros_like(weights)}
 
     def correct(self, ops: ArrayOps, push: Push, shard: RuleState, worker: RuleState) -> Correction:

@@ -1,4 +1,4 @@
-"""DDC-ASGD, the default: which of its three forms serves the user's optimizer."""
+"""DDC-ASGD, the default: the choice among its three forms by the user's optimizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nfdt.update_rules.reliability import Reliability
 
 
 def make_ddc(traits: OptimizerTraits, blocks: Blocks, *, dc_lambda: float, dc_clip: float, gap: float) -> UpdateRule:
-    """The form of DDC-ASGD for this optimizer."""
+    """Return the form of DDC-ASGD for this optimizer."""
     sgd = traits.kind == "sgd" and 0 <= traits.momentum < 1
     reliability = Reliability(dc_lambda, dc_clip, gap, blocks, traits.decays, not sgd and traits.normalizes)
     if sgd:

@@ -45,7 +45,7 @@ class DelayedAdam(IdentityRule):
         self.epsilon = traits.epsilon
 
     def init_shard(self, ops: ArrayOps, weights: Array) -> RuleState:
-        """The reliability state, G (``reserve``), v (``second_moment``), W (``reserve_bias``), ``scale``.
+        """Return the reliability state, G (``reserve``), v (``second_moment``), W (``reserve_bias``), ``scale``.
 
         ``scale`` is b / sqrt(1 - b2^n) of the last update, kept for the look-ahead.
         """
@@ -58,7 +58,7 @@ class DelayedAdam(IdentityRule):
         }
 
     def correct(self, ops: ArrayOps, push: Push, shard: RuleState, worker: RuleState) -> Correction:
-        """The compensated gradient, trusted by its drift, at the full learning rate."""
+        """Return the compensated gradient, weighted by its drift, at the full learning rate."""
         gradient, shard = self.reliability.gradient(ops, push, shard)
         return Correction(gradient, scalar(ops, push.staleness, 1.0), shard, worker)
 
@@ -72,7 +72,7 @@ class DelayedAdam(IdentityRule):
         shard: RuleState,
         decay: Array | None = None,
     ) -> Advance:
-        """One Adam step whose first moment is released according to the delay."""
+        """Return the result of an Adam step whose first moment is released according to the delay."""
         kept = kept_impulse(ops, self.beta_1, shard)
         reserve, bias = shard["reserve"], shard["reserve_bias"]
         second = self.beta_2 * shard["second_moment"] + (1.0 - self.beta_2) * gradient * gradient
@@ -101,7 +101,7 @@ class DelayedAdam(IdentityRule):
         shard: RuleState,
         decay: Array | None = None,
     ) -> Array:
-        """Look ahead: what the reserve will release in this worker's next ``tau`` updates, and its share of decay."""
+        """Look ahead by the reserve's release in this worker's next ``tau`` updates, and by its share of decay."""
         kept = kept_impulse(ops, self.beta_1, shard)
         released = 1.0 - ops.power(kept, staleness)
         denominator = ops.sqrt(shard["second_moment"]) + self.epsilon
@@ -112,7 +112,7 @@ class DelayedAdam(IdentityRule):
         return ahead - expected * self.reliability.lessened(ops, decay, shard)
 
     def enter(self, ops: ArrayOps, slots: RuleState, updates: Array, shard: RuleState) -> RuleState:
-        """``m`` and ``v`` after ``updates`` updates become G, v, W and the scale."""
+        """Convert ``m`` and ``v`` after ``updates`` updates to G, v, W and the scale."""
         if "m" not in slots:
             return shard
         ratio = self.beta_1 / (1.0 - self.beta_1)
@@ -129,5 +129,5 @@ class DelayedAdam(IdentityRule):
         }
 
     def leave(self, ops: ArrayOps, shard: RuleState) -> RuleState:
-        """G and v become Keras' ``m`` and ``v``."""
+        """Convert G and v to Keras' ``m`` and ``v``."""
         return {"m": shard["reserve"] * ((1.0 - self.beta_1) / self.beta_1), "v": shard["second_moment"]}

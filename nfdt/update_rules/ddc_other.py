@@ -7,7 +7,7 @@ from nfdt.update_rules.reliability import Reliability
 
 
 class DelayedTransform(IdentityRule):
-    """The user's optimizer sees the compensated, trusted gradient only; algorithms 5.2, last paragraph."""
+    """DDC-ASGD whose optimizer gets only the compensated, weighted gradient; algorithms 5.2, last paragraph."""
 
     name = "ddc"
     uses_backup = True
@@ -17,18 +17,18 @@ class DelayedTransform(IdentityRule):
         self.reliability = reliability
 
     def init_shard(self, ops: ArrayOps, weights: Array) -> RuleState:
-        """The reliability state."""
+        """Return the reliability state."""
         return self.reliability.init_shard(ops, weights)
 
     def correct(self, ops: ArrayOps, push: Push, shard: RuleState, worker: RuleState) -> Correction:
-        """The compensated gradient, trusted by its drift, at the full learning rate."""
+        """Return the compensated gradient, weighted by its drift, at the full learning rate."""
         gradient, shard = self.reliability.gradient(ops, push, shard)
         return Correction(gradient, scalar(ops, push.staleness, 1.0), shard, worker)
 
     def lessened(self, ops: ArrayOps, decay: Array, shard: RuleState) -> Array:
-        """Weight decay in proportion to the optimizer's steps on gradients that count less."""
+        """Return the weight decay in proportion to the optimizer's steps on gradients of lower weight."""
         return self.reliability.lessened(ops, decay, shard)
 
     def observe(self, ops: ArrayOps, before: Array, after: Array, shard: RuleState) -> RuleState:
-        """Measure the step the optimizer took."""
+        """Measure the step that the optimizer took."""
         return {**shard, "step_square": self.reliability.step_square(ops, shard, before - after)}

@@ -11,10 +11,10 @@ Keras keeps ``vel = mu * vel - lr * g`` and applies ``w += vel``, or ``w += mu *
 Nesterov. At tau = 0 (m = mu) put R = -mu * vel / (1 - mu), or R = -mu^2 * vel / (1 - mu): both
 lines above then are Keras' exactly, and in both cases the total is lr * gc / (1 - mu).
 
-Weight decay is decoupled, taken from the fresh weights, and multiplied with what the block's gradients are on average
-(see :mod:`nfdt.update_rules.reliability`). Where gradients and decay balance, the reserve goes on releasing what decay
-takes back, so the look-ahead expects decay too: the share of it that the reserve has of a gradient, mu or mu^2. Else
-every gradient would seem to meet a drift in its own direction.
+Weight decay is decoupled, taken from the fresh weights, and multiplied with the mean factor of the block's gradients
+(see :mod:`nfdt.update_rules.reliability`). Where gradients and decay balance, the reserve keeps releasing the movement
+that decay takes back. Therefore the look-ahead includes decay, with the reserve's share of a gradient, mu or mu^2.
+Otherwise every gradient would appear to have a drift in its own direction.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class DelayedSGD(IdentityRule):
         self._delivered_later = self._later_share / (1.0 - momentum)
 
     def init_shard(self, ops: ArrayOps, weights: Array) -> RuleState:
-        """The reliability state and R (``reserve``), shape ``(n,)``, zero."""
+        """Return the reliability state and R (``reserve``), shape ``(n,)``, zero."""
         return {**self.reliability.init_shard(ops, weights), "reserve": ops.zeros_like(weights)}
 
     def correct(self, ops: ArrayOps, push: Push, shard: RuleState, worker: RuleState) -> Correction:
-        """The compensated gradient, trusted by its drift, at the full learning rate."""
+        """Return the compensated gradient, weighted by its drift, at the full learning rate."""
         gradient, shard = self.reliability.gradient(ops, push, shard)
         return Correction(gradient, scalar(ops, push.staleness, 1.0), shard, worker)
 
@@ -77,7 +77,7 @@ class DelayedSGD(IdentityRule):
         shard: RuleState,
         decay: Array | None = None,
     ) -> Array:
-        """Look ahead: what the reserve will release in this worker's next ``tau`` updates, and its share of decay."""
+        """Look ahead by the reserve's release in this worker's next ``tau`` updates, and by its share of decay."""
         kept = kept_impulse(ops, self.momentum, shard)
         ahead = weights - (1.0 - ops.power(kept, staleness)) * shard["reserve"]
         if decay is None:
@@ -86,13 +86,13 @@ class DelayedSGD(IdentityRule):
         return ahead - expected * self.reliability.lessened(ops, decay, shard)
 
     def enter(self, ops: ArrayOps, slots: RuleState, updates: Array, shard: RuleState) -> RuleState:
-        """``momentum`` (Keras' velocity) becomes the reserve."""
+        """Convert ``momentum`` (Keras' velocity) to the reserve."""
         if "momentum" not in slots:
             return shard
         return {**shard, "reserve": -self._delivered_later * slots["momentum"]}
 
     def leave(self, ops: ArrayOps, shard: RuleState) -> RuleState:
-        """The reserve becomes ``momentum`` (Keras' velocity); no slot without momentum."""
+        """Convert the reserve to ``momentum`` (Keras' velocity); return no slot without momentum."""
         if not self.momentum:
             return {}
         return {"momentum": shard["reserve"] / -self._delivered_later}

@@ -1,4 +1,4 @@
-"""Plain asynchronous SGD: every gradient is applied as it arrives (and what ``bsp`` and ``ssp`` use)."""
+"""Plain asynchronous SGD: every gradient is applied as it arrives. Also the rule of ``bsp`` and ``ssp``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The update rules by name, with the defaults of their numbers."""
+"""The update rules by name, with the default values of their parameters."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RULES: dict[str, Factory] = {
 
 
 def make_rule(spec: AlgorithmSpec, traits: OptimizerTraits, blocks: Blocks | None = None) -> UpdateRule:
-    """Make the update rule ``spec.update_rule`` with the spec's numbers, for an optimizer with these traits.
+    """Make the update rule ``spec.update_rule`` with the spec's parameters, for an optimizer with these traits.
 
     Args:
         spec: Algorithm of the job.

@@ -1,9 +1,9 @@
 """The common part of all forms of DDC-ASGD: measured delay, compensation and trust by drift, and weight decay.
 
-A gradient that counts less must decay the weights less, or the weights at which both balance would move with the
-number of workers. Let f be what a block's gradients are multiplied with. An optimizer whose step is proportional to
-its gradients then steps ``E f`` times as far, one that normalizes them ``E f / sqrt(E f^2)`` times: weight decay is
-multiplied with the same, from running means.
+A gradient with a lower weight must decay the weights less. Otherwise the balance of gradients and decay would depend on
+the number of workers. Let f be the factor of a block's gradients. An optimizer whose step is proportional to its
+gradients then steps ``E f`` times as far, one that normalizes them ``E f / sqrt(E f^2)`` times. Weight decay is
+multiplied with the same factor, from running means.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ FACTOR_DECAY = 0.99
 
 @dataclass(frozen=True)
 class Reliability:
-    """Compensation of a delayed gradient and trust in it, a block of elements at a time.
+    """Compensation of a delayed gradient and its trust factor, per block of elements.
 
     Attributes:
         dc_lambda: Strength of the compensation, >= 0; 0: none.
         dc_clip: Limit of the compensation as a multiple of the gradient, > 0.
-        gap: Strength with which drift lowers the trust, >= 0; 0: not at all.
+        gap: Strength with which drift lowers the trust factor, >= 0; 0: no effect.
         blocks: Blocks of elements that share their factors.
         decays: Whether the optimizer has decoupled weight decay.
         normalizes: Whether the optimizer's step does not shrink with its gradients.
@@ -43,9 +43,9 @@ class Reliability:
     normalizes: bool = False
 
     def init_shard(self, ops: ArrayOps, weights: Array) -> RuleState:
-        """S (``step_square``), one number for each block; scalars ``mean_delay`` (tbar) and ``seen``.
+        """Return S (``step_square``), one number for each block, and the scalars ``mean_delay`` (tbar) and ``seen``.
 
-        With weight decay the means of f (``factor``) and, where needed, of f^2, one number for each block.
+        With weight decay also the means of f (``factor``) and, if needed, of f^2, one number for each block.
         """
         zeros = ops.zeros_like(self.blocks.sums(ops, weights))
         state = {"step_square": zeros, "mean_delay": initial(weights), "seen": initial(weights)}
@@ -56,7 +56,7 @@ class Reliability:
         return state
 
     def gradient(self, ops: ArrayOps, push: Push, shard: RuleState) -> tuple[Array, RuleState]:
-        """The gradient compensated for its drift and trusted according to it.
+        """Return the gradient, compensated for its drift and weighted according to it.
 
         In each block, with ``d = w - backup``, ``|.|`` the Euclidean norm and ``<., .>`` the scalar product over it::
 
@@ -67,7 +67,7 @@ class Reliability:
         ``lambda = dc_lambda / (|g| sqrt(s))``. ``d = 0`` gives ``gc = g``; always ``|gc| <= (1 + dc_clip) |g|``.
 
         Returns:
-            ``gc``, and the shard state with the means and the counter moved on.
+            ``gc``, and the shard state with updated means and counter.
         """
         sums, gradient, drift = self.blocks.sums, push.gradient, push.weights - push.backup
         typical = ops.sqrt(shard["step_square"]) + STEP_EPSILON
@@ -85,30 +85,30 @@ class Reliability:
         return self.blocks.scaled(ops, gradient, factor), state
 
     def lessened(self, ops: ArrayOps, decay: Array, shard: RuleState) -> Array:
-        """Weight decay in proportion to the weight of the gradients, shape ``(n,)``; unchanged while none was late."""
+        """Return the weight decay in proportion to the gradients' factor, shape ``(n,)``; unchanged without delay."""
         factor = shard["factor"]
         if self.normalizes:
             factor = factor / (ops.sqrt(shard["factor_square"]) + NORM_EPSILON)
         return self.blocks.scaled(ops, decay, factor)
 
     def step_square(self, ops: ArrayOps, shard: RuleState, step: Array) -> Array:
-        """s: exponential mean of the squared norms of the steps, weight decay included, shape ``(blocks,)``."""
+        """Return s, the exponential mean of the squared norms of the steps with weight decay, shape ``(blocks,)``."""
         return STEP_DECAY * shard["step_square"] + (1.0 - STEP_DECAY) * self.blocks.sums(ops, step * step)
 
 
 def mean_delay(ops: ArrayOps, previous: Array, staleness: Array, seen: Array) -> Array:
-    """tbar: the first push's delay, then a mean with decay .9 for pushes 1..49 and .99 after them."""
+    """Return tbar: the first push's delay, then a mean with decay .9 for pushes 1..49 and .99 after them."""
     quick, slow = scalar(ops, seen, QUICK_DELAY_DECAY), scalar(ops, seen, SLOW_DELAY_DECAY)
     decay = ops.where(seen < QUICK_UPDATES, quick, slow)
     return ops.where(seen < 1.0, staleness, decay * previous + (1.0 - decay) * staleness)
 
 
 def updates_ahead(ops: ArrayOps, kept: Array, staleness: Array) -> Array:
-    """Releases of the reserve in ``tau`` updates, in units of the next one: ``(1 - m^tau) / (1 - m)``, 0-d."""
+    """Return the reserve's release in ``tau`` updates over that in the next one: ``(1 - m^tau) / (1 - m)``, 0-d."""
     return (1.0 - ops.power(kept, staleness)) / (1.0 - kept)
 
 
 def kept_impulse(ops: ArrayOps, momentum: float, shard: RuleState) -> Array:
-    """The share of the reserve kept per update, m = ``momentum ** (1 / (1 + tbar))``, 0-d: slower with delay."""
+    """Return the share of the reserve kept per update, m = ``momentum ** (1 / (1 + tbar))``, 0-d: slower with delay."""
     delay = shard["mean_delay"]
     return ops.power(scalar(ops, delay, momentum), 1.0 / (1.0 + delay))

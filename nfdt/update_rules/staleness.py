@@ -6,7 +6,7 @@ from nfdt.update_rules.base import ArrayOps, Correction, IdentityRule, Push, Rul
 
 
 class StalenessScaled(IdentityRule):
-    """Apply each gradient at ``eta / max(1, tau)``; no state.
+    """Rule that applies each gradient at ``eta / max(1, tau)``; without state.
 
     References:
         Zhang et al., IJCAI 2016, "Staleness-aware Async-SGD"; eta at tau = 0 as in ElasticDL.
@@ -15,6 +15,6 @@ class StalenessScaled(IdentityRule):
     name = "staleness-scaled"
 
     def correct(self, ops: ArrayOps, push: Push, shard: RuleState, worker: RuleState) -> Correction:
-        """The gradient unchanged, at ``1 / max(1, tau)`` of the learning rate."""
+        """Return the unchanged gradient, at ``1 / max(1, tau)`` of the learning rate."""
         one = scalar(ops, push.staleness, 1.0)
         return Correction(push.gradient, one / ops.maximum(one, push.staleness), shard, worker)

@@ -1,14 +1,14 @@
-"""Weights that a worker computes on, and its pushes in flight.
+"""Weights on which a worker computes, and its pushes in flight.
 
-With ``overlap`` k, gradient n is computed while up to k pushes before it are unanswered, on the weights of the newest
-answer there is::
+With ``overlap`` k, gradient n is computed while up to k earlier pushes are unanswered, on the weights of the newest
+reply::
 
     k = 0   compute 1 | exchange 1 | compute 2 | exchange 2 | ...
     k = 1   compute 1 | compute 2  | compute 3 | ...
                       | exchange 1 | exchange 2 | ...
 
-The push just sent is never the one whose answer is computed on next: with k = 1 a gradient misses exactly one update
-of its own worker, with more as many as the exchange takes.
+The next gradient is never computed on the reply to the push just sent. With k = 1 a gradient misses exactly one update
+of its own worker; with greater k it misses as many as are made during the exchange.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Tag = TypeVar("Tag")
 
 
 class Pipeline(Generic[Tag]):
-    """Sends gradients and keeps the newest weights. Not thread-safe.
+    """Pipeline that sends gradients and holds the newest weights. Not thread-safe.
 
     Args:
-        client: Client of the shards, made for the same ``overlap``.
+        client: Client of the shards, created for the same ``overlap``.
         overlap: Number of pushes that may be unanswered while a gradient is computed.
 
     Attributes:
-        overlap: The same; may change, up to what the client is made for.
+        overlap: Current limit of unanswered pushes; may change, up to the client's ``overlap``.
     """
 
     def __init__(self, client: ParameterClient, overlap: int) -> None:
@@ -40,42 +40,42 @@ class Pipeline(Generic[Tag]):
 
     @property
     def in_flight(self) -> list[Tag]:
-        """The tags of the pushes whose answers have not been taken, oldest first."""
+        """The tags of the pushes whose replies have not been taken, oldest first."""
         return [tag for tag, _ in self._sent]
 
     @property
     def holds_weights(self) -> bool:
-        """Whether :meth:`weights` has an answer at hand, and pulls nothing."""
+        """Whether :meth:`weights` holds a reply and need not pull."""
         return self._held is not None
 
     def weights(self, *, exact: bool = False) -> Pulled:
-        """The weights to compute on: of the newest answer, or pulled where there is none; valid until :meth:`send`.
+        """Return the weights of the newest reply, or pull them if there is none; they are valid until :meth:`send`.
 
-        ``exact``: pull the weights as they are, whatever the job's codec.
+        ``exact``: pull the weights without loss, whatever the job's codec.
         """
         if self._held is None:
             self._held = self._client.pull(exact=exact)
         return self._held
 
     def send(self, tag: Tag, gradient: Vector, **options: Unpack[PushOptions]) -> None:
-        """Push a gradient that was computed on :meth:`weights`; ``tag`` comes back with the answer."""
+        """Push a gradient that was computed on :meth:`weights`; ``tag`` is returned with the reply."""
         if self._held is not None:
             options["computed_on"] = self._held.sequence
         self._sent.append((tag, self._client.begin_push(gradient, **options)))
 
     def settle(self) -> list[tuple[Tag, Pushed]]:
-        """Wait until no more than ``overlap`` pushes are unanswered; the answers that are there, oldest first."""
+        """Wait until at most ``overlap`` pushes are unanswered; return the available replies, oldest first."""
         answers = []
         while len(self._sent) > self.overlap or (len(self._sent) > 1 and self._sent[0][1].arrived):
             answers.append(self._take())
         return answers
 
     def drain(self) -> list[tuple[Tag, Pushed]]:
-        """Wait for all answers."""
+        """Wait for all replies and return them."""
         return [self._take() for _ in range(len(self._sent))]
 
     def forget(self) -> None:
-        """Hold nothing any more: the next weights are pulled. All answers must have been taken."""
+        """Drop the held weights, so that the next ones are pulled. All replies must have been taken."""
         self._held = None
 
     def _take(self) -> tuple[Tag, Pushed]:

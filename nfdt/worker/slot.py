@@ -1,7 +1,7 @@
 """A slot: a process that becomes one worker or one shard of a job; forked, or ``python -m nfdt.worker.slot``.
 
-It loads TensorFlow at once, so that jobs start fast, and is registered at the job server over one stream:
-the end of the stream is the end of the process to the server.
+It loads TensorFlow at once, so that jobs start fast. It is registered at the job server over one stream:
+the server treats the end of the stream as the end of the process.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from nfdt.core.work.slot_connection import PATIENCE_S, NextCalls, Patience, Slot
 
 logger = logging.getLogger(__name__)
 
-IDLE_BYTES = 2**30  # what a slot may keep for itself between two jobs
+IDLE_BYTES = 2**30  # memory that a slot may keep between two jobs
 
 
 class SlotProcess:
-    """One registered process: takes assignments one after the other until dismissed.
+    """One registered process, which executes assignments one after the other until dismissed.
 
     Args:
         address: ``HOST:PORT`` of the job server.
         token: Token of the server.
         role: ``"worker"`` or ``"shard"``.
-        name: Unique among the server's slots.
-        ca_file: PEM certificates to trust, when the server speaks TLS.
+        name: Name of the slot, unique among the server's slots.
+        ca_file: PEM certificates to trust, if the server uses TLS.
         listening: Options of a shard's listener: ``host``, ``cert``, ``key``, ``insecure`` of ``start_shard``.
-        patience_s: Time limit for a server, or a shard, that does not answer.
+        patience_s: Time limit for a server, or a shard, that does not answer, in seconds.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class SlotProcess:
         """Register and serve assignments until dismissed.
 
         Raises:
-            NfdtError: the server is gone or refuses this slot.
+            NfdtError: The server is gone or refuses this slot.
         """
         threading.Thread(target=self._listen, name="assignments", daemon=True).start()
         load()
@@ -88,7 +88,7 @@ class SlotProcess:
         self._channel.close()
 
     def _listen(self) -> None:
-        """Take assignments; a stream that ends by itself ends this process: the server is gone."""
+        """Receive assignments; a stream that ends by itself ends this process, because the server is gone."""
         try:
             for assignment in self._stream.assignments():
                 kind = assignment.WhichOneof("assignment")
@@ -109,14 +109,14 @@ class SlotProcess:
         self._inbox.put(None)
 
     def _serve(self, assignment: pb.Assignment, kind: str) -> bool:
-        """Whether this process may serve another job after this one."""
+        """Run one assignment; return whether this process may serve another job afterwards."""
         job_id = getattr(assignment, kind).job_id
         try:
             if kind == "worker":
                 self._run_worker(assignment.worker)
             else:
                 self._run_shard(assignment.shard)
-        except Exception as error:  # whatever the user's code raises is the job's failure, not this process's
+        except Exception as error:  # any exception of the user's code fails the job, not this process
             if self._stopped.is_set():
                 logger.info("%s: job %s is over (%s)", self._name, job_id, error)
             else:
@@ -124,7 +124,7 @@ class SlotProcess:
                 self._stream.send(failed=describe_failure(job_id, error))
                 return True
         if (kept := give_back_memory()) > IDLE_BYTES:
-            # TensorFlow's allocator keeps what it once had, many times the weights; the parent of this process
+            # TensorFlow's allocator keeps its peak memory, many times the weights; the parent of this process
             # starts another one.
             logger.info("%s: keeps %d MB after job %s and ends", self._name, kept >> 20, job_id)
             return False
@@ -209,7 +209,7 @@ class SlotProcess:
 
 
 def load() -> None:
-    """Import what a worker or a shard needs, TensorFlow and Keras too; starts no thread of theirs."""
+    """Import the modules of workers and shards, with TensorFlow and Keras; start none of their threads."""
     with quick_imports():
         import keras  # noqa: F401
         import tensorflow  # noqa: F401
@@ -224,7 +224,7 @@ def load() -> None:
 
 
 def _share_gpus() -> None:
-    """Let other processes have what this one does not use."""
+    """Leave unused GPU memory to other processes."""
     import tensorflow as tf
 
     for gpu in tf.config.list_physical_devices("GPU"):
@@ -232,7 +232,7 @@ def _share_gpus() -> None:
 
 
 def _limit_threads(threads: int) -> None:
-    """Give TensorFlow this worker's share of the cores; only the first job of a process can choose."""
+    """Limit TensorFlow to this worker's share of the cores; only the first job of a process can set it."""
     import tensorflow as tf
 
     if threads:

@@ -1,4 +1,4 @@
-"""Durations of a worker's tasks: wall time of each, and the computing part of it."""
+"""Durations of a worker's tasks: wall time of each, and its part of computation."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from nfdt.core.work.instructions import TaskTime
 
 @dataclass
 class FinishedTask:
-    """A task whose push is answered.
+    """A task whose push has been answered.
 
     Attributes:
         task: Number of the task.
         samples: Number of samples of the task.
-        compute_s: Seconds of computing, set by :meth:`TaskTimes.fill`.
-        exchange_s: Other seconds, mostly communication that nothing has hidden; set with them.
+        compute_s: Seconds of computation, set by :meth:`TaskTimes.fill`.
+        exchange_s: Other seconds, mostly communication that no computation hides; set at the same time.
     """
 
     task: int
@@ -31,7 +31,7 @@ class TaskTimes:
     """Times of a worker's tasks, lease after lease; a task may be reported with a later lease than its own.
 
     Args:
-        clock: Returns seconds of the worker's time.
+        clock: Function that returns the worker's time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -40,13 +40,13 @@ class TaskTimes:
         self.begin(0.0)
 
     def begin(self, compute_s: float) -> None:
-        """Begin a lease; ``compute_s`` is the total of computing seconds so far."""
+        """Begin a lease; ``compute_s`` is the total of computation seconds so far."""
         self._began = self._at = self._clock()
         self._computed_s = compute_s
         self._done = 0
 
     def spent(self, task: int, compute_s: float) -> None:
-        """Charge the time since the last call to this task; ``compute_s`` is the total by now."""
+        """Charge the time since the last call to this task; ``compute_s`` is the current total."""
         now, (computed, rest) = self._clock(), self._tasks.get(task, (0.0, 0.0))
         more = compute_s - self._computed_s
         self._tasks[task] = (computed + more, rest + max(0.0, now - self._at - more))
@@ -54,17 +54,17 @@ class TaskTimes:
         self._done += 1
 
     def over(self, budget_s: float) -> bool:
-        """Whether a task of the lease is done and the budget is spent; 0 is no limit."""
+        """Whether a task of the lease is finished and the budget is spent; 0 is no limit."""
         return bool(budget_s and self._done) and self._clock() - self._began >= budget_s
 
     def fill(self, finished: Iterable[FinishedTask]) -> None:
-        """Write the times of each task into its entry, and drop them here."""
+        """Move the times of each task into its entry."""
         for done in finished:
             done.compute_s, done.exchange_s = self._tasks.pop(done.task, (0.0, 0.0))
 
 
 def report_finished(finished: Iterable[FinishedTask], times: TaskTimes) -> dict[str, Any]:
-    """The fields of a report (:class:`~nfdt.core.work.instructions.Report`) that describe finished tasks."""
+    """Return the fields of a report (:class:`~nfdt.core.work.instructions.Report`) about finished tasks."""
     done = tuple(finished)
     times.fill(done)
     return {

@@ -1,4 +1,4 @@
-"""A worker: ask for tasks, compute gradients, push and pull, report. The loop on one screen."""
+"""A worker: the loop that requests tasks, computes gradients, pushes, pulls and reports."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ WAIT_S = 10.0
 
 
 class Worker:
-    """Runs one job's tasks with one model until the instruction to leave.
+    """Worker that runs one job's tasks with one model until the instruction to leave.
 
     Args:
         spec: The job.
         name: Name of this worker in the job, as in ``worker-0``.
-        index: Its number; decides its random seeds and its emulated speed.
-        manifest: The program.
-        read: Returns an artifact's bytes by its sha256.
-        open_array: Returns an artifact that is a ``.npy`` file as a (memory-mapped) array.
+        index: Number of this worker; determines its random seeds and its emulated speed.
+        manifest: Manifest of the program.
+        read: Function that returns an artifact's bytes by its sha256.
+        open_array: Function that returns an artifact that is a ``.npy`` file as a (memory-mapped) array.
         client: Client of the shards.
-        ask: One call of ``Workers.Next``.
-        stopped: Set when the job is over for this worker, in the middle of an instruction too.
+        ask: Function for one call of ``Workers.Next``.
+        stopped: Event that is set when the job is over for this worker, also in the middle of an instruction.
         tables: Indices of the variables that the client exchanges by rows.
     """
 
@@ -118,7 +118,7 @@ class Worker:
         in_flight = frozenset(finished.task for finished in self._pipeline.in_flight)
         request = to_request(replace(report, epoch=self._epoch, logs=self._logs, in_flight=in_flight))
         request.worker = self._name
-        request.wait_s = 0.0 if in_flight else WAIT_S  # a worker that can report more does so at once
+        request.wait_s = 0.0 if in_flight else WAIT_S  # with pushes in flight it reports again at once
         request.statistics_json = self._statistics.to_json(self._client, self._spec.algorithm.codec)
         return request
 
@@ -144,11 +144,11 @@ class Worker:
         batch: Any = None
         for task, following in zip(work.tasks, (*work.tasks[1:], None), strict=True):
             if self._stopped.is_set():
-                return ins.Report()  # never sent
+                return ins.Report()  # the report is never sent
             if self._times.over(work.budget_s):
                 break
             logs = self._train_on(batch or self._prepared(task), task, want_weights=not work.no_weights)
-            batch = self._prepared(following) if following else None  # while the push is on its way
+            batch = self._prepared(following) if following else None  # during the push
             self._exchange(finished, self._pipeline.settle)
             self._times.spent(task.task, self._statistics.compute_s)
         self._logs = gradient_step.numbers(logs)
@@ -168,7 +168,7 @@ class Worker:
         gradient: Any = result.gradient if isinstance(result.gradient, RowVector) else np.asarray(result.gradient)
         self._emulate(time.perf_counter() - pulled, samples)
         computed = time.perf_counter()
-        # A gradient that is not finite is pushed as well: the shards, all of them, drop it and close its round.
+        # A gradient that is not finite is pushed as well: all shards drop it and close its round.
         if self._spec.cluster.shards > 1:
             gradient = _all_or_nothing(gradient)
         self._pipeline.send(
@@ -192,7 +192,7 @@ class Worker:
         return result.logs
 
     def _exchange(self, finished: list[FinishedTask], take: Callable[[], list[tuple[FinishedTask, Pushed]]]) -> None:
-        """Take answers of the shards; the time spent here is not hidden by any computation."""
+        """Take replies of the shards; no computation hides the time spent here."""
         began = time.perf_counter()
         for done, pushed in take():
             self._statistics.staleness[pushed.staleness] += 1
@@ -201,7 +201,7 @@ class Worker:
         self._statistics.exchange_s += time.perf_counter() - began
 
     def _on_collect_state(self, collect: ins.CollectState) -> ins.Report:
-        self._pipeline.forget()  # the weights may be replaced before training goes on
+        self._pipeline.forget()  # the weights may be replaced before training continues
         untrained = merge.encode_arrays(self._job.untrained.read())
         state = ins.EpochState(collect.epoch, untrained, self._job.metrics.collect(), self._epoch_steps)
         return ins.Report(epoch_state=state)
@@ -218,7 +218,7 @@ class Worker:
         return ins.Report(evaluated=ins.Evaluated(request.epoch, tuple(t.task for t in request.tasks), metrics))
 
     def _emulate(self, seconds: float, samples: int) -> None:
-        """Emulate the worker that ``emulate`` describes: slower, or killed at a scripted step."""
+        """Emulate a slower worker, or one that is killed at a scripted step, as in ``emulate``."""
         emulate: Emulation = self._spec.cluster.emulate
         if emulate.fail and f"{self._index}@{self._statistics.steps + 1}" in emulate.fail.split(","):
             logger.warning("%s is killed at its step %d, as emulate.fail asks", self._name, self._statistics.steps + 1)
@@ -229,7 +229,7 @@ class Worker:
 
 
 def _all_or_nothing(gradient: Any) -> Any:
-    """The gradient, or one that every shard drops if a part of it is not finite."""
+    """Return the gradient, or one that every shard drops if a part of it is not finite."""
     if isinstance(gradient, RowVector):
         return gradient if gradient.finite else gradient.filled_with_nan()
     return gradient if np.isfinite(gradient).all() else np.full_like(gradient, np.nan)

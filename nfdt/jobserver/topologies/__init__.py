@@ -1,1 +1,1 @@
-"""How the workers of a job are connected: independent, in one allreduce ring, or in groups."""
+"""Topologies, the connections among a job's workers: none, one allreduce ring, or groups."""

@@ -1,4 +1,4 @@
-"""One allreduce ring of Horovod ranks; rank 0 attends the server as one worker and one shard."""
+"""One allreduce ring of Horovod ranks; rank 0 is registered at the server as one worker and one shard."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class AllreduceTopology(Topology):
         admit_rings(server, spec)
 
     def start(self, shards: int) -> None:
-        """Claim the job's ring, which comes up in the background."""
+        """Claim the job's ring, which starts in the background."""
         if self.ring is None:
             self.ring = self._claim()
         if failure := self.ring.failure:
@@ -59,7 +59,7 @@ class AllreduceTopology(Topology):
         return ring
 
     def give_up(self, short: Sequence[SlotNeed], *, late: bool) -> None:
-        """Fail when the ranks do not come up in time."""
+        """Fail if the ranks do not start in time."""
         if late and self.ring is not None:
             raise JobFailed(
                 f"The ranks did not come up within {self.spec.start_timeout_s:g} s; see {self.ring.log}. "
@@ -67,7 +67,7 @@ class AllreduceTopology(Topology):
             )
 
     def connect(self, connect: Callable[[], ShardClients]) -> ShardClients:
-        """Plain client; that of an elastic ring survives the loss of its leader."""
+        """Return the plain client, or for an elastic ring one that survives the loss of its leader."""
         shards = connect()
         if self.ring is None or not self.spec.cluster.elastic:
             return shards
@@ -82,7 +82,7 @@ class AllreduceTopology(Topology):
             self.context.job_log.ring_messages(*self.ring.messages())
 
     def replace_lost(self, coordinator: Coordinator, now: float) -> None:
-        """Fail the job when the ring's leader is gone for good."""
+        """Fail the job if the ring's leader is permanently lost."""
         self._replacement.replace_lost(coordinator, now)
 
     def lost(self, job_slot: JobSlot, coordinator: Coordinator) -> bool:
@@ -103,10 +103,10 @@ class AllreduceTopology(Topology):
         return ranks > 0
 
     def explain(self, error: BaseException) -> BaseException:
-        """Prefer the failure that a rank left behind."""
+        """Return the failure that a rank reported, if there is one."""
         return error if self.ring is None else explained(self.ring, error)
 
     def close(self) -> None:
-        """End a failover under way, and calls to the leader's shard."""
+        """End a running failover, and calls to the leader's shard."""
         if self._failover is not None:
             self._failover.shard.close()

@@ -1,4 +1,4 @@
-"""Protocol of a topology: how the workers of one job are started, connected, replaced and configured."""
+"""Protocol of a topology: start, connection, replacement and configuration of one job's workers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TopologyContext:
         job_log: Log of the job.
         changed: Condition of the job, which guards ``slots`` and the coordinator.
         wait_for: See :data:`WaitFor`; called with ``changed`` held.
-        check: Raises the reason why the job has to end, if there is one; called with ``changed`` held.
+        check: Raises the reason why the job must end, if there is one; called with ``changed`` held.
         fail: Ends the job; called with ``changed`` held.
     """
 
@@ -48,16 +48,16 @@ class TopologyContext:
 
 
 class Topology(Protocol):
-    """Runs the workers of one job. Subclasses override the hooks that they need.
+    """Topology that runs the workers of one job. Subclasses override the hooks that they need.
 
-    The job calls :meth:`start` until its slots are there, then :meth:`form`, :meth:`connect` and
-    :meth:`coordinator_spec` once, then the other methods while it trains. "Locked" in a method's text means that the
-    caller holds ``context.changed``.
+    The job calls :meth:`start` until its slots are registered, then :meth:`form`, :meth:`connect` and
+    :meth:`coordinator_spec` once, then the other methods during training. "Locked" in a docstring means that the caller
+    holds ``context.changed``.
 
     Attributes:
         view: Pure properties of the topology.
         context: Parts of the job.
-        spec: Specification that the job runs by.
+        spec: Current specification of the job.
     """
 
     view: ClassVar[TopologyView]
@@ -72,8 +72,8 @@ class Topology(Protocol):
         """Refuse a job that this server can never run.
 
         Raises:
-            UsageError: something that the topology needs is missing here.
-            PolicyRefused: the job asks for more than this server allows.
+            UsageError: A requirement of the topology is missing here.
+            PolicyRefused: The job requests more than this server allows.
         """
         return None
 
@@ -83,32 +83,32 @@ class Topology(Protocol):
         """Start processes for ``shards`` shards and for the workers in the background; can be called again.
 
         Raises:
-            JobFailed: a process has ended that cannot be replaced.
+            JobFailed: A process has ended that cannot be replaced.
         """
         ...
 
     def give_up(self, short: Sequence[SlotNeed], *, late: bool) -> None:
-        """End a job that waits for slots in vain.
+        """End a job that cannot get its slots.
 
         Args:
-            short: Needs for which too few slots attend.
+            short: Needs for which too few slots are registered.
             late: Whether the job's time limit for its start has passed.
 
         Raises:
-            JobFailed: there is no hope of more slots.
+            JobFailed: No more slots can be expected.
         """
         ...
 
     def form(self) -> None:
-        """Bring up what has to work before the job trains; locked."""
+        """Start the parts that are required before training; locked."""
         return None
 
     def connect(self, connect: Callable[[], ShardClients]) -> ShardClients:
-        """Make the client of the shards; ``connect`` makes a plain one for the addresses of the shards' slots."""
+        """Create the client of the shards; ``connect`` creates a plain one for the addresses of the shards' slots."""
         return connect()
 
     def coordinator_spec(self) -> JobSpec:
-        """Specification for the coordinator, with as many workers as are there."""
+        """Return the specification for the coordinator, with the current number of workers."""
         count = max(1, len(self.context.slots.living()))
         spec = self.view.effective_spec(self.spec, groups=count)
         cluster = spec.cluster.model_copy(update={"workers": count})
@@ -126,41 +126,41 @@ class Topology(Protocol):
         return None
 
     def replace_lost(self, coordinator: Coordinator, now: float) -> None:
-        """Once a second: replace lost workers, or fail the job when none is left; locked."""
+        """Replace lost workers, or fail the job when none is left; called once a second, locked."""
         ...
 
     def lost(self, job_slot: JobSlot, coordinator: Coordinator) -> bool:
         """Handle the end of a slot's process; locked.
 
         Returns:
-            Whether another process takes over, so that the slot's place in the job remains.
+            Whether another process takes over, so that the slot's position in the job remains.
         """
         return False
 
     def prepare_epoch(self, coordinator: Coordinator) -> bool:
-        """Whether the next epoch may begin; sets its batch sizes where they depend on the workers; locked."""
+        """Return whether the next epoch may begin; set its batch sizes if they depend on the workers; locked."""
         return True
 
     def review(self, coordinator: Coordinator, shards: ShardClients, remaining_s: float) -> Topology:
-        """Between two epochs: adapt to measured speeds.
+        """Adapt to measured speeds between two epochs.
 
         Returns:
-            Topology that the job continues with.
+            Topology with which the job continues.
         """
         return self
 
     def share(self, worker: str) -> pb.GroupShare | None:
-        """Share of the work that a worker gets with its next epoch; None: the worker decides alone. Locked."""
+        """Return a worker's share of the work in its next epoch; None: the worker decides itself. Locked."""
         return None
 
     def set_learning_rate(self, value: float) -> bool:
-        """Set the learning rate where workers hold the user's optimizer; False: the shards hold it."""
+        """Set the learning rate if workers hold the user's optimizer; return False if the shards hold it."""
         return False
 
     # ---- end
 
     def explain(self, error: BaseException) -> BaseException:
-        """Better reason for the end of the job, as far as launched processes left one behind."""
+        """Return a better reason for the end of the job, if launched processes reported one."""
         return error
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Failover of an elastic ring's leader, the rank that attends this server.
+"""Failover of an elastic ring's leader, the rank that is registered at this server.
 
-To the coordinator the ring is one worker and one shard, whichever rank is the leader.
-So a lost leader is no lost worker: calls to the shard wait for the next leader, and it gets the last instruction again.
+For the coordinator the ring is one worker and one shard, whichever rank is the leader.
+So a lost leader is no lost worker: calls to the shard wait for the next leader, which gets the last instruction again.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from nfdt.launch.horovod import Ring
 ShardReply = TypeVar("ShardReply")
 
 FAILOVER_S = 60.0  # time for a new leader in addition to the ring's own time limit
-FAILOVER_POLL_S = 0.5  # pause between two looks for the next leader
+FAILOVER_POLL_S = 0.5  # interval of checks for the next leader
 
 
 class FailoverShardClients:
-    """Client of an elastic ring's shard: a call that fails with one leader is made again to the next one.
+    """Client of an elastic ring's shard: a call that fails with one leader is repeated with the next one.
 
     Args:
         current: Client of the current leader's shard.
-        deadline_s: Seconds that there may be none.
+        deadline_s: Time limit for periods without a leader, in seconds.
 
     Attributes:
         closed: Whether the job has ended.
@@ -53,7 +53,7 @@ class FailoverShardClients:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Fail calls under way, and wait for no leader any more."""
+        """Fail running calls, and stop waiting for a leader."""
         with self._changed:
             self.closed = True
             self._changed.notify_all()
@@ -77,7 +77,7 @@ class FailoverShardClients:
             return self._current
 
     def repeat(self, *, fresh: bool) -> None:
-        """Repeat what the last leader may not have broadcast; ``fresh``: no step of the epoch is trained yet."""
+        """Repeat writes that the last leader may not have broadcast; ``fresh``: no step of the epoch is trained yet."""
         if self._rate is not None:
             self._current.set_learning_rate(self._rate)
         if self._state is not None and fresh:
@@ -112,15 +112,15 @@ class FailoverShardClients:
 
 
 class LeaderFailover:
-    """Finds the next leader of one job's ring, on a thread of its own for each change.
+    """Search for the next leader of one job's ring, on a separate thread for each change.
 
     Args:
         ring: The ring.
         slots: Slots of the job: one shard and one worker.
         pool: All slots.
-        changed: Condition of the job, held by callers of :meth:`begin` and taken for every look.
-        connect: Function that makes the client of the shard at its current address.
-        deadline_s: Seconds that a failover may take.
+        changed: Condition of the job, held by callers of :meth:`begin` and acquired for every check.
+        connect: Function that creates the client of the shard at its current address.
+        deadline_s: Time limit of a failover, in seconds.
         first: Client of the first leader's shard.
 
     Attributes:
@@ -144,7 +144,7 @@ class LeaderFailover:
         self._under_way = False
 
     def begin(self, coordinator: Coordinator, fail: Callable[[BaseException], None]) -> None:
-        """Find the next leader in the background; does nothing while that is under way.
+        """Find the next leader in the background; do nothing while a search is running.
 
         Args:
             coordinator: Coordinator of the job, informed when the ring answers again.
@@ -166,7 +166,7 @@ class LeaderFailover:
             self.shard.close()
 
     def _goes_on(self) -> bool:
-        """Whether a place is failing over; once none is, the next loss begins another failover."""
+        """Return whether a position is failing over; once none is, the next loss begins another failover."""
         with self._changed:
             self._under_way = bool(self._places(failing_over=True)) and not self.shard.closed
             return self._under_way
@@ -175,7 +175,7 @@ class LeaderFailover:
         return [s for s in (*self._slots.shards, *self._slots.living()) if s.failing_over or not failing_over]
 
     def _take(self) -> tuple[JobSlot, JobSlot]:
-        """Both places of the next leader, once it attends and the last one is gone for good."""
+        """Return both positions of the next leader, once it is registered and the last one is permanently lost."""
         shard, worker = self._places(failing_over=False)
         self._await(lambda: shard.failing_over and worker.failing_over and self._slots.take_over(shard, worker))
         return shard, worker
@@ -194,7 +194,7 @@ class LeaderFailover:
         try:
             self.shard.repeat(fresh=fresh)
         except ServerUnreachable:
-            return  # this leader is gone, too
+            return  # this leader is lost as well
         with self._changed:
             self._slots.start_worker(worker, 1)
             coordinator.resumed(worker.name, dict(worker.details))

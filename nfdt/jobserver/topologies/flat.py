@@ -1,4 +1,4 @@
-"""Independent workers in slots of the pool, which may change to groups between two epochs."""
+"""Independent workers in slots of the pool, which may form groups between two epochs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nfdt.jobserver.topologies.switch import may_form_groups, switch_to_groups
 
 
 class FlatTopology(Topology):
-    """Workers of any algorithm that needs no Horovod."""
+    """Topology of the workers of any algorithm that needs no Horovod."""
 
     view: ClassVar[TopologyView] = FLAT
 
@@ -28,20 +28,20 @@ class FlatTopology(Topology):
         self._may_form_groups = may_form_groups(context.server, self.view, spec)
 
     def start(self, shards: int) -> None:
-        """Let the server's launcher start what is missing."""
+        """Make the server's launcher start missing slots."""
         launch_shards(self.context.server, shards)
         launch_workers(self.context.server, self.spec.cluster.workers)
 
     def give_up(self, short: Sequence[SlotNeed], *, late: bool) -> None:
-        """Fail when the launcher cannot start slots, or none attends."""
+        """Fail if the launcher cannot start slots, or none is registered."""
         check_supply(self.context.server, self.spec, short, late=late)
 
     def replace_lost(self, coordinator: Coordinator, now: float) -> None:
-        """Give the places of lost workers to free slots."""
+        """Replace lost workers by free slots."""
         self._replacement.replace_lost(coordinator, now)
 
     def review(self, coordinator: Coordinator, shards: ShardClients, remaining_s: float) -> Topology:
-        """Change to groups where the planner expects a gain; tried once."""
+        """Change to groups if the planner expects a gain; tried once."""
         if not self._may_form_groups:
             return self
         load = ShardLoad.of(shards.statistics())

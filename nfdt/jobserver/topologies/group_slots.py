@@ -26,9 +26,9 @@ Members = tuple[int, ...]
 
 
 class GroupSlots:
-    """Forms the groups of a job, forms them anew when speeds change for good, and shares out the work.
+    """Groups of a job: forms them, forms them again after permanent changes of speed, and divides the work.
 
-    A group is a Horovod ring of its own; to the coordinator its leader, rank 0, is one worker. The caller holds the
+    A group is a separate Horovod ring; for the coordinator its leader, rank 0, is one worker. The caller holds the
     job's lock.
 
     Args:
@@ -37,10 +37,10 @@ class GroupSlots:
         spec: Specification of the job.
         slots: Slots of the job.
         job_log: Log of the job.
-        planned: Groups to begin with, where they are chosen already; otherwise the members are measured first.
+        planned: Initial groups, if they are already chosen; otherwise the members are measured first.
 
     Attributes:
-        sizes: Batch sizes of the groups; None where the client feeds them.
+        sizes: Batch sizes of the groups; None if the client feeds the batches.
         learning_rate: Learning rate of the members' own optimizer, once a client has set one.
     """
 
@@ -73,17 +73,17 @@ class GroupSlots:
     # ---- forming
 
     def start(self) -> None:
-        """Launch the first rings in the background; can be called again.
+        """Launch the initial rings in the background; can be called again.
 
         Raises:
-            JobFailed: one of the rings has ended.
+            JobFailed: One of the rings has ended.
         """
         self._launch(self._first)
         for members in self._first:
             self._check(members)
 
     def form(self, wait_for: WaitFor) -> None:
-        """Bring the first rings up; where groups are to be found, measure the members and form them."""
+        """Start the initial rings; if groups are to be found by speed, measure the members and form them."""
         self._bring_up(self._first, wait_for)
         groups = self._planned or self._plan.choose(self._living())
         if set(groups) != set(self._leaders):
@@ -91,13 +91,13 @@ class GroupSlots:
         self._settle("as asked for" if self._plan.explicit else "planned" if self._planned else "measured")
 
     def disband(self) -> None:
-        """End all rings, and shut their leaders down."""
+        """End all rings and shut down their leaders."""
         for job_slot in self._leaders.values():
             self._slots.shut_down(job_slot)
         self._rings.end(list(self._rings_of.values()))
 
     def leaders(self) -> list[JobSlot]:
-        """Leaders of living groups."""
+        """Return the leaders of live groups."""
         return [self._leaders[members] for members in self._living()]
 
     def review(self, wait_for: WaitFor, remaining_s: float, retire: Callable[[], None]) -> list[JobSlot]:
@@ -105,11 +105,11 @@ class GroupSlots:
 
         Args:
             wait_for: See :data:`~nfdt.jobserver.topologies.base.WaitFor`.
-            remaining_s: Estimate of the seconds of training that are left.
+            remaining_s: Estimated remaining seconds of training.
             retire: Function that is called before other groups replace these.
 
         Returns:
-            Leaders of new groups; empty where the groups stay.
+            Leaders of new groups; empty if the groups stay.
         """
         self._note()
         living = self._living()
@@ -149,7 +149,7 @@ class GroupSlots:
         self._note()
 
     def _acquire_leaders(self, groups: Groups) -> list[str]:
-        """Assign workers to leaders that attend; returns the groups whose members are still to be measured."""
+        """Assign workers to registered leaders; return the groups whose members are still to be measured."""
         for members in groups:
             if not self._is_lost(members):
                 self._acquire_leader(members)
@@ -165,7 +165,7 @@ class GroupSlots:
             self._slots.start_worker(leader, 0)
 
     def _is_lost(self, members: Members) -> bool:
-        """Whether the ring has ended, and the job goes on without it: all of the first groups have to come up."""
+        """Whether the ring has ended and the job continues without it; all of the initial groups must start."""
         leader = self._leaders.get(members)
         gone = leader is None or leader.gone
         return gone and self._plan.settled and self._rings_of[members].failure is not None
@@ -175,7 +175,7 @@ class GroupSlots:
         return leader is not None and not leader.gone and RECENT in leader.report
 
     def _change(self, groups: Groups, wait_for: WaitFor) -> None:
-        """End the rings of groups that are given up, and bring those of new groups up."""
+        """End the rings of dissolved groups, and start those of new groups."""
         ended = [members for members in self._rings_of if members not in groups]
         for members in ended:
             if members in self._leaders:
@@ -218,7 +218,7 @@ class GroupSlots:
             self.sizes.state({worker: share.batch for worker, share in self._shares.items()})
 
     def share_of(self, worker: str) -> pb.GroupShare | None:
-        """Share of a group from its next epoch on."""
+        """Return the share of a group from its next epoch on."""
         share = self._shares.get(worker)
         if share is None:
             return None
@@ -229,10 +229,10 @@ class GroupSlots:
     # ---- losses
 
     def report_losses(self) -> None:
-        """Report, once for each ring that has ended, the reason.
+        """Report the reason for the end of each ended ring once.
 
         Raises:
-            SlotError: code of the job raised.
+            SlotError: Code of the job raised an exception.
         """
         for members, ring in self._rings_of.items():
             if members not in self._reported and (failure := ring.failure):
@@ -243,7 +243,7 @@ class GroupSlots:
                 self._job_log.write("warning", f"Group {name_of(members)} is gone. {failure}")
 
     def all_gone(self) -> str | None:
-        """Reason why no group is left; None while one lives, or while the reason is not known yet."""
+        """Return the reason why no group is left; None while one is live, or while the reason is not known yet."""
         if not self._leaders or self._living():
             return None
         failures = [ring.failure for ring in self._rings_of.values()]

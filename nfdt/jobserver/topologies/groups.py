@@ -1,4 +1,4 @@
-"""Several allreduce rings that push to shards, divided by the measured speeds of their members."""
+"""Groups of ranks that push to shards, divided by the measured speeds of their members."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from nfdt.schedulers.group_shares import FixedSizes
 
 
 class GroupsTopology(Topology):
-    """Groups of ranks; the leader of each is one worker.
+    """Topology of groups of ranks; the leader of each group is one worker.
 
     Args:
         context: Parts of the job.
         spec: Specification of the job.
-        groups: Groups that are up already; None: they are formed by :meth:`form`.
+        groups: Groups that have already started; None: they are formed by :meth:`form`.
     """
 
     view: ClassVar[TopologyView] = GROUPS
@@ -41,16 +41,16 @@ class GroupsTopology(Topology):
 
     @property
     def sizes(self) -> FixedSizes | None:
-        """Batch sizes of the groups; None where the client feeds them."""
+        """Batch sizes of the groups; None if the client feeds the batches."""
         return self._groups.sizes
 
     def start(self, shards: int) -> None:
-        """Launch the rings, and shards where they are missing."""
+        """Launch the rings and missing shards."""
         self._groups.start()
         launch_shards(self.context.server, shards)
 
     def give_up(self, short: Sequence[SlotNeed], *, late: bool) -> None:
-        """Fail when there are no shards."""
+        """Fail if there are no shards."""
         check_supply(self.context.server, self.spec, short, late=late)
 
     def form(self) -> None:
@@ -58,13 +58,13 @@ class GroupsTopology(Topology):
         self._groups.form(self.context.wait_for)
 
     def replace_lost(self, coordinator: Coordinator, now: float) -> None:
-        """Report lost groups, which are not replaced; fail the job with the last one."""
+        """Report lost groups, which are not replaced; fail the job after the loss of the last one."""
         self._groups.report_losses()
         if reason := self._groups.all_gone():
             coordinator.fail(reason)
 
     def review(self, coordinator: Coordinator, shards: ShardClients, remaining_s: float) -> Topology:
-        """Adapt shares to the measured speeds; form other groups where speeds have changed for good."""
+        """Adapt shares to the measured speeds; form other groups if speeds have changed permanently."""
         with self.context.changed:
             leaders = self._groups.review(self.context.wait_for, remaining_s, coordinator.retire_all)
             if leaders:
@@ -73,11 +73,11 @@ class GroupsTopology(Topology):
         return self
 
     def share(self, worker: str) -> pb.GroupShare:
-        """Rows and rate of a group's members."""
+        """Return the rows and the rate of a group's members."""
         return self._groups.share_of(worker) or pb.GroupShare()
 
     def set_learning_rate(self, value: float) -> bool:
-        """Set the rate of the members' own optimizer, where they push weight differences."""
+        """Set the rate of the members' own optimizer, if they push weight differences."""
         if self.spec.algorithm.outer != "delta":
             return False
         self._groups.learning_rate = value

@@ -16,5 +16,5 @@ TOPOLOGIES: dict[str, type[Topology]] = {
 
 
 def topology_class(spec: JobSpec) -> type[Topology]:
-    """Class that runs the workers of a job."""
+    """Return the class that runs the workers of a job."""
     return TOPOLOGIES[spec.algorithm.topology]

@@ -9,7 +9,7 @@ ALONE_S = 20.0
 
 
 class WorkerReplacement:
-    """Gives the places of workers that are gone, or never came, to free slots.
+    """Replacement of lost or missing workers by free slots.
 
     Args:
         context: Parts of the job.
@@ -41,7 +41,7 @@ class WorkerReplacement:
             coordinator.fail(f"All workers are gone, and {why}.{failed}{last}")
 
     def _report_launch_failure(self) -> str:
-        """Why this machine starts no worker slots, written to the job's log once; "" where it does."""
+        """Return the reason why this machine starts no worker slots, logged once; "" if it starts them."""
         launcher = self._server.launcher
         failure = launcher.failure if launcher is not None and self._server.launches_workers else None
         if failure and not self._reported_launch_failure:

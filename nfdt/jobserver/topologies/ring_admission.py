@@ -14,8 +14,8 @@ def admit_rings(server: ServerContext, spec: JobSpec) -> None:
     """Refuse a job whose ranks cannot or may not be launched here.
 
     Raises:
-        UsageError: the server launches no rings, Horovod is not installed, or the launcher is missing.
-        PolicyRefused: see :func:`refuse_reach`.
+        UsageError: The server launches no rings, Horovod is not installed, or the launcher is missing.
+        PolicyRefused: See :func:`refuse_reach`.
     """
     if server.rings is None:
         raise UsageError("This server starts no Horovod rings: it was started without slots of its own.")
@@ -34,7 +34,7 @@ def refuse_reach(shape: RingShape) -> None:
     """Refuse jobs for which a shared server would log in elsewhere, or read, run or write a file that the job names.
 
     Raises:
-        PolicyRefused: the job asks for that.
+        PolicyRefused: The job requests that.
     """
     if shape.hosts or shape.hostfile or shape.elastic.network_interfaces or shape.launcher == "world":
         raise PolicyRefused(

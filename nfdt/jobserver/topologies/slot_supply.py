@@ -1,4 +1,4 @@
-"""Slots that the server's own launcher starts for a job, and the errors when they do not come."""
+"""Slots that the server's own launcher starts for a job, and the errors if they do not register."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from nfdt.jobserver.need import SlotNeed
 
 
 def launch_shards(server: ServerContext, shards: int) -> None:
-    """Let the launcher keep so many free shard slots."""
+    """Make the launcher keep ``shards`` free shard slots."""
     if server.launcher is not None:
         attending, free = server.pool.attending("shard")
         server.launcher.ensure("shard", max(0, attending - free) + shards)
 
 
 def launch_workers(server: ServerContext, wanted: int) -> None:
-    """Let the launcher keep so many worker slots, if it starts any."""
+    """Make the launcher keep ``wanted`` worker slots, if it starts any."""
     if server.launcher is not None and server.launches_workers:
         most = server.most_workers
         server.launcher.ensure("worker", wanted if most is None else min(wanted, most))
 
 
 def check_supply(server: ServerContext, spec: JobSpec, short: Sequence[SlotNeed], *, late: bool) -> None:
-    """Raise JobFailed where no more slots can be expected; see :meth:`Topology.give_up`."""
+    """Raise JobFailed if no more slots can be expected; see :meth:`Topology.give_up`."""
     launcher = server.launcher
     for need in short:
         launched = need.role == "shard" or server.launches_workers

@@ -29,7 +29,7 @@ def switch_to_groups(
     """Replace flat workers by the groups that the planner chose; ``context.changed`` is held.
 
     Returns:
-        Topology that the job continues with; None when the groups did not come up and the workers stay flat.
+        Topology with which the job continues; None if the groups did not start and the workers stay flat.
     """
     switch = TopologySwitch(context, spec, choice.preset.groups)
     if not switch.begin():
@@ -39,7 +39,7 @@ def switch_to_groups(
 
 
 class TopologySwitch:
-    """Change from flat workers to groups: the rings come up first, so that a failure leaves the job as it was.
+    """Change from flat workers to groups: the rings start first, so that a failure leaves the job unchanged.
 
     Args:
         context: Parts of the job.
@@ -55,10 +55,10 @@ class TopologySwitch:
         )
 
     def begin(self) -> bool:
-        """Bring the rings up.
+        """Start the rings.
 
         Returns:
-            Whether they came up. If not, everything is as before, and the reason is in the job's log.
+            Whether they started. If not, the job is unchanged, and the reason is in the job's log.
         """
         before = self._slots.spec
         self._slots.spec = self._spec
@@ -73,7 +73,7 @@ class TopologySwitch:
         return True
 
     def complete(self, coordinator: Coordinator) -> GroupsTopology:
-        """Release the flat workers, and let the coordinator continue with the groups' leaders."""
+        """Release the flat workers, and make the coordinator continue with the groups' leaders."""
         coordinator.retire_all()
         for job_slot in self._flat:
             self._slots.release(job_slot)

@@ -12,7 +12,7 @@ from nfdt.schedulers.throughput import StepTime
 
 
 class BatchPolicy(Protocol):
-    """Decides how many samples a worker's step has.
+    """Rule for the number of samples in a worker's step.
 
     Attributes:
         name: Name on the axis.
@@ -25,9 +25,9 @@ class BatchPolicy(Protocol):
     adjective: str
 
     def sizes(self, reference: int, algorithm: AlgorithmSpec) -> LocalSizes | None:
-        """Return the local batch sizes of a new job, or None where every batch has ``reference`` samples."""
+        """Return the local batch sizes of a new job, or None if every batch has ``reference`` samples."""
         ...
 
     def predicted(self, reference: int, times: Sequence[StepTime]) -> list[float]:
-        """Return the samples per step that workers with these step times settle at; they may be fractions."""
+        """Return the samples per step, possibly fractions, to which workers with these step times converge."""
         ...

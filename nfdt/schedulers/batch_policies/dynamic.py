@@ -13,18 +13,18 @@ from nfdt.schedulers.throughput import StepTime
 
 
 class DynamicBatch:
-    """The sizes follow measured speeds; their sum stays that of the reference batches."""
+    """Sizes that follow measured speeds; their sum stays equal to the sum of the reference batches."""
 
     name = "dbs"
     facts = BATCH_FACTS[name]
     adjective = "dynamic"
 
     def sizes(self, reference: int, algorithm: AlgorithmSpec) -> LocalSizes | None:
-        """Sizes within the bounds of the job's options."""
+        """Return sizes within the bounds of the job's options."""
         bounds = Bounds(algorithm.batch_min, algorithm.batch_max, algorithm.batch_multiple)
         return BatchSizes(reference, bounds)
 
     def predicted(self, reference: int, times: Sequence[StepTime]) -> list[float]:
-        """Sizes with which all steps take the same time."""
+        """Return sizes with which all steps take the same time."""
         _, sizes = water_fill(float(reference) * len(times), times)
         return sizes

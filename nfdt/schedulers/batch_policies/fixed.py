@@ -11,16 +11,16 @@ from nfdt.schedulers.throughput import StepTime
 
 
 class FixedBatch:
-    """Every batch has the size that ``fit`` gives."""
+    """Batches that all have the size that ``fit`` gives."""
 
     name = "fixed"
     facts = BATCH_FACTS[name]
     adjective = "fixed"
 
     def sizes(self, reference: int, algorithm: AlgorithmSpec) -> LocalSizes | None:
-        """None: no size differs."""
+        """Return None: all sizes are equal."""
         return None
 
     def predicted(self, reference: int, times: Sequence[StepTime]) -> list[float]:
-        """The reference batch for each worker."""
+        """Return the reference batch for each worker."""
         return [float(reference)] * len(times)

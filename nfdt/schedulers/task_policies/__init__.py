@@ -1,4 +1,4 @@
-"""Task policies: which worker gets which part of an epoch, and when; one file per policy."""
+"""Task policies: the distribution of an epoch's tasks to workers over time, one file per policy."""
 
 from nfdt.schedulers.task_policies.base import EpochView, LeaseHolder, TaskPolicy
 from nfdt.schedulers.task_policies.dynamic import DynamicTasks

@@ -1,4 +1,4 @@
-"""The interface of a task policy, and the moment of an epoch that it decides on."""
+"""The interface of a task policy, and the view of an epoch that it decides on."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class LeaseHolder(Protocol):
 
     Attributes:
         name: Name within the job.
-        leased_at: Time at which it got the tasks it holds.
+        leased_at: Time at which it got the tasks that it holds.
         seen_at: Time of its last report.
-        in_flight: Numbers of those tasks that it has begun.
+        in_flight: Numbers of the held tasks that it has begun.
     """
 
     name: str
@@ -36,7 +36,7 @@ class EpochView:
         speeds: Measured speeds of the workers.
         size_of: Samples of a worker's next step, by its name.
         reference: Samples of the reference batch.
-        now: Time of the moment, in seconds.
+        now: Current time, in seconds.
     """
 
     workers: Sequence[LeaseHolder]
@@ -48,13 +48,13 @@ class EpochView:
 
 
 class TaskPolicy(Protocol):
-    """Divides an epoch among workers, and limits single leases. One instance serves one job.
+    """Rule that divides an epoch among workers and limits single leases. One instance serves one job.
 
     Attributes:
         name: Name on the axis.
-        divides: Whether each worker gets a share of the epoch that is reserved for it.
+        divides: Whether a share of the epoch is reserved for each worker.
         ends_together: Whether workers finish an epoch within a step of each other.
-        depends_on_speed: Whether speeds decide who does what; this is impossible for batches that a client feeds.
+        depends_on_speed: Whether tasks are assigned by speed; this is impossible for batches that a client feeds.
     """
 
     name: str
@@ -69,9 +69,9 @@ class TaskPolicy(Protocol):
         ...
 
     def limit(self, size: int, worker: LeaseHolder, epoch: EpochView) -> int:
-        """Return how many of the ``size`` tasks of a lease the worker gets; 0: it waits, others finish them sooner."""
+        """Return how many of ``size`` tasks the worker gets; 0: it waits, because others finish them sooner."""
         ...
 
     def waiters_alike(self, consistency_alike: bool) -> bool:
-        """Return whether either all waiting workers may go on or none; the argument is the consistency policy's."""
+        """Return whether waiting workers can proceed only all at once; the argument is the consistency policy's."""
         ...

@@ -9,7 +9,7 @@ from nfdt.schedulers.throughput import Speeds
 
 
 class DynamicTasks:
-    """Workers take from one pool until it is empty."""
+    """One pool from which all workers take tasks until it is empty."""
 
     name = "dynamic"
     divides = False
@@ -19,13 +19,13 @@ class DynamicTasks:
     def shares(
         self, workers: Sequence[str], speeds: Speeds, size_of: Callable[[str], int]
     ) -> Mapping[str, float] | None:
-        """None: nothing is reserved."""
+        """Return None: no task is reserved."""
         return None
 
     def limit(self, size: int, worker: LeaseHolder, epoch: EpochView) -> int:
-        """The whole lease."""
+        """Return the whole lease."""
         return size
 
     def waiters_alike(self, consistency_alike: bool) -> bool:
-        """True: all wait for the same pool."""
+        """Return True: all workers wait for the same pool."""
         return True

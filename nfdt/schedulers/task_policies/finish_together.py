@@ -1,4 +1,4 @@
-"""Finish-together tasks: dynamic, but the end of an epoch is shared out so that all workers end at the same time."""
+"""Finish-together tasks: dynamic, but the end of an epoch is divided so that all workers end at the same time."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from nfdt.schedulers.finish_together import Runner, steps_to_share
 from nfdt.schedulers.task_policies.base import EpochView, LeaseHolder
 from nfdt.schedulers.task_policies.dynamic import DynamicTasks
 
-STALE_STEPS = 20  # after so many of its own step times a speed is measured again, whatever it was
+STALE_STEPS = 20  # age of a measured speed, in step times of its worker, after which it is always measured again
 
 
 class FinishTogetherTasks(DynamicTasks):
-    """A worker gets no more steps of the rest than it does until all others are done with theirs."""
+    """Dynamic tasks in which a worker gets only as many steps as it finishes before all others have finished theirs."""
 
     name = "finish-together"
     ends_together = True
     depends_on_speed = True
 
     def __init__(self) -> None:
-        self._samples_per_s, self._leases = 0.0, 0  # of all workers, and how often that may still be used
+        self._samples_per_s, self._leases = 0.0, 0  # sum over all workers, and its remaining number of uses
 
     def limit(self, size: int, worker: LeaseHolder, epoch: EpochView) -> int:
-        """The worker's part of the rest, where the rest is small."""
+        """Return the worker's part of the rest if the rest is small."""
         self._measure_all(epoch)
         return min(size, _steps_left_for(worker, epoch)) if self._ends_soon(worker.name, size, epoch) else size
 
     def waiters_alike(self, consistency_alike: bool) -> bool:
-        """False: a slow worker waits where a fast one gets a step."""
+        """Return False: a slow worker may wait while a fast one gets a step."""
         return False
 
     def _measure_all(self, epoch: EpochView) -> None:
-        """Add up the speeds of all workers, once for as many leases as there are workers."""
+        """Sum the speeds of all workers, once for as many leases as there are workers."""
         if self._leases <= 0:
             lines = {w.name: line for w in epoch.workers if (line := epoch.speeds.now(w.name))}
             self._samples_per_s = sum(line.samples_per_s(epoch.size_of(name)) for name, line in lines.items())
@@ -37,7 +37,7 @@ class FinishTogetherTasks(DynamicTasks):
         self._leases -= 1
 
     def _ends_soon(self, worker: str, size: int, epoch: EpochView) -> bool:
-        """Whether the worker's part of the rest may be under ``size`` steps; until the next sum speeds may double."""
+        """Whether the worker's part of the rest may be under ``size`` steps, if speeds double before the next sum."""
         step_s = epoch.speeds.now(worker)
         if step_s is None or not self._samples_per_s:
             return True
@@ -46,14 +46,14 @@ class FinishTogetherTasks(DynamicTasks):
 
 
 def _steps_left_for(worker: LeaseHolder, epoch: EpochView) -> int:
-    """The worker's steps if what is left of the epoch is shared so that all end together."""
+    """Return the worker's steps if the rest of the epoch is divided so that all end together."""
     runners = {w.name: runner for w in epoch.workers if (runner := _runner(w, w is worker, epoch))}
     if worker.name not in runners:
         return 1
     steps = steps_to_share(epoch.book.remaining * epoch.reference, list(runners.values()))
     own = dict(zip(runners, steps, strict=True))[worker.name]
     stale_s = STALE_STEPS * runners[worker.name].step_s
-    return own or int(epoch.now - worker.leased_at > stale_s)  # without a step now and then no speed-up is noticed
+    return own or int(epoch.now - worker.leased_at > stale_s)  # occasional steps detect a speed-up
 
 
 def _runner(worker: LeaseHolder, asks: bool, epoch: EpochView) -> Runner | None:
@@ -63,8 +63,8 @@ def _runner(worker: LeaseHolder, asks: bool, epoch: EpochView) -> Runner | None:
     held = epoch.book.held(worker.name, begun=worker.in_flight)
     if held:
         left_s = worker.leased_at + sum(line.seconds(task.samples) for task in held) - epoch.now
-        free_in_s = abs(left_s)  # a late worker may be late for as long again
+        free_in_s = abs(left_s)  # assume that a late worker needs as long again
     else:
-        free_in_s = 0.0 if asks else max(0.0, epoch.now - worker.seen_at)  # a silent one silent for as long again
+        free_in_s = 0.0 if asks else max(0.0, epoch.now - worker.seen_at)  # so is a silent one
     size = epoch.size_of(worker.name)
     return Runner(free_in_s, line.seconds(size), size)

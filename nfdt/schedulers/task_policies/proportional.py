@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from nfdt.schedulers.task_policies.dynamic import DynamicTasks
 from nfdt.schedulers.throughput import Speeds
 
-SURE_STEPS = 10  # of each worker, before an epoch is divided for good
+SURE_STEPS = 10  # steps of each worker before an epoch is divided permanently
 
 
 class ProportionalTasks(DynamicTasks):
-    """Every worker gets a share in proportion to its speed, once all speeds are known."""
+    """Shares in proportion to the speeds of workers, as soon as all speeds are known."""
 
     name = "proportional"
     divides = True
@@ -20,12 +20,12 @@ class ProportionalTasks(DynamicTasks):
     def shares(
         self, workers: Sequence[str], speeds: Speeds, size_of: Callable[[str], int]
     ) -> Mapping[str, float] | None:
-        """Samples per second of each worker."""
+        """Return the samples per second of each worker; None before all speeds are known."""
         if any(speeds.steps(worker) < SURE_STEPS for worker in workers):
             return None
         lines = {worker: speeds.of(worker) for worker in workers}
         return {worker: line.samples_per_s(size_of(worker)) for worker, line in lines.items() if line}
 
     def waiters_alike(self, consistency_alike: bool) -> bool:
-        """As the consistency policy says."""
+        """Return the value of the consistency policy."""
         return consistency_alike

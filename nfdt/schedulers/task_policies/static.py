@@ -9,7 +9,7 @@ from nfdt.schedulers.throughput import Speeds
 
 
 class StaticTasks(DynamicTasks):
-    """Every worker gets the same share when the epoch begins."""
+    """Equal shares for all workers, reserved when the epoch begins."""
 
     name = "static"
     divides = True
@@ -17,9 +17,9 @@ class StaticTasks(DynamicTasks):
     def shares(
         self, workers: Sequence[str], speeds: Speeds, size_of: Callable[[str], int]
     ) -> Mapping[str, float] | None:
-        """Equal shares."""
+        """Return equal shares."""
         return dict.fromkeys(workers, 1.0)
 
     def waiters_alike(self, consistency_alike: bool) -> bool:
-        """As the consistency policy says."""
+        """Return the value of the consistency policy."""
         return consistency_alike
