@@ -10,7 +10,7 @@ from typing import Any
 
 from nfdt.core.errors import NfdtError
 from nfdt.core.host.machine import give_back_memory
-from nfdt.core.jobs.feed import FeedQueue
+from nfdt.core.jobs.feed import BatchFeed
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import jobs_pb2
 from nfdt.core.wire import workers_pb2 as pb
@@ -71,8 +71,8 @@ class Job:
         return self._context.artifacts
 
     @property
-    def feed(self) -> FeedQueue:
-        """Queue of the client's batches."""
+    def feed(self) -> BatchFeed:
+        """Entry for the client's batches."""
         return self._context.feed
 
     @property
@@ -150,7 +150,6 @@ class Job:
             context.ended = True
             context.topology.close()
             context.changed.notify_all()
-        context.feed.close()
         context.slots.release_all()
         if context.server.rings is not None:
             context.server.rings.release(self.job_id, usable=usable)

@@ -12,10 +12,10 @@ from nfdt.coordinator.effect_queue import STALL_AFTER_S
 from nfdt.coordinator.progress import StallWatch
 from nfdt.core.errors import JobFailed
 from nfdt.core.jobs.admission import read_manifest
-from nfdt.core.jobs.feed import FeedQueue
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work.artifacts import artifact_names
 from nfdt.jobserver.client_control import ClientControl
+from nfdt.jobserver.client_feed import ClientFeed
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job_log import JobLog
 from nfdt.jobserver.job_slots import JobSlots
@@ -58,7 +58,7 @@ class JobContext:
         token: Key of the job: shards get it, workers get tokens derived from it.
         slots: Slots of the job.
         topology: Topology of the job; another one after a switch.
-        feed: Queue of the client's batches.
+        feed: Entry for the client's batches.
         changed: Condition that guards the attributes below, ``slots`` and the coordinator.
         termination: Reason for the end of the job, once there is one.
         control: Requests of the clients.
@@ -76,13 +76,18 @@ class JobContext:
         self.job_log = JobLog(server.store, server.artifacts, job_id, keep)
         self.token = secrets.token_hex(32)
         self.changed = threading.Condition()
-        self.feed = FeedQueue(self.wake)
         self.termination = Termination(self.changed, self.clock)
         self.control = ClientControl(spec.attended, self.clock.now())
         self.training: ActiveTraining | None = None
         self.readers = 0
         self.epochs_ended = 0
         self.ended = False
+        self.feed = ClientFeed(
+            self.changed,
+            coordinator=lambda: self.training.coordinator if self.training is not None else None,
+            has_ended=lambda: self.ended,
+            fail=self.termination.end,
+        )
         kind = topology_class(spec)
         self.slots = JobSlots(server, job_id, spec, session, self.token, listener, kind.view.slots_wanted(spec))
         self.topology: Topology = kind(self._topology_context(), spec)
@@ -103,11 +108,6 @@ class JobContext:
     def spec(self) -> JobSpec:
         """Current specification of the job."""
         return self.topology.spec
-
-    def wake(self) -> None:
-        """Wake all threads that wait for a change."""
-        with self.changed:
-            self.changed.notify_all()
 
     def wait_for(self, missing: Callable[[], list[str]]) -> None:
         """Wait until ``missing`` returns no parts; ``changed`` is held, and released between two checks.

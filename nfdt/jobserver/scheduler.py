@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from nfdt.coordinator.effect_queue import STALL_AFTER_S
 from nfdt.coordinator.progress import StallWatch
 from nfdt.core.errors import NfdtError, UsageError
-from nfdt.core.jobs.feed import FeedQueue
+from nfdt.core.jobs.feed import BatchFeed
 from nfdt.core.jobs.lifecycle import is_terminal
 from nfdt.core.jobs.runner import SlotCounts
 from nfdt.core.program.manifest import Manifest
@@ -141,7 +141,7 @@ class Scheduler:
             return found
         raise UsageError(f"Job {job_id} is {record.state} and left no state.")
 
-    def feed(self, job_id: str) -> FeedQueue:
+    def feed(self, job_id: str) -> BatchFeed:
         """Return the queue of the client's batches."""
         job = self.job_of(job_id)
         if job is None or job.spec.train.kind != "stream":

@@ -78,8 +78,6 @@ class TrainingLoop(EffectHandler):
     def _drain(self) -> list[ins.Effect]:
         """Return the effects to execute; if there are none, forward requests of clients first."""
         context, coordinator = self._context, self._coordinator
-        if context.spec.train.kind == "stream":
-            self._pump_feed()
         effects = coordinator.drain()
         if effects or context.readers:
             return effects
@@ -103,21 +101,6 @@ class TrainingLoop(EffectHandler):
             # One epoch at a time: its end is processed before the next one may begin.
             if self._context.topology.prepare_epoch(coordinator):
                 coordinator.proceed(epoch, control.steps_of(epoch))
-
-    def _pump_feed(self) -> None:
-        """Forward the client's batches to the coordinator, as far as it has credit."""
-        feed, coordinator = self._context.feed, self._coordinator
-        credit = coordinator.feed_credit
-        feed.allow(credit.epoch, credit.total)
-        changed = False
-        while (batch := feed.take()) is not None:
-            coordinator.fed(batch.epoch, batch.data, batch.samples)
-            changed = True
-        if feed.exhausted(credit.epoch):
-            coordinator.feed_ended(credit.epoch)
-            changed = True
-        if changed:
-            self._context.changed.notify_all()
 
     # ---- effects
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from nfdt.core.jobs.feed import FeedQueue
+from nfdt.core.jobs.feed import BatchFeed
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import jobs_pb2 as pb
@@ -48,8 +48,8 @@ class JobRunner(Protocol):
         """Return the artifact with the state of a job that is at an epoch's end or has ended."""
         ...
 
-    def feed(self, job_id: str) -> FeedQueue:
-        """Return the queue for the client's batches of a job."""
+    def feed(self, job_id: str) -> BatchFeed:
+        """Return the entry for the client's batches of a job."""
         ...
 
     def watching(self, job_id: str, change: int) -> None:

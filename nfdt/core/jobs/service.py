@@ -15,7 +15,7 @@ from nfdt.core.errors import NfdtError, PolicyRefused, ProtocolError, UsageError
 from nfdt.core.events import Event
 from nfdt.core.jobs import admission
 from nfdt.core.jobs.artifacts import ArtifactStore
-from nfdt.core.jobs.feed import FeedQueue, StreamedBatch
+from nfdt.core.jobs.feed import BatchFeed, StreamedBatch
 from nfdt.core.jobs.lifecycle import is_terminal
 from nfdt.core.jobs.runner import JobRunner
 from nfdt.core.jobs.store import JobRecord, JobStore
@@ -181,16 +181,16 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
         first = next(request_iterator, None)
         if first is None:
             return
-        queue = self._runner.feed(first.job_id)
+        feed = self._runner.feed(first.job_id)
         failures: list[Exception] = []
         reader = threading.Thread(
-            target=_receive, args=(queue, first, request_iterator, failures), name="feed", daemon=True
+            target=_receive, args=(feed, first, request_iterator, failures), name="feed", daemon=True
         )
         reader.start()
-        while context.is_active() and not queue.closed:
+        while context.is_active() and not feed.closed:
             if failures:
                 raise failures[0]
-            if granted := queue.grant(0.5):
+            if granted := feed.grant(0.5):
                 yield pb.FeedCredit(epoch=granted[0], batches=granted[1])
 
     @answering
@@ -204,22 +204,22 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
         return describe(self._store.get(request.job_id))
 
 
-def _receive(queue: FeedQueue, first: pb.FedBatch, rest: Iterator[pb.FedBatch], failures: list[Exception]) -> None:
+def _receive(feed: BatchFeed, first: pb.FedBatch, rest: Iterator[pb.FedBatch], failures: list[Exception]) -> None:
     try:
-        _offer(queue, first)
+        _offer(feed, first)
         for batch in rest:
-            _offer(queue, batch)
+            _offer(feed, batch)
     except NfdtError as error:
         failures.append(error)
     except Exception as error:  # the stream broke: the job's run decides whether the job can continue
         _log.info("the feed of a job ended: %s", type(error).__name__)
 
 
-def _offer(queue: FeedQueue, batch: pb.FedBatch) -> None:
+def _offer(feed: BatchFeed, batch: pb.FedBatch) -> None:
     if batch.error or batch.end_of_epoch:
-        queue.end(batch.epoch, batch.error or None)
+        feed.end(batch.epoch, batch.error or None)
     elif batch.data:
-        queue.offer(StreamedBatch(batch.epoch, batch.step, batch.samples, batch.data))
+        feed.offer(StreamedBatch(batch.epoch, batch.step, batch.samples, batch.data))
 
 
 def _to_message(event: Event) -> pb.JobEvent:

@@ -1,0 +1,126 @@
+"""Batches of a client: credits are announced once, batches reach the coordinator in order, nothing is queued twice."""
+
+import threading
+
+import pytest
+
+from nfdt.core.errors import JobFailed, ProtocolError
+from nfdt.core.jobs.feed import StreamedBatch
+from nfdt.jobserver.client_feed import ClientFeed
+from tests.support.simulated_cluster import SimulatedCluster, job
+
+CREDIT = 6  # of two workers: two batches each, and two more
+
+
+def batch(step: int, epoch: int = 0) -> StreamedBatch:
+    return StreamedBatch(epoch, step, 4, bytes([step]))
+
+
+class Fed:
+    """A feed in front of a real coordinator with two workers."""
+
+    def __init__(self, epochs=1):
+        self.cluster = SimulatedCluster(job(stream=True, interactive=False, epochs=epochs))
+        self.changed = threading.Condition()
+        self.failures: list[BaseException] = []
+        self.begun, self.ended = True, False
+        self.feed = ClientFeed(
+            self.changed,
+            coordinator=lambda: self.cluster.coordinator if self.begun else None,
+            has_ended=lambda: self.ended,
+            fail=self.failures.append,
+        )
+        self.cluster.join(2)
+
+    def trained(self):
+        """Let the workers train until they wait; return the data of the epochs that have ended."""
+        for _ in range(20):
+            for name in list(self.cluster.workers):
+                self.cluster.turn(name)
+            self.cluster.flush()
+        return self.cluster.of("epoch_end")
+
+
+@pytest.fixture
+def fed() -> Fed:
+    return Fed()
+
+
+def test_credit_is_announced_once(fed):
+    assert fed.feed.grant(0) == (0, CREDIT)
+    assert fed.feed.grant(0) is None
+
+
+def test_credit_grows_as_workers_take_batches(fed):
+    fed.feed.grant(0)
+    fed.feed.offer(batch(0))
+    assert fed.feed.grant(0) is None
+    fed.trained()
+    assert fed.feed.grant(0) == (0, 1)
+
+
+def test_batches_reach_the_workers_in_order_and_the_epoch_ends_with_the_last(fed):
+    fed.feed.grant(0)
+    for step in range(3):
+        fed.feed.offer(batch(step))
+    assert fed.trained() == []
+    fed.feed.end(0)
+    (end,) = fed.trained()
+    assert (end["steps"], end["epoch"]) == (3, 0)
+
+
+def test_a_batch_without_credit_is_refused(fed):
+    for step in range(CREDIT):
+        fed.feed.offer(batch(step))
+    with pytest.raises(ProtocolError, match="credit"):
+        fed.feed.offer(batch(CREDIT))
+
+
+def test_a_late_batch_of_another_epoch_is_dropped(fed):
+    fed.feed.grant(0)
+    fed.feed.offer(batch(0, epoch=7))
+    assert fed.cluster.coordinator.feed_credit.free == CREDIT
+
+
+def test_the_next_epoch_has_credit_of_its_own():
+    fed = Fed(epochs=2)
+    assert fed.feed.grant(0) == (0, CREDIT)
+    fed.feed.offer(batch(0))
+    fed.feed.end(0)
+    fed.trained()
+    assert fed.feed.grant(0) == (1, CREDIT)
+
+
+def test_an_iterator_that_raises_fails_the_job(fed):
+    fed.feed.end(0, "ValueError: broken row")
+    assert [type(failure) for failure in fed.failures] == [JobFailed]
+    assert "broken row" in str(fed.failures[0])
+
+
+def test_before_training_nothing_is_granted_and_batches_are_dropped(fed):
+    fed.begun = False
+    assert fed.feed.grant(0) is None
+    fed.feed.offer(batch(0))
+    fed.feed.end(0)
+    fed.begun = True
+    assert fed.feed.grant(0) == (0, CREDIT)
+
+
+def test_a_job_that_has_ended_grants_nothing(fed):
+    assert not fed.feed.closed
+    fed.ended = True
+    assert fed.feed.closed
+    assert fed.feed.grant(60) is None
+    fed.feed.offer(batch(0))
+
+
+def test_a_waiting_client_is_granted_credit_when_training_begins(fed):
+    fed.begun = False
+    granted = []
+    waiting = threading.Thread(target=lambda: granted.append(fed.feed.grant(60)), daemon=True)
+    waiting.start()
+    with fed.changed:
+        fed.begun = True
+        fed.changed.notify_all()
+    waiting.join(60)
+    assert granted == [(0, CREDIT)]
