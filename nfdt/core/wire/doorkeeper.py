@@ -7,6 +7,7 @@ which grpcio handles as the end of the connection. Linux only; elsewhere only gr
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
 import os
@@ -115,13 +116,11 @@ class Doorkeeper:
 
     def _peer_of(self, descriptor: int) -> Peer | None:
         """Return the peer of a connection to this server, or None for any other socket."""
-        try:
-            with socket.socket(fileno=os.dup(descriptor)) as one:
-                if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockname()[1] in self.ports:
-                    host, port = one.getpeername()[:2]
-                    return _normal(host), port
-        except OSError:  # closed meanwhile, or the socket that listens
-            pass
+        # OSError: it was closed in the meantime, or it is the socket that listens, which has no peer.
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as one:
+            if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockname()[1] in self.ports:
+                host, port = one.getpeername()[:2]
+                return _normal(host), port
         return None
 
     def _limit(self, strangers: list[_TrackedConnection], now: float) -> None:

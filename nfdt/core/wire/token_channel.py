@@ -8,6 +8,22 @@ from typing import Any
 import grpc
 
 
+def _prepared(kind: str) -> Any:
+    """Return the method of a channel that prepares a gRPC method of this kind."""
+
+    def prepare(
+        self: TokenChannel,
+        method: str,
+        request_serializer: Any = None,
+        response_deserializer: Any = None,
+        _registered_method: bool | None = False,
+    ) -> _Calls:
+        calls = getattr(self.channel, kind)(method, request_serializer, response_deserializer)
+        return _Calls(calls, self)
+
+    return prepare
+
+
 class TokenChannel(grpc.Channel):
     """Add one entry to the metadata of every call of another channel.
 
@@ -18,65 +34,32 @@ class TokenChannel(grpc.Channel):
     Args:
         channel: The wrapped channel; closed with this one.
         entry: (key, value) of the metadata.
+
+    Attributes:
+        closed: Whether :meth:`close` has been called.
     """
 
     def __init__(self, channel: grpc.Channel, entry: tuple[str, str]) -> None:
-        self._channel, self._entry = channel, entry
+        self.channel, self.entry = channel, entry
+        self.closed = False
 
-    def _prepared(self, kind: Callable[..., Any], method: str, serializer: Any, deserializer: Any) -> _Calls:
-        return _Calls(kind(method, serializer, deserializer), self._entry)
-
-    def unary_unary(
-        self,
-        method: str,
-        request_serializer: Any = None,
-        response_deserializer: Any = None,
-        _registered_method: bool | None = False,
-    ) -> Any:
-        """Return a callable for a method with one request and one response."""
-        return self._prepared(self._channel.unary_unary, method, request_serializer, response_deserializer)
-
-    def unary_stream(
-        self,
-        method: str,
-        request_serializer: Any = None,
-        response_deserializer: Any = None,
-        _registered_method: bool | None = False,
-    ) -> Any:
-        """Return a callable for a method with one request and a stream of responses."""
-        return self._prepared(self._channel.unary_stream, method, request_serializer, response_deserializer)
-
-    def stream_unary(
-        self,
-        method: str,
-        request_serializer: Any = None,
-        response_deserializer: Any = None,
-        _registered_method: bool | None = False,
-    ) -> Any:
-        """Return a callable for a method with a stream of requests and one response."""
-        return self._prepared(self._channel.stream_unary, method, request_serializer, response_deserializer)
-
-    def stream_stream(
-        self,
-        method: str,
-        request_serializer: Any = None,
-        response_deserializer: Any = None,
-        _registered_method: bool | None = False,
-    ) -> Any:
-        """Return a callable for a method with streams in both directions."""
-        return self._prepared(self._channel.stream_stream, method, request_serializer, response_deserializer)
+    unary_unary = _prepared("unary_unary")
+    unary_stream = _prepared("unary_stream")
+    stream_unary = _prepared("stream_unary")
+    stream_stream = _prepared("stream_stream")
 
     def subscribe(self, callback: Any, try_to_connect: bool | None = False) -> None:
         """Call ``callback`` at each change of the connection's state."""
-        self._channel.subscribe(callback, try_to_connect=bool(try_to_connect))
+        self.channel.subscribe(callback, try_to_connect=bool(try_to_connect))
 
     def unsubscribe(self, callback: Any) -> None:
         """End the subscription of a callback."""
-        self._channel.unsubscribe(callback)
+        self.channel.unsubscribe(callback)
 
     def close(self) -> None:
         """Close the channel; its open calls end as CANCELLED."""
-        self._channel.close()
+        self.closed = True
+        self.channel.close()
 
     def __enter__(self) -> TokenChannel:
         return self
@@ -98,8 +81,8 @@ class _ChannelClosed(grpc.RpcError):
 class _Calls:
     """The calls of one method, each with the entry in its metadata."""
 
-    def __init__(self, calls: Any, entry: tuple[str, str]) -> None:
-        self._calls, self._entry = calls, (entry,)
+    def __init__(self, calls: Any, channel: TokenChannel) -> None:
+        self._calls, self._channel = calls, channel
 
     def __call__(self, *request: Any, **more: Any) -> Any:
         return self._begun(self._calls, *request, **more)
@@ -114,6 +97,8 @@ class _Calls:
         self, call: Callable[..., Any], request: Any, timeout: float | None = None, metadata: Any = None, **more: Any
     ) -> Any:
         try:
-            return call(request, timeout, (*(metadata or ()), *self._entry), **more)
-        except ValueError as error:  # grpc raises only this for a closed channel
-            raise _ChannelClosed from error
+            return call(request, timeout, (*(metadata or ()), self._channel.entry), **more)
+        except ValueError as error:  # grpc raises nothing more specific for a closed channel
+            if self._channel.closed:
+                raise _ChannelClosed from error
+            raise
