@@ -46,13 +46,15 @@ SERVERS = {
     "nfdt.transport": ("nfdt.codecs", *FLOOR),
     "nfdt.shard": ("nfdt.codecs", "nfdt.consistency", "nfdt.transport", "nfdt.update_rules", *FLOOR),
     "nfdt.worker": ("nfdt.transport", *FLOOR),
-    "nfdt.worker.slot": ("nfdt.shard.servicer", "nfdt.transport", "nfdt.worker", *FLOOR),  # becomes one of them
+    # A slot becomes one of them.
+    "nfdt.worker.slot": ("hfdt.runtime.slot_rank", "nfdt.shard.servicer", "nfdt.transport", "nfdt.worker", *FLOOR),
     "nfdt.launch": FLOOR,
     "nfdt.jobserver": ("nfdt.coordinator", "nfdt.launch", "nfdt.planning", "nfdt.schedulers", *FLOOR),
     # The servers' own code under a virtual clock: docs/decisions/0013.
     "nfdt.simulate": ("nfdt.shard", "nfdt.transport", "nfdt.worker", *PURE, *FLOOR),
+    "nfdt.engines": ("nfdt_client", "nfdt.launch", *FLOOR),
     "nfdt.cli": ("nfdt", "nfdt_client", "hfdt", "nfdt.jobserver", "nfdt.launch", "nfdt.shard", "nfdt.simulate")
-    + (*PURE, *FLOOR),
+    + ("nfdt.engines", *PURE, *FLOOR),
 }
 CLIENTS = {
     # The packages themselves hand the public names on, lazily.

@@ -18,8 +18,8 @@ from benchmarks.peers.keras2 import python_of_keras2
 from benchmarks.peers.processes import PeerFailed, run_together, tensorflow_cluster
 from benchmarks.reports import convergence_report
 from benchmarks.reports.report import Report, Row
-from benchmarks.run import accuracy, batched, convergence, hetero, hfdt, link, overhead, scale, simulate, wire
-from benchmarks.workloads import embedding
+from benchmarks.run import accuracy, batched, convergence, hetero, hfdt, link, machines, overhead, scale, simulate, wire
+from benchmarks.workloads import embedding, pipelines
 from benchmarks.workloads.emulated import Training
 from benchmarks.workloads.epochs import Work, measured
 from benchmarks.workloads.images import read_images, training_images
@@ -301,6 +301,38 @@ def test_gradients_computed_together_are_those_computed_one_by_one(monkeypatch):
     assert np.abs(expected).max() > 0
     for compute in ways.values():
         np.testing.assert_allclose(compute(), expected, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.long
+@pytest.mark.machines
+@pytest.mark.timeout(900)
+def test_machines_compares_rates_of_shard_machines(tmp_path):
+    report = Report("machines", [0])
+    machines.run(report, dataclasses.replace(machines.QUICK, steps=2, shards=(1, 2)), None, ["shards"])
+    got = written(report, tmp_path)
+    assert peers_of(got) == {"1 shards", "2 shards"}
+    assert set(got["ratios"]) == {
+        "shards: pushes/s, 2 shards / 1 shards",
+        "shards: pushes/s, 2 shards / 1 shards, of the target 1.8",
+    }
+
+
+def test_records_hold_a_label_and_the_planes_of_an_image(tmp_path):
+    pixels = np.arange(2 * 3072, dtype=np.uint8).reshape(2, 32, 32, 3)
+    np.savez(tmp_path / "cifar10-train-part1.npz", x_train=pixels, y_train=np.array([[7], [3]], np.uint8))
+    files = [tmp_path / "one", tmp_path / "two"]
+    assert pipelines.write_records(files, 4, tmp_path) == "cifar10"
+    records = np.fromfile(files[0], np.uint8).reshape(2, pipelines.RECORD_BYTES)
+    assert records[:, 0].tolist() == [7, 3]
+    np.testing.assert_array_equal(records[1, 1:].reshape(3, 32, 32).transpose(1, 2, 0), pixels[1])
+    images, labels = next(iter(pipelines.augmented([str(file) for file in files], 4)))
+    assert images.shape == (4, 32, 32, 3)
+    assert sorted(labels.numpy()) == [3, 3, 7, 7]
+
+
+def test_images_of_the_shape_of_cifar10_are_made_where_it_is_absent(tmp_path):
+    assert pipelines.write_records([tmp_path / "records"], 5, None) == "noise of CIFAR-10's shape"
+    assert (tmp_path / "records").stat().st_size == 5 * pipelines.RECORD_BYTES
 
 
 def test_a_row_s_value_is_the_median_of_its_runs():

@@ -7,14 +7,13 @@ import re
 import shlex
 from pathlib import Path
 
-import click
 import pytest
 
-from nfdt.cli import cli
 from nfdt.core.errors import NfdtError
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.specs.presets import DEFAULT_PRESET, PRESETS
+from tests.support.command_lines import unknown_options
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -83,16 +82,7 @@ def test_every_number_of_an_algorithm_is_in_the_option_table():
 
 @pytest.mark.parametrize(("where", "words"), nfdt_commands(), ids=lambda value: value if isinstance(value, str) else "")
 def test_commands_in_the_documentation_parse(where, words):
-    command: click.Command = cli
-    while isinstance(command, click.Group):
-        assert words[0] in command.commands, where
-        command, words = command.commands[words[0]], words[1:]
-    known = {name for parameter in command.params for name in parameter.opts}
-    options = [word.split("=")[0] for word in words if word.startswith("-")]
-    if command.name in ("run", "mpi", "simulate", "plan"):  # arguments after the script belong to the script
-        script = next((i for i, word in enumerate(words) if word.endswith(".py") or word == "-m"), len(words))
-        options = [word for word in words[:script] if word.startswith("-")]
-    assert set(options) <= known, where
+    assert unknown_options(words) == set(), where
 
 
 @pytest.mark.parametrize("path", DOCS, ids=ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -30,7 +31,7 @@ def batches_per_update(algorithm: AlgorithmSpec, workers: int) -> float:
     return GROUP_BATCHES if algorithm.topology == "groups" else 1.0
 
 
-class _EpochTimerCallback(keras.callbacks.Callback):
+class TimedEpochs(keras.callbacks.Callback):
     """Callback that times epochs, tests after each, and stops the training at its goal."""
 
     def __init__(self, clock: EpochTimer) -> None:
@@ -61,32 +62,30 @@ class Cluster:
 
     def train(self, preset: str, training: Training) -> list[TimedEpoch]:
         """Train with a preset; rings and groups start separate ranks."""
-        algorithm = resolve_algorithm(preset)
-        learning_rate = training.learning_rate * batches_per_update(algorithm, training.workers)
-        model = build("small", keras, learning_rate)
-        images, labels = load_images(training.data)
-        test_images, test_labels = load_images(training.test_data)
+        own = {"server": self._server.address(), "token": self._server.token}
+        return train(preset, training, own if resolve_algorithm(preset).topology == "flat" else {})
 
-        def test() -> float:
-            return float(model.evaluate(test_images, test_labels, batch_size=500, verbose=0)[1])
 
-        clock = EpochTimer(training.goal, test)
-        options = self._options(preset, algorithm, training)
-        rows, epochs = slice(training.samples), training.goal.most_epochs
-        with nfdt.session(options=options):
-            model.fit(
-                images[rows],
-                labels[rows],
-                batch_size=training.batch,
-                epochs=epochs,
-                verbose=0,
-                callbacks=[_EpochTimerCallback(clock)],
-            )
-        return clock.epochs
+def train(preset: str, training: Training, options: Mapping[str, Any]) -> list[TimedEpoch]:
+    """Train with a preset and further options, by default on the server that the environment names."""
+    learning_rate = training.learning_rate * batches_per_update(resolve_algorithm(preset), training.workers)
+    model = build("small", keras, learning_rate)
+    images, labels = load_images(training.data)
+    test_images, test_labels = load_images(training.test_data)
 
-    def _options(self, preset: str, algorithm: AlgorithmSpec, training: Training) -> dict[str, Any]:
-        step_ms = tuple(1000 * seconds for seconds in training.step_s)
-        options = {"workers": training.workers, "algorithm": preset, "emulate.step_ms": step_ms}
-        if algorithm.topology != "flat":
-            return options
-        return {**options, "server": self._server.address(), "token": self._server.token}
+    def test() -> float:
+        return float(model.evaluate(test_images, test_labels, batch_size=500, verbose=0)[1])
+
+    clock = EpochTimer(training.goal, test)
+    rows, epochs = slice(training.samples), training.goal.most_epochs
+    emulated = {"emulate.step_ms": tuple(1000 * seconds for seconds in training.step_s)}
+    with nfdt.session(options={"workers": training.workers, "algorithm": preset, **emulated, **options}):
+        model.fit(
+            images[rows],
+            labels[rows],
+            batch_size=training.batch,
+            epochs=epochs,
+            verbose=0,
+            callbacks=[TimedEpochs(clock)],
+        )
+    return clock.epochs

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nfdt.core.errors import CaptureError, UsageError
-from nfdt_client import callbacks, training_data
+from nfdt_client import callbacks, placement, training_data
 from nfdt_client.captured import Capture
 from nfdt_client.options import Options
-from nfdt_client.training_data import Arrays
+from nfdt_client.placement import PlacementTerms
+from nfdt_client.training_data import Arrays, Indexed, Stream
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +27,16 @@ def bind(fit: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: Map
     return arguments
 
 
-def capture(model: Any, arguments: dict[str, Any], options: Options) -> Capture:
+def capture(
+    model: Any, arguments: dict[str, Any], options: Options, allows_code: Callable[[], bool] = lambda: True
+) -> Capture:
     """Check a call of ``fit`` and read its data.
+
+    Args:
+        model: The user's model.
+        arguments: Arguments of ``fit`` by name.
+        options: Options of the session.
+        allows_code: Whether the server takes code; called only for data that are code.
 
     Raises:
         UsageError: bad arguments, empty data, lengths that differ.
@@ -58,10 +67,18 @@ def capture(model: Any, arguments: dict[str, Any], options: Options) -> Capture:
         shuffle=arguments["shuffle"],
         class_weight=arguments["class_weight"],
     )
-    if isinstance(train, Arrays):
-        arguments["steps_per_epoch"] = _limited_steps(arguments["steps_per_epoch"], train, options)
-    captured = Capture(model, arguments, train)
-    return captured if validation_data is None else _with_validation(captured, validation_data)
+    terms = PlacementTerms(
+        options.data,
+        allows_code,
+        options.cluster.workers,
+        arguments["steps_per_epoch"],
+        _why_no_datasets(options),
+    )
+    choice = placement.choose(train, x, arguments["class_weight"], terms)
+    if isinstance(choice.data, Arrays | Indexed):
+        arguments["steps_per_epoch"] = _limited_steps(arguments["steps_per_epoch"], choice.data, options)
+    captured = Capture(model, arguments, choice)
+    return captured if validation_data is None else _with_validation(captured, validation_data, terms)
 
 
 def _limited_epochs(epochs: int) -> int:
@@ -85,30 +102,52 @@ def _split(arguments: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
     return (*data, validation_data)
 
 
-def _limited_steps(steps: int | None, train: Arrays, options: Options) -> int | None:
-    """Limit the steps to one pass over the arrays, with Keras' own warning."""
+def _why_no_datasets(options: Options) -> str:
+    """Return why workers of this job cannot run datasets, or ""."""
+    name = options.algorithm.name
+    if options.batch_hooks == "exact":
+        return "batch_hooks='exact' expects the batches in the order of the script"
+    if not options.algorithm.topology_facts.flat:
+        return f"algorithm={name!r} trains on ranks, which take their batches in rounds"
+    if options.algorithm.consistency_facts.synchronous:
+        return f"algorithm={name!r} is synchronous: every worker needs a batch in every round"
+    return ""
+
+
+def _limited_steps(steps: int | None, train: Arrays | Indexed, options: Options) -> int | None:
+    """Limit the steps to one pass over the data, with Keras' own warning."""
     workers = options.cluster.workers if options.algorithm.consistency_facts.synchronous else 1
-    available = -(-train.samples // (train.batch_size * workers))
+    available = -(-train.batches // workers)
     if steps is None or steps < available:
         return steps
     if steps > available:
         warnings.warn(
-            f"Your input ran out of data: steps_per_epoch={steps}, but the arrays have {available} batches. "
+            f"Your input ran out of data: steps_per_epoch={steps}, but the data have {available} steps. "
             "Each epoch is one pass over them.",
             stacklevel=2,
         )
     return None
 
 
-def _with_validation(captured: Capture, validation_data: Any) -> Capture:
+def _with_validation(captured: Capture, validation_data: Any, terms: PlacementTerms) -> Capture:
+    import keras
+
     from nfdt.core import keras_internals
 
     arguments = captured.arguments
     x, y, sample_weight = keras_internals.unpack_batch(validation_data)
     captured.validation_data = (x, y, sample_weight)
-    if not training_data.is_arrays((x, y, sample_weight)) or callbacks.watches_tests(arguments["callbacks"]):
+    if callbacks.watches_tests(arguments["callbacks"]):
         return captured
     steps = arguments["validation_steps"]
+    if isinstance(x, keras.utils.PyDataset):
+        if isinstance(captured.train, Stream):  # this process takes part anyway
+            return captured
+        data = placement.choose(training_data.read(x, steps_per_epoch=steps), x, None, terms).data
+        captured.validation = (data.head(steps) if steps else data) if isinstance(data, Indexed) else None
+        return captured
+    if not training_data.is_arrays((x, y, sample_weight)):
+        return captured
     batch_size = arguments["validation_batch_size"] or arguments["batch_size"]
     data = training_data.read(x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps)
     if isinstance(data, Arrays):

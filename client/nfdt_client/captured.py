@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nfdt_client.options import Options
-from nfdt_client.training_data import Arrays, Stream
+from nfdt_client.placement import Choice
+from nfdt_client.training_data import Arrays, GraphData, Indexed, Stream, TrainingData
 
 
 @dataclass
@@ -16,16 +17,33 @@ class Capture:
     Attributes:
         model: The user's model.
         arguments: Arguments of ``fit`` by name, defaults filled in.
-        train: Training data.
+        choice: Training data, and where they are read.
         validation: Validation data that go with the job; None when there are none or Keras evaluates here.
         validation_data: Validation data passed to ``fit``, as (x, y, sample_weight).
     """
 
     model: Any
     arguments: dict[str, Any]
-    train: Arrays | Stream
-    validation: Arrays | None = None
+    choice: Choice
+    validation: Arrays | Indexed | None = None
     validation_data: tuple[Any, Any, Any] | None = None
+
+    @property
+    def train(self) -> TrainingData:
+        """Training data."""
+        return self.choice.data
+
+    @property
+    def ships_code(self) -> bool:
+        """Whether data go with the job as code."""
+        return isinstance(self.train, Indexed | GraphData) or isinstance(self.validation, Indexed)
+
+    def read_here(self, reason: str) -> None:
+        """Read in this process what was to go with the job as code."""
+        if isinstance(self.train, Indexed | GraphData):
+            self.choice = Choice(self.train.stream, reason)
+        if isinstance(self.validation, Indexed):
+            self.validation = None
 
     @property
     def local_validation(self) -> tuple[Any, Any, Any] | None:
@@ -40,23 +58,22 @@ class Capture:
     @property
     def batch_size(self) -> int:
         """Local batch of one worker."""
-        return self.train.batch_size if isinstance(self.train, Arrays) else 32
+        return self.train.batch_size
 
     @property
     def steps_per_epoch(self) -> int | None:
         """Steps per epoch of the job; None for one pass over arrays and for streams, whose epochs end by themselves."""
         steps = self.arguments["steps_per_epoch"]
-        return int(steps) if steps and isinstance(self.train, Arrays) else None
+        return int(steps) if steps and not isinstance(self.train, Stream) else None
 
     def sample_batch(self) -> Any:
         """Return a first batch, to build the model with."""
-        if isinstance(self.train, Stream):
-            return self.train.peek()
-        return self.train.head(self.train.batch_size).pytree
+        return self.train.first()
 
     def steps(self, options: Options) -> int | None:
         """Return the steps per epoch to display until the cluster reports the actual number."""
         workers = options.cluster.workers if options.algorithm.consistency_facts.synchronous else 1
         if isinstance(self.train, Stream):
             return self.train.batches and -(-self.train.batches // workers)
-        return self.steps_per_epoch or -(-self.train.samples // (self.train.batch_size * workers))
+        batches = self.train.batches
+        return self.steps_per_epoch or (batches and -(-batches // workers))

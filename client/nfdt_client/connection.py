@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -41,6 +41,8 @@ class JobsClient:
         address: ``HOST:PORT``.
         token: The secret sent with every call.
         ca_file: Certificate authority of a server with TLS.
+        cert_file: Certificate of this client, for servers that ask for one.
+        key_file: Its private key.
         check: Called before each reconnection attempt; raises when another attempt is pointless.
         reconnect_s: Time in seconds to retry a broken event stream while no event arrives.
     """
@@ -51,12 +53,14 @@ class JobsClient:
         token: str,
         *,
         ca_file: str | None = None,
+        cert_file: str | None = None,
+        key_file: str | None = None,
         check: Callable[[], None] = _ignore,
         reconnect_s: float = RECONNECT_S,
     ) -> None:
         self.address = address
         self._check, self._reconnect_s = check, reconnect_s
-        self._channel = open_channel(address, token, ca_file=ca_file)
+        self._channel = open_channel(address, token, ca_file=ca_file, cert_file=cert_file, key_file=key_file)
         self.stub: Any = jobs_pb2_grpc.JobsStub(self._channel)
 
     def close(self) -> None:
@@ -83,6 +87,22 @@ class JobsClient:
         """Return all jobs of the server."""
         with translated(self.address):
             return list(self.stub.List(pb.ListRequest(), timeout=CALL_TIMEOUT_S).jobs)
+
+    def resume(self, job_id: str) -> str:
+        """Submit a job that goes on from the last epoch's state of another one, and return its id."""
+        with translated(self.address):
+            return str(self.stub.Resume(pb.JobRef(job_id=job_id), timeout=CALL_TIMEOUT_S).job_id)
+
+    def delete(self, job_id: str = "", *, older_than_s: float = 0.0) -> pb.DeleteReply:
+        """Remove a job that has ended, or without a name all that ended so many seconds ago."""
+        with translated(self.address):
+            request = pb.DeleteRequest(job_id=job_id, older_than_s=older_than_s)
+            return self.stub.Delete(request, timeout=CALL_TIMEOUT_S)
+
+    def slots(self) -> Sequence[pb.SlotDescription]:
+        """Return the registered slots of the server, by machine."""
+        with translated(self.address):
+            return list(self.stub.Slots(pb.SlotsRequest(), timeout=CALL_TIMEOUT_S).slots)
 
     def control(self, job_id: str, timeout_s: float = CALL_TIMEOUT_S, **action: Any) -> None:
         """Send one control action, as in ``control(job, proceed=pb.Proceed(epoch=1))``."""

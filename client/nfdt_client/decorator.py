@@ -115,11 +115,12 @@ class _Submitter(Session):
                 "submit: nobody is there to run callbacks. Expected: fit without callbacks. Use nfdt.distribute, "
                 "which runs them in this script."
             )
-        captured = capture(model, arguments, self.options)
+        captured = capture(model, arguments, self.options, self.allows_code)
         if isinstance(captured.train, Stream) or captured.local_validation is not None:
             raise UsageError(
-                "submit: the data must go with the job. Expected: arrays or tensors. Received: data that only this "
-                "script can read batch by batch. Use nfdt.distribute."
+                "submit: the data must go with the job. Expected: arrays, tensors or a PyDataset that the workers can "
+                f"read. Received: data that only this script can read ({captured.choice.reason}). "
+                "Use nfdt.distribute."
             )
         batch = captured.sample_batch()
         check_batch(model, batch)
@@ -171,7 +172,8 @@ def submit(
             fn(*args)
     except _Submitted as submitted:
         return submitted.handle
-    raise UsageError(f"submit: expected {fn!r} to call model.fit. It returned without.")
+    what = getattr(fn, "__name__", repr(fn))
+    raise UsageError(f"submit: expected {what} to call model.fit. It returned without a fit that could be submitted.")
 
 
 def _check_function(function: Any, name: str) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nfdt.core.errors import ServerUnreachable
+from nfdt.core.host.packages import require_server_packages
 from nfdt.core.host.private_files import make_folder, private, sweep
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,8 @@ class EmbeddedServer:
         command: Replaces the server's command line; the folder is not passed on then.
     """
 
+    ca_file: str | None = None
+
     def __init__(
         self,
         workers: int,
@@ -81,7 +84,12 @@ class EmbeddedServer:
         self._answered = threading.Event()
 
     def start(self) -> None:
-        """Start the child and return at once; its processes warm up in the background."""
+        """Start the child and return at once; its processes warm up in the background.
+
+        Raises:
+            NotInstalled: The packages of a server are missing.
+        """
+        require_server_packages("A server in this script")
         for folder in sweep(PREFIX):
             logger.info("Removed %s, which a killed script and its server left behind.", folder)
         self._directory, self._lock = make_folder(PREFIX)

@@ -11,10 +11,10 @@ from typing import Any
 import grpc
 
 from nfdt.core.training.data import encode_batch
+from nfdt.core.training.host_batches import rows_of
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire.status import translate
 from nfdt_client.job import InteractiveJob
-from nfdt_client.training_data import rows_of
 
 logger = logging.getLogger(__name__)
 

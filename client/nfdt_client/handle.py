@@ -30,7 +30,12 @@ HistoryValue = float | npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class JobStatus:
-    """Status of a job as reported by its server; times are Unix seconds, 0 when not reached."""
+    """Status of a job as reported by its server; times are Unix seconds, 0 when not reached.
+
+    Attributes:
+        place: Place in the queue, from 1 on; 0 for a job that does not wait.
+        resumable_from: Number of epochs from which a failed or cancelled job can be resumed; 0: it cannot.
+    """
 
     job_id: str
     name: str
@@ -44,6 +49,16 @@ class JobStatus:
     ended_at: float
     logs: Mapping[str, Any]
     worker_statistics: Mapping[str, Any]
+    user: str = ""
+    script: str = ""
+    started_at: float = 0.0
+    place: int = 0
+    resumable_from: int = 0
+
+    @property
+    def duration_s(self) -> float | None:
+        """Seconds since the job got its slots, until now or its end; None while it waits."""
+        return (self.ended_at or time.time()) - self.started_at if self.started_at else None
 
     @property
     def ended(self) -> bool:
@@ -169,7 +184,7 @@ def attach(job_id: str, server: str | None = None, *, token: str | None = None, 
         job_id: The job.
         server: ``HOST:PORT``; may come from the environment or a file instead.
         token: The server's secret; may come from the environment or a file instead.
-        **connection: ``token_file`` or ``ca_file``.
+        **connection: ``token_file``, ``ca_file``, ``cert_file`` or ``key_file``.
 
     Raises:
         UsageError: no server is named, or it has no such job.
@@ -178,7 +193,7 @@ def attach(job_id: str, server: str | None = None, *, token: str | None = None, 
     options = resolve({"server": server, "token": token, **connection})
     if options.server is None:
         raise UsageError("attach: expected server='HOST:PORT', or NFDT_SERVER in the environment. Received: none.")
-    link = JobsClient(options.server, options.token(), ca_file=options.ca_file)
+    link = JobsClient(options.server, options.token(), **options.tls)
     link.show(job_id)
     return JobHandle(job_id, link)
 
@@ -198,6 +213,11 @@ def status_of(description: pb.JobDescription) -> JobStatus:
         ended_at=description.ended_at,
         logs=json.loads(description.last_logs_json or "{}"),
         worker_statistics=json.loads(description.workers_json or "{}"),
+        user=description.user,
+        script=description.script,
+        started_at=description.started_at,
+        place=description.place,
+        resumable_from=description.resumable_from,
     )
 
 

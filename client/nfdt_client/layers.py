@@ -18,7 +18,12 @@ logger = logging.getLogger(__name__)
 
 ARGUMENT = "argument"
 PREFIX = "NFDT_"
-OTHERS = ("MEETING_DIR", "TLS_CERT", "TLS_KEY", "VENV")  # used by NFDT's commands and scripts; no options of a session
+OTHERS = (
+    "RENDEZVOUS_DIR",
+    "TLS_CERT",
+    "TLS_KEY",
+    "VENV",
+)  # used by NFDT's commands and scripts; no options of a session
 
 
 @dataclass(frozen=True)

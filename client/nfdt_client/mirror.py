@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from nfdt.core.errors import JobFailed
+from nfdt.core.errors import JobFailed, Terminated
 from nfdt.core.program.state import State
+from nfdt_client.backup import back_up
 from nfdt_client.batch_hooks import BatchHooks, Pauses
 from nfdt_client.failures import failure_of
 from nfdt_client.feed import Feeder
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 Logs = dict[str, Any]
 REFRESH_FACTOR = 9.0
+TRAINED = "Training had begun."
 
 
 class Validation(Protocol):
@@ -93,6 +95,7 @@ class Mirror:
         self._loaded = False
         self._refresh_at = 0.0
         self._ended = False
+        self._began = False
         self._result: dict[str, Any] = {}
         self._logs: Logs | None = None
 
@@ -110,7 +113,11 @@ class Mirror:
             return self._run()
         except BaseException as error:
             if not self._ended:
+                if isinstance(error, Terminated):
+                    back_up(self._fit.state, self._job, self._callbacks, self._epoch)
                 self._job.cancel(f"the script stopped: {type(error).__name__}: {error}"[:500])
+            if self._began:
+                error.add_note(TRAINED)
             if self._feeder is not None and self._feeder.error is not None and isinstance(error, Exception):
                 raise self._feeder.error from error
             raise
@@ -182,6 +189,7 @@ class Mirror:
 
     def _on_epoch_begin(self, data: Mapping[str, Any]) -> None:
         """Set the progress bar to the cluster's number of steps, which replaces the client's estimate."""
+        self._began = True
         params = self._callbacks.params or {}
         steps = data.get("steps")
         self._steps = int(steps or 0) if self._feeder is None else 0  # a stream may end before its declared length
@@ -292,6 +300,11 @@ class Mirror:
         workers = dict(self._result.get("workers") or {})
         _warn_of_dropped(workers)
         return workers
+
+
+def trained_before(error: BaseException) -> bool:
+    """Whether the job that this error ended had begun its first epoch."""
+    return TRAINED in getattr(error, "__notes__", ())
 
 
 def _warn_of_dropped(workers: Mapping[str, Mapping[str, Any]]) -> None:

@@ -24,7 +24,7 @@ from nfdt.core.specs.job import (
     resolve_cluster,
 )
 from nfdt.core.specs.presets import DEFAULT_PRESET
-from nfdt_client import batch_hooks, ring
+from nfdt_client import batch_hooks, placement, ring
 from nfdt_client.layers import (
     ARGUMENT,
     Setting,
@@ -37,7 +37,8 @@ from nfdt_client.layers import (
 
 logger = logging.getLogger(__name__)
 
-CONNECTION = ("server", "token", "token_file", "ca_file")
+TLS = ("ca_file", "cert_file", "key_file")
+CONNECTION = ("server", "token", "token_file", *TLS)
 TIMEOUTS = ("start_timeout_s", "step_timeout_s")
 EMULATION = tuple(f"emulate.{name}" for name in Emulation.model_fields)
 NAMES: tuple[str, ...] = (
@@ -45,6 +46,7 @@ NAMES: tuple[str, ...] = (
     *CONNECTION,
     *TIMEOUTS,
     "batch_hooks",
+    "data",
     *(name for name in OVERRIDES if name != "emulate"),
     *EMULATION,
 )
@@ -58,6 +60,7 @@ class Options:
     Attributes:
         server: ``HOST:PORT`` of a job server; None for the embedded one.
         batch_hooks: Timing of the callbacks' batch hooks: auto, exact, or approximate.
+        data: Place where the data of ``fit`` are read: auto, client, or workers.
         workers_given: Whether the number of workers is given; otherwise it is the default.
         world: Launcher's world that this script is a rank of, for jobs that run on these ranks.
         settings: Every option by name with its value and origin, for ``nfdt config``.
@@ -66,10 +69,11 @@ class Options:
     algorithm: AlgorithmSpec
     cluster: ClusterSpec
     server: str | None = None
-    ca_file: str | None = None
+    tls: Mapping[str, Any] = field(default_factory=dict)
     start_timeout_s: float = 120.0
     step_timeout_s: float = 600.0
     batch_hooks: str = "auto"
+    data: str = "auto"
     workers_given: bool = False
     world: LauncherRank | None = None
     settings: Mapping[str, Setting] = field(default_factory=dict, repr=False)
@@ -251,6 +255,7 @@ def _validated(given: dict[str, Setting], default_algorithm: str) -> Options:
     timeouts: dict[str, Any] = {name: _seconds(name, values.pop(name)) for name in TIMEOUTS if name in values}
     connection = {name: values.pop(name) for name in CONNECTION if name in values}
     hooks = values.pop("batch_hooks", "auto")
+    data = placement.check_mode(values.pop("data", "auto"))
     algorithm = resolve_algorithm(preset, **values)
     check_groups(algorithm, cluster)
     server = _checked_server(connection["server"]) if "server" in connection else None
@@ -258,8 +263,9 @@ def _validated(given: dict[str, Setting], default_algorithm: str) -> Options:
         algorithm,
         cluster,
         server=server,
-        ca_file=connection.get("ca_file"),
+        tls={name: connection[name] for name in TLS if connection.get(name)},
         batch_hooks=batch_hooks.check_mode(hooks, algorithm),
+        data=data,
         workers_given="workers" in given,
         settings=_explained(given, preset, algorithm, cluster),
         _token=connection.get("token"),
@@ -276,6 +282,7 @@ def _explained(
     resolved: dict[str, Any] = {
         "algorithm": preset,
         "batch_hooks": "auto",
+        "data": "auto",
         **{name: JobSpec.model_fields[name].default for name in TIMEOUTS},
         **{name: getattr(cluster, name) for name in CLUSTER_OPTIONS},
         **{name: value for name, value in algorithm.model_dump().items() if name != "name"},
@@ -289,6 +296,6 @@ def _explained(
         elif name == "token":
             settings[name] = Setting("(hidden)", origin)
         else:
-            as_given = name in given and name in (*CONNECTION, *TIMEOUTS, "batch_hooks")
+            as_given = name in given and name in (*CONNECTION, *TIMEOUTS, "batch_hooks", "data")
             settings[name] = Setting(given[name].value if as_given else resolved.get(name), origin)
     return settings

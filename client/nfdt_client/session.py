@@ -5,22 +5,24 @@ from __future__ import annotations
 import contextlib
 import logging
 import uuid
+from collections.abc import Callable
 from contextvars import Token
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
-from nfdt.core.errors import PolicyRefused, ServerUnreachable, UsageError
+from nfdt.core.errors import PolicyRefused, ServerUnreachable, UnreadableData, UsageError
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.sharding import why_uncuttable
 from nfdt.core.specs.job import ClusterSpec
-from nfdt_client import batch_hooks, callbacks, patch, ring
+from nfdt_client import batch_hooks, callbacks, patch, placement, ring
 from nfdt_client.capture import bind, capture, check_batch
 from nfdt_client.captured import Capture
 from nfdt_client.connection import JobsClient
 from nfdt_client.embedded import EmbeddedServer
 from nfdt_client.feed import Feeder
+from nfdt_client.fit_record import FitRecord
 from nfdt_client.job import InteractiveJob
-from nfdt_client.mirror import Fit, Mirror, begin_epoch
+from nfdt_client.mirror import Fit, Mirror, begin_epoch, trained_before
 from nfdt_client.model_state import ModelState
 from nfdt_client.options import Options
 from nfdt_client.specify import Submission, specify
@@ -35,12 +37,36 @@ IDLE = (
 )
 
 
+class StartedServer(Protocol):
+    """A job server that this process has started, or its caller.
+
+    Attributes:
+        token: Secret that it accepts.
+        ca_file: PEM certificates to trust; None: it talks in plain text.
+    """
+
+    token: str
+    ca_file: str | None
+
+    def address(self) -> str:
+        """Wait until the server serves and return its ``HOST:PORT``."""
+        ...
+
+    def check(self) -> None:
+        """Raise an error with the reason if the server cannot serve any more."""
+        ...
+
+
 class Session:
     """Context manager in which ``keras.Model.fit`` of this context trains on a cluster.
 
     Without ``server`` in the options a job server is started here and stopped at the end. In a script started by
     mpirun, srun or horovodrun, rank 0's allreduce job runs on the ranks of that world. On another rank, entering a
     session works for that job and then ends the script.
+
+    Args:
+        options: The options.
+        server: A server that the caller started for this session and stops after it; the options name none then.
 
     Attributes:
         fits: ``history.nfdt`` of every fit so far.
@@ -50,14 +76,14 @@ class Session:
 
     tells_idle = True
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
+    def __init__(self, options: Options, server: StartedServer | None = None) -> None:
+        self.options, self._given = options, server
         self.fits: list[dict[str, Any]] = []
         self._id = uuid.uuid4().hex
         self._idle = True
         self._outer: patch.FitHandler | None = None
         self._link: JobsClient | None = None
-        self._embedded: EmbeddedServer | None = None
+        self._embedded: StartedServer | None = None
         self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -87,7 +113,9 @@ class Session:
             ring.require_horovod(self.options.algorithm.name)
         if self.options.world is not None and self.options.world.rank:
             ring.follow(self.options.cluster)
-        self._embedded = undo.enter_context(_embedded(self.options)) if self.options.server is None else None
+        self._embedded = self._given
+        if self._given is None and self.options.server is None:
+            self._embedded = undo.enter_context(_embedded(self.options))
         undo.callback(self._disconnect)
         if self._embedded is None:
             self.connection().describe()  # reports a wrong address or token before the script's own work begins
@@ -97,9 +125,9 @@ class Session:
         if self._link is None:
             if self._embedded is not None:
                 server = self._embedded
-                self._link = JobsClient(server.address(), server.token, check=server.check)
+                self._link = JobsClient(server.address(), server.token, ca_file=server.ca_file, check=server.check)
             else:
-                self._link = JobsClient(str(self.options.server), self.options.token(), ca_file=self.options.ca_file)
+                self._link = JobsClient(str(self.options.server), self.options.token(), **self.options.tls)
         return self._link
 
     def release_connection(self) -> JobsClient:
@@ -130,7 +158,7 @@ class Session:
     def _fit(self, model: Any, arguments: dict[str, Any]) -> Any:
         from nfdt.core import keras_internals
 
-        captured = capture(model, arguments, self.options)
+        captured = capture(model, arguments, self.options, self.allows_code)
         batch = captured.sample_batch()
         check_batch(model, batch)
         listeners = callbacks.callback_list(captured, self.options)
@@ -140,28 +168,54 @@ class Session:
         if initial_epoch >= captured.epochs:
             return _nothing_to_train(captured, listeners)
         begin_epoch(model, listeners, initial_epoch)
-        submission, manifest = self.prepare(captured, batch, initial_epoch, interactive=True)
-        each, size = callbacks.each(listeners), int(model.steps_per_execution or 1)
+        each = callbacks.each(listeners)
+        size = int(model.steps_per_execution or 1)
         pauses = batch_hooks.plan_pauses(self.options.batch_hooks, self.options.algorithm, each, size)
-        job = self._start(submission, manifest)
-        validate = callbacks.local_validation(captured, listeners)
-        fit = Fit(
-            model,
-            listeners,
-            ModelState.of(model, manifest),
-            initial_epoch,
-            captured.epochs,
-            steps_per_execution=size,
-            watches_weights=validate is not None or callbacks.watches_weights(listeners),
-            watches_batches=self.options.batch_hooks != "exact" and batch_hooks.look_at_batches(each),
-            pauses=pauses,
-            validate=validate,
-            validation_steps=captured.validation.batches if captured.validation is not None else 0,
-        )
-        workers = Mirror(fit, job, self._feed(job, captured)).run()
-        model.history.nfdt = workers
-        self.fits.append(workers)
+
+        def train() -> dict[str, Any]:
+            submission, manifest = self.prepare(captured, batch, initial_epoch, interactive=True)
+            job = self._start(submission, manifest)
+            validate = callbacks.local_validation(captured, listeners)
+            fit = Fit(
+                model,
+                listeners,
+                ModelState.of(model, manifest),
+                initial_epoch,
+                captured.epochs,
+                steps_per_execution=size,
+                watches_weights=validate is not None or callbacks.watches_weights(listeners),
+                watches_batches=self.options.batch_hooks != "exact" and batch_hooks.look_at_batches(each),
+                pauses=pauses,
+                validate=validate,
+                validation_steps=captured.validation.batches if captured.validation is not None else 0,
+            )
+            return Mirror(fit, job, self._feed(job, captured)).run()
+
+        workers = self._with_readable_data(captured, train)
+        model.history.nfdt = FitRecord(workers, {"where": captured.choice.where, "reason": captured.choice.reason})
+        self.fits.append(model.history.nfdt)
         return model.history
+
+    def _with_readable_data(self, captured: Capture, train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Train; if the workers cannot read data before anything is trained, train with data read in this process.
+
+        Raises:
+            UnreadableData: the workers cannot read the data, and ``data="workers"``, or training has begun.
+        """
+        try:
+            return train()
+        except UnreadableData as error:
+            if self.options.data == "workers":
+                raise placement.refused(str(error)) from error
+            if not captured.ships_code or trained_before(error):
+                raise
+            logger.warning("The data are read in this process, not on the workers: %s", error)
+            captured.read_here(str(error))
+        return train()
+
+    def allows_code(self) -> bool:
+        """Whether the session's server takes code."""
+        return self._embedded is not None or self.connection().describe().allow_code
 
     def prepare(
         self, captured: Capture, batch: Any, initial_epoch: int, *, interactive: bool
@@ -175,7 +229,7 @@ class Session:
 
         packed = pack(captured.model, batch)
         look_at_metrics(captured, batch, interactive=interactive)
-        cluster = self._place(packed.code)
+        cluster = self._place(packed.code or captured.ships_code)
         check_shards(captured.model, packed.manifest, cluster)
         submission = specify(
             captured, packed, self.options, cluster=cluster, initial_epoch=initial_epoch, interactive=interactive
@@ -260,7 +314,7 @@ def look_at_metrics(captured: Capture, batch: Any, *, interactive: bool) -> None
     from nfdt.core.program.metrics import check_metrics
 
     validation = captured.validation
-    sample = None if validation is None else validation.head(validation.batch_size).pytree
+    sample = None if validation is None else validation.first()
     own = check_metrics(captured.model, batch, sample)
     if not own:
         return

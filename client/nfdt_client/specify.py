@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import getpass
+import os
+import sys
+import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from pydantic import ValidationError
@@ -15,7 +21,8 @@ from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec
 from nfdt_client.captured import Capture
 from nfdt_client.options import Options
-from nfdt_client.training_data import Arrays, Stream
+from nfdt_client.placement import Choice
+from nfdt_client.training_data import GraphData, Indexed, Stream
 from nfdt_client.upload import Blob, array_blob
 
 
@@ -63,14 +70,16 @@ def specify(
     program = Blob(packed.manifest.to_bytes())
     made = [program, *(Blob(content) for content in packed.artifacts.values())]
     blobs = {blob.sha256: blob for blob in made}
-    train = _data_spec(captured.train, blobs)
-    validation = _data_spec(captured.validation, blobs) if captured.validation is not None else None
+    train = _data_spec(captured.choice, blobs)
+    validation = _data_spec(Choice(captured.validation, ""), blobs) if captured.validation is not None else None
     try:
         spec = JobSpec(
             name=str(captured.model.name)[:200],
+            user=printable(_user())[:100],
+            script=printable(_script())[:200],
             program=program.sha256,
             artifacts=tuple(sorted(blobs)),
-            code=packed.code,
+            code=packed.code or captured.ships_code,
             algorithm=options.algorithm,
             cluster=cluster,
             fit=_fit_spec(captured, initial_epoch),
@@ -86,6 +95,23 @@ def specify(
         name = ".".join(str(part) for part in first["loc"])
         raise UsageError(f"fit: {name}: {first['msg']}. Received: {first.get('input')!r}.") from None
     return Submission(spec, blobs)
+
+
+def printable(text: str) -> str:
+    """Return the text without control characters."""
+    return "".join(one for one in text if unicodedata.category(one) != "Cc")
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container without an entry for its user
+        return str(os.getuid())
+
+
+def _script() -> str:
+    """Return the name of the running program, without its folder and its arguments."""
+    return Path(sys.argv[0] if sys.argv else "").name
 
 
 def _fit_spec(captured: Capture, initial_epoch: int) -> FitSpec:
@@ -106,16 +132,34 @@ def _fit_spec(captured: Capture, initial_epoch: int) -> FitSpec:
     )
 
 
-def _data_spec(data: Arrays | Stream, blobs: dict[str, Blob]) -> DataSpec:
+def _data_spec(choice: Choice, blobs: dict[str, Blob]) -> DataSpec:
+    data, reason = choice.data, choice.reason[:1000]
     if isinstance(data, Stream):
-        return DataSpec(kind="stream", batches=data.batches, arrays=(), samples=None)
-    structure, arrays = flatten_structure(data.pytree)
+        return DataSpec(kind="stream", batches=data.batches, reason=reason)
+    if isinstance(data, Indexed):
+        code = Blob(data.shipped.code)
+        blobs[code.sha256] = code
+        arrays = _add_arrays(data.shipped.arrays, blobs)
+        return DataSpec(kind="indexed", batches=data.batches, arrays=arrays, code=code.sha256, reason=reason)
+    if isinstance(data, GraphData):
+        shipped = data.shipped
+        graph = Blob(shipped.graph.to_bytes())
+        blobs[graph.sha256] = graph
+        return DataSpec(
+            kind="dataset",
+            batches=shipped.batches,
+            arrays=_add_arrays(shipped.arrays, blobs),
+            code=graph.sha256,
+            rows=shipped.rows,
+            split=shipped.split,
+            reason=reason,
+        )
+    structure, parts = flatten_structure(data.pytree)
+    arrays = _add_arrays(parts, blobs)
+    return DataSpec(kind="arrays", structure=structure, arrays=arrays, samples=data.samples, reason=reason)
+
+
+def _add_arrays(arrays: Sequence[np.ndarray[Any, Any]], blobs: dict[str, Blob]) -> tuple[str, ...]:
     made = [array_blob(array) for array in arrays]
     blobs.update({blob.sha256: blob for blob in made})
-    return DataSpec(
-        kind="arrays",
-        structure=structure,
-        arrays=tuple(blob.sha256 for blob in made),
-        samples=data.samples,
-        batches=None,
-    )
+    return tuple(blob.sha256 for blob in made)

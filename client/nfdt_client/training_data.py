@@ -1,14 +1,19 @@
-"""Data of ``fit``, read with Keras' own adapters: whole arrays, or a stream of batches."""
+"""Data of ``fit``, read with Keras' own adapters: whole arrays, a dataset that workers index, or a stream."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nfdt.core.errors import CaptureError, UsageError
+from nfdt.core.errors import UsageError
+from nfdt.core.training.host_batches import as_batch, dense_array, leaves, map_arrays, refuse_ragged, rows_of
+
+if TYPE_CHECKING:
+    from nfdt.core.program.shipped_data import ShippedSource
+    from nfdt_client.dataset_capture import ShippedDataset
 
 
 @dataclass(frozen=True)
@@ -18,6 +23,7 @@ class Arrays:
     pytree: Any
     samples: int
     batch_size: int
+    where = "server arrays"
 
     @property
     def batches(self) -> int:
@@ -28,6 +34,10 @@ class Arrays:
         """Return the first ``rows`` rows."""
         return Arrays(map_arrays(lambda a: a[:rows], self.pytree), min(rows, self.samples), self.batch_size)
 
+    def first(self) -> Any:
+        """Return the first batch."""
+        return self.head(self.batch_size).pytree
+
 
 class Stream:
     """Batches that only the client can make; Keras' own epoch iterator yields those of an epoch.
@@ -35,6 +45,9 @@ class Stream:
     Args:
         iterator: A Keras ``EpochIterator`` over the user's object.
     """
+
+    where = "client"
+    batch_size = 32  # nominal: a streamed batch has any size
 
     def __init__(self, iterator: Any) -> None:
         self._iterator = iterator
@@ -46,7 +59,14 @@ class Stream:
         count = self._iterator.num_batches
         return int(count) if count else None
 
-    def peek(self) -> Any:
+    @property
+    def dataset(self) -> Any:
+        """The ``tf.data.Dataset`` behind the batches; None for other data."""
+        from nfdt.core import keras_internals
+
+        return keras_internals.tensorflow_dataset(self._iterator)
+
+    def first(self) -> Any:
         """Return the first batch; the first epoch yields it again."""
         batch = self._iterator.peek()
         return as_batch(batch)
@@ -57,61 +77,63 @@ class Stream:
             yield from map(as_batch, buffer)
 
 
-def map_arrays(function: Callable[[Any], Any], pytree: Any) -> Any:
-    """Apply ``function`` to the leaves of a pytree; None stays None, lists become tuples (as Keras' pipeline does)."""
-    from keras import tree
+@dataclass(frozen=True)
+class Indexed:
+    """A PyDataset that goes with the job: workers read its batches by index.
 
-    return tree.lists_to_tuples(tree.map_structure(lambda leaf: None if leaf is None else function(leaf), pytree))
-
-
-def leaves(pytree: Any) -> list[Any]:
-    """Return the leaves of a pytree that are not None."""
-    from keras import tree
-
-    return [leaf for leaf in tree.flatten(pytree) if leaf is not None]
-
-
-def as_batch(batch: Any) -> Any:
-    """Convert one batch of the user's iterator to NumPy arrays and check it.
-
-    Raises:
-        CaptureError: a leaf that is no array with a batch dimension, or leaves of different lengths.
+    Attributes:
+        stream: The same data, read in this process.
+        shipped: The pickled pair of the dataset and ``class_weight``.
+        batches: Number of batches of one pass.
+        sample: First batch.
     """
-    pytree = map_arrays(_as_array, batch)
-    shapes = [leaf.shape for leaf in leaves(pytree)]
-    if not shapes or any(not shape for shape in shapes) or len({shape[0] for shape in shapes}) > 1:
-        raise CaptureError(
-            f"Batch of the data iterator: expected arrays with the same number of rows. Received shapes: {shapes}."
-        )
-    return pytree
+
+    stream: Stream
+    shipped: ShippedSource
+    batches: int
+    sample: Any
+    where = "workers"
+
+    @property
+    def batch_size(self) -> int:
+        """Number of samples in the first batch; others may have more or fewer."""
+        return rows_of(self.sample)
+
+    def head(self, batches: int) -> Indexed:
+        """Return the first ``batches`` batches."""
+        return replace(self, batches=min(batches, self.batches))
+
+    def first(self) -> Any:
+        """Return the first batch."""
+        return self.sample
 
 
-def rows_of(batch: Any) -> int:
-    """Return the number of samples in a batch."""
-    return int(leaves(batch)[0].shape[0])
+@dataclass(frozen=True)
+class GraphData:
+    """A ``tf.data.Dataset`` that goes with the job: workers run its graph on the rows that they take.
+
+    Attributes:
+        stream: The same data, read in this process.
+        shipped: The graph and the arrays of its sources.
+        batch_size: Number of samples in the first batch; others may have more or fewer.
+    """
+
+    stream: Stream
+    shipped: ShippedDataset
+    batch_size: int
+    where = "workers"
+
+    @property
+    def batches(self) -> int | None:
+        """Number of batches of one iteration; None if unknown."""
+        return self.shipped.batches
+
+    def first(self) -> Any:
+        """Return the first batch; the first epoch in this process yields it again."""
+        return self.stream.first()
 
 
-def _as_array(leaf: Any) -> np.ndarray[Any, Any]:
-    from nfdt.core import keras_internals
-
-    refuse_ragged(leaf)
-    if keras_internals.is_tensorflow_sparse(leaf):
-        import tensorflow as tf
-
-        leaf = tf.sparse.to_dense(leaf)
-    elif keras_internals.is_scipy_sparse(leaf):
-        leaf = leaf.todense()
-    return np.asarray(leaf)
-
-
-def refuse_ragged(pytree: Any) -> None:
-    """Raise CaptureError for ragged tensors, which cannot become arrays."""
-    from nfdt.core import keras_internals
-
-    if any(keras_internals.is_tensorflow_ragged(leaf) for leaf in leaves(pytree)):
-        raise CaptureError(
-            "Data: expected dense arrays. Received: a RaggedTensor. Convert it with .to_tensor() and mask the padding."
-        )
+TrainingData = Arrays | Indexed | GraphData | Stream
 
 
 def is_sparse(pytree: Any) -> bool:
@@ -174,4 +196,4 @@ def _whole(inputs: Any) -> Any:
     """Convert the adapter's inputs to NumPy arrays as it converts batches (float64 to floatx, pandas, strings)."""
     from nfdt.core import keras_internals
 
-    return map_arrays(lambda leaf: _as_array(keras_internals.sliced_array(leaf)), inputs)
+    return map_arrays(lambda leaf: dense_array(keras_internals.sliced_array(leaf)), inputs)

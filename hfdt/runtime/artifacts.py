@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from hfdt.runtime.communicator import Communicator
 from nfdt.core.arrays.layout import Array
 from nfdt.core.host.private_files import replacing
-from nfdt.core.work.artifacts import default_cache
+from nfdt.core.specs.job import JobSpec
+from nfdt.core.training.data import RowArray
+from nfdt.core.work.artifacts import artifact_names, default_cache
+
+
+class ReadableArtifacts(Protocol):
+    """Artifacts of a job as local files."""
+
+    def path(self, sha256: str) -> Path:
+        """Return the path of an artifact's local file."""
+        ...
+
+    def read(self, sha256: str) -> bytes:
+        """Return the bytes of an artifact."""
+        ...
+
+    def open_array(self, sha256: str) -> Array:
+        """Return the artifact, a ``.npy`` file, memory-mapped."""
+        ...
+
+    def open_rows(self, sha256: str) -> Array | RowArray:
+        """Return an array of which only some rows are needed."""
+        ...
+
+
+OpenArtifacts = Callable[[JobSpec, str], ReadableArtifacts]
+"""Makes the artifacts of a job readable on this rank, from the directory that rank 0 knows; collective."""
 
 
 class RankArtifacts:
@@ -32,25 +60,34 @@ class RankArtifacts:
         """Return the artifact, a ``.npy`` file, memory-mapped."""
         return np.load(self.path(sha256), mmap_mode="r", allow_pickle=False)
 
+    open_rows = open_array
 
-def share(communicator: Communicator, folder: str, names: Iterable[str], cache: Path | None = None) -> RankArtifacts:
+
+def share(communicator: Communicator, spec: JobSpec, folder: str, cache: Path | None = None) -> RankArtifacts:
     """Make a job's artifacts readable on this rank; collective.
 
     Args:
         communicator: All ranks.
+        spec: The job, the same on every rank.
         folder: The server's artifact directory, which rank 0 can read.
-        names: Names of the artifacts, the same on every rank.
         cache: Directory for received artifacts on a rank that cannot read ``folder``; default: the user's cache.
     """
-    own = Path(folder)
-    readable = own.is_dir() and os.access(own, os.R_OK | os.X_OK)
+    own, names = Path(folder), sorted(artifact_names(spec))
+    found = _sizes(own, names) if os.access(own, os.R_OK | os.X_OK) else {}
+    stated = communicator.broadcast(json.dumps(found).encode() if communicator.leads else None)
+    readable = found == json.loads(stated)
     if all(communicator.gather(b"1" if readable else b"")):
         return RankArtifacts(own)
     cache = cache or default_cache()
-    for name in sorted(names):
+    for name in names:
         data = communicator.broadcast((own / name).read_bytes() if communicator.leads else None)
         if not readable and not (cache / name).exists():
             cache.mkdir(parents=True, exist_ok=True, mode=0o700)
             with replacing(cache / name) as file:
                 file.write(data)
     return RankArtifacts(own if readable else cache)
+
+
+def _sizes(folder: Path, names: Iterable[str]) -> dict[str, int]:
+    """Return the sizes of these files in a directory, as far as they are there."""
+    return {name: (folder / name).stat().st_size for name in names if (folder / name).is_file()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hfdt.runtime.artifacts import share
+from hfdt.runtime.artifacts import OpenArtifacts
 from hfdt.runtime.commands import Command
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.group_job import GroupJob
@@ -12,29 +12,31 @@ from nfdt.core.program.state import load_state
 from nfdt.core.specs.job import parse_job
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
-from nfdt.core.work.artifacts import artifact_names
 from nfdt.core.work.messages import read_instruction
 
 
-def build_job(communicator: Communicator, command: Command) -> RingJob:
+def build_job(communicator: Communicator, command: Command, artifacts: OpenArtifacts) -> RingJob:
     """Build the job of a command on this rank; collective."""
     if "members" in command.values:
-        return build_group_job(communicator, command)
+        return build_group_job(communicator, command, artifacts)
     spec = parse_job(command.values["spec"])
-    return RingJob(spec, communicator, share(communicator, command.values["artifacts"], artifact_names(spec)))
+    return RingJob(spec, communicator, artifacts(spec, command.values["artifacts"]))
 
 
-def build_group_job(communicator: Communicator, command: Command, connect: Connect | None = None) -> GroupJob:
+def build_group_job(
+    communicator: Communicator, command: Command, artifacts: OpenArtifacts, connect: Connect | None = None
+) -> GroupJob:
     """Build the job of a command for a group on this rank; collective.
 
     Args:
         communicator: The group.
         command: The command.
+        artifacts: Makes the job's artifacts readable.
         connect: Connects rank 0 to the shards; None on the others.
     """
     spec = parse_job(command.values["spec"])
-    artifacts = share(communicator, command.values["artifacts"], artifact_names(spec))
-    job = GroupJob(spec, communicator, artifacts, command.values["members"], connect)
+    readable = artifacts(spec, command.values["artifacts"])
+    job = GroupJob(spec, communicator, readable, command.values["members"], connect)
     job.measure()
     return job
 

@@ -6,15 +6,17 @@ import argparse
 import logging
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from hfdt.keras.horovod_api import is_broken_world
+from hfdt.runtime.artifacts import OpenArtifacts, share
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.failures import LOOK_S, FailureWatch, leave_failure
 from hfdt.runtime.follower import Follower
 from hfdt.runtime.group_leader import GroupLeader
 from hfdt.runtime.leader import Leader
-from hfdt.runtime.slot_connection import SlotConnection, failure_of
+from hfdt.runtime.slot_connection import ROLES, SlotConnection, failure_of
 
 logger = logging.getLogger(__name__)
 
@@ -27,22 +29,16 @@ def take_part(communicator: Communicator, options: argparse.Namespace) -> None:
     ring = str(options.ring).encode() if communicator.rank == 0 else None
     directory = Path(communicator.broadcast(ring).decode())
     if communicator.rank == 0:
-        lead(communicator, options.server, directory, options.members, options.ca_file)
+        lead(communicator, options.server, directory, options.members)
     else:
         follow(communicator, directory, lingers=options.watch_stdin)
 
 
-def lead(
-    communicator: Communicator,
-    server: str,
-    directory: Path,
-    members: Sequence[int] = (),
-    ca_file: str | None = None,
-) -> None:
+def lead(communicator: Communicator, server: str, directory: Path, members: Sequence[int] = ()) -> None:
     """Run as rank 0, of a ring or of the group with these members."""
     token = (directory / "token").read_text().strip()
-    connection = SlotConnection(server, token, directory.name, *([(GroupLeader.role,)] if members else []))
-    leader = GroupLeader(communicator, connection, members, ca_file) if members else Leader(communicator, connection)
+    connection = SlotConnection(server, token, directory.name, roles_of(members))
+    leader = make_leader(communicator, connection, partial(share, communicator), members)
     watch = FailureWatch(directory, connection)
     try:
         leader.run()
@@ -58,6 +54,23 @@ def lead(
     connection.close()
 
 
+def roles_of(members: Sequence[int]) -> tuple[str, ...]:
+    """Return the roles of the slots that rank 0 registers."""
+    return (GroupLeader.role,) if members else ROLES
+
+
+def make_leader(
+    communicator: Communicator,
+    connection: SlotConnection,
+    artifacts: OpenArtifacts,
+    members: Sequence[int],
+) -> Leader:
+    """Return rank 0 of a ring, or of the group with these members."""
+    if members:
+        return GroupLeader(communicator, connection, artifacts, members)
+    return Leader(communicator, connection, artifacts)
+
+
 def follow(communicator: Communicator, directory: Path, *, lingers: bool) -> None:
     """Run as a rank other than 0.
 
@@ -67,7 +80,7 @@ def follow(communicator: Communicator, directory: Path, *, lingers: bool) -> Non
         lingers: Whether the end of this rank would end rank 0's script before it has read the failure.
     """
     try:
-        Follower(communicator).run()
+        Follower(communicator, partial(share, communicator)).run()
     except Exception as error:
         logger.exception("rank %d failed", communicator.rank)
         if not is_broken_world(error):

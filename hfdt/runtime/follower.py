@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hfdt.runtime.artifacts import OpenArtifacts
 from hfdt.runtime.commands import Command
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.execution import build_job, execute
@@ -13,17 +14,18 @@ class Follower:
 
     Args:
         communicator: All ranks.
+        artifacts: Makes a job's artifacts readable.
     """
 
-    def __init__(self, communicator: Communicator) -> None:
-        self._communicator = communicator
+    def __init__(self, communicator: Communicator, artifacts: OpenArtifacts) -> None:
+        self._communicator, self._artifacts = communicator, artifacts
         self._job: RingJob | None = None
 
     def run(self) -> None:
         """Execute commands until the command to quit."""
         while (command := Command.decode(self._communicator.broadcast())).kind != "quit":
             if command.kind == "job":
-                self._job = build_job(self._communicator, command)
+                self._job = build_job(self._communicator, command, self._artifacts)
             elif command.kind == "release":
                 self._job = None
             elif command.kind == "do" and self._job is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hfdt.runtime.artifacts import RankArtifacts
+from hfdt.runtime.artifacts import ReadableArtifacts
 from hfdt.runtime.batch_split import split_by_shares, weight_of
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.job import RingJob
@@ -21,6 +21,8 @@ from nfdt.core.program.state import State
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.training import data
 from nfdt.core.training.flat_weights import WeightSetter
+from nfdt.core.training.host_batches import rows_of
+from nfdt.core.training.sources import BatchSource
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.statistics import codec_totals, push_totals, step_totals
 from nfdt.core.work.tasks import Task
@@ -29,6 +31,8 @@ LEAST = 4  # smallest number of blocks of each kind
 ROUNDS = 9  # measured blocks, both of steps of a whole batch and of a part of it
 PART = 4
 MEASURE_S = 5.0
+RING_ROUNDS = 4  # timed allreduces; the fastest counts
+RING_SIZE = 2_500_000  # maximum number of elements of a timed allreduce
 
 
 class GroupJob(RingJob):
@@ -46,7 +50,7 @@ class GroupJob(RingJob):
         self,
         spec: JobSpec,
         communicator: Communicator,
-        artifacts: RankArtifacts,
+        artifacts: ReadableArtifacts,
         members: Sequence[int],
         connect: Connect | None = None,
     ) -> None:
@@ -56,6 +60,7 @@ class GroupJob(RingJob):
         self._validated: int | None = None  # the epoch whose final weights the model has
         self._timer = StepTimer()
         self.speeds: dict[str, Any] = {}
+        self._ring_s = 0.0
         super().__init__(spec, communicator, artifacts, number=self._members[communicator.rank])
 
     def _make_step(self, manifest: Manifest, state: State) -> GradientOuter | DeltaOuter:
@@ -106,7 +111,7 @@ class GroupJob(RingJob):
         pause = functools.partial(self._timed, rows)
         rate = self._rate
         algorithm = self.spec.algorithm
-        if algorithm.batch_facts.follows_speed and algorithm.outer == "gradient" and self._part.train is not None:
+        if algorithm.batch_facts.follows_speed and algorithm.outer == "gradient" and self.spec.train.sized:
             rate *= total / sum(self._rows)  # every sample has equal weight, also in the short last batch of an epoch
         return self.step(batch, weight_of(rows, total), pause, samples=total, rate=rate, task=tasks[0])
 
@@ -115,10 +120,18 @@ class GroupJob(RingJob):
 
     def _fed_part(self, tasks: list[Task]) -> tuple[Any, int]:
         """Return this member's rows of a batch that the client fed: the whole batch is the group's."""
-        start, stop = self._split(0, tasks[0].stop - tasks[0].start)
+        return self._cut(data.decode_batch(tasks[0].data))
+
+    def _whole_part(self, tasks: list[Task], source: BatchSource) -> tuple[Any, int, dict[int, int]]:
+        """Return this member's rows of a batch that every member reads: the whole batch is the group's."""
+        batch = self._part.batch(source, tasks[0])
+        return *self._cut(batch), {tasks[0].task: rows_of(batch)}
+
+    def _cut(self, batch: Any) -> tuple[Any, int]:
+        """Return this member's rows of a batch, and their number; None without rows."""
+        start, stop = self._split(0, rows_of(batch))
         if start == stop:
             return None, 0
-        batch = data.decode_batch(tasks[0].data)
         return tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[start:stop], batch), stop - start
 
     def _timed(self, rows: int, seconds: float) -> None:
@@ -136,7 +149,7 @@ class GroupJob(RingJob):
         Steps with a whole batch and with a part of it separate the fixed cost of a step from the cost of its rows.
         No state changes.
         """
-        if self._part.train is not None:
+        if self.spec.train.sized:
             untrained = self._untrained.read()
             whole = min(self.spec.fit.batch_size, self.spec.train.samples or 1)
             part = max(1, whole // PART)
@@ -151,7 +164,23 @@ class GroupJob(RingJob):
                     break
             self._untrained.write(untrained)
             self._metrics.reset()
+        self._time_ring()
         self.gather_speeds()
+
+    def _time_ring(self) -> None:
+        """Time allreduces of a gradient, or of its part where it is large; collective."""
+        if self._communicator.size < 2:
+            return
+        part, seconds = tf.zeros(self._ring_size), []
+        for _ in range(RING_ROUNDS):
+            began = time.perf_counter()
+            self._communicator.sum(part, "hfdt_timed").numpy()
+            seconds.append(time.perf_counter() - began)
+        self._ring_s = min(seconds)
+
+    @property
+    def _ring_size(self) -> int:
+        return min(self._part.layout.size, RING_SIZE)
 
     def _probe(self, rows: int) -> None:
         assert self._part.train is not None
@@ -184,5 +213,10 @@ class GroupJob(RingJob):
             **codec_totals(self.spec.algorithm.codec, exchange.codecs),
             "ranks": self._communicator.size,
             "recent": self.speeds,
+            "ring": {
+                "gradient": 4 * self._part.layout.size,
+                "bytes": 4 * self._ring_size,
+                "seconds": round(self._ring_s, 7),
+            },
             **more,
         }

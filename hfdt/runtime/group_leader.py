@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from hfdt.runtime.artifacts import OpenArtifacts
 from hfdt.runtime.commands import Command
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.execution import build_group_job, execute
@@ -24,25 +25,30 @@ class GroupLeader(Leader):
     Args:
         communicator: The group.
         connection: Registration at the job server, as a worker.
+        artifacts: Makes a job's artifacts readable.
         members: Numbers of the members among the job's workers, by rank.
-        ca_file: Certificates to trust if shards use TLS.
     """
 
     role = "worker"
 
     def __init__(
-        self, communicator: Communicator, connection: SlotConnection, members: Sequence[int], ca_file: str | None
+        self,
+        communicator: Communicator,
+        connection: SlotConnection,
+        artifacts: OpenArtifacts,
+        members: Sequence[int],
     ) -> None:
-        super().__init__(communicator, connection)
-        self._members, self._ca_file = tuple(members), ca_file
+        super().__init__(communicator, connection, artifacts)
+        self._members = tuple(members)
 
     def _serve(self, assignment: pb.WorkerAssignment) -> None:
         job_id = assignment.job_id
         self._connection.begin(job_id)
         values = {"spec": assignment.spec_json, "artifacts": assignment.artifact_dir, "members": self._members}
         spec, number, stopped = parse_job(assignment.spec_json), self._members[0], self._connection.stopped
-        way = functools.partial(connect, assignment, spec=spec, number=number, stopped=stopped, ca_file=self._ca_file)
-        job = build_group_job(self._communicator, self._broadcast(Command("job", values)), way)
+        way = functools.partial(connect, assignment, spec=spec, number=number, stopped=stopped)
+        command = self._broadcast(Command("job", values))
+        job = build_group_job(self._communicator, command, self._artifacts, way)
         try:
             self._connection.send("worker", ready=pb.SlotReady(job_id=job_id))
             self._work(job, assignment.worker)

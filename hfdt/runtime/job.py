@@ -8,13 +8,14 @@ import os
 import signal
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from hfdt.runtime.artifacts import RankArtifacts
+from hfdt.runtime.artifacts import ReadableArtifacts
 from hfdt.runtime.batch_split import learning_rate_factor, split_rows, weight_of
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.step import AllreduceStep
@@ -26,8 +27,10 @@ from nfdt.core.specs.job import JobSpec
 from nfdt.core.training import data, merge
 from nfdt.core.training.direct_call import as_tensors
 from nfdt.core.training.gradient_step import in_graph, numbers, step_logs
+from nfdt.core.training.host_batches import rows_of
 from nfdt.core.training.job_model import JobModel
 from nfdt.core.training.metric_states import merge_metric_states
+from nfdt.core.training.sources import BatchSource
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.statistics import codec_totals, step_totals
 from nfdt.core.work.tasks import Task
@@ -49,7 +52,7 @@ class RingJob:
     """
 
     def __init__(
-        self, spec: JobSpec, communicator: Communicator, artifacts: RankArtifacts, *, number: int | None = None
+        self, spec: JobSpec, communicator: Communicator, artifacts: ReadableArtifacts, *, number: int | None = None
     ) -> None:
         self.spec, self._communicator = spec, communicator
         self._number = communicator.rank if number is None else number
@@ -60,6 +63,7 @@ class RingJob:
             manifest,
             artifacts.read,
             artifacts.open_array,
+            open_rows=artifacts.open_rows,
             number=self._number,
             owner=lambda: f"rank {communicator.rank}",
         )
@@ -93,11 +97,9 @@ class RingJob:
         raise ProtocolError(f"Rank {self._communicator.rank}: expected an instruction. Received: {instruction}.")
 
     def _on_begin_epoch(self, begin: ins.BeginEpoch) -> ins.Report:
-        self._part.check_order(begin.order_crc)
+        self._part.begin_epoch(begin)
         self._epoch_samples = self._epoch_steps = 0
         self._logs = {}
-        self._metrics.reset()
-        self._part.take_untrained(begin.untrained)
         self._base = self._untrained.read()
         return ins.Report()
 
@@ -105,26 +107,41 @@ class RingJob:
         if work.untrained:
             self._part.take_untrained(work.untrained)
             self._base, self._epoch_steps = self._untrained.read(), 0
-        for tasks in self._steps_of(work):
+        counted: dict[int, int] = {}
+        steps = self._steps_of(work)
+        if self.spec.train.sized:
+            self._part.prefetch(self._part.train, [self._own_rows(tasks) for tasks in steps])
+        for tasks in steps:
             began = time.perf_counter()
-            self._train_on(tasks)
+            counted |= self._train_on(tasks)
             self.compute_s += time.perf_counter() - began
             self.advanced()
         return ins.Report(
             finished=tuple(task.task for task in work.tasks),
             epoch=work.epoch,
             logs=self._running_logs(),
-            samples={task.task: task.stop - task.start for task in work.tasks},
+            samples={task.task: task.stop - task.start for task in work.tasks} | counted,
         )
+
+    def _own_rows(self, tasks: list[Task]) -> Task:
+        """Return this rank's rows of a global batch of rows, as a task."""
+        start, stop = self._split(tasks[0].start, tasks[-1].stop)
+        return replace(tasks[0], start=start, stop=stop)
 
     def _steps_of(self, work: ins.Work) -> list[list[Task]]:
         return global_batches(work.tasks)
 
-    def _train_on(self, tasks: list[Task]) -> None:
-        total = sum(task.stop - task.start for task in tasks)
+    def _train_on(self, tasks: list[Task]) -> dict[int, int]:
+        """Train on a step; return the samples of each task whose batch was counted here."""
         if self.spec.algorithm.scale_lr:
             self.step.set_factor(self._factor())
-        batch, rows = self._own_part(tasks, self._part.train)
+        source = self._part.train
+        if source is not None and source.whole:
+            batch, rows, counted = self._whole_part(tasks, source)
+            total = sum(counted.values())
+        else:
+            batch, rows = self._own_part(tasks, source)
+            counted, total = {}, sum(task.stop - task.start for task in tasks)
         logs = self._step_on(tasks, batch, rows, total)
         self.steps += 1
         self.samples += total
@@ -133,12 +150,23 @@ class RingJob:
             self._metrics.stepped(rows, logs)
             self._epoch_samples += rows
             self._epoch_steps += 1
+        return counted
 
     def _step_on(self, tasks: list[Task], batch: Any, rows: int, total: int) -> Mapping[str, Any]:
         """Train on this rank's rows of a step of ``total``; return the logs of ``train_step``, empty without rows."""
         return self.step(batch, weight_of(rows, total), partial(self._pause, rows) if self._emulates else None)
 
-    def _own_part(self, tasks: list[Task], source: data.ArraySource | None) -> tuple[Any, int]:
+    def _whole_part(self, tasks: list[Task], source: BatchSource) -> tuple[Any, int, dict[int, int]]:
+        """Return this rank's batch of a round, its rows, and the samples of each task; None without a batch."""
+        rank, batch, rows = self._communicator.rank, None, 0
+        if rank < len(tasks):
+            self._part.prefetch(source, [tasks[rank]])
+            batch = self._part.batch(source, tasks[rank])
+            rows = rows_of(batch)
+        counts = [int(text) for text in self._communicator.gather(str(rows).encode())]
+        return batch, rows, {task.task: count for task, count in zip(tasks, counts, strict=False)}
+
+    def _own_part(self, tasks: list[Task], source: BatchSource | None) -> tuple[Any, int]:
         """Return this rank's rows of a global batch, and their number; None without rows."""
         if tasks[0].data:
             return self._fed_part(tasks)
@@ -170,6 +198,7 @@ class RingJob:
 
     def _on_collect_state(self, collect: ins.CollectState) -> ins.Report:
         self._require_equal_weights()
+        self._part.end_epoch(collect)
         own = merge.encode_arrays([np.int64(self._epoch_steps)])
         parts = self._communicator.gather(own)
         steps = [int(merge.decode_arrays(part)[0]) for part in parts]
@@ -190,10 +219,23 @@ class RingJob:
 
     def _on_evaluate(self, request: ins.Evaluate) -> ins.Report:
         self._part.take_untrained(request.untrained)
-        batches = (self._own_part([task], self._part.validation) for task in request.tasks)
-        own = self._part.evaluate(batches, lambda batch: self._test(as_tensors(batch)), self.advanced)
+        self._part.begin_validation(request.epoch)
+        own = self._part.evaluate(
+            self._evaluated_parts(request.tasks), lambda batch: self._test(as_tensors(batch)), self.advanced
+        )
         merged = merge_metric_states(self._communicator.gather(own))
         return ins.Report(evaluated=ins.Evaluated(request.epoch, tuple(t.task for t in request.tasks), merged))
+
+    def _evaluated_parts(self, tasks: Sequence[Task]) -> Iterator[tuple[Any, int]]:
+        """Yield this rank's part of each task: some of its rows, or the whole batch of one rank."""
+        source, communicator = self._part.validation, self._communicator
+        if source is None or not source.whole:
+            yield from (self._own_part([task], source) for task in tasks)
+            return
+        self._part.prefetch(source, tasks[communicator.rank :: communicator.size])
+        for number, task in enumerate(tasks):
+            batch = self._part.batch(source, task) if number % communicator.size == communicator.rank else None
+            yield batch, 0 if batch is None else rows_of(batch)
 
     def summarise(self, merged: ins.Summarise) -> ins.Report:
         """Convert merged metrics to logs. Only rank 0 calls it."""
@@ -230,7 +272,8 @@ class RingJob:
     def _factor(self) -> float:
         algorithm, fit, size = self.spec.algorithm, self.spec.fit, self._communicator.size
         rows = self.spec.train.samples
-        per_epoch = fit.steps_per_epoch or self.spec.train.batches or -(-(rows or 0) // (size * fit.batch_size))
+        batches = self.spec.train.batches or -(-(rows or 0) // fit.batch_size)
+        per_epoch = fit.steps_per_epoch or -(-batches // size)
         warmup = round(algorithm.warmup_epochs * per_epoch)
         return learning_rate_factor(algorithm.scale_lr, size, self.steps, warmup)
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from hfdt.runtime.artifacts import OpenArtifacts
 from hfdt.runtime.commands import Command
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.execution import build_job, execute
@@ -29,12 +30,13 @@ class Leader:
     Args:
         communicator: All ranks.
         connection: Registration at the job server.
+        artifacts: Makes a job's artifacts readable.
     """
 
     role = "shard"  # the assignment that a job begins with
 
-    def __init__(self, communicator: Communicator, connection: SlotConnection) -> None:
-        self._communicator, self._connection = communicator, connection
+    def __init__(self, communicator: Communicator, connection: SlotConnection, artifacts: OpenArtifacts) -> None:
+        self._communicator, self._connection, self._artifacts = communicator, connection, artifacts
         self._wait_s = broadcast_interval_s(os.environ)
         self._dismissed = False
 
@@ -61,8 +63,8 @@ class Leader:
         job_id = assignment.job_id
         self._connection.begin(job_id)
         values = {"spec": assignment.spec_json, "artifacts": assignment.artifact_dir}
-        job = build_job(self._communicator, self._broadcast(Command("job", values)))
-        service = StateService(job.step, assignment.job_token)
+        job = build_job(self._communicator, self._broadcast(Command("job", values)), self._artifacts)
+        service = StateService(job.step, assignment, self._connection.host)
         try:
             self._connection.send("shard", ready=pb.SlotReady(job_id=job_id, address=service.address))
             name = self._await_worker(job_id)

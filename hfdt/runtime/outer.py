@@ -21,7 +21,6 @@ from nfdt.core.program.state import State
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.training.gradient_step import GradientStep
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.core.wire.channel import is_loopback, split_address
 from nfdt.core.work.statistics import PushOutcomes
 from nfdt.core.work.tasks import Task
 from nfdt.transport.base import ParameterClient, Pulled, Pushed
@@ -41,20 +40,17 @@ def connect(
     spec: JobSpec,
     number: int,
     stopped: threading.Event,
-    ca_file: str | None,
 ) -> ParameterClient:
     """Return a client of the job's shards for rank 0 of a group.
 
     Args:
-        assignment: Addresses of the shards.
+        assignment: Addresses of the shards, and the authority of their certificates.
         layout: Layout of the model.
         spec: The job.
         number: Number of rank 0 among the job's workers; selects its emulated link.
         stopped: Set when the job is over.
-        ca_file: Certificates to trust if shards use TLS.
     """
     addresses: Sequence[str] = list(assignment.shards)
-    local = all(is_loopback(split_address(address)[0]) for address in addresses)
     return StreamClient(
         addresses,
         layout,
@@ -63,7 +59,7 @@ def connect(
         timeout_s=spec.step_timeout_s,
         choice=make_choice(spec.algorithm, layout.size),
         emulated=make_link(spec.cluster.emulate, number, stopped),
-        ca_file=None if local else ca_file,
+        ca_file=assignment.shard_ca or None,
     )
 
 

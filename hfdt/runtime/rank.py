@@ -27,7 +27,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ring", type=Path, help="directory with the token, where failures are left; rank 0 needs it")
     parser.add_argument("--members", type=_numbers, default=(), help="by rank, who of the job's workers they are: 0,1")
     parser.add_argument("--neighbours", type=int, default=0, help="ranks of other groups on this machine")
-    parser.add_argument("--ca-file", help="certificates to trust, when shards speak TLS")
     parser.add_argument("--watch-stdin", action="store_true", help="exit when standard input closes")
     parser.add_argument("--log-level", default="info")
     options = parser.parse_args(argv)

@@ -9,13 +9,14 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from nfdt.core.errors import NfdtError
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire import workers_pb2_grpc
-from nfdt.core.wire.channel import open_channel
+from nfdt.core.wire.channel import LOOPBACK, open_channel
 from nfdt.core.work.slot_connection import SlotStream, call_next, describe_failure, make_hello
 
 logger = logging.getLogger(__name__)
@@ -26,22 +27,41 @@ ROLES = ("shard", "worker")
 class SlotConnection:
     """Streams of rank 0's slots. A stream that the server ends terminates this process: the server is gone.
 
+    Args:
+        address: ``HOST:PORT`` of the server.
+        token: Token of the server.
+        ring: Name of the ring.
+        roles: Roles of the slots.
+        tls: ``ca_file``, ``cert_file``, ``key_file`` of :func:`nfdt.core.wire.channel.open_channel`.
+        host: Address of this machine at which the server reaches the rank.
+
     Attributes:
+        address: ``HOST:PORT`` of the server.
+        host: Address of this machine at which the server reaches the rank.
         stub: Stub of the Workers service.
         job_id: Current job.
         stopped: Set when this job is over.
     """
 
-    def __init__(self, address: str, token: str, ring: str, roles: Sequence[str] = ROLES) -> None:
-        self.address = address
-        self._channel = open_channel(address, token)
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        ring: str,
+        roles: Sequence[str] = ROLES,
+        *,
+        tls: Mapping[str, Any] = MappingProxyType({}),
+        host: str = LOOPBACK,
+    ) -> None:
+        self.address, self.host = address, host
+        self._channel = open_channel(address, token, **tls)
         self.stub: Any = workers_pb2_grpc.WorkersStub(self._channel)
         self.job_id = self._job_token = ""
         self.stopped = threading.Event()
         self._inbox: queue.SimpleQueue[pb.Assignment] = queue.SimpleQueue()
         self._streams: dict[str, SlotStream] = {}
         for role in roles:
-            hello = make_hello(f"{ring}-{role}", role, ring=ring)
+            hello = make_hello(f"{ring}-{role}", role, address=host, ring=ring)
             stream = self._streams[role] = SlotStream(self.stub, hello, address)
             threading.Thread(target=self._listen, args=(stream,), name=f"slot-{role}", daemon=True).start()
 

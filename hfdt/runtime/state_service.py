@@ -14,10 +14,10 @@ from nfdt.core.keras_internals import has_fixed_learning_rate
 from nfdt.core.program.state import State, dump_state, load_state
 from nfdt.core.wire import shards_pb2 as pb
 from nfdt.core.wire import shards_pb2_grpc
-from nfdt.core.wire.channel import DATA_BYTES, make_server, same_token
+from nfdt.core.wire.channel import DATA_BYTES, join_address, make_server, same_token
 from nfdt.core.wire.chunks import split
 from nfdt.core.wire.status import answering
-from nfdt.core.wire.workers_pb2 import NextReply
+from nfdt.core.wire.workers_pb2 import NextReply, ShardAssignment
 
 STOP_GRACE_S = 1.0
 THREADS = 16
@@ -29,21 +29,25 @@ class StateService(shards_pb2_grpc.ShardServicer):
 
     Args:
         step: Model of rank 0; no step runs while the coordinator reads or writes.
-        token: Token of the job.
+        assignment: Assignment of the shard: its token and certificate.
+        host: Address to listen on; other than loopback only where the server has TLS or allows plain text.
 
     Attributes:
         version: Number of updates.
     """
 
-    def __init__(self, step: AllreduceStep, token: str) -> None:
+    def __init__(self, step: AllreduceStep, assignment: ShardAssignment, host: str) -> None:
         self._step = step
         self._lock = threading.Lock()
         self._learning_rate: float | None = None
         self._state = b""
         self.version = 0
         self._server, self.address = make_server(
-            "127.0.0.1:0",
-            authenticate=lambda method, received: same_token(token, received),
+            join_address(host, 0),
+            authenticate=lambda method, received: same_token(assignment.job_token, received),
+            cert=assignment.tls_cert or None,
+            key=assignment.tls_key or None,
+            insecure=not assignment.tls_cert,  # a server with TLS issues a certificate
             max_threads=THREADS,
             max_message_bytes=DATA_BYTES,
         )

@@ -5,16 +5,21 @@ from __future__ import annotations
 import click
 
 import nfdt
+from nfdt.cli.certs import certs
 from nfdt.cli.config import config
 from nfdt.cli.doctor import doctor
 from nfdt.cli.errors import Commands
+from nfdt.cli.health import health
 from nfdt.cli.hfdt import hfdt
 from nfdt.cli.jobs import jobs
+from nfdt.cli.kubernetes import kubernetes
 from nfdt.cli.mpi import mpi
 from nfdt.cli.plan import plan
 from nfdt.cli.run import run
 from nfdt.cli.serve import server, worker
 from nfdt.cli.simulate import simulate
+from nfdt.cli.submit import submit
+from nfdt.cli.workers import workers
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -27,7 +32,8 @@ def cli() -> None:
     """
 
 
-for _command in (run, server, worker, mpi, jobs, simulate, plan, doctor, config):
+COMMANDS = (run, server, worker, workers, mpi, submit, jobs, simulate, plan, doctor, health, kubernetes, config, certs)
+for _command in COMMANDS:
     cli.add_command(_command)
 
 

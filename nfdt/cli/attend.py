@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from nfdt_client.connection import JobsClient
 
 from nfdt.core.errors import JobFailed, ServerUnreachable
@@ -34,7 +33,7 @@ def wait_for_server(options: SlotOptions, timeout_s: float, *, sleep: Callable[[
         AuthenticationFailed: it does not accept the token.
     """
     deadline = time.monotonic() + timeout_s
-    connection = JobsClient(options.server, options.token, ca_file=options.ca_file)
+    connection = JobsClient(options.server, options.token, **options.tls)
     try:
         while True:
             try:
@@ -48,14 +47,14 @@ def wait_for_server(options: SlotOptions, timeout_s: float, *, sleep: Callable[[
         connection.close()
 
 
-def attend(options: SlotOptions, slots: int, *, wait_s: float = 0.0) -> None:
-    """Keep ``slots`` worker slots registered until the server has been gone for ``wait_s`` seconds.
+def attend(options: SlotOptions, slots: int, shards: int = 0, *, wait_s: float = 0.0) -> None:
+    """Keep ``slots`` worker slots and ``shards`` shard slots registered until the server is gone for ``wait_s`` s.
 
     Raises:
         JobFailed: slots end as fast as they start (the message names their logs), or none can be started.
     """
     gone = threading.Event()
-    channel = open_channel(options.server, options.token, ca_file=options.ca_file)
+    channel = open_channel(options.server, options.token, **options.tls)
     threading.Thread(target=_watch, args=(channel, Patience(wait_s, gone), gone), name="health", daemon=True).start()
     ended: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     reporter = threading.Thread(target=_report_ends, args=(channel, ended), name="ended", daemon=True)
@@ -63,6 +62,7 @@ def attend(options: SlotOptions, slots: int, *, wait_s: float = 0.0) -> None:
     launcher = LocalLauncher(options, ended.put)
     try:
         launcher.ensure("worker", slots)
+        launcher.ensure("shard", shards)
         while not gone.wait(LAUNCHER_POLL_S):
             failure = launcher.failure
             if failure and (launcher.given_up.is_set() or not launcher.pids):
@@ -77,6 +77,8 @@ def attend(options: SlotOptions, slots: int, *, wait_s: float = 0.0) -> None:
 
 def _watch(channel: grpc.Channel, patience: Patience, gone: threading.Event) -> None:
     """Watch the server's health; the server is gone if the stream ends and cannot be reopened."""
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
     while True:
         try:
             for _ in health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()):

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 import click
-import psutil
 
 from nfdt.cli.table import render
 
@@ -70,7 +69,7 @@ def _tensorflow() -> Iterator[Finding]:
         return
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        yield Finding("tensorflow", "missing", reason, "pip install 'nfdt[cpu]' or 'nfdt[tensorflow]'")
+        yield Finding("tensorflow", "missing", reason, "pip install '.[cpu]' (GPU: '.[tensorflow]') in NFDT's checkout")
         return
     version, gpus = json.loads(done.stdout.strip().splitlines()[-1])
     yield Finding("tensorflow", "ok", version)
@@ -78,6 +77,11 @@ def _tensorflow() -> Iterator[Finding]:
 
 
 def _machine() -> Iterator[Finding]:
+    try:
+        import psutil
+    except ImportError:
+        yield Finding("server", "optional", "without psutil", "pip install '.[server]' in NFDT's checkout")
+        return
     gibibytes = psutil.virtual_memory().total / 2**30
     yield Finding("cores", "ok", f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}")
     yield Finding("memory", "ok", f"{gibibytes:.1f} GiB; each worker needs about 0.5 GiB before the model")

@@ -1,11 +1,11 @@
-"""``nfdt jobs``: inspect the jobs of a server, follow them, fetch results, cancel."""
+"""``nfdt jobs``: inspect the jobs of a server, follow them, fetch results, cancel, resume, delete."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,10 +16,12 @@ from nfdt_client.upload import download
 
 from nfdt.cli.options import log_to_stderr, open_connection, server_options
 from nfdt.cli.result import check_output, save
-from nfdt.cli.table import render, worker_table
+from nfdt.cli.table import format_bytes, render, worker_table
+from nfdt.core.wire import jobs_pb2 as pb
 
 _CliCommand = TypeVar("_CliCommand", bound=Callable[..., Any])
 
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 format_option = click.option("--format", "format_", type=click.Choice(["text", "json"]), default="text")
 
 
@@ -38,7 +40,18 @@ def with_job(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group()
 def jobs() -> None:
-    """List and inspect jobs, follow their logs, fetch results, cancel."""
+    """List and inspect jobs, follow their logs, fetch results, cancel, resume, delete."""
+
+
+def _read_age(context: click.Context, parameter: click.Parameter, text: str) -> float:
+    """Return the seconds of ``30m``, ``12h`` or ``7d``."""
+    number, unit = text[:-1], UNITS.get(text[-1:])
+    try:
+        if unit is not None and 0 <= (seconds := float(number) * unit) < float("inf"):
+            return seconds
+    except ValueError:
+        pass
+    raise click.BadParameter(f"expected a number and s, m, h or d, as in 12h. Received: {text!r}.", context, parameter)
 
 
 def _when(seconds: float) -> str:
@@ -51,9 +64,21 @@ def _epoch(status: JobStatus, separator: str) -> str:
     return f"{begun}{separator}{status.epochs}"
 
 
+def _state(status: JobStatus) -> str:
+    return f"{status.state} ({status.place} in queue)" if status.place else status.state
+
+
+def _duration(status: JobStatus) -> str:
+    return "-" if status.duration_s is None else f"{timedelta(seconds=round(status.duration_s))}"
+
+
+COLUMNS = ("job", "state", "user", "script", "algorithm", "workers", "epoch", "duration", "submitted")
+
+
 def _row(status: JobStatus) -> tuple[str, ...]:
-    workers, submitted = str(status.workers), _when(status.submitted_at)
-    return (status.job_id, status.state, status.algorithm, workers, _epoch(status, "/"), submitted)
+    who = (status.user or "-", status.script or "-")
+    numbers = (str(status.workers), _epoch(status, "/"), _duration(status), _when(status.submitted_at))
+    return (status.job_id, _state(status), *who, status.algorithm, *numbers)
 
 
 @jobs.command("list")
@@ -66,20 +91,23 @@ def list_(format_: str, server: str | None, token_file: str | None, ca_file: str
     if format_ == "json":
         click.echo(json.dumps([asdict(status) for status in statuses], indent=2))
     else:
-        columns = ("job", "state", "algorithm", "workers", "epoch", "submitted")
-        click.echo(render(columns, [_row(status) for status in statuses], left=3))
+        click.echo(render(COLUMNS, [_row(status) for status in statuses], left=5))
 
 
 def _description(status: JobStatus) -> str:
     facts = [
         ("job", f"{status.job_id} ({status.name})"),
-        ("state", status.state + (f": {status.reason}" if status.reason else "")),
+        ("state", _state(status) + (f": {status.reason}" if status.reason else "")),
+        ("by", f"{status.user or '-'}, {status.script or '-'}"),
         ("algorithm", f"{status.algorithm}, {status.workers} workers"),
         ("epoch", _epoch(status, " of ")),
         ("logs", "  ".join(f"{name} {describe_log(value)}" for name, value in status.logs.items()) or "-"),
         ("submitted", _when(status.submitted_at)),
         ("ended", _when(status.ended_at)),
+        ("duration", _duration(status)),
     ]
+    if status.resumable_from:
+        facts.append(("resumable", f"from epoch {status.resumable_from + 1}: nfdt jobs resume {status.job_id}"))
     lines = [f"{name:<10} {value}" for name, value in facts]
     return "\n".join([*lines, "", worker_table(status.worker_statistics)] if status.worker_statistics else lines)
 
@@ -117,6 +145,38 @@ def attach(handle: JobHandle) -> None:
 def cancel(handle: JobHandle, reason: str) -> None:
     """Give a job up."""
     handle.cancel(reason)
+
+
+@jobs.command()
+@server_options
+@click.argument("job_id", metavar="ID")
+def resume(job_id: str, server: str | None, token_file: str | None, ca_file: str | None) -> None:
+    """Go on from the last epoch's state of a failed or cancelled job, as a new detached job; prints its id."""
+    with open_connection(server, token_file, ca_file) as connection:
+        click.echo(connection.resume(job_id))
+
+
+@jobs.command()
+@server_options
+@click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
+def delete(job_ids: tuple[str, ...], server: str | None, token_file: str | None, ca_file: str | None) -> None:
+    """Remove jobs that have ended, with their logs, states and data that no other job needs."""
+    with open_connection(server, token_file, ca_file) as connection:
+        for job_id in job_ids:
+            click.echo(_deleted(connection.delete(job_id)), err=True)
+
+
+@jobs.command()
+@click.option("--older-than", default="7d", show_default=True, callback=_read_age, metavar="AGE", help="30m, 12h, 7d")
+@server_options
+def prune(older_than: float, server: str | None, token_file: str | None, ca_file: str | None) -> None:
+    """Remove all jobs that ended so long ago, as `delete` does."""
+    with open_connection(server, token_file, ca_file) as connection:
+        click.echo(_deleted(connection.delete(older_than_s=older_than)), err=True)
+
+
+def _deleted(reply: pb.DeleteReply) -> str:
+    return f"deleted {', '.join(reply.job_ids) or 'no job'}: {format_bytes(reply.bytes)} are free"
 
 
 @jobs.command()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import socket
+import signal
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,13 @@ from nfdt.cli.options import (
 )
 from nfdt.cli.run import train_script
 from nfdt.cli.script import Script
-from nfdt.cli.serve import LOG_DIR, end_as_killed, end_on_sigterm
+from nfdt.cli.serve import LOG_DIR, end_as_killed
 from nfdt.core.errors import UsageError
 from nfdt.core.host.launcher_rank import LauncherRank, find_launcher_rank
+from nfdt.core.wire.channel import join_address
+from nfdt.launch.host_names import certificate_hosts, public_host
 from nfdt.launch.machine import find_gpus
+from nfdt.launch.one_time_tls import authority_file, one_time_tls
 from nfdt.launch.rendezvous import RendezvousInfo, await_rendezvous, publish_rendezvous, rendezvous_file
 from nfdt.launch.slot_options import SlotOptions
 
@@ -47,23 +50,41 @@ def on_one_host(rank: LauncherRank, environment: Mapping[str, str]) -> bool:
 class Network:
     """Options for connections to rank 0 from other machines; unused when all ranks are on one machine."""
 
+    host: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
     insecure: bool = False
 
-    def server_options(self, *, one_host: bool) -> list[str]:
-        """Return the arguments of the server: loopback, or this machine's name with TLS or ``insecure``."""
-        if one_host:
-            return ["--listen", "127.0.0.1:0"]
-        security = ["--tls-cert", self.tls_cert, "--tls-key", self.tls_key or ""] if self.tls_cert else []
-        return ["--listen", f"{socket.gethostname()}:0", *security, *(["--insecure"] if self.insecure else [])]
+    @contextmanager
+    def listening(self) -> Iterator[tuple[list[str], str]]:
+        """Yield the arguments of a server for other machines, and the PEM certificates that its peers trust.
+
+        Unless the options name a certificate, an authority that exists for this launch alone issues one.
+        """
+        host = self.host or public_host()
+        listen = ["--listen", join_address(host, 0)]
+        if self.tls_cert:
+            yield [*listen, "--tls-cert", self.tls_cert, "--tls-key", self.tls_key or ""], _text(self.tls_cert)
+        elif self.insecure:
+            yield [*listen, "--insecure"], ""
+        else:
+            with one_time_tls(certificate_hosts(host)) as tls:
+                yield [*listen, "--tls-cert", str(tls.cert), "--tls-key", str(tls.key)], tls.authority.decode()
+
+
+def _text(path: str) -> str:
+    return Path(path).read_text(encoding="ascii")
 
 
 @click.command(cls=ScriptCommand)
 @training_options
-@click.option("--tls-cert", type=FILE, help="For ranks on several machines: certificate of rank 0's machine.")
+@click.option("--host", metavar="HOST", help="Name or address of rank 0's machine for the others; else it is detected.")
+@click.option("--tls-cert", type=FILE, help="Certificate of rank 0's machine; else a one-time authority issues one.")
 @click.option("--tls-key", type=FILE, help="Its private key.")
-@click.option("--insecure", is_flag=True, help="Let ranks on several machines talk in plain text.")
+@click.option("--insecure", is_flag=True, help="Use plain text between machines.")
+@click.option(
+    "--insecure-allreduce", is_flag=True, help="Let ranks on several machines exchange gradients in plain text."
+)
 @script_argument()
 @click.pass_context
 def mpi(
@@ -72,6 +93,7 @@ def mpi(
     settings: tuple[str, ...],
     log_level: str,
     algorithm: str | None,
+    insecure_allreduce: bool,
     **network: Any,
 ) -> None:
     """Run SCRIPT, or with -m a module, under mpirun or srun: rank 0 serves and runs it, every other rank is a worker.
@@ -85,64 +107,104 @@ def mpi(
     if launcher_rank.size < 2:
         raise UsageError("nfdt mpi: rank 0 serves, the others work. Expected: 2 ranks or more. Received: 1.")
     if launcher_rank.rank:
-        end_on_sigterm()
-        work(launcher_rank)
+        with _sigterm_ignored():
+            work(launcher_rank)
     else:
         end_as_killed()
-        options: dict[str, Any] = {
-            "algorithm": algorithm,
-            "workers": launcher_rank.size - 1,
-            **parse_settings(settings),
-        }
-        _require_flat(options)
-        with _serving(launcher_rank, Network(**network)) as rendezvous:
-            connection = {
-                "server": rendezvous.address,
-                "token": rendezvous.token,
-                "ca_file": rendezvous.ca_file or None,
-            }
+        given = {"algorithm": algorithm, **parse_settings(settings)}
+        with _serving(launcher_rank, Network(**network), insecure_allreduce=insecure_allreduce) as connection:
             from nfdt_client.decorator import session
 
-            train_script(context, script, session(options={**options, **connection}))
+            options = rank_options({**given, **connection}, launcher_rank.size - 1)
+            train_script(context, script, session(options=options))
 
 
-def _require_flat(options: Mapping[str, Any]) -> None:
-    """Raise UsageError for a job whose workers Horovod launches: the ranks of this launch would be idle."""
-    chosen = resolve(options).algorithm
-    if not chosen.topology_facts.flat:
+def rank_options(given: Mapping[str, Any], workers: int) -> dict[str, Any]:
+    """Return the options of the script's session: the ranks of this launch are also those of rings and groups.
+
+    Args:
+        given: Options, with those of the connection to rank 0's server.
+        workers: Number of ranks that work.
+
+    Raises:
+        UsageError: The options name another launcher for rings, or more workers than there are.
+    """
+    options = {"workers": workers, **given}
+    chosen = resolve(options)
+    if chosen.algorithm.topology_facts.flat:
+        return options
+    if chosen.cluster.launcher not in ("auto", "slots"):
         raise UsageError(
-            f"nfdt mpi: expected an algorithm whose workers are the ranks of this launch. Received: {chosen.name!r}, "
-            "whose ranks Horovod needs to launch. For allreduce: mpirun -np N python SCRIPT, with @hfdt.distribute in "
-            "it. For group-sync: nfdt run --algorithm group-sync SCRIPT."
+            f"nfdt mpi: launcher: expected none, because the ranks of this launch form the rings of "
+            f"{chosen.algorithm.name!r}. Received: {chosen.cluster.launcher!r}. Leave launcher out."
         )
+    if chosen.cluster.workers > workers:
+        raise UsageError(
+            f"nfdt mpi: expected at most {workers} workers, the ranks of this launch without rank 0. Received: "
+            f"workers={chosen.cluster.workers}. Leave workers out, or start {chosen.cluster.workers + 1} ranks."
+        )
+    return {**options, "launcher": "slots"}
 
 
 @contextmanager
-def _serving(rank: LauncherRank, network: Network) -> Iterator[RendezvousInfo]:
-    """Run a job server in a separate process and publish its address to the other ranks; for rank 0."""
-    one_host = on_one_host(rank, os.environ)
-    server = EmbeddedServer(0, 1, network=network.server_options(one_host=one_host))
+def _serving(rank: LauncherRank, network: Network, *, insecure_allreduce: bool) -> Iterator[dict[str, str | None]]:
+    """Run a job server in a separate process and publish its address to the other ranks; for rank 0.
+
+    Yields:
+        Options of a session that uses the server.
+    """
+    with ExitStack() as stack:
+        if on_one_host(rank, os.environ):
+            arguments, authority = ["--listen", "127.0.0.1:0"], ""
+        else:
+            arguments, authority = stack.enter_context(network.listening())
+        rings = ["--insecure-allreduce"] if insecure_allreduce else []
+        server = EmbeddedServer(0, 1, network=[*arguments, *rings])
+        stack.callback(server.stop)
+        with _sigterm_ignored():
+            server.start()
+        rendezvous = RendezvousInfo(server.address(), server.token, authority)
+        stack.enter_context(publish_rendezvous(rendezvous_file(rank, os.environ), rendezvous))
+        ca_file = stack.enter_context(_trusted(rendezvous))
+        yield {"server": rendezvous.address, "token": rendezvous.token, "ca_file": ca_file}
+
+
+@contextmanager
+def _trusted(rendezvous: RendezvousInfo) -> Iterator[str | None]:
+    """Yield the file of the certificates to trust, which exists until the block ends; None without TLS."""
+    if not rendezvous.authority:
+        yield None
+        return
+    with authority_file(rendezvous.authority) as path:
+        yield str(path)
+
+
+@contextmanager
+def _sigterm_ignored() -> Iterator[None]:
+    """Ignore SIGTERM in this process until the block ends, and in the processes it starts until they end.
+
+    A scheduler sends SIGTERM to all processes of all ranks. The job goes on meanwhile, until rank 0 has saved its state
+    and ends the server; then all other processes end too.
+    """
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        server.start()
-        ca_file = "" if one_host or not network.tls_cert else str(Path(network.tls_cert).resolve())
-        rendezvous = RendezvousInfo(server.address(), server.token, ca_file)
-        with publish_rendezvous(rendezvous_file(rank, os.environ), rendezvous):
-            yield rendezvous
+        yield
     finally:
-        server.stop()
+        signal.signal(signal.SIGTERM, before)
 
 
 def work(rank: LauncherRank) -> None:
     """Run one worker slot for rank 0's server until the server is gone."""
-    rendezvous = await_rendezvous(rendezvous_file(rank, os.environ), timeout_s=START_S)
+    rendezvous = await_rendezvous(rendezvous_file(rank, os.environ))
     gpus = find_gpus(os.environ)
-    options = SlotOptions(
-        rendezvous.address,
-        rendezvous.token,
-        LOG_DIR.expanduser(),
-        prefix=f"rank-{rank.rank}-",
-        ca_file=rendezvous.ca_file or None,
-        gpus=gpus[rank.local_rank % len(gpus) :][:1] if gpus else (),
-    )
-    wait_for_server(options, START_S)
-    attend(options, 1)
+    with _trusted(rendezvous) as ca_file:
+        options = SlotOptions(
+            rendezvous.address,
+            rendezvous.token,
+            LOG_DIR.expanduser(),
+            prefix=f"rank-{rank.rank}-",
+            tls={"ca_file": str(ca_file)} if ca_file else {},
+            gpus=gpus[rank.local_rank % len(gpus) :][:1] if gpus else (),
+        )
+        wait_for_server(options, START_S)
+        attend(options, 1)

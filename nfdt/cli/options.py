@@ -116,7 +116,7 @@ def open_connection(server: str | None, token_file: str | None, ca_file: str | N
         raise UsageError(
             "Which server? Expected: --server HOST:PORT, NFDT_SERVER in the environment, or server in nfdt.toml."
         )
-    connection = JobsClient(options.server, options.token(), ca_file=options.ca_file)
+    connection = JobsClient(options.server, options.token(), **options.tls)
     try:
         yield connection
     finally:

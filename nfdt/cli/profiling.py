@@ -7,7 +7,6 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from nfdt_client.training_data import map_arrays, rows_of
 
 from nfdt.cli.work import Profile
 from nfdt.core.clock import Clock, SystemClock
@@ -17,6 +16,7 @@ from nfdt.core.program.state import load_state
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.specs.presets import DEFAULT_PRESET
 from nfdt.core.training.gradient_step import GradientStep
+from nfdt.core.training.host_batches import map_arrays, rows_of
 from nfdt.schedulers import StepTime
 from nfdt.shard.building import build_store
 from nfdt.shard.in_process import InProcessClient

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import click
-from nfdt_client.decorator import session
+from nfdt_client.decorator import submit
+from nfdt_client.options import resolve
 from nfdt_client.session import Session
 
 from nfdt.cli.options import (
@@ -22,7 +23,9 @@ from nfdt.cli.options import (
 from nfdt.cli.quiet import quiet_start
 from nfdt.cli.script import Script, describe_failure, exit_code_of, run_script
 from nfdt.cli.table import worker_table
+from nfdt.core.errors import UsageError
 from nfdt.core.host.fast_imports import quick_imports
+from nfdt.core.host.packages import require_server_packages
 
 
 def print_workers(fits: Sequence[Mapping[str, Any]]) -> None:
@@ -36,23 +39,45 @@ def print_workers(fits: Sequence[Mapping[str, Any]]) -> None:
 def train_script(context: click.Context, script: Script, opened: Session) -> None:
     """Run ``script`` inside ``opened`` and end the command with the exit code of the outcome."""
     try:
-        with ExitStack() as stack:
+        with _exiting(context), ExitStack() as stack:
             shown = logging.getLogger().isEnabledFor(logging.DEBUG)
             with nullcontext() if shown else quiet_start(), quick_imports():
                 stack.enter_context(opened)
             run_script(script)
-    except BaseException as error:  # SystemExit and KeyboardInterrupt have exit codes of their own
-        if message := describe_failure(error):
-            click.echo(message, err=True)
-        context.exit(exit_code_of(error))
     finally:
         print_workers([workers for workers in opened.fits if workers])
 
 
+def submit_script(context: click.Context, script: Script, options: Mapping[str, Any]) -> None:
+    """Run ``script`` up to its first fit, submit that as a detached job, and print the job's id."""
+    with _exiting(context):
+        handle = submit(run_script, script, options=options)
+        click.echo(handle.job_id)
+        handle.close()
+
+
+@contextmanager
+def _exiting(context: click.Context) -> Iterator[None]:
+    """End the command with the exit code of an exception, and print it as Python would."""
+    try:
+        yield
+    except BaseException as error:  # SystemExit and KeyboardInterrupt have exit codes of their own
+        if message := describe_failure(error):
+            click.echo(message, err=True)
+        context.exit(exit_code_of(error))
+
+
 @click.command(cls=ScriptCommand)
 @click.option("--workers", metavar="N", help="How many workers train.")
+@click.option("--data", metavar="WHERE", help="Where fit's data are read: auto, client or workers.")
+@click.option("--shards", metavar="N", help="Into how many parts the weights are divided (1).")
+@click.option("--detach", is_flag=True, help="Submit the first fit as a job that needs no client, and print its id.")
 @training_options
 @server_options
+@click.option("--on", "engine", type=click.Choice(["ray"]), help="Start the workers on this kind of cluster.")
+@click.option("--address", metavar="HOST:PORT", help="Head of the Ray cluster; default: RAY_ADDRESS or this machine's.")
+@click.option("--slot-cpus", type=click.FloatRange(0, min_open=True), help="CPUs of each slot on Ray; 1 by default.")
+@click.option("--slot-gpus", type=click.FloatRange(0), help="GPUs of each worker on Ray; none by default.")
 @script_argument()
 @click.pass_context
 def run(
@@ -60,11 +85,34 @@ def run(
     script: Script,
     settings: tuple[str, ...],
     log_level: str,
-    **options: str | None,
+    detach: bool,
+    engine: str | None,
+    address: str | None,
+    slot_cpus: float | None,
+    slot_gpus: float | None,
+    **named: str | None,
 ) -> None:
     """Run SCRIPT, or with -m a module, unmodified; every model.fit in it trains on workers.
 
     Without --server, a job server and its workers are started here and taken down at the end.
+    With --detach, SCRIPT runs only up to its first model.fit: see `nfdt jobs` for what becomes of the job.
+    With --on ray, the job server is started here and its workers on a Ray cluster.
     """
     log_to_stderr(log_level)
-    train_script(context, script, session(options={**options, **parse_settings(settings)}))
+    given = {name: value for name, value in {**named, **parse_settings(settings)}.items() if value is not None}
+    of_ray = {"--address": address, "--slot-cpus": slot_cpus, "--slot-gpus": slot_gpus}
+    if engine is None and (idle := [name for name, value in of_ray.items() if value is not None]):
+        raise UsageError(f"{idle[0]}: expected --on ray with it. Received: none.")
+    if engine is not None and detach:
+        raise UsageError("--detach: expected a server that outlives this command (--server). Received: --on ray.")
+    if detach:
+        submit_script(context, script, given)
+    elif engine is None:
+        train_script(context, script, Session(resolve(given)))
+    else:
+        require_server_packages("nfdt run --on ray")
+        from nfdt.engines.ray_server import SlotResources, serve_on_ray
+
+        options, resources = resolve(given), SlotResources(slot_cpus or 1.0, slot_gpus or 0.0)
+        with serve_on_ray(options, address, resources) as server:
+            train_script(context, script, Session(options, server))

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -15,16 +16,19 @@ from nfdt_client.options import resolve
 
 from nfdt.cli.attend import attend, wait_for_server
 from nfdt.cli.options import FILE, LOG_LEVELS, log_to_stderr, server_options
-from nfdt.core.errors import ServerUnreachable, UsageError
+from nfdt.core.errors import ServerUnreachable, Terminated, UsageError
+from nfdt.core.host.packages import require_server_packages
+from nfdt.core.host.private_files import ensure_folder
 from nfdt.core.jobs.tokens import ensure_token_file
+from nfdt.core.wire.channel import split_address
 from nfdt.core.work.slot_connection import PATIENCE_S
 from nfdt.jobserver.main import ServerOptions, serve
-from nfdt.launch.machine import find_gpus
+from nfdt.launch.machine import find_gpus, route_address
 from nfdt.launch.slot_options import SlotOptions
 
 LOG_DIR = Path("~/.cache/nfdt/logs")
 STATE_DIR = Path("~/.nfdt")
-DIRECTORY = click.Path(file_okay=False, path_type=Path)
+DIRECTORY = click.Path(path_type=Path)
 
 
 def _terminate(_signal: int, _frame: FrameType | None) -> None:
@@ -37,12 +41,18 @@ def end_on_sigterm() -> None:
 
 
 def end_as_killed() -> None:
-    """Make SIGTERM and SIGHUP an orderly exit with the exit code of a process killed by that signal."""
+    """Make SIGTERM and SIGHUP an orderly exit with the exit code of a process killed by that signal.
+
+    A second signal does not interrupt that exit.
+    """
+    numbers = (signal.SIGTERM, signal.SIGHUP)
 
     def end(number: int, _: FrameType | None) -> None:
-        sys.exit(128 + number)
+        for one in numbers:
+            signal.signal(one, signal.SIG_IGN)
+        raise Terminated(128 + number)
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in numbers:
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP
             signal.signal(number, end)
 
@@ -50,11 +60,14 @@ def end_as_killed() -> None:
 @click.command()
 @click.option("--listen", default="127.0.0.1:7777", show_default=True, metavar="HOST:PORT", help="Port 0: a free one.")
 @click.option("--state-dir", type=DIRECTORY, default=STATE_DIR, show_default=True, help="Jobs, artifacts, logs.")
-@click.option("--token-file", type=click.Path(dir_okay=False, path_type=Path), help="Secrets to accept, one per line.")
+@click.option("--token-file", type=click.Path(path_type=Path), help="Secrets to accept, one per line.")
 @click.option("--tls-cert", type=FILE, help="PEM certificate chain; turns TLS on.")
 @click.option("--tls-key", type=FILE, help="Its PEM private key.")
 @click.option("--client-ca", type=FILE, help="Ask clients for certificates signed by one of these.")
 @click.option("--insecure", is_flag=True, help="Allow an address other than loopback without TLS.")
+@click.option(
+    "--insecure-allreduce", is_flag=True, help="Let ranks on several machines exchange gradients in plain text."
+)
 @click.option("--allow-code", is_flag=True, help="Take jobs that carry pickled code of their script.")
 @click.option("--workers", type=click.IntRange(0), default=0, show_default=True, help="Worker slots on this machine.")
 @click.option("--advertise", default="", metavar="HOST", help="Name under which workers reach this machine.")
@@ -65,9 +78,9 @@ def server(state_dir: Path, token_file: Path | None, log_level: str, **options: 
     A token file that does not exist is made; without --token-file it is `token` in the state directory.
     """
     log_to_stderr(log_level)
+    require_server_packages("nfdt server")
     end_on_sigterm()
-    state_dir = state_dir.expanduser()
-    state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    state_dir = ensure_folder(state_dir.expanduser(), "--state-dir")
     token_file = token_file or state_dir / "token"
     running = serve(ServerOptions(state_dir, ensure_token_file(token_file), **options))
     try:
@@ -80,32 +93,49 @@ def server(state_dir: Path, token_file: Path | None, log_level: str, **options: 
 
 @click.command()
 @server_options
-@click.option("--slots", type=click.IntRange(1), default=1, show_default=True, help="Worker processes to keep here.")
+@click.option("--slots", type=click.IntRange(0), help="Worker processes to keep here; 1, or 0 with --shards.")
+@click.option("--shards", type=click.IntRange(0), default=0, show_default=True, help="Shard processes to keep here.")
+@click.option("--host", default="", metavar="ADDRESS", help="Of this machine for its shards; default: the route's.")
 @click.option("--name", default=socket.gethostname(), show_default=True, help="Prefix of the slots' names.")
 @click.option("--wait", "wait_s", type=click.FloatRange(0), default=PATIENCE_S, show_default=True, metavar="SECONDS")
 @click.option("--log-dir", type=DIRECTORY, default=LOG_DIR, show_default=True)
 @click.option("--log-level", type=LOG_LEVELS, default="info", show_default=True)
-def worker(slots: int, name: str, wait_s: float, log_dir: Path, log_level: str, **connection: str | None) -> None:
-    """Offer this machine's worker slots to a job server.
+def worker(
+    slots: int | None,
+    shards: int,
+    host: str,
+    name: str,
+    wait_s: float,
+    log_dir: Path,
+    log_level: str,
+    **connection: str | None,
+) -> None:
+    """Offer slots of this machine to a job server: --slots for workers, --shards for parts of the weights.
 
     Slots that end are started again. When the server does not answer, the slots wait for it (--wait), go on
     where they stopped when it is back, and end otherwise: the exit code is 4 then.
     """
     log_to_stderr(log_level)
+    require_server_packages("nfdt worker")
     end_on_sigterm()
     chosen = resolve(connection)
     if chosen.server is None:
         raise UsageError("worker: expected --server HOST:PORT, or NFDT_SERVER in the environment. Received: none.")
+    slots = slots if slots is not None else 0 if shards else 1
+    if not slots + shards:
+        raise UsageError("worker: expected --slots or --shards of at least 1. Received: 0 of both.")
     options = SlotOptions(
         chosen.server,
         chosen.token(),
-        log_dir.expanduser(),
+        ensure_folder(log_dir.expanduser(), "--log-dir"),
         prefix=f"{name}-",
-        ca_file=chosen.ca_file,
+        tls=chosen.tls,
         gpus=find_gpus(os.environ),
         wait_s=wait_s,
     )
     wait_for_server(options, wait_s)
-    click.echo(f"{slots} slots attend {chosen.server}", err=True)
-    attend(options, slots, wait_s=wait_s)
+    options = replace(options, host=host or route_address(split_address(options.server)[0]))
+    offered = f"{slots} slots" + (f" and {shards} shards at {options.host}" if shards else "")
+    click.echo(f"{offered} attend {chosen.server}", err=True)
+    attend(options, slots, shards, wait_s=wait_s)
     raise ServerUnreachable(f"{chosen.server} has not answered for {wait_s:g} s. Start it, then this command again.")

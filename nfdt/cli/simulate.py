@@ -130,7 +130,9 @@ def write(results: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
     if plots.can_plot():
         plots.plot(results, folder / "curves.png")
         return [*written, folder / "curves.png"]
-    click.echo("No picture: matplotlib is not installed. Install it with: pip install 'nfdt[plots]'", err=True)
+    click.echo(
+        "No picture: matplotlib is not installed. Install it with: pip install '.[plots]' in NFDT's checkout", err=True
+    )
     return written
 
 

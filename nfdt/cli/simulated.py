@@ -15,7 +15,7 @@ from nfdt_client.job import InteractiveJob
 from nfdt_client.options import Options
 from nfdt_client.session import Session
 from nfdt_client.specify import Submission
-from nfdt_client.training_data import Stream, rows_of
+from nfdt_client.training_data import Arrays, Stream
 
 from nfdt.cli.profiling import profile
 from nfdt.cli.script import Script, run_script
@@ -25,6 +25,7 @@ from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.pack import pack
 from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.training.data import encode_batch
+from nfdt.core.training.host_batches import rows_of
 from nfdt.simulate.cluster import ClusterDescription
 from nfdt.simulate.job import SimulatedJob
 
@@ -72,7 +73,7 @@ class SimulatedSession(Session):
                 "batch_hooks: expected 'auto' or 'approximate' in the simulator, whose epochs do not stand still. "
                 "Received: 'exact'."
             )
-        super().__init__(replace(options, batch_hooks="approximate"))
+        super().__init__(replace(options, batch_hooks="approximate", data="client"))
         self.jobs: list[SimulatedJob] = []
         self._described = cluster
 
@@ -115,7 +116,7 @@ class FitProbe(Session):
     tells_idle = False
 
     def __init__(self, options: Options, *, profiled: bool) -> None:
-        super().__init__(options)
+        super().__init__(replace(options, data="client"))
         self._profiled = profiled
 
     def _open(self, undo: contextlib.ExitStack) -> None:
@@ -131,7 +132,7 @@ class FitProbe(Session):
 
     @staticmethod
     def _samples(captured: Capture, batch: Any) -> int:
-        if isinstance(captured.train, Stream):
+        if not isinstance(captured.train, Arrays):
             if captured.train.batches is None:
                 raise UsageError("plan: expected data whose length is known. Received: an endless stream.")
             return captured.train.batches * rows_of(batch)

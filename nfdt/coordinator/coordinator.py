@@ -46,6 +46,7 @@ from nfdt.core.work.instructions import (
 )
 from nfdt.planning import PlanChoice
 from nfdt.schedulers.local_sizes import LocalSizes
+from nfdt.schedulers.row_splits import RowSplit
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,8 @@ class Coordinator:
         if not member.released:
             self._effects.emit("worker_lost", worker=worker, reason=reason, requeued=requeued)
         self._effects.add(ForgetWorker(worker))
+        if self._planner.dataset is not None:
+            self._planner.dataset.forget(worker)
         self._advance()
 
     def retire_all(self) -> None:
@@ -152,9 +155,14 @@ class Coordinator:
         """Begin the next epoch only when ``count`` workers are ready."""
         self._members.expect(count)
 
-    def plan_groups(self, load: ShardLoad, remaining_s: float) -> PlanChoice | None:
-        """Return the groups that a planning job forms of its workers between two epochs, or None."""
-        return self._decisions.plan.look_at_groups(self._ready(), load, remaining_s)
+    def plan_groups(
+        self, load: ShardLoad, remaining_s: float, machines: Mapping[str, str] | None = None
+    ) -> PlanChoice | None:
+        """Return the groups that a planning job forms of its workers between two epochs, or None.
+
+        ``machines`` has the name of each worker's machine, where it is known.
+        """
+        return self._decisions.plan.look_at_groups(self._ready(), load, remaining_s, machines)
 
     def renew(self, spec: JobSpec, sizes: LocalSizes | None) -> None:
         """Continue the job after :meth:`retire_all` with another preset and the workers of the specification."""
@@ -195,6 +203,8 @@ class Coordinator:
             return self._ended or Wait()
         if report:
             member.in_flight = report.in_flight
+        if report and report.supply and self._planner.dataset is not None:
+            self._planner.dataset.report(worker, report.supply)
         if self._run and report and self._run.current.absorb(member, report, now):
             training = self._run.current if isinstance(self._run.current, TrainingPhase) else None
             self._effects.useful(now, self.epoch, training)
@@ -205,6 +215,13 @@ class Coordinator:
             member.released = True
             return self._ended
         return self._run.current.instruct(member, now) if self._run else Wait()
+
+    def take_rows(self, worker: str, iteration: int, pass_index: int, number: int) -> RowSplit | None:
+        """Give a worker rows of a dataset that workers run; None: no rows are left for it."""
+        dataset = self._planner.dataset
+        if dataset is None or self._ended or self._members.get(worker) is None:
+            return None
+        return dataset.take_rows(worker, iteration, pass_index, number)
 
     # ---- client
 
@@ -344,7 +361,7 @@ class Coordinator:
         workers = self._ready()
         parts = self._decisions.policy.round_parts(len(workers))
         epoch = self._planner.begin(self.epoch, parts, workers, self._feed, self._decisions.speeds.sizes)
-        begin = BeginEpoch(self.epoch, self.merger.encoded, epoch.order_crc)
+        begin = BeginEpoch(self.epoch, self.merger.encoded, epoch.order_crc, iteration=epoch.iteration)
         self._gate.begin_epoch()
         training = TrainingPhase(begin, epoch.book, self._decisions, self._members, epoch.ranks, self._gate)
         self.merger.metrics = b""
@@ -360,6 +377,9 @@ class Coordinator:
         self.epoch_s = self._clock.now() - self._began_at
         run.finish(self.epoch_s)
         self._effects.add(EpochDone(self.epoch))
+        if self._planner.dataset is not None and self._planner.dataset.ran_out and not self._stopping:
+            text = f"The data ended before steps_per_epoch={self._spec.fit.steps_per_epoch} of epoch {self.epoch + 1}."
+            self._effects.emit("log", worker=None, level="warning", text=text)
         self._run = None
         if self._stopping or self.epoch + 1 >= self._spec.fit.epochs:
             self._finish()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from nfdt.coordinator.dataset_epochs import DatasetEpochs
 from nfdt.core.specs.job import JobSpec
 from nfdt.schedulers import (
     FedTasks,
@@ -29,23 +30,30 @@ class Epoch:
         order_crc: CRC-32 of the sample order of the job's pass 0; it detects workers with another order from NumPy;
             0 for streams.
         ranks: Preferred part of a round for each worker.
+        iteration: Number of the iteration over a dataset that workers run.
     """
 
     book: LeaseBook
     steps: int | None
     order_crc: int
     ranks: Mapping[str, int]
+    iteration: int = 0
 
 
 class EpochPlanner:
-    """Builder of each epoch's lease book; stores the position at which the next epoch begins."""
+    """Builder of each epoch's lease book; stores the position at which the next epoch begins.
+
+    Attributes:
+        dataset: Iterations of a dataset that workers run; None for other data.
+    """
 
     def __init__(self, spec: JobSpec, synchronous: bool) -> None:
         self._spec = spec
         self._synchronous = synchronous
         self._position: Position | None = None
+        self.dataset = DatasetEpochs(spec) if spec.train.rows is not None else None
         fit = spec.fit
-        self._order_crc = order_crc(sample_order(spec.train.samples or 0, fit.shuffle, fit.seed, 0))
+        self._order_crc = order_crc(sample_order(spec.train.planned or 0, fit.shuffle, fit.seed, 0))
 
     def begin(
         self, epoch: int, parts: int, workers: Sequence[str], feed: FedTasks | None, sizes: LocalSizes | None = None
@@ -58,11 +66,13 @@ class EpochPlanner:
         if feed is not None:
             feed.parts = parts
             return Epoch(LeaseBook(feed, rounds=self._synchronous), self._spec.train.batches, 0, ranks)
+        if (dataset := self.dataset) is not None:
+            return Epoch(LeaseBook(dataset.begin(), counted=True), dataset.steps, 0, ranks, dataset.iteration)
         plan = self._plan(epoch, parts)
         if sizes is not None:
             return self._cut(plan, sizes)
         self._position = plan.end
-        book = LeaseBook(PlannedTasks(plan), rounds=self._synchronous)
+        book = LeaseBook(PlannedTasks(plan), rounds=self._synchronous, counted=not self._spec.train.sized)
         return Epoch(book, len(plan), self._order_crc, ranks)
 
     def _cut(self, plan: TaskPlan, sizes: LocalSizes) -> Epoch:
@@ -90,9 +100,9 @@ class EpochPlanner:
     def validation(self, epoch: int) -> LeaseBook | None:
         """Return the rows to evaluate after this epoch; None if workers have nothing to validate."""
         data, fit = self._spec.validation, self._spec.fit
-        if data is None or data.kind != "arrays" or data.samples is None or not self._validates(epoch):
+        if data is None or data.planned is None or not self._validates(epoch):
             return None
-        plan = TaskPlan(data.samples, fit.validation_batch_size or fit.batch_size)
+        plan = TaskPlan(data.planned, fit.validation_batch_size or fit.batch_size if data.sized else 1)
         if fit.validation_steps is not None:
             plan = replace(plan, steps=min(len(plan), fit.validation_steps))
         return LeaseBook(PlannedTasks(plan))
@@ -107,4 +117,7 @@ class EpochPlanner:
         fit = self._spec.fit
         steps = fit.steps_per_epoch
         begin = self._position or Position(pass_index=epoch if steps is None else 0)
-        return TaskPlan(self._spec.train.samples or 0, fit.batch_size, parts, steps, begin, self._synchronous)
+        rows = self._spec.train.planned or 0
+        if self._spec.train.sized:
+            return TaskPlan(rows, fit.batch_size, parts, steps, begin, self._synchronous)
+        return TaskPlan(rows, 1, parts, steps, begin, self._synchronous, row_samples=fit.batch_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nfdt.core.specs.groups import explicit_groups, wanted_groups
@@ -10,6 +11,9 @@ from nfdt.core.specs.job import JobSpec
 from nfdt.schedulers import Speeds, StepTime
 from nfdt.schedulers.group_shares import GroupShare, share_out
 from nfdt.schedulers.grouping import Groups, Hysteresis, choose, divide, pays
+from nfdt.schedulers.ring_network import RingLink, RingNetwork
+
+IMPASSABLE = RingLink(latency_s=1e6, s_per_byte=0.0)  # so slow that no group spans machines if it can be avoided
 
 
 class GroupPlan:
@@ -17,16 +21,21 @@ class GroupPlan:
 
     Args:
         spec: The job; ``workers`` is the number of members of all groups.
+        network: Machines of the members and the cost of rings among them.
 
     Attributes:
         explicit: Groups that the job's options name; None if they are found by speed.
         exchange_s: Seconds of a group's exchange with the shards per step. It is part of every member's alpha. It
             changes nothing inside a group; the longer it takes, the less the groups differ.
+        network: Machines of the members and the cost of rings among them; can be replaced when machines are known.
+        spans_machines: Whether a group may have members on several machines.
     """
 
-    def __init__(self, spec: JobSpec) -> None:
+    def __init__(self, spec: JobSpec, network: RingNetwork | None = None) -> None:
         self.explicit = explicit_groups(spec.algorithm.groups, spec.cluster.workers)
         self.exchange_s = 0.0
+        self.network = network or RingNetwork()
+        self.spans_machines = True
         self._algorithm, self._batch = spec.algorithm, spec.fit.batch_size
         self._speeds = Speeds()
         self._hysteresis: Hysteresis | None = None
@@ -40,12 +49,31 @@ class GroupPlan:
         """Record the time of a member's step."""
         self._speeds.measured(member, rows, seconds)
 
+    def ring_measured(self, members: Sequence[int], ring: Mapping[str, Any]) -> None:
+        """Record the allreduce that a group has timed.
+
+        Args:
+            members: Members of the group.
+            ring: ``gradient``, the bytes of a gradient, and ``bytes`` and ``seconds`` of the timed allreduce.
+        """
+        network = replace(self.network, size=int(ring["gradient"]))
+        self.network = network.measured(members, int(ring["bytes"]), float(ring["seconds"]))
+
     def choose(self, living: Groups) -> Groups:
         """Return the groups that the live members should form."""
         if self.explicit is not None:
             return living
         count, seconds = wanted_groups(self._algorithm.groups), self._seconds(living, exchange=True)
-        return choose(seconds) if count is None else divide(seconds, min(count, len(seconds)))
+        network = self.network if self.spans_machines else replace(self.network, between=IMPASSABLE)
+        if count is None:
+            return self.allowed(choose(seconds, network=network))
+        return self.allowed(divide(seconds, min(count, len(seconds)), network))
+
+    def allowed(self, groups: Groups) -> Groups:
+        """Return the groups, divided by machine where a group may not span machines."""
+        if self.spans_machines:
+            return groups
+        return tuple(part for members in groups for part in self.network.parts(members))
 
     def settle(self, groups: Groups) -> None:
         """Record that these groups have been formed, and the current speeds."""
@@ -63,9 +91,9 @@ class GroupPlan:
             return None
         groups, seconds = self.choose(living), self._seconds(living, exchange=True)
         moved = self._hysteresis.look(self._seconds(living))
-        if moved and self.explicit is None and pays(living, groups, seconds, remaining_s, cost_s):
-            return groups
-        return None
+        if not moved or self.explicit is not None:
+            return None
+        return groups if pays(living, groups, seconds, remaining_s, cost_s, self.network) else None
 
     def shares(self, groups: Groups) -> tuple[GroupShare, ...]:
         """Return the share of each group from its next epoch on."""

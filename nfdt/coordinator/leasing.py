@@ -11,15 +11,17 @@ from nfdt.core.specs.job import JobSpec
 from nfdt.schedulers import LeaseBook, lease_size
 from nfdt.schedulers.task_policies import DynamicTasks, EpochView, TaskPolicy, make_task_policy
 
+LEASE_S = 0.2
+
 
 def stream_warning(spec: JobSpec) -> str | None:
     """Return a warning for options that have no effect on streamed data, or None."""
     algorithm = spec.algorithm
-    if spec.train.kind == "arrays":
+    if spec.train.sized:
         return None
     if algorithm.batch_facts.follows_speed:
-        return f"batch={algorithm.batch!r}: the client feeds the batches one by one; they keep the size they come in."
-    if make_task_policy(algorithm.tasks).depends_on_speed:
+        return f"batch={algorithm.batch!r}: the data come in whole batches; they keep the size they come in."
+    if spec.train.planned is None and make_task_policy(algorithm.tasks).depends_on_speed:
         return f"tasks={algorithm.tasks!r}: the client feeds the batches one by one; they are handed out as they come."
     return None
 
@@ -35,7 +37,7 @@ class LeaseSizer:
 
     def __init__(self, spec: JobSpec, policy: ConsistencyPolicy, tracker: SpeedTracker) -> None:
         self._spec, self._policy, self._tracker = spec, policy, tracker
-        known = spec.train.kind == "arrays" and not policy.facts.synchronous  # rows, and the worker of each
+        known = spec.train.planned is not None and not policy.facts.synchronous  # rows, and the worker of each
         self._tasks: TaskPolicy = make_task_policy(spec.algorithm.tasks) if known else DynamicTasks()
 
     @property
@@ -49,11 +51,13 @@ class LeaseSizer:
 
     def size(self, member: Member, members: Sequence[Member], book: LeaseBook, now: float) -> int:
         """Return the number of tasks that the worker gets now; 0: it waits, because others finish the rest sooner."""
-        if self._spec.train.kind == "stream" or self._policy.lease_limit is not None:
+        if self._spec.train.planned is None or self._policy.lease_limit is not None:
             size = self._policy.lease_limit or 1
         else:
             step_s = self._tracker.speeds.step_s(member.name, self._tracker.size_of(member.name))
-            size = lease_size(book.remaining, len(members), step_s)
+            # Sources read ahead within a lease; what exceeds the time limit is returned and leased again.
+            target_s = LEASE_S if self._spec.train.sized else 2 * LEASE_S
+            size = lease_size(book.remaining, len(members), step_s, target_s=target_s)
         reference = self._spec.fit.batch_size
         view = EpochView(members, book, self._tracker.speeds, self._tracker.size_of, reference, now)
         return self._tasks.limit(size, member, view)

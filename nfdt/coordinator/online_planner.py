@@ -9,7 +9,8 @@ from typing import Any
 from nfdt.core.specs.job import JobSpec
 from nfdt.planning import Cluster, PlanChoice, PlannedPreset, WorkerCost, choose, flat_presets, predict
 from nfdt.schedulers import StepTime
-from nfdt.schedulers.grouping import divide, evenly
+from nfdt.schedulers.grouping import Groups, divide, evenly
+from nfdt.schedulers.ring_network import NETWORK, RingLink, RingNetwork
 
 LEAST_STEPS = 10  # measured steps of every worker before the first decision
 WORLDS_S = 10.0  # seconds to start the communicators of groups
@@ -25,16 +26,19 @@ class ShardLoad:
     Attributes:
         busy_s: Seconds that it kept the shard busy.
         wait_s: Seconds that it waited for the pushes of others.
+        weights: Number of weights on all shards; 0: unknown.
     """
 
     busy_s: float
     wait_s: float
+    weights: int = 0
 
     @classmethod
     def of(cls, statistics: Sequence[Mapping[str, Any]]) -> ShardLoad:
         """Return the load from the counters of all shards since they began; all zero before the first push."""
         loads = [(s["busy_s"] / s["pushes"], s["wait_s"] / s["pushes"]) for s in statistics if s.get("pushes")]
-        return cls(*max(loads, default=(0.0, 0.0)))
+        busy_s, wait_s = max(loads, default=(0.0, 0.0))
+        return cls(busy_s, wait_s, sum(int(s.get("size", 0)) for s in statistics))
 
 
 def follows_a_plan(spec: JobSpec) -> bool:
@@ -73,14 +77,28 @@ class OnlinePlanner:
         self.choice, self.preset = choice, choice.preset
         return choice
 
-    def look_at_groups(self, steps: MeasuredSteps, load: ShardLoad, remaining_s: float) -> PlanChoice | None:
+    def look_at_groups(
+        self, steps: MeasuredSteps, load: ShardLoad, remaining_s: float, machines: Mapping[str, str] | None = None
+    ) -> PlanChoice | None:
         """Return groups that save more seconds than their communicators take to start; None: the workers stay flat.
 
         An allreduce moves as many bytes as a push with its reply: its estimate is that time without the shard's step.
+        On one machine of several it is that of a local ring.
+
+        Args:
+            steps: Step times of all workers.
+            load: Load of the busiest shard.
+            remaining_s: Estimated remaining seconds of training.
+            machines: Name of each worker's machine, where it is known.
         """
         cluster = self._cluster(steps, load)
+        network = _network([(machines or {}).get(name, "") for name in steps], cluster.allreduce_s, load)
+        cluster = replace(cluster, network=network)
         seconds = [worker.step.seconds(self._local_batch) for worker in cluster.workers]
-        groupings = [cut(seconds, count) for count in range(1, len(seconds)) for cut in (divide, evenly)]
+        groupings: dict[Groups, None] = {}  # without duplicates, in order
+        for count in range(1, len(seconds)):
+            found = divide(seconds, count, network), evenly(seconds, count), evenly(seconds, count, network)
+            groupings |= dict.fromkeys(found)
         presets = [PlannedPreset("free", self.preset.batch, 0, groups) for groups in groupings]
         choice = choose(cluster, [*self._flat, *presets], current=self.preset)
         if not choice.preset.groups:
@@ -103,6 +121,13 @@ class OnlinePlanner:
         whole = step.seconds(self._local_batch)
         computing = max(0.05, 1 - exchange_s / whole)
         return WorkerCost(name, step.scaled(computing), self._exchange[name])
+
+
+def _network(machines: Sequence[str], allreduce_s: float, load: ShardLoad) -> RingNetwork:
+    """Return the network of these workers, with the link between machines on which an allreduce takes so long."""
+    size = 4 * load.weights
+    between = RingLink(0.0, allreduce_s / (2 * size)) if size else NETWORK
+    return RingNetwork(tuple(machines), size, between=between)
 
 
 def plan_event(choice: PlanChoice) -> dict[str, Any]:

@@ -64,7 +64,9 @@ class Collecting:
 
     def instruct(self, member: Member, now: float) -> Instruction:
         """Return CollectState until the worker has answered."""
-        return CollectState(self._epoch) if member.name in self._expected else Wait()
+        if member.name not in self._expected:
+            return Wait()
+        return CollectState(self._epoch, over=self.name != "train")
 
     def absorb(self, member: Member, report: Report, now: float) -> bool:
         """Store the state."""

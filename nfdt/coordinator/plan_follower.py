@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nfdt.coordinator.online_planner import LEAST_STEPS, OnlinePlanner, ShardLoad, follows_a_plan, plan_event
@@ -49,12 +49,16 @@ class PlanFollower:
         self.overlap = choice.preset.overlap
         return plan_event(choice)
 
-    def look_at_groups(self, workers: Sequence[str], load: ShardLoad, remaining_s: float) -> PlanChoice | None:
+    def look_at_groups(
+        self, workers: Sequence[str], load: ShardLoad, remaining_s: float, machines: Mapping[str, str] | None = None
+    ) -> PlanChoice | None:
         """Return the groups that the job should form; see :meth:`OnlinePlanner.look_at_groups`."""
         if self._planner is None or self._planner.choice is None:
             return None
         steps = self._tracker.step_times(workers)
-        return self._planner.look_at_groups(steps, load, remaining_s) if len(steps) == len(workers) else None
+        if len(steps) < len(workers):
+            return None
+        return self._planner.look_at_groups(steps, load, remaining_s, machines)
 
     def renew(self, spec: JobSpec) -> None:
         """Continue without a plan, with the overlap of the specification."""

@@ -98,9 +98,9 @@ class AllreduceView:
     def policy(self, spec: JobSpec) -> ConsistencyPolicy:
         """Return the free policy, because the ranks synchronise themselves.
 
-        Batches that a client feeds arrive one by one: a round is one batch per rank, and all are leased at once.
+        Of whole batches, a round is one per rank, and all are leased at once.
         """
-        if spec.train.kind == "stream":
+        if not spec.train.sized:
             return Barrier(parts=spec.cluster.workers)
         return Rounds(spec.cluster.commit_steps) if spec.cluster.elastic else Free()
 

@@ -57,6 +57,7 @@ class TrainingPhase:
         worker, epoch = member.name, self._begin.epoch
         if member.epoch != epoch:
             member.epoch = epoch
+            self.book.join(worker)
             return self._begin
         held = self.book.held(worker, begun=member.in_flight)
         if held:
@@ -89,7 +90,8 @@ class TrainingPhase:
         left = self.gate.left(self.book.steps_finished)
         if self._policy.facts.synchronous:
             return left > 0
-        return left > self.book.leased and member in self._members.ready()[:left]
+        able = [other for other in self._members.ready() if not self.book.exhausted(other.name)]
+        return left > self.book.leased and member in able[:left]
 
     def _lease(self, member: Member, now: float) -> int:
         size = self._decisions.leases.size(member, self._members.ready(), self.book, now)
@@ -111,7 +113,8 @@ class TrainingPhase:
 
     def absorb(self, member: Member, report: Report, now: float) -> bool:
         """Mark tasks as finished, requeue those that the worker has not begun, record its speed and running logs."""
-        tasks = [t for t in (self.book.finish(member.name, number) for number in report.finished) if t]
+        finished = (self.book.finish(member.name, number, report.samples.get(number)) for number in report.finished)
+        tasks = [task for task in finished if task]
         if report.finished or report.in_flight:
             self._given.add(member.name)
         if tasks or report.in_flight:

@@ -5,6 +5,7 @@
     NfdtError                      1
      ├─ UsageError (ValueError)    2   an option, name or value that cannot be used
      ├─ CaptureError (TypeError)   2   an object of the script that cannot be sent to the cluster
+     │   └─ UnreadableData         2   ... data that only the script's process can read
      ├─ NotInstalled (ImportError) 2   a requested optional component is not installed
      ├─ JobFailed                  3   the job failed on the cluster
      │   └─ WorkerFailed           3   ... because a worker's code raised
@@ -39,6 +40,10 @@ class CaptureError(NfdtError, TypeError):
     """An object of the user's script cannot be sent to the cluster."""
 
     exit_code = 2
+
+
+class UnreadableData(CaptureError):
+    """Training or validation data that the workers cannot read; the script's own process may be able to."""
 
 
 class NotInstalled(NfdtError, ImportError):
@@ -101,3 +106,11 @@ def error_class(name: str | None) -> type[NfdtError] | None:
     """Return the class of this module with that name; None for any other name, which a peer may have sent."""
     found = globals().get(name) if name else None
     return found if isinstance(found, type) and issubclass(found, NfdtError) else None
+
+
+class Terminated(SystemExit):
+    """End of this process because of a signal: a scheduler's, for instance, which needs the machine.
+
+    Args:
+        code: Exit code of a process that the signal killed.
+    """

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 EventKind = Literal[
     "state",  # {"state": "queued|starting|running|succeeded|failed|cancelled", "reason": str|None, "error": {...}|None}
+    "data",  # {"where": "server arrays|workers|client", "reason": str}: where the training data are read
     "worker_joined",  # {"worker": str, "index": int, "pid": int, "host": str, "device": str}
     "worker_lost",  # {"worker": str, "reason": str, "requeued": int}
     "epoch_begin",  # {"epoch": int, "steps": int|None}

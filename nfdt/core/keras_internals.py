@@ -32,6 +32,7 @@ from keras.src.trainers.data_adapters.data_adapter_utils import (
     unpack_x_y_sample_weight,
 )
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
 
 # tracking: containers that Keras substitutes for a layer's own, to track the variables in them.
@@ -232,6 +233,12 @@ def batches_seen(saver: Any, default: int) -> int:
     return int(getattr(saver, "_batches_seen_since_last_saving", default))
 
 
+def back_up(saver: Any, epoch: int) -> None:
+    """Save the model within an epoch: BackupAndRestore's ``_save_model`` writes ``_current_epoch``, to begin with."""
+    saver._current_epoch = max(saver._current_epoch, epoch)
+    saver._save_model()
+
+
 # ---- data
 
 
@@ -272,6 +279,21 @@ def array_inputs(iterator: Any) -> tuple[Any, int, int] | None:
     if not isinstance(adapter, array_data_adapter.ArrayDataAdapter):
         return None
     return adapter._inputs, int(adapter._num_samples), int(adapter.batch_size)
+
+
+def batch_standardizer(dataset: Any, class_weight: Any) -> Callable[[Any], Any]:
+    """Return the function that PyDatasetAdapter applies to each batch of a PyDataset: ``_standardize_batch``."""
+    standardize: Callable[[Any], Any] = PyDatasetAdapter(dataset, class_weight)._standardize_batch
+    return standardize
+
+
+def tensorflow_dataset(iterator: Any) -> Any:
+    """Return the dataset that an iterator reads, with the class weights of ``fit``; None for other data.
+
+    Relies on ``_dataset`` of TFDatasetAdapter.
+    """
+    adapter = iterator.data_adapter
+    return adapter._dataset if isinstance(adapter, TFDatasetAdapter) else None
 
 
 class ReplayingIterator(EpochIterator):

@@ -24,12 +24,16 @@ class Capacity:
         memory_bytes: Memory of its machine.
         workers: Maximum number of worker slots; None: any number, because they are external or started on demand.
         local: Whether workers run on this machine.
+        offered_shards: Number of shard slots on other machines.
+        launches_ranks: Whether this machine starts the ranks of the job, beside its slots.
     """
 
     cores: int
     memory_bytes: int
     workers: int | None
     local: bool
+    offered_shards: int = 0
+    launches_ranks: bool = True
 
 
 def check_capacity(spec: JobSpec, view: TopologyView, *, weights_bytes: int, state_bytes: int, here: Capacity) -> None:
@@ -45,12 +49,15 @@ def check_capacity(spec: JobSpec, view: TopologyView, *, weights_bytes: int, sta
     Raises:
         UsageError: The job requests more than is possible; the text names the available amount and the remedy.
     """
-    if not view.launched:
+    launched = view.launched and here.launches_ranks
+    if not launched:
         _check_workers(spec.cluster.workers, here)
     if view.pushes:
         _check_shards(spec.cluster.shards, here)
-    workers = spec.cluster.workers if here.local or view.launched else 0
-    needed = state_bytes * (1 + SERVER_COPIES) + workers * WORKER_COPIES * weights_bytes
+    workers = spec.cluster.workers if here.local or launched else 0
+    shards = spec.cluster.shards
+    shards_here = max(0, shards - here.offered_shards) / shards if view.pushes else 1.0
+    needed = state_bytes * (shards_here + SERVER_COPIES) + workers * WORKER_COPIES * weights_bytes
     if not view.pushes:  # every rank has the optimizer
         needed += workers * (state_bytes - weights_bytes)
     if needed > here.memory_bytes:
@@ -72,9 +79,10 @@ def _check_workers(wanted: int, here: Capacity) -> None:
 
 
 def _check_shards(wanted: int, here: Capacity) -> None:
-    most = max(LEAST_SHARDS, SHARDS_PER_CORE * here.cores)
-    if wanted > most:
+    own = max(LEAST_SHARDS, SHARDS_PER_CORE * here.cores)
+    if wanted > own + here.offered_shards:
         raise UsageError(
-            f"shards={wanted}: expected at most {most} on this server, whose machine has {here.cores} cores: a shard "
-            "is a process there. Ask for fewer."
+            f"shards={wanted}: expected at most {own + here.offered_shards}: {own} on this server's machine, which has "
+            f"{here.cores} cores, and {here.offered_shards} on others. Ask for fewer, or add some with "
+            f"`nfdt worker --server HOST:PORT --shards {wanted - own - here.offered_shards}` on another machine."
         )

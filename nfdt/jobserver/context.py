@@ -13,10 +13,12 @@ from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.launcher import Launcher
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.wire.channel import is_loopback
 from nfdt.jobserver.capacity import Capacity
 from nfdt.jobserver.slot_pool import SlotPool
 from nfdt.launch.horovod import RingLauncher
 from nfdt.launch.slot_end import SlotEnd
+from nfdt.launch.world_store import WorldStores
 
 
 @dataclass(frozen=True)
@@ -29,13 +31,18 @@ class ServerContext:
         pool: Registered slots.
         launcher: Launcher of slots on this machine; None: all slots are external.
         rings: Launcher of Horovod rings; None: this server starts none.
+        worlds: Rendezvous of the rings that are forming in worker slots.
+        ranks_from_slots: Whether ranks are worker slots, unless a job names another launcher.
+        insecure_allreduce: Whether ranks on several machines may exchange gradients in plain text.
         takes_hosts: Whether a job may name the hosts of its ring, on which the server's machine logs in.
         launches_workers: Whether the launcher starts worker slots in addition to shards.
         most_workers: Maximum number of worker slots that it starts; None: as many as a job requests.
         keeps_checkpoints: Whether the state at each epoch's end is written to disk.
         cancels_abandoned: Whether an interactive job without its client is cancelled; otherwise it continues detached.
         attend_timeout_s: Seconds for which a client may be gone.
-        shard_ca_file: PEM certificates to trust when shards use TLS.
+        shard_host: Address of this machine at which workers reach its shards.
+        tls: Whether the server, and so every shard that is not on loopback, uses TLS.
+        insecure: Whether plain text on a network is allowed.
         kill: Function that ends the process of a slot that does not answer, if that is possible.
         end_of: Function that waits for and returns the end of a process that this machine's launcher started.
         clock: Clock of the server.
@@ -52,11 +59,16 @@ class ServerContext:
     launches_workers: bool = False
     most_workers: int | None = None
     rings: RingLauncher | None = None
+    worlds: WorldStores = field(default_factory=WorldStores)
+    ranks_from_slots: bool = False
+    insecure_allreduce: bool = False
     takes_hosts: bool = False
     keeps_checkpoints: bool = True
     cancels_abandoned: bool = False
     attend_timeout_s: float = 60.0
-    shard_ca_file: str | None = None
+    shard_host: str = "127.0.0.1"
+    tls: bool = False
+    insecure: bool = False
     kill: Callable[[pb.SlotHello], None] = lambda hello: None
     end_of: Callable[[pb.SlotHello], SlotEnd | None] = lambda hello: None
     clock: Clock = field(default_factory=SystemClock)
@@ -70,7 +82,18 @@ class ServerContext:
         workers: int | None = None
         if self.launches_workers and self.most_workers is not None:
             workers = max(self.most_workers, self.pool.slot_counts().attending)
-        return Capacity(self.cores, self.memory_bytes, workers, local=self.launches_workers)
+        offered, _ = self.pool.attending("shard", lambda slot: self.offers_shard(slot.hello))
+        return Capacity(self.cores, self.memory_bytes, workers, local=self.launches_workers, offered_shards=offered)
+
+    def accepts_shard(self, hello: pb.SlotHello) -> bool:
+        """Whether workers reach a shard in this slot, over TLS unless plain text is allowed."""
+        if not hello.address or is_loopback(hello.address):
+            return is_loopback(self.shard_host) and (self.is_here(hello) or not hello.address)
+        return not is_loopback(self.shard_host) and (self.tls or self.insecure)
+
+    def offers_shard(self, hello: pb.SlotHello) -> bool:
+        """Whether a slot of another machine can be a shard."""
+        return bool(hello.address) and not self.is_here(hello) and self.accepts_shard(hello)
 
     def is_here(self, hello: pb.SlotHello) -> bool:
         """Whether a slot runs on this machine, by its hello."""

@@ -105,6 +105,10 @@ class Job:
         """Answer a worker; see :meth:`WorkerCalls.next`."""
         return self._workers.next(request, alive)
 
+    def take_rows(self, request: pb.TakeRowsRequest) -> pb.TakeRowsReply:
+        """Give a worker rows; see :meth:`WorkerCalls.take_rows`."""
+        return self._workers.take_rows(request)
+
     # ---- clients
 
     def watching(self, change: int) -> None:
@@ -151,8 +155,8 @@ class Job:
             context.topology.close()
             context.changed.notify_all()
         context.slots.release_all()
-        if context.server.rings is not None:
-            context.server.rings.release(self.job_id, usable=usable)
+        if context.rings is not None:
+            context.rings.release(usable=usable)
         if context.training is not None:
             context.training.shards.close()
 

@@ -19,6 +19,7 @@ from nfdt.jobserver.client_feed import ClientFeed
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job_log import JobLog
 from nfdt.jobserver.job_slots import JobSlots
+from nfdt.jobserver.ring_makers import make_rings
 from nfdt.jobserver.shard_clients import ShardClients
 from nfdt.jobserver.slot_pool import SlotListener
 from nfdt.jobserver.snapshots import StateComposer
@@ -57,6 +58,7 @@ class JobContext:
         job_log: Events and results of the job.
         token: Key of the job: shards get it, workers get tokens derived from it.
         slots: Slots of the job.
+        rings: Maker of the job's rings; None if the server can make none.
         topology: Topology of the job; another one after a switch.
         feed: Entry for the client's batches.
         changed: Condition that guards the attributes below, ``slots`` and the coordinator.
@@ -90,6 +92,7 @@ class JobContext:
         )
         kind = topology_class(spec)
         self.slots = JobSlots(server, job_id, spec, session, self.token, listener, kind.view.slots_wanted(spec))
+        self.rings = make_rings(server, job_id, spec, self.slots, self.job_log, self._fail_from_outside)
         self.topology: Topology = kind(self._topology_context(), spec)
 
     def _topology_context(self) -> TopologyContext:
@@ -98,11 +101,17 @@ class JobContext:
             self.job_id,
             self.slots,
             self.job_log,
+            self.rings,
             self.changed,
             wait_for=self.wait_for,
             check=self.termination.check,
             fail=self.termination.end,
         )
+
+    def _fail_from_outside(self, error: BaseException) -> None:
+        """End the job; for threads that do not hold ``changed``."""
+        with self.changed:
+            self.termination.end(error)
 
     @property
     def spec(self) -> JobSpec:

@@ -85,10 +85,10 @@ class JobLog:
         """Update the statistics of the workers."""
         self._store.update(self._job_id, workers_json=json.dumps(statistics))
 
-    def checkpoint(self, artifact: str) -> None:
-        """Store the state at the end of an epoch and delete the previous one."""
+    def checkpoint(self, artifact: str, epochs: int) -> None:
+        """Store the state after ``epochs`` epochs and delete the previous one."""
         before = self._store.get(self._job_id).checkpoint_artifact
-        self._store.update(self._job_id, checkpoint_artifact=artifact)
+        self._store.update(self._job_id, checkpoint_artifact=artifact, checkpoint_epochs=epochs)
         if before and before != artifact and before not in self._keep:
             self._artifacts.delete(before)
 

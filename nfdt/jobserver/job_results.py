@@ -30,7 +30,8 @@ class JobResults:
         context.job_log.workers(statistics)
         self._report_refused(statistics)
         if context.server.keeps_checkpoints:
-            context.job_log.checkpoint(self._training.composer.compose(context.epochs_ended))
+            state = self._training.composer.compose(context.epochs_ended)
+            context.job_log.checkpoint(state, context.spec.fit.initial_epoch + context.epochs_ended)
 
     def end_training(self) -> None:
         """Write the state at the end of training."""

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.core.jobs.admission import version_conflict
 from nfdt.core.jobs.launcher import Role
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.wire.channel import LOOPBACK, is_loopback
 from nfdt.core.wire.job_token import worker_token
 from nfdt.jobserver.context import ServerContext
-from nfdt.jobserver.slot_pool import PoolSlot, SlotListener
-from nfdt.launch.horovod import Ring
+from nfdt.jobserver.placement import spread_over_machines
+from nfdt.jobserver.slot_pool import PoolSlot, SlotChoice, SlotListener
+from nfdt.launch.ring import Ring
+
+if TYPE_CHECKING:
+    from nfdt.core.wire.certificates import CertificateAuthority
 
 QUICK_DEATHS = 3  # consecutive number after which a job without older workers fails
 QUICK_S = 10.0
@@ -52,6 +58,11 @@ class JobSlot:
     report: dict[str, Any] = field(default_factory=dict)
     call: int = 0
     reply: pb.NextReply | None = None
+
+    @property
+    def host(self) -> str:
+        """Host at which workers reach the slot; loopback if it states none."""
+        return self.slot.hello.address or LOOPBACK
 
     @property
     def details(self) -> dict[str, Any]:
@@ -107,6 +118,25 @@ class JobSlots:
         """Whether a worker slot runs the versions that this job's code requires."""
         return not self.spec.code or version_conflict(self.spec.versions, slot.versions) is None
 
+    def accepts_shard(self, slot: PoolSlot) -> bool:
+        """Whether workers reach a shard in this slot; the leader of the job's ring is one in any case."""
+        return bool(self.ring) or self._server.accepts_shard(slot.hello)
+
+    @functools.cached_property
+    def _authority(self) -> CertificateAuthority | None:
+        """Authority of the certificates of the job's shards; None without TLS."""
+        if not self._server.tls:
+            return None
+        from nfdt.core.wire.certificates import CertificateAuthority  # takes 0.1 s to import
+
+        return CertificateAuthority(f"nfdt {self._job_id}")
+
+    @property
+    def shard_ca(self) -> bytes | None:
+        """PEM certificate of the authority of the shards that are not on loopback; None without TLS."""
+        networked = any(not is_loopback(shard.host) for shard in self.shards)
+        return self._authority.cert if networked and self._authority is not None else None
+
     def evict_other_sessions(self) -> None:
         """End free slots that have run code of other sessions and so cannot serve this job."""
         self._server.pool.evict_other_sessions("shard", self._session, self.ring)
@@ -121,7 +151,9 @@ class JobSlots:
             self._listener,
             session=self._session,
             code=self.spec.code,
+            accepts=self.accepts_shard,
             ring=self.ring,
+            order=lambda slots: spread_over_machines(slots, self._server.is_here),
         )
         for slot in taken:
             self.shards.append(JobSlot(slot, f"shard-{len(self.shards)}", len(self.shards)))
@@ -157,6 +189,11 @@ class JobSlots:
             self._newcomers = self._joined
         self._quick_deaths += 1
         return self._quick_deaths >= QUICK_DEATHS and all(s.index >= self._newcomers for s in self.living())
+
+    def take_ranks(self, choose: SlotChoice, listener: SlotListener) -> list[PoolSlot]:
+        """Take the free worker slots that a function chooses for the ranks of a ring, with their own listener."""
+        pool, session, code = self._server.pool, self._session, self.spec.code
+        return pool.take_chosen("worker", self._job_id, listener, choose, session=session, code=code)
 
     def acquire_leader(self, ring: Ring) -> JobSlot | None:
         """Take the slot of a group's rank 0, if it is registered."""
@@ -201,9 +238,12 @@ class JobSlots:
             spec_json=self.spec.model_dump_json(),
             index=job_slot.index,
             shards=len(self.shards),
-            artifact_dir=self._artifact_dir(job_slot.slot),
+            artifact_dir=self.artifact_dir(job_slot.slot),
             job_token=self._token,
         )
+        if self._authority is not None and not is_loopback(job_slot.host):
+            pair = self._authority.issue([job_slot.host])
+            message.tls_cert, message.tls_key = pair.cert, pair.key
         job_slot.slot.send(pb.Assignment(shard=message))
 
     def start_worker(self, job_slot: JobSlot, here: int) -> None:
@@ -216,8 +256,9 @@ class JobSlots:
             worker=job_slot.name,
             index=job_slot.index,
             shards=[shard.address for shard in self.shards],
-            artifact_dir=self._artifact_dir(job_slot.slot),
+            artifact_dir=self.artifact_dir(job_slot.slot),
             job_token=worker_token(self._token, job_slot.name),
+            shard_ca=self.shard_ca or b"",
             threads=max(1, self._server.cores // max(1, here)) if local and not job_slot.slot.hello.ring else 0,
         )
         job_slot.slot.send(pb.Assignment(worker=message))
@@ -226,7 +267,8 @@ class JobSlots:
         """Return the number of live workers on this machine."""
         return sum(self._server.is_here(job_slot.slot.hello) for job_slot in self.living())
 
-    def _artifact_dir(self, slot: PoolSlot) -> str:
+    def artifact_dir(self, slot: PoolSlot) -> str:
+        """Return the directory in which a slot can read the job's artifacts in place; "" if it must fetch them."""
         return str(self._server.artifacts.root) if self._server.is_here(slot.hello) else ""
 
     def admit(self, job_slots: Iterable[JobSlot], coordinator: Coordinator) -> None:

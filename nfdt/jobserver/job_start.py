@@ -17,6 +17,7 @@ def start_training(context: JobContext) -> ActiveTraining:
         JobFailed: A part does not start in time.
     """
     context.job_log.begin(JobOutcome("starting"))
+    context.job_log.record("data", {"where": context.spec.train.where, "reason": context.spec.train.reason})
     with context.changed:
         for job_slot in context.slots.shards:
             context.slots.start_shard(job_slot)
@@ -45,7 +46,7 @@ def _assemble(context: JobContext) -> ActiveTraining:
 
 def _connect(context: JobContext) -> ShardClients:
     addresses = [job_slot.address for job_slot in context.slots.shards]
-    return connect_shards(addresses, context.manifest, context.token, ca_file=context.server.shard_ca_file)
+    return connect_shards(addresses, context.manifest, context.token, authority=context.slots.shard_ca)
 
 
 def _coordinator_spec(context: JobContext) -> JobSpec:

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import grpc
@@ -21,6 +21,7 @@ import grpc
 from nfdt.core.errors import NfdtError, UsageError
 from nfdt.core.host.machine import versions
 from nfdt.core.host.parent import Parent
+from nfdt.core.host.private_files import ensure_folder
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.service import JobsService
 from nfdt.core.jobs.tokens import MIN_LENGTH, ensure_token_file
@@ -29,7 +30,7 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.channel import is_loopback, join_address, make_server, same_token, split_address
 from nfdt.core.wire.descriptors import raise_descriptor_limit
 from nfdt.jobserver.context import ServerContext
-from nfdt.jobserver.options import ServerOptions
+from nfdt.jobserver.options import ServerOptions, certificate_warning, shard_host
 from nfdt.jobserver.scheduler import Scheduler
 from nfdt.jobserver.server_parts import make_context, make_launcher, make_rings
 from nfdt.jobserver.workers_service import WorkersService
@@ -85,8 +86,14 @@ class RunningServer:
 
 def _occupy(state_dir: Path) -> int:
     """Lock the state directory; return the descriptor that holds the lock."""
-    state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    ensure_folder(state_dir, "--state-dir")
+    try:
+        lock = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise UsageError(
+            f"--state-dir: expected to write its file `lock`. Received: {error}. Change its permissions, or choose "
+            "another directory."
+        ) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -134,6 +141,7 @@ def serve(options: ServerOptions) -> RunningServer:
     slot_token = secrets.token_hex(32)
     raise_descriptor_limit()
     server, address, local = _bind(options, slot_token)
+    options = replace(options, advertise=shard_host(options))
     lock = _occupy(options.state_dir)
     schedulers: list[Scheduler] = []
     artifacts = ArtifactStore(
@@ -157,16 +165,21 @@ def serve(options: ServerOptions) -> RunningServer:
         shared_dir=str(options.state_dir) if is_loopback(split_address(address)[0]) else "",
     )
     jobs_pb2_grpc.add_JobsServicer_to_server(jobs, server)
-    workers_pb2_grpc.add_WorkersServicer_to_server(WorkersService(context.pool, scheduler, artifacts), server)
+    workers_pb2_grpc.add_WorkersServicer_to_server(WorkersService(context, scheduler), server)
     server.start()
     if launcher is not None:
         launcher.ensure("shard", options.shards)
         launcher.ensure("worker", options.workers)
     if rings is not None:
         for shape in options.rings:
-            rings.prepare(shape)
+            if not shape.in_slots:
+                rings.prepare(shape)
     scheduler.start()
     _log.info("job server at %s, state in %s", address, options.state_dir)
+    if not is_loopback(options.advertise):
+        _log.info("workers are sent to %s for shards of this machine (--advertise)", options.advertise)
+        if warning := certificate_warning(options, options.advertise):
+            _log.warning("%s", warning)
     return RunningServer(address, server, scheduler, context, launcher, lock)
 
 
@@ -179,9 +192,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tls-key")
     parser.add_argument("--client-ca")
     parser.add_argument("--insecure", action="store_true")
+    parser.add_argument("--insecure-allreduce", action="store_true")
     parser.add_argument("--allow-code", action="store_true")
     parser.add_argument("--embedded", action="store_true", help="token from standard input, end when it closes")
     parser.add_argument("--folder", type=Path, help="of an embedded server: removed at the end, with all that is in it")
+    parser.add_argument(
+        "--no-slots", dest="slot_command", action="store_const", const=(), help="start neither workers nor shards"
+    )
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--shards", type=int, default=1)
     parser.add_argument(
@@ -200,7 +217,7 @@ def _ring(text: str) -> RingShape:
 def _read_token(arguments: argparse.Namespace) -> Sequence[str]:
     if arguments.embedded:
         return (sys.stdin.readline().strip(),)
-    arguments.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    ensure_folder(arguments.state_dir, "--state-dir")
     return ensure_token_file(arguments.token_file or arguments.state_dir / "token")
 
 
@@ -210,6 +227,8 @@ def _run(server: RunningServer, arguments: argparse.Namespace, parent: Parent) -
     A live parent may need the log and removes the remaining files itself.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN and arguments.embedded:
+            continue  # its script decides
         signal.signal(number, lambda *_: threading.Thread(target=server.stop).start())
     try:
         print(json.dumps({"address": server.address}), flush=True)

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nfdt.core.errors import UsageError
 from nfdt.core.jobs.admission import Limits
 from nfdt.core.wire.channel import split_address
+from nfdt.core.wire.pem import read_pem
 from nfdt.launch.horovod_command import RingShape
-from nfdt.launch.machine import reachable_host
+from nfdt.launch.machine import is_own_address, reachable_host
 
 
 @dataclass(frozen=True)
@@ -24,12 +26,13 @@ class ServerOptions:
         tls_key: PEM private key.
         client_ca: PEM certificates; clients must present one signed by them.
         insecure: Whether a non-loopback address without TLS is allowed.
+        insecure_allreduce: Whether ranks on several machines may exchange gradients in plain text.
         allow_code: Whether jobs with pickled code are accepted.
         embedded: Whether it serves one script: without checkpoints, and jobs end with their client.
         workers: Number of worker slots to start on this machine; 0: all are external.
         shards: Number of shard slots to start at once; more are started when a job needs them.
         rings: Horovod rings to start at once, for the first job that requests rings of the same shape.
-        advertise: Host name at which workers reach this machine's shards; "": it is detected.
+        advertise: Name or address of this machine at which workers reach its shards; "": it is detected.
         limits: Limits for one client.
         attend_timeout_s: Seconds for which an interactive job's client may be gone.
         slot_command: Command that starts a slot; None: the default one; empty: no slots are started.
@@ -42,6 +45,7 @@ class ServerOptions:
     tls_key: str | None = None
     client_ca: str | None = None
     insecure: bool = False
+    insecure_allreduce: bool = False
     allow_code: bool = False
     embedded: bool = False
     workers: int = 0
@@ -54,5 +58,35 @@ class ServerOptions:
 
 
 def shard_host(options: ServerOptions) -> str:
-    """Return the address on which this machine's shards listen, as it is sent to workers."""
-    return options.advertise or reachable_host(split_address(options.listen)[0])
+    """Return the address on which this machine's shards listen, as it is sent to workers.
+
+    Raises:
+        UsageError: The name to advertise is not one of this machine.
+    """
+    if options.advertise and not is_own_address(options.advertise):
+        raise UsageError(
+            "--advertise: expected a name or address of this machine, on which its shards can listen. Received: "
+            f"{options.advertise}. Name one that this machine and all workers resolve to an address of it."
+        )
+    return options.advertise or reachable_host(split_address(options.listen)[0], certified_hosts(options))
+
+
+def certified_hosts(options: ServerOptions) -> tuple[str, ...]:
+    """Return the names and addresses in the server's certificate; none without TLS."""
+    if not options.tls_cert:
+        return ()
+    from nfdt.core.wire.certificates import hosts_of  # takes 0.1 s to import
+
+    return hosts_of(read_pem(options.tls_cert))
+
+
+def certificate_warning(options: ServerOptions, host: str) -> str | None:
+    """Return what is wrong with the server's certificate for clients that connect to ``host``, or None."""
+    certified = certified_hosts(options)
+    if not options.tls_cert or host in certified:
+        return None
+    valid = ", ".join(certified) or "no host at all"
+    return (
+        f"the certificate {options.tls_cert} is valid for {valid}, not for {host}: clients and workers must name the "
+        "server in --server as the certificate does. `nfdt certs` makes one for several hosts."
+    )

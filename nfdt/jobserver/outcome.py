@@ -10,7 +10,7 @@ from typing import Any
 from nfdt.core.errors import JobCancelled, JobFailed, NfdtError, ServerUnreachable, WorkerFailed
 from nfdt.core.jobs.lifecycle import JobState
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.launch.horovod import Ring
+from nfdt.launch.ring import Ring
 
 MAX_TEXT = 100_000
 

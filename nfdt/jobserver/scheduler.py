@@ -1,18 +1,18 @@
-"""Assignment of slots to jobs: first come, first served."""
+"""Assignment of slots to jobs: first come, first served, while slots that do not exist hold up no other job."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nfdt.coordinator.effect_queue import STALL_AFTER_S
 from nfdt.coordinator.progress import StallWatch
 from nfdt.core.errors import NfdtError, UsageError
 from nfdt.core.jobs.feed import BatchFeed
 from nfdt.core.jobs.lifecycle import is_terminal
-from nfdt.core.jobs.runner import SlotCounts
+from nfdt.core.jobs.runner import RegisteredSlot, SlotCounts
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.sharding import count_shards
 from nfdt.core.specs.job import JobSpec, check_groups, parse_job
@@ -23,6 +23,7 @@ from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job import Job
 from nfdt.jobserver.need import SlotNeed
 from nfdt.jobserver.outcome import outcome_of
+from nfdt.jobserver.ring_makers import takes_slots
 from nfdt.jobserver.topologies.base import Topology
 from nfdt.jobserver.topologies.registry import topology_class
 
@@ -30,16 +31,26 @@ _log = logging.getLogger(__name__)
 
 DISPATCH_POLL_S = 0.5  # polling interval of the dispatcher without changes
 STOP_TIMEOUT_S = 10.0  # limit for each thread when the server stops
+PASSED_AFTER_S = 10.0  # time without enough registered slots after which later jobs may pass a waiting one
 
 
 @dataclass
 class _WaitingJob:
-    """First job of the queue, its stall watch, and the time since which too few slots are registered."""
+    """Job in the queue that has been considered.
+
+    Attributes:
+        job: The job.
+        shards: Number of its shards.
+        stall: Its stall watch.
+        short_since: Time since which too few slots are registered for it; None: enough are.
+        may_be_passed: Whether later jobs may take free slots before it.
+    """
 
     job: Job
     shards: int
     stall: StallWatch
     short_since: float | None = None
+    may_be_passed: bool = False
 
 
 class Scheduler:
@@ -50,7 +61,7 @@ class Scheduler:
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
         self._queue: deque[Job] = deque()
-        self._head: _WaitingJob | None = None
+        self._waiting: dict[str, _WaitingJob] = {}  # of the dispatcher
         self._stopping = False
         self._warnings = Seldom(_log)
         self._thread = threading.Thread(target=self._dispatch, name="scheduler", daemon=True)
@@ -90,7 +101,7 @@ class Scheduler:
                 topology.view,
                 weights_bytes=4 * layout.size,
                 state_bytes=state_bytes,
-                here=self._server.capacity(),
+                here=replace(self._server.capacity(), launches_ranks=not takes_slots(self._server, spec)),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, NfdtError):
@@ -158,13 +169,23 @@ class Scheduler:
         """Return the numbers of registered worker slots."""
         return self._server.pool.slot_counts()
 
+    def slots(self) -> list[RegisteredSlot]:
+        """Return all registered slots."""
+        return self._server.pool.registered()
+
+    def places(self) -> dict[str, int]:
+        """Return the place of each waiting job in the queue, from 1 on."""
+        with self._lock:
+            return {job.job_id: place for place, job in enumerate(self._queue, start=1)}
+
     def artifacts_in_use(self) -> set[str]:
         """Return the artifacts that must stay on disk: those of jobs that have not ended, and results of ended jobs."""
-        used: set[str] = set()
         with self._lock:
-            for job in self._jobs.values():
-                used |= job.artifacts
+            jobs = dict(self._jobs)
+        used: set[str] = set()
         for record in self._server.store.jobs():
+            if record.job_id in jobs and not is_terminal(record.state):
+                used |= jobs[record.job_id].artifacts
             used |= {name for name in (record.result_artifact, record.checkpoint_artifact) if name}
         return used
 
@@ -173,22 +194,29 @@ class Scheduler:
     def _dispatch(self) -> None:
         while not self._stopping:
             try:
-                if self._serve_first():
+                if self._serve_one():
                     continue
             except Exception:  # other jobs continue
                 _log.exception("the scheduler goes on")
             self._server.pool.wait(DISPATCH_POLL_S)
 
-    def _serve_first(self) -> bool:
-        """Start or end the first job of the queue; return whether that was possible."""
+    def _serve_one(self) -> bool:
+        """Start or end the first job of the queue for which that is possible; return whether there was one.
+
+        A job that waits for busy slots, or for processes that are being started, is not passed by later ones.
+        """
         self._forget_ended()
         with self._lock:
-            first = self._queue[0] if self._queue else None
-        if first is None or not self._settle(first):
-            return False
-        with self._lock:
-            self._queue.remove(first)
-        return True
+            queue = list(self._queue)
+        may_start = True
+        for job in queue:
+            if self._settle(job, may_start=may_start):
+                with self._lock:
+                    self._queue.remove(job)
+                self._waiting.pop(job.job_id, None)
+                return True
+            may_start = may_start and self._waiting[job.job_id].may_be_passed
+        return False
 
     def _forget_ended(self) -> None:
         """Drop the jobs that have ended; a job whose end could not be stored remains until it is."""
@@ -203,16 +231,18 @@ class Scheduler:
             except NfdtError as error:
                 self._warnings.warn("the end of job %s: %s", job.job_id, error)
 
-    def _settle(self, job: Job) -> bool:
-        """Start the first job of the queue, or end it; return False while it must wait."""
+    def _settle(self, job: Job, *, may_start: bool) -> bool:
+        """Start a job of the queue, or end it; return False while it must wait."""
         try:
             if (stop := job.stopped_by()) is not None:
                 raise stop
-            if self._head is None or self._head.job is not job:
+            if not may_start:
+                return False
+            if job.job_id not in self._waiting:
                 stall = StallWatch(self._server.clock.now(), STALL_AFTER_S)
                 shards = _count_shards(type(job.topology), job.spec, job.manifest)
-                self._head = _WaitingJob(job, shards, stall)
-            if not self._try_acquire(self._head):
+                self._waiting[job.job_id] = _WaitingJob(job, shards, stall)
+            if not self._try_acquire(self._waiting[job.job_id]):
                 return False
             job.thread.start()
         except Exception as error:
@@ -233,14 +263,18 @@ class Scheduler:
         job, now = waiting.job, self._server.clock.now()
         job.slots.evict_other_sessions()
         job.topology.start(waiting.shards)
-        pool, ring = self._server.pool, job.slots.ring
-        shards = SlotNeed("shard", waiting.shards, *pool.attending("shard", ring=ring))
-        workers = SlotNeed("worker", job.slots.wanted, *pool.attending("worker", job.slots.accepts, ring))
-        short = [need for need in (shards, workers) if need.attending < need.wanted]
+        pool, ring, ranks = self._server.pool, job.slots.ring, job.topology.awaited_slots
+        shards = SlotNeed("shard", waiting.shards, *pool.attending("shard", job.slots.accepts_shard, ring))
+        wanted, ring = (ranks, "") if ranks else (job.slots.wanted, ring)
+        workers = SlotNeed("worker", wanted, *pool.attending("worker", job.slots.accepts, ring, job.job_id))
+        short = [need for need in ((workers,) if ranks else (shards, workers)) if need.attending < need.wanted]
         waiting.short_since = None if not short else waiting.short_since or now
         late = waiting.short_since is not None and now - waiting.short_since >= job.spec.start_timeout_s
-        if shards.met and (workers.met or (late and workers.free > 0)):
+        if not ranks and shards.met and (workers.met or (late and workers.free > 0)):
             job.acquire(waiting.shards, workers.wanted)
+            slots = (*job.slots.shards, *job.slots.workers.values())
+            taken = ", ".join(f"{one.slot.name} on {one.slot.hello.host}" for one in slots)
+            _log.info("job %s starts with %s", job.job_id, taken or "slots of its own")
             if not workers.met:
                 job.job_log.write(
                     "warning",
@@ -249,6 +283,10 @@ class Scheduler:
                 )
             return True
         job.topology.give_up(short, late=late)
+        lasting = waiting.short_since is not None and now - waiting.short_since >= PASSED_AFTER_S
+        waiting.may_be_passed = (
+            lasting and (ranks > 0 or not job.topology.view.launched) and (shards in short or not late)
+        )
         if (since := waiting.stall.stalled_s(now)) is not None:
             lacking = [f"{need.wanted - need.free} {need.role} slots" for need in (shards, workers) if not need.met]
             job.job_log.stalled(lacking, since)

@@ -11,7 +11,6 @@ from nfdt.core.host.machine import boot_id, process_lives
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.core.wire.channel import is_loopback
 from nfdt.core.work.artifacts import default_cache
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.options import ServerOptions, shard_host
@@ -29,18 +28,13 @@ def make_launcher(options: ServerOptions, local: str, token: str) -> LocalLaunch
     """Return the launcher of slots on this machine; None if the options start none."""
     if options.slot_command is not None and not options.slot_command:
         return None
-    host = shard_host(options)
-    security = ["--insecure"] if options.insecure else []
-    if options.tls_cert and options.tls_key:
-        security += ["--tls-cert", options.tls_cert, "--tls-key", options.tls_key]
     slots = SlotOptions(
         server=local,
         token=token,
         logs=options.state_dir / "logs",
         prefix="local-",
-        host=host,
+        host=shard_host(options),
         gpus=find_gpus(os.environ),
-        shard_options=() if is_loopback(host) else tuple(security),
         kept_logs=default_cache().parent / "logs" if options.embedded else None,
     )
     return LocalLauncher(replace(slots, command=tuple(options.slot_command)) if options.slot_command else slots)
@@ -50,8 +44,7 @@ def make_rings(options: ServerOptions, local: str, token: str) -> RingLauncher |
     """Return the launcher of Horovod rings on this machine; None if the options start no slots."""
     if options.slot_command is not None and not options.slot_command:
         return None
-    ca_file = None if is_loopback(shard_host(options)) else options.tls_cert
-    return RingLauncher(options.state_dir / "rings", local, token, keeps=options.embedded, shard_ca_file=ca_file)
+    return RingLauncher(options.state_dir / "rings", local, token, keeps=options.embedded)
 
 
 def make_context(
@@ -78,11 +71,15 @@ def make_context(
         launches_workers=launcher is not None and options.workers > 0,
         most_workers=None if options.embedded else options.workers,
         rings=rings,
+        ranks_from_slots=not options.embedded,
+        insecure_allreduce=options.insecure_allreduce,
         takes_hosts=options.embedded,
         keeps_checkpoints=not options.embedded,
         cancels_abandoned=options.embedded,
         attend_timeout_s=options.attend_timeout_s,
-        shard_ca_file=None if is_loopback(shard_host(options)) else options.tls_cert,
+        shard_host=shard_host(options),
+        tls=bool(options.tls_cert),
+        insecure=options.insecure,
         kill=kill,
         end_of=end_of,
     )

@@ -20,7 +20,7 @@ from nfdt.core.program.state import State
 from nfdt.core.sharding.state_cut import StateCut
 from nfdt.core.wire import shards_pb2 as pb
 from nfdt.core.wire import shards_pb2_grpc
-from nfdt.core.wire.channel import CHUNK_BYTES, DATA_BYTES, open_channel
+from nfdt.core.wire.channel import CHUNK_BYTES, DATA_BYTES, is_loopback, open_channel, split_address
 from nfdt.core.wire.status import translated
 
 _log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class GrpcShardClients:
         layout: Layout of all trainable variables.
         token: Key of the job.
         owners: Trainable variable to which each optimizer variable belongs, -1 for none; None: unknown.
-        ca_file: PEM certificates to trust, if shards use TLS.
+        authority: PEM certificate of the authority of those shards that are not on loopback; None: plain text.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class GrpcShardClients:
         token: str,
         *,
         owners: Sequence[int] | None = None,
-        ca_file: str | None = None,
+        authority: bytes | None = None,
     ) -> None:
         self._addresses = list(addresses)
         self._cut = StateCut(layout, len(addresses), owners)
-        self._channels = [open_channel(a, token, ca_file=ca_file, max_message_bytes=DATA_BYTES) for a in addresses]
+        self._channels = [_open(address, token, authority) for address in addresses]
         self._stubs: list[Any] = [shards_pb2_grpc.ShardStub(channel) for channel in self._channels]
         self._pool = ThreadPoolExecutor(len(self._stubs), thread_name_prefix="shards")
 
@@ -175,10 +175,15 @@ def _optimizer_of(part: Mapping[str, Array]) -> dict[int, Array]:
 
 
 def connect_shards(
-    addresses: Sequence[str], manifest: Manifest, token: str, *, ca_file: str | None = None
+    addresses: Sequence[str], manifest: Manifest, token: str, *, authority: bytes | None = None
 ) -> ShardClients:
     """Return the client of the shards that hold a program."""
-    return GrpcShardClients(addresses, manifest.layout, token, owners=manifest.optimizer_owners, ca_file=ca_file)
+    return GrpcShardClients(addresses, manifest.layout, token, owners=manifest.optimizer_owners, authority=authority)
+
+
+def _open(address: str, token: str, authority: bytes | None) -> grpc.Channel:
+    trusted = None if is_loopback(split_address(address)[0]) else authority
+    return open_channel(address, token, ca_file=trusted, max_message_bytes=DATA_BYTES)
 
 
 def _gather(chunks: Iterable[pb.StateChunk], limit: int) -> bytes:

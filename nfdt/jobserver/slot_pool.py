@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from nfdt.core.errors import ProtocolError
 from nfdt.core.jobs.launcher import Role
-from nfdt.core.jobs.runner import SlotCounts
+from nfdt.core.jobs.runner import RegisteredSlot, SlotCounts
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.numbered import NumberedOutbox
 
@@ -24,6 +25,8 @@ RETURN_POLL_S = 0.1  # interval of checks of a process whose stream broke
 
 SlotMessageKind = Literal["ready", "finished", "failed", "lost"]
 SlotListener = Callable[["PoolSlot", SlotMessageKind, "pb.SlotMessage | None"], None]
+SlotChoice = Callable[[Sequence["PoolSlot"], int], Sequence["PoolSlot"]]
+"""Chooses from the free slots, in order of registration, at most a number of them."""
 
 
 @dataclass(eq=False)
@@ -34,6 +37,7 @@ class PoolSlot:
         hello: First message of the process.
         job_id: Job that uses it; None: it is free.
         assigned: Whether it has been sent an assignment of that job; otherwise no release message is needed.
+        used: Whether it has been sent an assignment of any job.
         session: Client session whose code it has run; "" for none: it can serve any session.
         dismissed: Whether it was requested to exit, or has ended.
         listener: Function that receives its messages while a job uses it.
@@ -46,6 +50,7 @@ class PoolSlot:
     hello: pb.SlotHello
     job_id: str | None = None
     assigned: bool = False
+    used: bool = False
     session: str = ""
     dismissed: bool = False
     listener: SlotListener | None = None
@@ -66,7 +71,8 @@ class PoolSlot:
 
     def send(self, assignment: pb.Assignment) -> None:
         """Send an assignment to the process."""
-        self.assigned = self.assigned or assignment.WhichOneof("assignment") in ("shard", "worker")
+        if assignment.WhichOneof("assignment") in ("shard", "worker", "rank"):
+            self.assigned = self.used = True
         assignment.received = self.received
         self.outbox.put(assignment)
 
@@ -91,6 +97,7 @@ class SlotPool:
         self._lives = lives
         self._changed = threading.Condition()
         self._slots: list[PoolSlot] = []
+        self._reserved: dict[str, int] = {}
 
     def join(self, hello: pb.SlotHello, received: int = 0) -> JoinedSlot:
         """Add a process, or resume its stream after the assignment of number ``received``.
@@ -189,6 +196,7 @@ class SlotPool:
         code: bool = False,
         accepts: Callable[[PoolSlot], bool] = lambda slot: True,
         ring: str = "",
+        order: Callable[[list[PoolSlot]], list[PoolSlot]] = list,
     ) -> list[PoolSlot]:
         """Assign up to ``count`` free slots to a job.
 
@@ -201,16 +209,79 @@ class SlotPool:
             code: Whether the job carries code.
             accepts: Function that returns whether the job can use a slot.
             ring: Name of the allreduce ring whose slots are requested; "" for slots without a ring.
+            order: Function that sorts the free slots; the first ones are taken.
         """
         with self._changed:
             if count > 0:
                 self.evict_other_sessions(role, session, ring)
-            free = [s for s in self._of(role, ring) if s.job_id is None and not s.away]
-            fit = [s for s in free if accepts(s)][: max(count, 0)]
-            for slot in fit:
+
+            def choose(free: Sequence[PoolSlot], most: int) -> Sequence[PoolSlot]:
+                return order([slot for slot in free if accepts(slot)])[: max(min(count, most), 0)]
+
+            return self.take_chosen(role, job_id, listener, choose, session=session, code=code, ring=ring)
+
+    def take_chosen(
+        self,
+        role: Role,
+        job_id: str,
+        listener: SlotListener,
+        choose: SlotChoice,
+        *,
+        session: str = "",
+        code: bool = False,
+        ring: str = "",
+    ) -> list[PoolSlot]:
+        """Assign the free slots that a function chooses to a job; see :meth:`take`."""
+        with self._changed:
+            taken = list(choose(self._free(role, ring), self._spare(role, ring, job_id)))
+            for slot in taken:
                 slot.job_id, slot.listener, slot.assigned = job_id, listener, False
                 slot.session = session if code else slot.session
-            return fit
+            return taken
+
+    def reserve(self, job_id: str, choose: SlotChoice) -> list[PoolSlot]:
+        """Reserve as many worker slots for a job as a function chooses, until :meth:`unreserve`.
+
+        Other jobs get the free slots that are left when this one has as many: a slot that ends and is replaced while
+        the job has it reserved does not go to another job.
+
+        Returns:
+            The chosen slots, which are not taken yet.
+        """
+        with self._changed:
+            chosen = list(choose(self._free("worker", ""), self._spare("worker", "", job_id)))
+            if chosen:
+                self._reserved[job_id] = len(chosen)
+            return chosen
+
+    def keep_reserved(self, job_id: str, count: int) -> None:
+        """Set the number of slots that are reserved for a job that has as many."""
+        with self._changed:
+            self._reserved[job_id] = count
+
+    def unreserve(self, job_id: str) -> None:
+        """End the reservation of a job."""
+        with self._changed:
+            self._reserved.pop(job_id, None)
+            self._changed.notify_all()
+
+    def _free(self, role: Role, ring: str) -> list[PoolSlot]:
+        return [s for s in self._of(role, ring) if s.job_id is None and not s.away]
+
+    def _spare(self, role: Role, ring: str, job_id: str) -> int:
+        """Return the number of free slots that are not reserved for other jobs."""
+        free = len(self._free(role, ring))
+        if role != "worker" or ring or not self._reserved:
+            return free
+        held = Counter(slot.job_id for slot in self._of(role, ring))
+        return free - sum(max(0, n - held[other]) for other, n in self._reserved.items() if other != job_id)
+
+    def evict_used(self) -> None:
+        """Dismiss the free worker slots that have served a job: a rank needs a fresh process."""
+        with self._changed:
+            for slot in self._free("worker", ""):
+                if slot.used:
+                    self._dismiss(slot)
 
     def evict_other_sessions(self, role: Role, session: str, ring: str = "") -> None:
         """Dismiss the free slots that have run code of another session, and so cannot serve this one."""
@@ -222,9 +293,9 @@ class SlotPool:
     def _of(self, role: Role, ring: str) -> list[PoolSlot]:
         return [s for s in self._slots if s.hello.role == role and s.hello.ring == ring and not s.dismissed]
 
-    def _dismiss(self, slot: PoolSlot) -> None:
+    def _dismiss(self, slot: PoolSlot, *, now: bool = False) -> None:
         slot.dismissed = True
-        slot.send(pb.Assignment(dismiss=pb.Dismiss()))
+        slot.send(pb.Assignment(dismiss=pb.Dismiss(now=now)))
 
     def release(self, slot: PoolSlot, job_id: str) -> None:
         """Request a slot to drop its job; it is free when it answers. Its messages are ignored."""
@@ -238,11 +309,19 @@ class SlotPool:
                 slot.job_id = None
                 self._changed.notify_all()
 
-    def dismiss(self, slot: PoolSlot) -> None:
-        """Request a process to exit; it gets no more work."""
+    def dismiss(self, slot: PoolSlot, *, now: bool = False) -> None:
+        """Request a process to exit; it gets no more work. ``now``: a rank need not finish with the others."""
         with self._changed:
-            self._dismiss(slot)
+            self._dismiss(slot, now=now)
             slot.listener = None
+
+    def dismiss_ring(self, ring: str) -> None:
+        """Dismiss the slots that rank 0 of a ring has registered."""
+        with self._changed:
+            for slot in self._slots:
+                if slot.hello.ring == ring and not slot.dismissed:
+                    self._dismiss(slot)
+                    slot.listener = None
 
     def dismiss_all(self) -> None:
         """Request every process to exit."""
@@ -259,13 +338,29 @@ class SlotPool:
             free = sum(s.job_id is None and not s.away for s in workers)
             return SlotCounts(len(workers), free, tuple(s.versions for s in workers))
 
+    def registered(self) -> list[RegisteredSlot]:
+        """Return a description of every slot, by machine and name."""
+        with self._changed:
+            slots = [(slot.hello, slot.job_id or "", slot.away) for slot in self._slots if not slot.dismissed]
+        found = [
+            RegisteredSlot(h.name, h.host, h.pid, h.role, h.device, dict(h.versions), job_id, away)
+            for h, job_id, away in slots
+        ]
+        return sorted(found, key=lambda slot: (slot.host, slot.role, slot.name))
+
     def attending(
-        self, role: Role, accepts: Callable[[PoolSlot], bool] = lambda slot: True, ring: str = ""
+        self, role: Role, accepts: Callable[[PoolSlot], bool] = lambda slot: True, ring: str = "", job_id: str = ""
     ) -> tuple[int, int]:
         """Return the numbers of (registered, free) slots of this role that the job can use."""
         with self._changed:
             slots = [s for s in self._of(role, ring) if accepts(s)]
-            return len(slots), sum(s.job_id is None and not s.away for s in slots)
+            free = sum(s.job_id is None and not s.away for s in slots)
+            return len(slots), max(0, min(free, self._spare(role, ring, job_id)))
+
+    def plain_slots(self, role: Role) -> list[PoolSlot]:
+        """Return the slots of this role that are no part of a ring."""
+        with self._changed:
+            return self._of(role, "")
 
     def wait(self, timeout_s: float) -> None:
         """Wait until a slot registers, leaves or becomes free, or for ``timeout_s``."""

@@ -61,7 +61,23 @@ class WorkerCalls:
                     context.changed.wait(left)
             return (job_slot.reply if job_slot.call == request.call else None) or to_reply(ins.Wait())
 
-    def _authenticate(self, request: pb.NextRequest) -> None:
+    def take_rows(self, request: pb.TakeRowsRequest) -> pb.TakeRowsReply:
+        """Give a worker rows of the dataset that it runs; none if there are no more.
+
+        Raises:
+            AuthenticationFailed: The token belongs to another worker.
+        """
+        context = self._context
+        self._authenticate(request)
+        with context.changed:
+            if context.training is None or context.ended:
+                return pb.TakeRowsReply()
+            pass_index = getattr(request, "pass")  # a Python keyword
+            coordinator = context.training.coordinator
+            split = coordinator.take_rows(request.worker, request.iteration, pass_index, request.number)
+            return pb.TakeRowsReply() if split is None else pb.TakeRowsReply(begin=split.begin, end=split.end)
+
+    def _authenticate(self, request: pb.NextRequest | pb.TakeRowsRequest) -> None:
         if worker_of(self._context.token, request.job_token) != request.worker:
             raise AuthenticationFailed(
                 f"Job {self._context.job_id}: expected the token that {request.worker[:MAX_NAME]!r} was assigned with. "

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MAX_STATISTICS_BYTES = 2**20
+RING = "ring"  # allreduce that a group has timed: for the server, not for history.nfdt
 RECENT = "recent"  # times of the latest steps of each member of a group: for the server, not for history.nfdt
 
 
@@ -51,7 +52,8 @@ def merge_statistics(
     for name, row in workers.items():
         counts = [shard.get("workers", {}).get(name, {}) for shard in shards]
         total = {**row, "duplicates": sum(int(c.get("duplicates", 0)) for c in counts)}
-        total.pop(RECENT, None)
+        for private in (RECENT, RING):
+            total.pop(private, None)
         if dropped := [int(c["dropped"]) for c in counts if "dropped" in c]:
             total["dropped"] = max(dropped)  # a worker cannot distinguish dropped and repeated pushes
         if "staleness" not in total and counts:

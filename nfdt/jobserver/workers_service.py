@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from nfdt.core.errors import NfdtError, PolicyRefused, ProtocolError
-from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire import workers_pb2_grpc
 from nfdt.core.wire.status import answering
+from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.scheduler import Scheduler
-from nfdt.jobserver.slot_pool import PoolSlot, SlotPool
+from nfdt.jobserver.slot_pool import PoolSlot
 
 _log = logging.getLogger(__name__)
 
@@ -22,13 +22,13 @@ class WorkersService(workers_pb2_grpc.WorkersServicer):
     """Service for slot processes.
 
     Args:
-        pool: Registered slots.
+        server: The server.
         scheduler: Scheduler that finds a worker's job.
-        artifacts: Store of files, from which workers on other machines fetch.
     """
 
-    def __init__(self, pool: SlotPool, scheduler: Scheduler, artifacts: ArtifactStore) -> None:
-        self._pool, self._scheduler, self._artifacts = pool, scheduler, artifacts
+    def __init__(self, server: ServerContext, scheduler: Scheduler) -> None:
+        self._pool, self._scheduler = server.pool, scheduler
+        self._artifacts, self._worlds = server.artifacts, server.worlds
 
     @answering
     def Attend(self, request_iterator: Iterator[pb.SlotMessage], context: Any) -> Iterator[pb.Assignment]:
@@ -74,10 +74,31 @@ class WorkersService(workers_pb2_grpc.WorkersServicer):
         return job.next(request, context.is_active)
 
     @answering
+    def Rendezvous(self, request: pb.RendezvousRequest, context: Any) -> pb.RendezvousReply:
+        """Store a value for the ranks of a ring that is forming, or return one."""
+        store = self._worlds.find(request.ring, request.secret)
+        if request.HasField("value"):
+            store.put(request.key, request.value)
+            return pb.RendezvousReply()
+        return pb.RendezvousReply(value=store.get(request.key))
+
+    @answering
+    def TakeRows(self, request: pb.TakeRowsRequest, context: Any) -> pb.TakeRowsReply:
+        """Give a worker rows of the job's dataset."""
+        job = self._scheduler.job_of(request.job_id)
+        return pb.TakeRowsReply() if job is None else job.take_rows(request)
+
+    @answering
     def Fetch(self, request: pb.FetchRequest, context: Any) -> Iterator[pb.FetchChunk]:
-        """Send an artifact of the job."""
+        """Send an artifact of the job, or ranges of it."""
         job = self._scheduler.job_of(request.job_id)
         if job is None or request.sha256 not in job.artifacts:
             raise PolicyRefused(f"Artifact {request.sha256[:80]!r} is no part of job {request.job_id[:80]!r}.")
-        for offset, total, data in self._artifacts.chunks(request.sha256, request.offset):
+        wanted = [(one.offset, one.length) for one in request.ranges]
+        chunks = (
+            self._artifacts.ranges(request.sha256, wanted)
+            if wanted
+            else self._artifacts.chunks(request.sha256, request.offset)
+        )
+        for offset, total, data in chunks:
             yield pb.FetchChunk(offset=offset, total_bytes=total, data=data)

@@ -30,7 +30,8 @@ class ForkedSlot:
     Attributes:
         pid: Identifier of the process; None until it exists.
         stdin: Other end of its standard input.
-        returncode: Exit code as in Popen; None while it runs. -SIGKILL for slots that ended with their fork server.
+        returncode: Exit code as in Popen; None while it runs. -SIGKILL for slots that ended with their fork server,
+            ``NOT_FORKED`` for those that it never forked.
     """
 
     def __init__(self, report: socket.socket, stdin: int) -> None:
@@ -48,7 +49,7 @@ class ForkedSlot:
 
     def _take(self, message: bytes) -> None:
         if not message:
-            self._close(-signal.SIGKILL)
+            self._close(NOT_FORKED if self.pid is None else -signal.SIGKILL)
         elif self.pid is not None:
             self._close(int(message))
         else:
@@ -162,11 +163,11 @@ class ForkServerClient:
         return slot
 
     def stop(self) -> None:
-        """End the fork server and its remaining slots."""
+        """End the fork server and its remaining slots: close its input and terminate it, kill it after a deadline."""
+        self._requests.close()
         self._process.terminate()
         try:
             self._process.wait(FORK_SERVER_END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._requests.close()

@@ -14,15 +14,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nfdt.core.errors import JobFailed
 from nfdt.core.host.private_files import private
+from nfdt.core.wire import workers_pb2 as pb
 from nfdt.launch.horovod_command import HostInfo, RingShape, choose_launcher, ring_command, ring_environment, shown
 from nfdt.launch.horovod_log import RingMessages, RingStall
+from nfdt.launch.ring import Ring
 from nfdt.launch.timeline import finish_timeline, timelines
 
 _log = logging.getLogger(__name__)
@@ -43,8 +45,8 @@ def host_info() -> HostInfo:
 
 
 @dataclass(eq=False)
-class Ring:
-    """One launcher process with its ranks.
+class LaunchedRing:
+    """One launcher process with its ranks; a :class:`~nfdt.launch.ring.Ring`.
 
     Attributes:
         name: Name of the ring, in the hello of rank 0's slots.
@@ -65,6 +67,16 @@ class Ring:
 
     def __post_init__(self) -> None:
         self._messages = RingMessages(self.log)
+
+    @property
+    def origin(self) -> str:
+        """Command line of the launcher."""
+        return shown(self.command)
+
+    @property
+    def awaited_slots(self) -> int:
+        """Return 0: the launcher needs no slots."""
+        return 0
 
     def messages(self) -> tuple[list[RingStall], list[str]]:
         """Return Horovod's stall warnings and the ring's messages since the last call."""
@@ -123,7 +135,6 @@ class RingLauncher:
         token: Token of the slots; rank 0 reads it from a file of mode 0600.
         keeps: Whether a ring whose job has ended waits for the next one (a server of one script) instead of ending.
         command: Command line of a rank; tests give another one.
-        shard_ca_file: PEM certificates that leaders of groups trust, if shards use TLS.
     """
 
     def __init__(
@@ -135,12 +146,11 @@ class RingLauncher:
         keeps: bool,
         command: Sequence[str] = (sys.executable, "-P", "-m", "hfdt.runtime.rank"),
         look: Callable[[], HostInfo] = host_info,
-        shard_ca_file: str | None = None,
     ) -> None:
         self._directory, self._server, self._token, self._keeps = directory, server, token, keeps
-        self._command, self._look, self._shard_ca_file = tuple(command), look, shard_ca_file
+        self._command, self._look = tuple(command), look
         self._lock = threading.Lock()
-        self._rings: list[Ring] = []
+        self._rings: list[LaunchedRing] = []
         self._worlds = 0
         for left in directory.glob(f"{NAME}*/"):  # left by a killed server: a state directory has one server at a time
             shutil.rmtree(left, ignore_errors=True)
@@ -154,7 +164,7 @@ class RingLauncher:
         """Raise UsageError if this machine has no launcher for this shape."""
         choose_launcher(shape, self._look())
 
-    def claim(self, job_id: str, shape: RingShape) -> Ring:
+    def claim(self, job_id: str, shape: RingShape) -> LaunchedRing:
         """Claim a ring of this shape for a job: its own, a free one, or a new one that starts in the background."""
         with self._lock:
             own = next((ring for ring in self._rings if ring.job_id == job_id and ring.shape == shape), None)
@@ -181,17 +191,17 @@ class RingLauncher:
     def end(self, rings: Sequence[Ring]) -> None:
         """End these rings of a job in the background; their slots have been dismissed."""
         with self._lock:
-            for ring in rings:
+            ended = [ring for ring in self._rings if ring in rings]
+            for ring in ended:
                 ring.job_id = ENDED
-        threading.Thread(target=self._end_and_forget, args=(list(rings),), name="ending-rings", daemon=True).start()
+        threading.Thread(target=self._end_and_forget, args=(ended,), name="ending-rings", daemon=True).start()
 
     def _group_options(self, shape: RingShape) -> list[str]:
         if not shape.members:
             return []
-        options = ["--members", ",".join(map(str, shape.members)), "--neighbours", str(shape.neighbours)]
-        return [*options, "--ca-file", self._shard_ca_file] if self._shard_ca_file else options
+        return ["--members", ",".join(map(str, shape.members)), "--neighbours", str(shape.neighbours)]
 
-    def _end_and_forget(self, rings: list[Ring]) -> None:
+    def _end_and_forget(self, rings: list[LaunchedRing]) -> None:
         try:
             _end_soon(rings)
         finally:
@@ -204,7 +214,7 @@ class RingLauncher:
             rings, self._rings = self._rings, []
         _end_soon(rings)
 
-    def _start(self, shape: RingShape, job_id: str | None) -> Ring:
+    def _start(self, shape: RingShape, job_id: str | None) -> LaunchedRing:
         name = f"{NAME}{secrets.token_hex(4)}"
         directory = self._directory / name
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -219,10 +229,61 @@ class RingLauncher:
             shutil.rmtree(directory, ignore_errors=True)
             raise
         _log.info("%s: %s", name, shown(command))
-        ring = Ring(name, shape, command, directory, process, job_id)
+        ring = LaunchedRing(name, shape, command, directory, process, job_id)
         self._rings.append(ring)
         self._worlds += shape.launcher == "world"
         return ring
+
+
+@dataclass(frozen=True)
+class LaunchedRings:
+    """Rings of one job that a launcher starts; a :class:`~nfdt.launch.ring.RingMaker`."""
+
+    launcher: RingLauncher
+    job_id: str
+
+    @property
+    def forms_again(self) -> bool:
+        """Return False: the launcher starts each ring once."""
+        return False
+
+    @property
+    def spans_machines(self) -> bool:
+        """Return True: the user names the hosts."""
+        return True
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """Return nothing: the launcher places the ranks."""
+        return ()
+
+    def place(self, groups: Sequence[Sequence[int]], *, together: bool) -> bool:
+        """Return True: the launcher places the ranks."""
+        return True
+
+    @property
+    def takes_slots(self) -> bool:
+        """Return False: the launcher starts processes of its own."""
+        return False
+
+    def adopt(self, slots: Mapping[int, pb.SlotHello]) -> None:
+        """Do nothing: the launcher needs no slots."""
+
+    def reachable(self, members: Sequence[int]) -> tuple[int, ...]:
+        """Return none: no ring is formed again."""
+        return ()
+
+    def claim(self, shape: RingShape) -> Ring:
+        """See :class:`RingLauncher`."""
+        return self.launcher.claim(self.job_id, shape)
+
+    def end(self, rings: Sequence[Ring]) -> None:
+        """See :class:`RingLauncher`."""
+        self.launcher.end(rings)
+
+    def release(self, *, usable: bool) -> None:
+        """See :class:`RingLauncher`."""
+        self.launcher.release(self.job_id, usable=usable)
 
 
 def _launch(command: Sequence[str], shape: RingShape, log: Path) -> subprocess.Popen[bytes]:
@@ -233,7 +294,7 @@ def _launch(command: Sequence[str], shape: RingShape, log: Path) -> subprocess.P
         )
 
 
-def _end_soon(rings: Sequence[Ring]) -> None:
+def _end_soon(rings: Sequence[LaunchedRing]) -> None:
     """Give dismissed ranks some time to exit, then end them."""
     deadline = time.monotonic() + QUIT_S
     for ring in rings:
@@ -242,7 +303,7 @@ def _end_soon(rings: Sequence[Ring]) -> None:
     _end(rings)
 
 
-def _end(rings: Sequence[Ring]) -> None:
+def _end(rings: Sequence[LaunchedRing]) -> None:
     """Terminate launchers, which end their ranks; kill those that remain."""
     living = [ring for ring in rings if ring.process.poll() is None]
     for ring in living:

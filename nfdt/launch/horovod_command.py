@@ -23,7 +23,7 @@ class RingShape:
 
     Attributes:
         size: Number of ranks.
-        launcher: ``auto``, ``mpirun``, ``horovodrun``, or ``world``: this process was started as rank 0.
+        launcher: ``auto``, ``slots``, ``mpirun``, ``horovodrun``, or ``world``: this process was started as rank 0.
         hosts: ``a:2,b:2``; None: this machine.
         hostfile: File that the launcher reads instead.
         tuning: Options of Horovod.
@@ -64,6 +64,11 @@ class RingShape:
             members=members,
             neighbours=int(options.get("neighbours", 0)),
         )
+
+    @property
+    def in_slots(self) -> bool:
+        """Whether the job asks for ranks in worker slots."""
+        return self.launcher == "slots"
 
     @property
     def files(self) -> tuple[str, ...]:

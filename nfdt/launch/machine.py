@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _WILDCARDS = ("0.0.0.0", "::")
@@ -17,11 +18,47 @@ def find_gpus(environment: Mapping[str, str], proc: Path = Path("/proc/driver/nv
     return tuple(str(i) for i, _ in enumerate(proc.iterdir())) if proc.is_dir() else ()
 
 
-def reachable_host(listen_host: str) -> str:
-    """Return the host at which other machines reach a server: for a wildcard, an address of this machine."""
-    if listen_host not in _WILDCARDS:
+def is_wildcard(listen_host: str) -> bool:
+    """Whether a server that listens on this host listens on every address of its machine."""
+    return listen_host in _WILDCARDS
+
+
+def reachable_host(listen_host: str, names: Sequence[str] = ()) -> str:
+    """Return the host at which other machines reach a server.
+
+    Args:
+        listen_host: Host that the server listens on.
+        names: Names and addresses in its certificate. For a wildcard, the first of them that belongs to this machine
+            and is not loopback is preferred to the address of the default route.
+    """
+    if not is_wildcard(listen_host):
         return listen_host
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        probe.connect(("192.0.2.1", 9))  # sends nothing: finds the local address of the outgoing route
-        return str(probe.getsockname()[0])
+    for name in names:
+        if not name.startswith("*") and is_own_address(name, loopback=False):
+            return name
+    with contextlib.suppress(OSError):
+        return route_address("192.0.2.1")
     return socket.gethostname()
+
+
+def is_own_address(host: str, *, loopback: bool | None = None) -> bool:
+    """Whether a host name or address belongs to this machine; with ``loopback``, whether it is its loopback."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind(address)
+    except OSError:
+        return False
+    return loopback is None or ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback is loopback
+
+
+def route_address(host: str) -> str:
+    """Return the address of this machine from which it sends to another host.
+
+    Raises:
+        OSError: The host has no address, or there is no route to it.
+    """
+    family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # sends nothing
+        return str(probe.getsockname()[0])

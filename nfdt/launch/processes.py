@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from nfdt.core.host.private_files import ensure_folder
 from nfdt.core.jobs.launcher import Role
 from nfdt.launch.fork_client import ForkedSlot, ForkServerClient
 from nfdt.launch.slot_end import SlotEnd, keep
@@ -22,8 +23,8 @@ from nfdt.launch.slot_options import SLOT, SlotOptions, shared_environment, slot
 _log = logging.getLogger(__name__)
 
 TERMINATE_S = 5.0
-CRASHES = 5  # number in a row, each within CRASH_S of its start, after which no slot is started again
-CRASH_S = 10.0
+CRASHES = 3  # number in a row, each before the slot was registered, after which no slot is started again
+CRASH_S = 10.0  # an earlier end of a registered slot delays the next start
 MOST_ENDS = 1000  # number of ends that are kept
 RESTART_S = 0.5  # pause after a crash before the next start; doubles with each further crash
 DOUBLINGS = 4
@@ -52,7 +53,8 @@ class LocalLauncher:
         ended: Called with the name of each slot that has ended, on a thread that must not block.
 
     Attributes:
-        given_up: Event that is set when slots end as fast as they are started; then no more are started.
+        given_up: Event that is set when slots end before they are registered, again and again; then no more are
+            started.
     """
 
     def __init__(self, options: SlotOptions, ended: Callable[[str], None] = lambda name: None) -> None:
@@ -62,6 +64,7 @@ class LocalLauncher:
         self._slots: list[_Slot] = []
         self._ends: dict[str, SlotEnd] = {}
         self._crashes = 0
+        self._unregistered = 0  # number of those crashes, in a row, before the slot was registered
         self._crashed_at = 0.0
         self._failed_starts = 0  # number in a row
         self._failed_start_at = 0.0
@@ -70,7 +73,7 @@ class LocalLauncher:
         self._forks_slots = sys.platform.startswith("linux") and options.command == SLOT and not options.gpus
         self.given_up = threading.Event()
         self._stopping = False
-        options.logs.mkdir(parents=True, exist_ok=True, mode=0o700)
+        ensure_folder(options.logs, "Logs of slots")
         self._thread = threading.Thread(target=self._supervise, name="launcher", daemon=True)
         self._thread.start()
 
@@ -92,8 +95,8 @@ class LocalLauncher:
         """Reason why no slots can be started; None while they can."""
         if self.given_up.is_set():
             last = f" The last: {next(reversed(self._ends.values()))}." if self._ends else ""
-            what = f"{CRASHES} times slot processes ended within {CRASH_S:.0f} s of their start"
-            return f"{what}; see {self._options.logs}.{last}"
+            what = f"{CRASHES} times in a row slot processes ended before they were registered"
+            return f"{what}, so no more are started here.{last}"
         if self._failed_starts < FAILED_STARTS:
             return None
         return f"{self._start_error}. It is tried again every {_pause_s(DOUBLINGS + 1):.0f} s"
@@ -137,32 +140,40 @@ class LocalLauncher:
         for slot in [s for s in self._slots if s.process.poll() is not None]:
             self._slots.remove(slot)
             _close_stdin(slot.process)
-            self._note_end(slot)
+            end = self._note_end(slot)
             self._ended(slot.name)
-            self._count(slot.started_at, crashed=slot.process.returncode != 0)
+            self._count(slot.started_at, end)
             self._changed.notify_all()
 
-    def _note_end(self, slot: _Slot) -> None:
+    def _note_end(self, slot: _Slot) -> SlotEnd:
         log, code = self._options.logs / f"{slot.name}.log", int(slot.process.returncode or 0)
+        if slot.process.pid is None and self._fork_server is not None:  # it was never forked
+            log = self._fork_server.log
         if code and self._options.kept_logs is not None:
             log = keep(log, self._options.kept_logs)
-        self._ends[slot.name] = SlotEnd(code, log)
+        end = self._ends[slot.name] = SlotEnd.read(code, log)
         if len(self._ends) > MOST_ENDS:
             del self._ends[next(iter(self._ends))]
-        _log.log(
-            logging.WARNING if code else logging.INFO, "%s slot %s: %s", slot.role, slot.name, self._ends[slot.name]
-        )
+        _log.log(logging.WARNING if code else logging.INFO, "%s slot %s: %s", slot.role, slot.name, end)
+        return end
 
-    def _count(self, started_at: float, *, crashed: bool) -> None:
-        """Count consecutive crashes; processes that end together, for instance with their fork server, count as one."""
+    def _count(self, started_at: float, end: SlotEnd) -> None:
+        """Count consecutive crashes; processes that end together, for instance with their fork server, count as one.
+
+        Crashes of registered slots have other causes, such as a job that takes too much memory.
+        """
         now = time.monotonic()
-        if not crashed or now - started_at >= CRASH_S:
+        if end.registered:
+            self._unregistered = 0
+        if end.returncode == 0 or (end.registered and now - started_at >= CRASH_S):
             self._crashes = 0
         elif started_at > self._crashed_at:
             self._crashes += 1
+            self._unregistered += not end.registered
             self._crashed_at = now
-        if self._crashes >= CRASHES:
+        if self._unregistered >= CRASHES and not self.given_up.is_set():
             self.given_up.set()
+            _log.error("%s", self.failure)
 
     def _pauses(self) -> bool:
         """Whether the pause after a crash or a failed start is not over yet."""

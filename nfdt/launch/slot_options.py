@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from nfdt.core.jobs.launcher import Role
 from nfdt.core.work.slot_connection import PATIENCE_S
@@ -23,9 +24,9 @@ class SlotOptions:
         token: Secret, passed through the environment, never through argv.
         logs: Directory of the slots' standard error; made with mode 0700.
         prefix: Prefix of the slots' names.
-        host: Address that shards listen on.
-        shard_options: More arguments of shard slots, which secure an address that is not loopback.
-        ca_file: PEM certificates to trust, if the server uses TLS.
+        host: Address of this machine at which others reach the slots; shards listen on it.
+        tls: PEM files: ``ca_file`` with certificates to trust, if the server uses TLS, and ``cert_file`` and
+            ``key_file`` to present to a server that asks for certificates.
         gpus: ``CUDA_VISIBLE_DEVICES`` of worker i is ``gpus[i % len(gpus)]``; empty: as inherited.
         wait_s: Seconds for which a slot retries a server that does not answer.
         command: Command line; tests give another one. Slots with another command line, or with GPUs, are not forked.
@@ -38,8 +39,7 @@ class SlotOptions:
     logs: Path
     prefix: str = ""
     host: str = "127.0.0.1"
-    shard_options: tuple[str, ...] = ()
-    ca_file: str | None = None
+    tls: Mapping[str, Any] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
     wait_s: float = PATIENCE_S
     command: Sequence[str] = SLOT
@@ -49,13 +49,11 @@ class SlotOptions:
 
 def slot_arguments(options: SlotOptions, role: Role, name: str) -> list[str]:
     """Return the arguments of one slot, without secrets."""
-    argv = ["--server", options.server, "--role", role, "--name", name, "--watch-stdin"]
-    if role == "shard":
-        argv += ["--host", options.host, *options.shard_options]
+    argv = ["--server", options.server, "--role", role, "--name", name, "--host", options.host, "--watch-stdin"]
     if options.wait_s != PATIENCE_S:
         argv += ["--wait", str(options.wait_s)]
-    if options.ca_file:
-        argv += ["--ca-file", options.ca_file]
+    for name, file in options.tls.items():
+        argv += [f"--{name.replace('_', '-')}", file]
     return argv
 
 

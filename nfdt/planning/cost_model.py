@@ -16,6 +16,7 @@ from nfdt.schedulers import StepTime, lease_size
 from nfdt.schedulers.batch_policies import find_batch_policy
 from nfdt.schedulers.group_shares import share_out
 from nfdt.schedulers.grouping import Groups
+from nfdt.schedulers.ring_network import RingNetwork
 
 ENDLESS = 10**9  # number of tasks in an epoch whose end is far
 STALENESS_SCALE = 16.0  # delay that doubles the samples which an update rule with compensation needs
@@ -62,8 +63,9 @@ class Cluster:
         workers: Workers of the cluster, at least one.
         local_batch: Samples of one worker's reference batch.
         shard_step_s: Seconds that the busiest shard takes per push; pushes to one shard wait for each other.
-        allreduce_s: Seconds to average a gradient within a group.
+        allreduce_s: Seconds to average a gradient among all workers; also within a group that spans machines.
         links: Shared links.
+        network: Machines of the workers by index, and the cost of rings on one of them.
     """
 
     workers: tuple[WorkerCost, ...]
@@ -71,6 +73,14 @@ class Cluster:
     shard_step_s: float = 0.0
     allreduce_s: float = 0.0
     links: tuple[SharedLink, ...] = ()
+    network: RingNetwork = RingNetwork()
+
+    def ring_s(self, members: Sequence[int]) -> float:
+        """Return the seconds to average a gradient within a group; on one machine of several it is a local ring's."""
+        if len(members) < 2:
+            return 0.0
+        near = self.network.several and not self.network.spans(members)
+        return min(self.allreduce_s, self.network.allreduce_s(members)) if near else self.allreduce_s
 
 
 @dataclass(frozen=True)
@@ -234,9 +244,8 @@ def _groups(preset: PlannedPreset, cluster: Cluster) -> list[_Pusher]:
     for share in shares:
         members = [cluster.workers[i] for i in share.members]
         steps = [(m.step.seconds(rows), m.jitter) for m, rows in zip(members, share.rows, strict=True)]
-        inside = cluster.allreduce_s if len(members) > 1 else 0.0
-        exchange_s = max(m.exchange_s + m.ask_s for m in members)
-        pushers.append(_Pusher(share.members[0], float(share.batch), slowest(steps) + inside + exchange_s))
+        exchange_s = cluster.ring_s(share.members) + max(m.exchange_s + m.ask_s for m in members)
+        pushers.append(_Pusher(share.members[0], float(share.batch), slowest(steps) + exchange_s))
     return pushers
 
 

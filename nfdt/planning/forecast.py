@@ -112,7 +112,8 @@ def planned_preset(algorithm: AlgorithmSpec, cluster: Cluster) -> PlannedPreset:
     if algorithm.topology_facts.grouped:
         seconds = [worker.step.seconds(cluster.local_batch) for worker in cluster.workers]
         count = wanted_groups(algorithm.groups)
-        found = choose_groups(seconds) if count is None else divide(seconds, count)
+        network = cluster.network
+        found = choose_groups(seconds, network=network) if count is None else divide(seconds, count, network)
         return PlannedPreset("free", "dbs", groups=explicit_groups(algorithm.groups, len(seconds)) or found)
     if algorithm.plan != "nothing":
         presets = flat_presets(algorithm.batch, algorithm.overlap)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from nfdt.schedulers.sources import TaskSource
 from nfdt.schedulers.tasks import Task
@@ -20,14 +21,18 @@ class LeaseBook:
         rounds: Whether tasks form rounds: round r + 1 is leased only after every part of round r is finished by any
             worker; a round is a step.
         step_samples: Number of samples in a step of the epoch; None: each task (or round) is a step.
+        counted: Whether workers count the samples of a task, whose number is not known before.
     """
 
-    def __init__(self, source: TaskSource, *, rounds: bool = False, step_samples: int | None = None) -> None:
+    def __init__(
+        self, source: TaskSource, *, rounds: bool = False, step_samples: int | None = None, counted: bool = False
+    ) -> None:
         self.samples_finished = 0
         self._finished = 0  # tasks, or rounds
         self._source = source
         self._rounds = rounds
         self._step_samples = step_samples
+        self._counted = counted
         self._ready: deque[Task] = deque()  # taken from the source, not leased: returned or parts of the open round
         self._held: dict[str, dict[int, Task]] = {}
         self._round_begun = False
@@ -50,6 +55,10 @@ class LeaseBook:
         """Return the tasks that the worker holds, without those whose numbers are in ``begun``."""
         return tuple(task for number, task in self._held.get(worker, {}).items() if number not in begun)
 
+    def join(self, worker: str) -> None:
+        """Let a worker take part in the epoch."""
+        self._source.join(worker)
+
     def holders(self) -> tuple[str, ...]:
         """Return the workers that hold tasks."""
         return tuple(w for w, tasks in self._held.items() if tasks)
@@ -59,11 +68,16 @@ class LeaseBook:
         """Number of tasks that are held."""
         return sum(map(len, self._held.values()))
 
-    def finish(self, worker: str, task: int) -> Task | None:
-        """Finish and return a task that the worker holds; None if the worker does not hold it (any more)."""
+    def finish(self, worker: str, task: int, samples: int | None = None) -> Task | None:
+        """Finish and return a task that the worker holds; None if the worker does not hold it (any more).
+
+        ``samples`` is the number that the worker has counted.
+        """
         done = self._held.get(worker, {}).pop(task, None)
         if done is None:
             return None
+        if self._counted and samples is not None:
+            done = replace(done, samples=samples)
         self.samples_finished += done.samples
         if not self._rounds or not self._in_flight:
             self._finished += 1
@@ -77,7 +91,7 @@ class LeaseBook:
     def give_back(self, worker: str, *, begun: Collection[int] = ()) -> int:
         """Requeue the tasks that the worker holds but has not begun; return their number."""
         held = self._held.pop(worker, {})
-        tasks = [task for number, task in held.items() if number not in begun]
+        tasks = self._source.returned([task for number, task in held.items() if number not in begun])
         self._held[worker] = {number: task for number, task in held.items() if number in begun}
         self._ready.extendleft(reversed(tasks))
         return len(tasks)

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from nfdt.schedulers.local_sizes import LocalSizes
 from nfdt.schedulers.ranges import Ranges
+from nfdt.schedulers.sources import SharedTasks
 from nfdt.schedulers.tasks import Position, Task, TaskPlan
 
 
-class SizedTasks:
+class SizedTasks(SharedTasks):
     """The rows of a plan's epoch, each exactly once, in batches whose sizes are not known in advance.
 
     A synchronous round holds as many rows as the plan's rounds, one part per worker. An asynchronous batch holds the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -20,6 +20,14 @@ class TaskSource(Protocol):
 
     def take_round(self) -> list[Task]:
         """Take all parts of the next round; empty if it is not available (yet)."""
+        ...
+
+    def join(self, worker: str) -> None:
+        """Let a worker take part in the epoch."""
+        ...
+
+    def returned(self, tasks: Sequence[Task]) -> Sequence[Task]:
+        """Take tasks back that were not begun; return those that any worker may compute."""
         ...
 
     def divide(self, weights: Mapping[str, float]) -> None:
@@ -53,7 +61,18 @@ class TaskSource(Protocol):
         ...
 
 
-class PlannedTasks:
+class SharedTasks:
+    """Part of a source whose tasks any worker can compute."""
+
+    def join(self, worker: str) -> None:
+        """Do nothing: tasks do not depend on the workers."""
+
+    def returned(self, tasks: Sequence[Task]) -> Sequence[Task]:
+        """Return all tasks: any worker may compute them."""
+        return tasks
+
+
+class PlannedTasks(SharedTasks):
     """The rounds of a plan, from a :class:`Ranges` of their indices."""
 
     def __init__(self, plan: TaskPlan) -> None:
@@ -99,7 +118,7 @@ class PlannedTasks:
         return not self.remaining
 
 
-class FedTasks:
+class FedTasks(SharedTasks):
     """Batches in the order in which a client feeds them; a synchronous round is ``parts`` consecutive ones.
 
     ``parts`` may be set until the first round is taken; ``accepted`` counts the batches fed.

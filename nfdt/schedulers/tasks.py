@@ -24,6 +24,7 @@ class TaskPlan:
     Attributes:
         samples: Rows of the data, n >= 1.
         batch_size: Local batch b0, in rows.
+        row_samples: Samples of a row: 1, or the nominal size of a batch where a row is the index of a batch.
         parts: Local batches per round: 1 for asynchronous presets, M for synchronous ones.
         steps: Maximum number of rounds in the epoch. An epoch ends with its pass, as in Keras: the next one begins a
             new pass. None for a whole pass, ``ceil(n / (parts * b0))``.
@@ -37,6 +38,7 @@ class TaskPlan:
     steps: int | None = None
     begin: Position = Position()
     synchronous: bool = False
+    row_samples: int = 1
 
     def __len__(self) -> int:
         """Return the number of rounds in the epoch."""
@@ -57,7 +59,7 @@ class TaskPlan:
                 round=self.begin.round + index if self.synchronous else 0,
                 part=part,
                 parts=len(starts),
-                samples=min(row + self.batch_size, stop) - row,
+                samples=(min(row + self.batch_size, stop) - row) * self.row_samples,
             )
             for part, row in enumerate(starts)
         )

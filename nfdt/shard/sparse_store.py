@@ -134,7 +134,7 @@ class SparseStore:
     def statistics(self) -> dict[str, Any]:
         """Return counts of this shard and per worker, ready for JSON."""
         with self._changed:
-            return {**self._dense.statistics(), "busy_s": self._busy_s, "wait_s": self._waited_s}
+            return {**self._dense.statistics(), "size": self.size, "busy_s": self._busy_s, "wait_s": self._waited_s}
 
     def read(self, *, weights_only: bool = False) -> tuple[Vector, dict[int, npt.NDArray[Any]]]:
         """Return copies of the weights and of the shard's part of the optimizer's variables, at one moment."""

@@ -154,7 +154,7 @@ class ShardStore:
     def statistics(self) -> dict[str, Any]:
         """Return counts of this shard and per worker, ready for JSON."""
         with self._changed:
-            return {"version": self.version, **self._statistics.to_json()}
+            return {"version": self.version, "size": self.size, **self._statistics.to_json()}
 
     def read(self, *, weights_only: bool = False) -> tuple[Vector, dict[int, npt.NDArray[Any]]]:
         """Return copies of the weights and of the shard's part of the optimizer's variables, at one moment."""

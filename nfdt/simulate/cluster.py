@@ -60,6 +60,8 @@ class Workers(LinkDescription):
         fails_at_s: Time at which the worker is lost; None: never.
         returns_after_s: Seconds from the loss until another worker replaces it; None: it is not replaced.
         link: Name of a link under ``[links]`` that the workers share with others.
+        machine: Name of the machine that all these workers are on; empty: each has its own. Rings of allreduce on one
+            machine do not use its link.
     """
 
     count: int = Field(1, ge=1, le=MAX_WORKERS)
@@ -72,6 +74,7 @@ class Workers(LinkDescription):
     fails_at_s: NonNegative | None = None
     returns_after_s: NonNegative | None = None
     link: str | None = None
+    machine: str = ""
 
     @model_validator(mode="after")
     def _sensible(self) -> Self:

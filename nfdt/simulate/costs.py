@@ -32,8 +32,10 @@ def costs_of(cluster: ClusterDescription, batch_size: int, weights: int) -> Clus
     for name, link in cluster.links.items():
         members = frozenset(number for number, worker in enumerate(described) if worker.link == name)
         shared.append(SharedLink(size * _s_per_byte(link), members))
-    allreduce_s = VirtualNetwork(cluster, 1).allreduce_s(described, size)
-    return Cluster(tuple(workers), batch_size, apply_s, allreduce_s, tuple(s for s in shared if s.busy_s and s.workers))
+    network = VirtualNetwork(cluster, 1)
+    busy = tuple(link for link in shared if link.busy_s and link.workers)
+    allreduce_s = network.allreduce_s(described, size)
+    return Cluster(tuple(workers), batch_size, apply_s, allreduce_s, busy, network.rings(size))
 
 
 def _s_per_byte(link: LinkDescription) -> float:

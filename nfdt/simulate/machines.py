@@ -9,6 +9,7 @@ import numpy as np
 
 from nfdt.coordinator.online_planner import ShardLoad
 from nfdt.schedulers import StepTime
+from nfdt.schedulers.ring_network import ONE_MACHINE, RingLink, RingNetwork
 from nfdt.simulate.cluster import ClusterDescription, LinkDescription, Workers
 
 
@@ -141,17 +142,26 @@ class VirtualNetwork:
         return ShardLoad(self.apply_s, self._waited_s / max(1, self._pushes))
 
     def allreduce_s(self, members: Sequence[Workers], size: int) -> float:
-        """Return the seconds of a ring allreduce of ``size`` bytes among the members.
-
-        With ``n`` members: ``2 (n-1) lat + 2 (n-1)/n bytes / bandwidth``.
-        """
-        count = len(members)
-        if count < 2:
+        """Return the seconds of a ring allreduce of ``size`` bytes among the members."""
+        if len(members) < 2:
             return 0.0
+        names = {member.machine for member in members}
+        link = ONE_MACHINE if len(names) == 1 and "" not in names else self._ring_link(members)
+        return link.allreduce_s(len(members), size)
+
+    def rings(self, size: int) -> RingNetwork:
+        """Return the machines of all workers and the cost of rings among them, for gradients of ``size`` bytes."""
+        described = self._cluster.each()
+        machines = tuple(worker.machine or f"worker-{number}" for number, worker in enumerate(described))
+        if not any(worker.machine for worker in described):
+            return RingNetwork(size=size)
+        return RingNetwork(machines, size, between=self._ring_link(described))
+
+    def _ring_link(self, members: Sequence[Workers]) -> RingLink:
+        """Return the cost of a ring on the links of the members: that of the slowest."""
         links = [*members, *(self._cluster.links[m.link] for m in members if m.link is not None)]
-        latency_s = max(link.latency_ms for link in links) / 1000
         s_per_byte = max(8e-6 / link.bandwidth_mbit if link.bandwidth_mbit else 0.0 for link in links)
-        return 2 * (count - 1) * latency_s + 2 * (count - 1) / count * size * s_per_byte
+        return RingLink(max(link.latency_ms for link in links) / 1000, s_per_byte)
 
 
 def _both(link: LinkDescription) -> tuple[VirtualLane, VirtualLane]:

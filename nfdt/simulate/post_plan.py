@@ -45,7 +45,7 @@ class PostPlan:
         every_machine = tuple(m.number for m in machines)
         self._plan: GroupPlan | None = None
         if view_of(spec).forms_groups or view_of(spec).may_form_groups(spec):
-            self._plan = GroupPlan(spec)
+            self._plan = GroupPlan(spec, network.rings(self._bytes))
         if self._plan is not None and view_of(spec).forms_groups:
             self._measure(self._plan)
             self._form(self._plan.explicit or tuple(sorted(self._plan.choose((every_machine,)))))
@@ -69,6 +69,16 @@ class PostPlan:
     def may_turn(self) -> bool:
         """Whether the workers are flat and may become groups."""
         return view_of(self.spec).may_form_groups(self.spec)
+
+    @property
+    def weights(self) -> int:
+        """Number of elements of the model."""
+        return self._bytes // 4
+
+    def machines_of(self, workers: Sequence[SimulatedWorker]) -> dict[str, str]:
+        """Return the name of each worker's machine; empty where it has its own and none is described."""
+        network = self._network.rings(self._bytes)
+        return {worker.name: network.machine(worker.post.members[0]) for worker in workers}
 
     def member_stepped(self, machine: int, samples: int, seconds: float) -> None:
         """Record that a machine has done its part of a step."""

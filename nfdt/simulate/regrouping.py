@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from nfdt.coordinator.coordinator import Coordinator
@@ -56,7 +57,8 @@ class Regrouping:
             self._replace_all("speeds have changed")
             coordinator.expect(len(plan.posts))
         elif plan.may_turn and len(living) == len(self._roster.workers):
-            choice = coordinator.plan_groups(self._network.load, remaining_s)
+            load = replace(self._network.load, weights=plan.weights)
+            choice = coordinator.plan_groups(load, remaining_s, plan.machines_of(living))
             if choice is not None:
                 plan.turn(choice.preset.groups)
                 self._emit("plan", plan_event(choice))

@@ -1,4 +1,4 @@
-"""A slot: a process that becomes one worker or one shard of a job; forked, or ``python -m nfdt.worker.slot``.
+"""A slot: a process that becomes a worker, a shard or a rank of a job; forked, or ``python -m nfdt.worker.slot``.
 
 It loads TensorFlow at once, so that jobs start fast. It is registered at the job server over one stream:
 the server treats the end of the stream as the end of the process.
@@ -19,21 +19,23 @@ from typing import Any
 
 import grpc
 
-from nfdt.core.errors import NfdtError, ServerUnreachable
+from nfdt.core.errors import NfdtError, NotInstalled, ServerUnreachable
 from nfdt.core.host.fast_imports import quick_imports
 from nfdt.core.host.machine import give_back_memory
 from nfdt.core.host.parent import die_with_parent
 from nfdt.core.program.manifest import Manifest
-from nfdt.core.specs.job import parse_job
+from nfdt.core.specs.job import JobSpec, parse_job
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire import workers_pb2_grpc
-from nfdt.core.wire.channel import is_loopback, open_channel, split_address
+from nfdt.core.wire.channel import LOOPBACK, open_channel
 from nfdt.core.work.artifacts import ArtifactReader, default_cache
 from nfdt.core.work.slot_connection import PATIENCE_S, NextCalls, Patience, SlotStream, describe_failure, make_hello
 
 logger = logging.getLogger(__name__)
 
 IDLE_BYTES = 2**30  # memory that a slot may keep between two jobs
+RANK_END_S = 5.0  # time for a dismissed rank to finish with the others
+BLAME_S = 10.0  # time for the server to dismiss a rank that has failed
 
 
 class SlotProcess:
@@ -44,8 +46,8 @@ class SlotProcess:
         token: Token of the server.
         role: ``"worker"`` or ``"shard"``.
         name: Name of the slot, unique among the server's slots.
-        ca_file: PEM certificates to trust, if the server uses TLS.
-        listening: Options of a shard's listener: ``host``, ``cert``, ``key``, ``insecure`` of ``start_shard``.
+        tls: ``ca_file``, ``cert_file``, ``key_file`` of :func:`nfdt.core.wire.channel.open_channel`.
+        host: Address of this machine at which others reach the slot; shards listen on it.
         patience_s: Time limit for a server, or a shard, that does not answer, in seconds.
     """
 
@@ -56,33 +58,36 @@ class SlotProcess:
         role: str,
         name: str,
         *,
-        ca_file: str | None,
-        listening: Mapping[str, Any],
+        tls: Mapping[str, Any],
+        host: str = LOOPBACK,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        self._address, self._role, self._name = address, role, name
-        self._ca_file, self._listening, self._patience_s = ca_file, listening, patience_s
-        self._channel = open_channel(address, token, ca_file=ca_file)
+        self._address, self._token, self._role, self._name = address, token, role, name
+        self._tls, self._host, self._patience_s = tls, host, patience_s
+        self._channel = open_channel(address, token, **tls)
         self._stub: Any = workers_pb2_grpc.WorkersStub(self._channel)
-        self._stream = SlotStream(self._stub, make_hello(name, role, resumes=True, patience_s=patience_s), address)
+        hello = make_hello(name, role, address=host, resumes=True, patience_s=patience_s)
+        self._stream = SlotStream(self._stub, hello, address)
         self._inbox: queue.SimpleQueue[pb.Assignment | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
+        self._is_rank = False
 
     def run(self) -> None:
-        """Register and serve assignments until dismissed.
+        """Load TensorFlow, then register and serve assignments until dismissed.
 
         Raises:
+            NotInstalled: TensorFlow or Keras cannot be imported.
             NfdtError: The server is gone or refuses this slot.
         """
-        threading.Thread(target=self._listen, name="assignments", daemon=True).start()
-        load()
+        _require_modules()
         if self._role == "worker":
             _share_gpus()
+        threading.Thread(target=self._listen, name="assignments", daemon=True).start()
         while (assignment := self._inbox.get()) is not None:
             kind = assignment.WhichOneof("assignment")
             if kind == "dismiss":
                 break
-            if kind in ("shard", "worker") and not self._serve(assignment, kind):
+            if kind in ("shard", "worker", "rank") and not self._serve(assignment, kind):
                 break
         self._stream.close()
         self._channel.close()
@@ -98,6 +103,8 @@ class SlotProcess:
                     self._stopped.clear()
                 self._inbox.put(assignment)
                 if kind == "dismiss":
+                    if self._is_rank:
+                        self._end_rank(0.0 if assignment.dismiss.now else RANK_END_S)
                     return
         except NfdtError as error:
             if self._stream.closed:
@@ -108,12 +115,21 @@ class SlotProcess:
                 os._exit(error.exit_code)
         self._inbox.put(None)
 
+    def _end_rank(self, within_s: float) -> None:
+        """End this process, whose main thread may wait for other ranks."""
+        timer = threading.Timer(within_s, os._exit, (0,))
+        timer.daemon = True
+        timer.start()
+
     def _serve(self, assignment: pb.Assignment, kind: str) -> bool:
         """Run one assignment; return whether this process may serve another job afterwards."""
-        job_id = getattr(assignment, kind).job_id
+        job_id = _job_of(assignment)
+        self._is_rank = kind == "rank"
         try:
             if kind == "worker":
                 self._run_worker(assignment.worker)
+            elif kind == "rank":
+                self._run_rank(assignment.rank)
             else:
                 self._run_shard(assignment.shard)
         except Exception as error:  # any exception of the user's code fails the job, not this process
@@ -121,8 +137,10 @@ class SlotProcess:
                 logger.info("%s: job %s is over (%s)", self._name, job_id, error)
             else:
                 logger.exception("%s: job %s failed", self._name, job_id)
-                self._stream.send(failed=describe_failure(job_id, error))
-                return True
+                self._stream.send(failed=self._describe(assignment, error))
+                return self._may_serve_again()
+        if self._is_rank:
+            return False
         if (kept := give_back_memory()) > IDLE_BYTES:
             # TensorFlow's allocator keeps its peak memory, many times the weights; the parent of this process
             # starts another one.
@@ -131,8 +149,23 @@ class SlotProcess:
         self._stream.send(finished=pb.SlotFinished(job_id=job_id))
         return True
 
-    def _reader(self, job_id: str, shared: str) -> ArtifactReader:
-        return ArtifactReader(self._stub, job_id, shared, default_cache(), self._address)
+    def _describe(self, assignment: pb.Assignment, error: Exception) -> pb.SlotFailed:
+        if not self._is_rank:
+            return describe_failure(_job_of(assignment), error)
+        name = f"rank-{assignment.rank.rank}"
+        return describe_failure(assignment.rank.job_id, error, failed_in=name, unquotes_keys=False)
+
+    def _may_serve_again(self) -> bool:
+        """Return whether this process may serve another job after a failure; a rank ends, in order or not."""
+        if self._is_rank:
+            self._stopped.wait(BLAME_S)
+            logging.shutdown()
+            os._exit(0)  # an orderly exit would wait for ranks that wait for this one
+        return True
+
+    def _reader(self, job_id: str, shared: str, spec: JobSpec) -> ArtifactReader:
+        whole_bytes = spec.cluster.fetch_whole_mb * 2**20
+        return ArtifactReader(self._stub, job_id, shared, default_cache(), self._address, whole_bytes)
 
     def _run_worker(self, assignment: pb.WorkerAssignment) -> None:
         _limit_threads(assignment.threads)
@@ -143,12 +176,11 @@ class SlotProcess:
         from nfdt.worker.worker import Worker
 
         spec = parse_job(assignment.spec_json)
-        reader = self._reader(assignment.job_id, assignment.artifact_dir)
+        reader = self._reader(assignment.job_id, assignment.artifact_dir, spec)
         manifest = Manifest.from_bytes(reader.read(spec.program))
         layout = manifest.layout
         addresses = list(assignment.shards)
         tables = sparse_tables(manifest, spec.algorithm, len(addresses))
-        local = all(is_loopback(split_address(address)[0]) for address in addresses)
         job = (assignment.job_id, assignment.job_token)
         calls = NextCalls(self._stub, job, self._address, self._patience_s, self._stopped)
         client = StreamClient(
@@ -162,7 +194,7 @@ class SlotProcess:
             choice=make_choice(spec.algorithm, layout.size),
             tables=tables,
             emulated=make_link(spec.cluster.emulate, assignment.index, self._stopped),
-            ca_file=None if local else self._ca_file,
+            ca_file=assignment.shard_ca or None,
         )
         try:
             worker = Worker(
@@ -172,15 +204,29 @@ class SlotProcess:
                 manifest,
                 read=reader.read,
                 open_array=reader.open_array,
+                open_rows=reader.open_rows,
                 client=client,
                 ask=calls.ask,
+                take_rows=calls.take_rows,
                 stopped=self._stopped,
                 tables=tables,
             )
             self._stream.send(ready=pb.SlotReady(job_id=assignment.job_id))
             worker.run()
+            logger.info("%s: fetched %d bytes for job %s", self._name, reader.fetched_bytes, assignment.job_id)
         finally:
             client.close()
+
+    def _run_rank(self, assignment: pb.RankAssignment) -> None:
+        from hfdt.runtime.slot_rank import ServerAccess, run_rank
+
+        job_id = assignment.job_id
+        server = ServerAccess(self._address, self._token, self._tls, self._host, self._stub)
+
+        def open_artifacts(spec: JobSpec, folder: str) -> ArtifactReader:
+            return self._reader(job_id, assignment.artifact_dir, spec)
+
+        run_rank(assignment, server, open_artifacts, lambda: self._stream.send(ready=pb.SlotReady(job_id=job_id)))
 
     def _run_shard(self, assignment: pb.ShardAssignment) -> None:
         from nfdt.core.program.code import load_code
@@ -188,7 +234,7 @@ class SlotProcess:
         from nfdt.shard.servicer import start_shard
 
         spec = parse_job(assignment.spec_json)
-        reader = self._reader(assignment.job_id, assignment.artifact_dir)
+        reader = self._reader(assignment.job_id, assignment.artifact_dir, spec)
         manifest = Manifest.from_bytes(reader.read(spec.program))
         shard = start_shard(
             manifest,
@@ -199,13 +245,21 @@ class SlotProcess:
             workers=spec.cluster.workers,
             token=assignment.job_token,
             custom_objects=load_code(manifest, reader.read, allow_code=spec.code).objects,
-            **self._listening,
+            host=self._host,
+            cert=assignment.tls_cert or None,
+            key=assignment.tls_key or None,
+            insecure=not self._tls.get("ca_file"),  # a server that is reached in plain text was started as insecure
         )
         try:
+            logger.info("%s: shard %d serves at %s", self._name, assignment.index, shard.address)
             self._stream.send(ready=pb.SlotReady(job_id=assignment.job_id, address=shard.address))
             self._stopped.wait()
         finally:
             shard.stop()
+
+
+def _job_of(assignment: pb.Assignment) -> str:
+    return str(getattr(assignment, assignment.WhichOneof("assignment") or "").job_id)
 
 
 def load() -> None:
@@ -221,6 +275,18 @@ def load() -> None:
         import nfdt.transport.emulated_link
         import nfdt.transport.stream
         import nfdt.worker.worker  # noqa: F401
+
+
+def _require_modules() -> None:
+    try:
+        load()
+    except ImportError as error:
+        logger.info("the modules of a slot cannot be imported", exc_info=True)
+        raise NotInstalled(
+            f"A slot cannot import its modules with {sys.executable}: {error}. Expected: TensorFlow and Keras there. "
+            "Install them, in NFDT's checkout: pip install '.[cpu]' (with GPUs '.[tensorflow]'). "
+            "Then start the server, or `nfdt worker`, again."
+        ) from error
 
 
 def _share_gpus() -> None:
@@ -250,11 +316,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--role", choices=("worker", "shard"), required=True)
     parser.add_argument("--name", default=f"{socket.gethostname()}-{os.getpid()}")
     parser.add_argument("--token-file")
-    parser.add_argument("--ca-file")
-    parser.add_argument("--host", default="127.0.0.1", help="address a shard listens on")
-    parser.add_argument("--tls-cert", help="of a shard that does not listen on loopback")
-    parser.add_argument("--tls-key")
-    parser.add_argument("--insecure", action="store_true", help="let a shard speak plain text on a network")
+    for name in ("--ca-file", "--cert-file", "--key-file"):
+        parser.add_argument(name)
+    parser.add_argument("--host", default=LOOPBACK, help="address of this machine at which others reach the slot")
     parser.add_argument("--wait", type=float, default=PATIENCE_S, metavar="SECONDS", help="for a server that is silent")
     parser.add_argument("--watch-stdin", action="store_true", help="exit when standard input closes")
     parser.add_argument("--log-level", default="info")
@@ -269,11 +333,9 @@ def main(argv: list[str] | None = None) -> int:
     if options.token_file:
         token = Path(options.token_file).read_text().strip()
     try:
-        listening = {"host": options.host, "insecure": options.insecure}
-        if options.tls_cert:
-            listening |= {"cert": options.tls_cert, "key": options.tls_key}
-        security = {"ca_file": options.ca_file, "listening": listening}
-        SlotProcess(options.server, token, options.role, options.name, patience_s=options.wait, **security).run()
+        tls = {name: getattr(options, name) for name in ("ca_file", "cert_file", "key_file")}
+        place = (options.server, token, options.role, options.name)
+        SlotProcess(*place, tls=tls, host=options.host, patience_s=options.wait).run()
     except (NfdtError, grpc.RpcError) as error:
         logger.error("%s", error)
         return getattr(error, "exit_code", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
@@ -19,8 +20,11 @@ from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.emulation import Emulation
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.training import evaluate, gradient_step, merge
+from nfdt.core.training.data import RowArray
 from nfdt.core.training.direct_call import Prepared
+from nfdt.core.training.host_batches import rows_of
 from nfdt.core.training.job_model import JobModel
+from nfdt.core.training.sources import RowTaker
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.heartbeat import Heartbeat
@@ -33,6 +37,7 @@ from nfdt.worker.task_times import FinishedTask, TaskTimes, report_finished
 
 logger = logging.getLogger(__name__)
 
+TakeRows = Callable[[pb.TakeRowsRequest], pb.TakeRowsReply]
 Ask = Callable[[pb.NextRequest], pb.NextReply]
 WAIT_S = 10.0
 
@@ -47,10 +52,12 @@ class Worker:
         manifest: Manifest of the program.
         read: Function that returns an artifact's bytes by its sha256.
         open_array: Function that returns an artifact that is a ``.npy`` file as a (memory-mapped) array.
+        open_rows: The same for an array of which only some rows are needed; default: ``open_array``.
         client: Client of the shards.
         ask: Function for one call of ``Workers.Next``.
         stopped: Event that is set when the job is over for this worker, also in the middle of an instruction.
         tables: Indices of the variables that the client exchanges by rows.
+        take_rows: Function for one call of ``Workers.TakeRows``; None: this worker runs no datasets.
     """
 
     def __init__(
@@ -66,11 +73,18 @@ class Worker:
         ask: Ask,
         stopped: threading.Event,
         tables: Sequence[int] = (),
+        open_rows: Callable[[str], Array | RowArray] | None = None,
+        take_rows: TakeRows | None = None,
     ) -> None:
         self._spec, self._name, self._index = spec, name, index
         self._client, self._ask, self._stopped = client, ask, stopped
         self._pipeline: Pipeline[FinishedTask] = Pipeline(client, spec.algorithm.overlap)
-        self._job = JobModel(spec, manifest, read, open_array, number=index, owner=lambda: name)
+        rows = (
+            RowTaker(index, functools.partial(_take_rows, take_rows, name), stopped) if take_rows is not None else None
+        )
+        self._job = JobModel(
+            spec, manifest, read, open_array, open_rows=open_rows, number=index, owner=lambda: name, rows=rows
+        )
         model, layout = self._job.model, self._job.layout
         self._step = gradient_step.GradientStep(model, layout, loss_scale=manifest.loss_scale, tables=tables)
         self._evaluate = evaluate.EvaluateStep(model, layout)
@@ -84,10 +98,17 @@ class Worker:
 
     def run(self) -> None:
         """Work until the instruction to leave, or until stopped."""
+        try:
+            self._run()
+        finally:
+            self._job.close()
+
+    def _run(self) -> None:
         report = ins.Report()
         while not self._stopped.is_set():
             began = time.perf_counter()
-            instruction = read_instruction(self._ask(self._request(report)))
+            supply = self._job.supply(self._heartbeat)
+            instruction = read_instruction(self._ask(self._request(replace(report, supply=supply))))
             self._statistics.wait_s += time.perf_counter() - began
             if isinstance(instruction, ins.Leave):
                 logger.info("%s leaves: %s", self._name, instruction.reason)
@@ -123,11 +144,9 @@ class Worker:
         return request
 
     def _on_begin_epoch(self, begin: ins.BeginEpoch) -> ins.Report:
-        self._job.check_order(begin.order_crc)
         self._epoch, self._epoch_steps, self._logs = begin.epoch, 0, {}
         self._pipeline.forget()
-        self._job.metrics.reset()
-        self._job.take_untrained(begin.untrained)
+        self._job.begin_epoch(begin)
         return ins.Report()
 
     def _on_work(self, work: ins.Work) -> ins.Report:
@@ -141,6 +160,7 @@ class Worker:
             self._exchange(finished, self._pipeline.drain)
             self._pipeline.forget()
         self._times.begin(self._statistics.compute_s)
+        self._job.prefetch(self._job.train, work.tasks)
         batch: Any = None
         for task, following in zip(work.tasks, (*work.tasks[1:], None), strict=True):
             if self._stopped.is_set():
@@ -159,7 +179,7 @@ class Worker:
 
     def _train_on(self, batch: Prepared, task: Task, *, want_weights: bool) -> Mapping[str, Any]:
         """Compute a gradient and send it."""
-        samples = task.stop - task.start
+        samples = batch.samples
         statistics = self._statistics
         began = time.perf_counter()
         held = self._pipeline.weights()
@@ -202,6 +222,7 @@ class Worker:
 
     def _on_collect_state(self, collect: ins.CollectState) -> ins.Report:
         self._pipeline.forget()  # the weights may be replaced before training continues
+        self._job.end_epoch(collect)
         untrained = merge.encode_arrays(self._job.untrained.read())
         state = ins.EpochState(collect.epoch, untrained, self._job.metrics.collect(), self._epoch_steps)
         return ins.Report(epoch_state=state)
@@ -213,7 +234,9 @@ class Worker:
         weights = self._pipeline.weights(exact=True).weights
         self._job.take_untrained(request.untrained)
         source = self._job.validation
-        batches = ((self._job.batch(source, task), task.stop - task.start) for task in request.tasks)
+        self._job.begin_validation(request.epoch)
+        self._job.prefetch(source, request.tasks)
+        batches = ((batch, rows_of(batch)) for batch in (self._job.batch(source, task) for task in request.tasks))
         metrics = self._job.evaluate(batches, lambda batch: self._evaluate(weights, batch), self._heartbeat)
         return ins.Report(evaluated=ins.Evaluated(request.epoch, tuple(t.task for t in request.tasks), metrics))
 
@@ -226,6 +249,14 @@ class Worker:
         wanted = emulate.step_s(self._index, seconds, self._spec.batch_share(samples))
         if wanted > seconds:
             self._stopped.wait(wanted - seconds)
+
+
+def _take_rows(call: TakeRows, name: str, iteration: int, pass_index: int, number: int) -> tuple[int, int] | None:
+    """Take rows of a dataset for the worker of this name."""
+    request = pb.TakeRowsRequest(worker=name, iteration=iteration, number=number)
+    setattr(request, "pass", pass_index)  # a Python keyword
+    reply = call(request)
+    return (reply.begin, reply.end) if reply.end else None
 
 
 def _all_or_nothing(gradient: Any) -> Any:

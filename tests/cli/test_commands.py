@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 import nfdt
 from nfdt.cli import cli, hfdt
+from nfdt.cli.mpi import rank_options
 from nfdt.cli.options import parse_settings
 from nfdt.core.errors import UsageError
 
@@ -73,11 +74,19 @@ def test_a_mistake_is_one_message_with_its_exit_code(nfdt_command, arguments, co
 
 
 @pytest.mark.parametrize("algorithm", ["allreduce", "group-sync"])
-def test_ranks_of_mpi_are_no_workers_of_a_job_that_launches_its_own(nfdt_command, algorithm):
-    rank_0 = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "3"}
-    done = nfdt_command("mpi", "--algorithm", algorithm, __file__, **rank_0)
-    assert done.exit_code == 2
-    assert f"Received: '{algorithm}'" in done.output
+def test_rings_of_an_mpi_launch_take_its_ranks(algorithm):
+    given = {"algorithm": algorithm, "server": "127.0.0.1:1"}
+    assert rank_options(given, 8) == {**given, "workers": 8, "launcher": "slots"}
+    assert rank_options({**given, "workers": 2}, 8)["workers"] == 2
+    with pytest.raises(UsageError, match="at most 2 workers"):
+        rank_options({**given, "workers": 3}, 2)
+    with pytest.raises(UsageError, match="launcher: expected none"):
+        rank_options({**given, "launcher": "horovodrun"}, 8)
+
+
+def test_flat_algorithms_of_an_mpi_launch_need_no_rings():
+    given = {"algorithm": "asgd", "server": "127.0.0.1:1"}
+    assert rank_options(given, 8) == {**given, "workers": 8}
 
 
 @pytest.mark.parametrize("arguments", [("jobs", "list"), ("jobs", "show", "job-1"), ("worker", "--wait", "0")])

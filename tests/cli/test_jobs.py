@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import socket
 import subprocess
 import sys
 
@@ -14,6 +16,8 @@ import nfdt
 from tests.support.scripts import DEADLINE_S, NFDT, environment, start_server, start_workers, stop
 
 SUBMIT = """
+import sys
+sys.modules.update(dict.fromkeys(("cryptography", "grpc_health", "psutil")))  # a client needs none of them
 import keras, nfdt, numpy as np
 
 def main():
@@ -114,3 +118,74 @@ def test_an_unknown_job_is_named(jobs):
     done = jobs("show", "job-that-never-was")
     assert done.returncode == 2
     assert "job-that-never-was" in done.stderr
+
+
+SCRIPT = """
+import keras, numpy as np
+keras.utils.set_random_seed(1)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("adam", "mse")
+model.fit(np.random.rand(320, 4).astype("float32"), np.random.rand(320, 1), batch_size=32, epochs=12)
+raise AssertionError("the script goes on after its fit")
+"""
+
+
+@pytest.fixture(scope="module")
+def resumed(cluster, tmp_path_factory):
+    """Submit a script, cancel its job after an epoch, resume it; return both jobs."""
+    script = tmp_path_factory.mktemp("script") / "slow_train.py"
+    script.write_text(SCRIPT)
+
+    def command(*arguments):
+        done = subprocess.run(
+            [*NFDT, *arguments], env=environment(**cluster.env()), capture_output=True, text=True, timeout=DEADLINE_S
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""
+
+    slowly = ("--workers", "1", "--set", "emulate.step_ms=50")
+    job = command("run", "--detach", *slowly, str(script))
+    handle = nfdt.attach(job, server=cluster.address, token_file=str(cluster.token_file))
+    next(event for event in handle.events() if event.kind == "epoch_end")
+    handle.cancel()
+    list(handle.events())
+    return job, command("jobs", "resume", job)
+
+
+def test_a_detached_script_prints_its_job_which_is_listed_with_user_and_script(jobs, resumed):
+    listed = json.loads(jobs("list", "--format", "json").stdout)
+    entry = next(entry for entry in listed if entry["job_id"] == resumed[0])
+    assert (entry["user"], entry["script"], entry["state"]) == (getpass.getuser(), "slow_train.py", "cancelled")
+    assert entry["ended_at"] > entry["started_at"] >= entry["submitted_at"]
+    (line,) = [line for line in jobs("list").stdout.splitlines() if line.startswith(resumed[0])]
+    assert "slow_train.py" in line
+
+
+def test_a_resumed_job_trains_as_many_steps_as_one_that_was_never_cancelled(jobs, resumed, tmp_path):
+    assert jobs("attach", resumed[1]).returncode == 0
+    assert jobs("result", resumed[1], "--output", str(tmp_path / "m.keras")).returncode == 0
+    assert int(keras.models.load_model(tmp_path / "m.keras").optimizer.iterations) == 12 * 10
+
+
+def test_a_deleted_job_is_not_listed_any_more(jobs, resumed):
+    assert "are free" in jobs("delete", resumed[0]).stderr
+    assert resumed[0] not in jobs("list").stdout
+    assert jobs("delete", resumed[0]).returncode == 2
+
+
+def test_an_age_without_a_unit_is_refused(jobs):
+    done = jobs("prune", "--older-than", "soon")
+    assert done.returncode == 2
+    assert "12h" in done.stderr
+
+
+def test_workers_lists_the_slots_of_each_machine(cluster, job):
+    command = [*NFDT, "workers"]
+    text = subprocess.run(command, env=environment(**cluster.env()), capture_output=True, text=True, timeout=DEADLINE_S)
+    assert text.stdout.splitlines()[0].split()[:4] == ["machine", "role", "slot", "doing"]
+    command += ["--format", "json"]
+    done = subprocess.run(command, env=environment(**cluster.env()), capture_output=True, text=True, timeout=DEADLINE_S)
+    slots = json.loads(done.stdout)
+    assert {slot["role"] for slot in slots} == {"worker", "shard"}
+    assert {slot["machine"] for slot in slots} == {socket.gethostname()}
+    assert {slot["versions"]["keras"] for slot in slots} == {keras.__version__}

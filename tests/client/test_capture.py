@@ -126,6 +126,7 @@ STREAMS = {
 @pytest.mark.parametrize("make", STREAMS.values(), ids=STREAMS.keys())
 def test_streams_are_what_keras_would_train_on(read, make):
     captured = read(**make(), shuffle=False)
+    captured.read_here("a test compares the batches")
     assert isinstance(captured.train, Stream)
     want = list(keras_batches(**make()))
     same(captured.sample_batch(), want[0])
@@ -142,7 +143,7 @@ def test_a_generator_goes_on_over_epochs(read):
             yield np.full((2, 3), i), np.zeros((2, 1))
 
     train = read(count(), steps_per_epoch=3, shuffle=False).train
-    train.peek()
+    train.first()
     firsts = [[int(batch[0][0, 0]) for batch in train.epoch()] for _ in range(3)]
     assert firsts == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
 
@@ -159,7 +160,7 @@ def test_a_dataset_begins_anew_each_epoch_and_peeking_loses_nothing(read):
     with pytest.warns(UserWarning, match="shuffle"):
         train = read(tf.data.Dataset.from_generator(once, output_signature=spec)).train
     assert train.batches is None
-    train.peek()
+    train.first()
     for _ in range(2):
         with pytest.warns(UserWarning, match="ran out of data"):
             assert [int(batch[0][0, 0]) for batch in train.epoch()] == [0, 1, 2]

@@ -229,7 +229,7 @@ def test_of_several_algorithms_one_has_to_read_an_option(tmp_path):
 
 
 def test_a_misspelt_variable_is_reported_and_those_of_our_own_commands_are_not(tmp_path, caplog):
-    layered({}, {"NFDT_WORKERZ": "3", "NFDT_MEETING_DIR": "/x", "OTHER": "y"}, tmp_path)
+    layered({}, {"NFDT_WORKERZ": "3", "NFDT_RENDEZVOUS_DIR": "/x", "OTHER": "y"}, tmp_path)
     (warning,) = [record.getMessage() for record in caplog.records]
     assert warning == "NFDT_WORKERZ in the environment is no option and is ignored. Did you mean 'NFDT_WORKERS'?"
 

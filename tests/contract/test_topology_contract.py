@@ -39,9 +39,20 @@ def job(name: str, kind: str = "arrays") -> JobSpec:
 class Rings:
     """Launcher whose rings never start, and never fail."""
 
-    def claim(self, job_id, shape):
+    forms_again, spans_machines, machines = False, True, ()
+
+    def place(self, groups, *, together):
+        return True
+
+    def claim(self, shape):
         return SimpleNamespace(
-            name="ring-1", shape=shape, command=["mpirun"], log="ring.log", failure=None, messages=lambda: ([], [])
+            name="ring-1",
+            shape=shape,
+            origin="mpirun",
+            log="ring.log",
+            failure=None,
+            awaited_slots=0,
+            messages=lambda: ([], []),
         )
 
 
@@ -61,7 +72,7 @@ def make(name: str) -> Topology:
     slots = JobSlots(server, "job", spec, "", "token", lambda *message: None, kind.view.slots_wanted(spec))
     condition = threading.Condition()
     context = TopologyContext(
-        server, "job", slots, Log(), condition, lambda missing: None, lambda: None, lambda error: None
+        server, "job", slots, Log(), Rings(), condition, lambda missing: None, lambda: None, lambda error: None
     )
     return kind(context, spec)
 

@@ -159,7 +159,7 @@ def test_batches_follow_speed_within_the_jobs_bounds():
 @pytest.mark.parametrize(
     ("option", "warning"),
     [
-        ({"batch": "dbs"}, "batch='dbs': the client feeds the batches one by one; they keep the size"),
+        ({"batch": "dbs"}, "batch='dbs': the data come in whole batches; they keep the size"),
         ({"tasks": "finish-together"}, "tasks='finish-together': the client feeds the batches one by one"),
         ({"tasks": "proportional"}, "tasks='proportional': the client feeds"),
     ],

@@ -17,7 +17,7 @@ def state(epoch: int = 3, steps: int = 1, text: bytes = b"m") -> Report:
 def test_states_are_collected_once_from_all_workers_that_took_part():
     phase = Collecting(3, {"b": 1, "a": 0})
     assert phase.waiting_for() == ("a", "b")
-    assert phase.instruct(A, 0.0) == CollectState(3)
+    assert phase.instruct(A, 0.0) == CollectState(3, over=True)
     assert not phase.absorb(A, Report(), 0.0)
     assert not phase.absorb(A, state(epoch=2), 0.0)
     assert not phase.absorb(Member("late", 2, 0.0), state(), 0.0)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nfdt.coordinator.group_plan import GroupPlan, groups_event, name_of
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
+from nfdt.schedulers.ring_network import RingLink, RingNetwork
 
 ROWS = 32
 FAST_AND_SLOW = ((0, 1), (2, 3))
 ALL = ((0, 1, 2, 3),)
 
 
-def plan_of(workers: int = 4, **options) -> GroupPlan:
+def plan_of(workers: int = 4, network: RingNetwork | None = None, **options) -> GroupPlan:
     return GroupPlan(
         JobSpec(
             program="0" * 64,
@@ -20,7 +23,8 @@ def plan_of(workers: int = 4, **options) -> GroupPlan:
             cluster=ClusterSpec(workers=workers),
             fit=FitSpec(epochs=10, batch_size=ROWS),
             train=DataSpec(kind="arrays", samples=1000),
-        )
+        ),
+        network,
     )
 
 
@@ -48,6 +52,20 @@ def test_groups_that_are_asked_for_are_those_whose_members_live():
     plan.settle(plan.explicit)
     measure(plan, 9, 1, 4, 4)
     assert [plan.review(plan.explicit, 1e9, 0.0) for _ in range(4)] == [None] * 4
+
+
+@pytest.mark.parametrize("groups", ["auto", "2"])
+@pytest.mark.parametrize("seconds", [(1, 1, 1, 1), (1, 1.1, 1.05, 1.15), (1, 1.15, 1.1, 1.05)])
+def test_groups_that_may_not_span_machines_are_divided_by_machine_alone(groups, seconds):
+    plan = measure(plan_of(groups=groups, network=RingNetwork(("a", "b", "a", "b"), size=1000)), *seconds)
+    plan.spans_machines = False
+    assert sorted(plan.choose(ALL)) == [(0, 2), (1, 3)]
+
+
+def test_too_few_groups_that_may_not_span_machines_become_one_per_machine():
+    plan = measure(plan_of(groups="2", network=RingNetwork(("a", "b", "c", "a"))), 1, 1, 4, 4)
+    plan.spans_machines = False
+    assert sorted(plan.choose(ALL)) == [(0, 3), (1,), (2,)]
 
 
 def test_groups_follow_speed():
@@ -144,3 +162,50 @@ def test_groups_are_reported_with_the_shares_of_each():
 
 def test_a_group_is_named_by_its_members():
     assert name_of((0, 1, 12)) == "0,1,12"
+
+
+# ---- several machines
+
+TWO_MACHINES = ("a", "b", "a", "b")
+SIZE = 10_000_000
+BY_MACHINE = ((0, 2), (1, 3))
+
+
+def network_of(mbit: float, machines: tuple[str, ...] = TWO_MACHINES) -> RingNetwork:
+    return RingNetwork(machines, SIZE, between=RingLink.of_bandwidth(mbit, 0.0005))
+
+
+@pytest.mark.parametrize("groups", ["auto", "2"])
+def test_equally_fast_members_of_one_machine_form_a_group(groups):
+    plan = measure(plan_of(network=network_of(200), groups=groups), 0.1, 0.1, 0.1, 0.1)
+    assert plan.choose(ALL) == BY_MACHINE
+
+
+def test_speed_decides_before_machines():
+    plan = measure(plan_of(network=network_of(1000)), 1, 1, 4, 4)
+    assert plan.choose(ALL) == FAST_AND_SLOW
+
+
+@given(st.lists(st.sampled_from([0.1, 0.11, 0.4, 0.9]), min_size=4, max_size=4))
+def test_members_of_one_machine_or_of_unknown_ones_are_grouped_by_speed_alone(seconds):
+    found = {
+        measure(plan_of(network=network), *seconds).choose(ALL)
+        for network in (None, network_of(1, ("a",) * 4), network_of(1, ("", "", "", "")))
+    }
+    assert len(found) == 1
+
+
+def test_a_ring_that_has_been_timed_decides_whether_groups_span_machines():
+    plan = measure(plan_of(network=network_of(100_000)), 0.1, 0.1, 0.1, 0.1)
+    assert len(plan.choose(ALL)) == 1
+    plan.settle(ALL)
+    plan.ring_measured((0, 1, 2, 3), {"gradient": SIZE, "bytes": SIZE, "seconds": 1.0})
+    assert plan.network.allreduce_s((0, 1)) > 0.3
+    assert plan.choose(ALL) == BY_MACHINE
+
+
+def test_the_bytes_of_a_gradient_are_those_that_a_group_reports():
+    plan = measure(plan_of(network=RingNetwork(TWO_MACHINES)), 0.1, 0.1, 0.1, 0.1)
+    assert plan.choose(ALL) == ((0, 2, 1, 3),)  # nothing to exchange
+    plan.ring_measured((0, 2), {"gradient": 40 * SIZE, "bytes": SIZE, "seconds": 0.02})
+    assert plan.choose(ALL) == BY_MACHINE

@@ -169,3 +169,22 @@ def test_a_job_goes_on_with_groups_and_trains_every_sample_once():
     later = {samples for worker, _, samples, _ in cluster.steps if worker not in {f"worker-{i}" for i in range(4)}}
     assert max(later) == max(len(group) for group in cluster.groups) * BATCH
     assert cluster.of("worker_lost") == []
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_groups_of_flat_workers_keep_to_their_machines_where_links_are_slow(reverse):
+    planner = OnlinePlanner(BATCH, overlap=1)
+    measured = steps([10] * 8, 170)
+    planner.look(measured)
+    machines = {name: "ab"[(int(name[-1]) % 2) != reverse] for name in measured}
+    load = ShardLoad(0.01, 0.15, weights=250_000)
+    groups = planner.look_at_groups(measured, load, 1000.0, machines).preset.groups
+    assert sorted(member for group in groups for member in group) == list(range(8))
+    assert max(map(len, groups)) > 1
+    for group in groups:
+        assert len({machines[f"worker-{member}"] for member in group}) == 1
+
+
+def test_the_load_names_the_weights_of_all_shards():
+    counted = [{"pushes": 10, "busy_s": 0.1, "wait_s": 0.0, "size": 70}, {"pushes": 0, "size": 30}]
+    assert ShardLoad.of(counted) == ShardLoad(0.01, 0.0, weights=100)

@@ -7,7 +7,9 @@ import secrets
 import pytest
 
 from nfdt.coordinator.online_planner import OnlinePlanner
+from nfdt.core.errors import JobFailed
 from nfdt.jobserver.main import ServerOptions, serve
+from nfdt.jobserver.slot_ring import SlotRing
 from nfdt.launch.horovod import RingLauncher
 from nfdt.planning import PlanChoice, PlannedPreset, Prediction
 from tests.support.horovod_scripts import needs_horovod
@@ -133,7 +135,7 @@ print(json.dumps(dict(
 def server_that_plans(tmp_path, monkeypatch):
     """Provide a server with three slots whose planner prefers these groups to flat workers at its first review."""
 
-    def plan(self, steps, load, remaining_s):
+    def plan(self, steps, load, remaining_s, machines=None):
         assert load.busy_s > 0
         row = PlannedPreset("free", "dbs", 0, ((0, 2), (1,)))
         return PlanChoice(row, Prediction(1000.0, 1.0, 1.0, 1.5), "groups, set by the test")
@@ -148,7 +150,7 @@ def server_that_plans(tmp_path, monkeypatch):
 AUTO = (
     DIGITS
     + """
-with nfdt.session(algorithm="auto", workers=3, emulate={"step_ms": [10, 10, 10]}):
+with nfdt.session(algorithm="auto", workers=3, launcher="LAUNCHER", emulate={"step_ms": [10, 10, 10]}):
     model = build(0.1, 0.0)
     history = model.fit(*train, batch_size=16, epochs=8, verbose=0)
 rows = list(history.nfdt.values())
@@ -161,8 +163,9 @@ print(json.dumps(dict(
 )
 
 
-def test_auto_turns_to_groups_between_two_epochs_and_loses_nothing(run_script, server_that_plans):
-    got = answer(run_script(AUTO, **server_that_plans))
+@pytest.mark.parametrize("launcher", ["slots", "mpirun"])
+def test_auto_turns_to_groups_between_two_epochs_and_loses_nothing(run_script, server_that_plans, launcher):
+    got = answer(run_script(AUTO.replace("LAUNCHER", launcher), **server_that_plans))
     assert got["members"] == [None, None, None, [1], [0, 2]]
     epochs = [sum(got[part]) / 1344 for part in ("flat", "groups")]
     assert all(count in range(1, 8) for count in epochs)
@@ -170,9 +173,15 @@ def test_auto_turns_to_groups_between_two_epochs_and_loses_nothing(run_script, s
     assert got["accuracy"] > 0.8
 
 
-def test_auto_stays_flat_where_worlds_do_not_come_up(run_script, server_that_plans, monkeypatch):
+def refuse_ranks(self, slots, start):
+    raise JobFailed("these slots are no ranks")
+
+
+@pytest.mark.parametrize("launcher", ["slots", "mpirun"])
+def test_auto_stays_flat_where_worlds_do_not_come_up(run_script, server_that_plans, monkeypatch, launcher):
     monkeypatch.setattr(RingLauncher, "_group_options", lambda self, shape: ["--no-such-option"])
-    done = run_script(AUTO, **server_that_plans)
+    monkeypatch.setattr(SlotRing, "assign", refuse_ranks)
+    done = run_script(AUTO.replace("LAUNCHER", launcher), **server_that_plans)
     got = answer(done)
     assert sum(got["flat"]) == 8 * 1344
     assert got["groups"] == []

@@ -302,12 +302,13 @@ def test_an_unmodified_script_trains_with_hfdt_run_and_the_launcher_s_command_li
 
 @pytest.fixture(scope="module")
 def shared_server(tmp_path_factory):
-    cluster = start_server(tmp_path_factory.mktemp("shared"))
+    cluster = start_server(tmp_path_factory.mktemp("shared"), "--workers", "2")
     yield cluster
     stop(cluster.process)
 
 
-def test_a_shared_server_starts_a_ring_for_the_job_and_ends_it_with_the_job(run_script, shared_server):
+@pytest.mark.parametrize("launcher", ["auto", "mpirun"])
+def test_a_shared_server_starts_a_ring_for_the_job_and_ends_it_with_the_job(run_script, shared_server, launcher):
     done = run_script(
         DIGITS
         + """
@@ -316,6 +317,7 @@ with hfdt.session(workers=2):
     history = build().fit(x, y, batch_size=32, epochs=2, verbose=0)
 print(json.dumps(dict(ranks=history.nfdt["worker-0"]["ranks"], samples=history.nfdt["worker-0"]["samples"])))
 """,
+        NFDT_LAUNCHER=launcher,
         **shared_server.env(),
     )
     assert answer(done) == {"ranks": 2, "samples": 2 * 1797}

@@ -22,8 +22,8 @@ def job(topology="flat", **cluster):
     )
 
 
-def check(spec, *, weights_gb=0.5, state_gb=1.5, cores=2, memory_gb=24.0, workers=None, local=True):
-    here = Capacity(cores, int(memory_gb * GIGABYTE), workers, local)
+def check(spec, *, weights_gb=0.5, state_gb=1.5, cores=2, memory_gb=24.0, workers=None, local=True, offered=0):
+    here = Capacity(cores, int(memory_gb * GIGABYTE), workers, local, offered)
     check_capacity(
         spec, view_of(spec), weights_bytes=int(weights_gb * GIGABYTE), state_bytes=int(state_gb * GIGABYTE), here=here
     )
@@ -53,6 +53,20 @@ def test_more_shards_than_a_machine_should_run_are_refused_with_what_there_is():
     check(job(shards=64), cores=32)
     with pytest.raises(UsageError, match=r"shards=16: expected at most 8.*2 cores"):
         check(job(shards=16))
+
+
+def test_shards_of_other_machines_are_counted():
+    check(job(shards=10), offered=2)
+    with pytest.raises(
+        UsageError, match=r"shards=11: expected at most 10: 8 on .*2 cores, and 2 on others.*--shards 1`"
+    ):
+        check(job(shards=11), offered=2)
+
+
+def test_shards_on_other_machines_take_no_memory_here():
+    with pytest.raises(UsageError, match="at least 7.5 GB"):
+        check(job(shards=2), memory_gb=7.0)
+    check(job(shards=2), memory_gb=7.0, offered=2)
 
 
 def test_a_model_that_does_not_fit_is_refused_with_what_there_is():

@@ -258,7 +258,7 @@ def test_a_wrong_token_is_refused(start, cluster):
 def test_more_shards_than_the_machine_should_run_are_refused_before_anything_starts(start, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     client = start()
-    with pytest.raises(UsageError, match="shards=16: expected at most 8 on this server, whose machine has 2 cores"):
+    with pytest.raises(UsageError, match="shards=16: expected at most 8: 8 on .* which has 2 cores"):
         client.submit(client.spec(cluster={"workers": 1, "shards": 16}))
     assert not client.call("List", jobs_pb2.ListRequest()).jobs
 

@@ -12,12 +12,14 @@ import grpc
 import numpy as np
 import pytest
 
-from nfdt.core.errors import AuthenticationFailed, PolicyRefused, ProtocolError
-from nfdt.core.jobs.artifacts import CHUNK_BYTES
+from nfdt.core.errors import AuthenticationFailed, PolicyRefused, ProtocolError, UsageError
+from nfdt.core.jobs.artifacts import CHUNK_BYTES, MAX_RANGES
+from nfdt.core.training.data import encode_npy
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire import workers_pb2_grpc
 from nfdt.core.wire.channel import open_channel
 from nfdt.core.work.artifacts import ArtifactReader
+from nfdt.core.work.remote_rows import RemoteRows
 from tests.support.fakes import DEADLINE_S, TOKEN
 
 
@@ -46,10 +48,10 @@ def job(start, cluster) -> Iterator[SimpleNamespace]:
 def reader(cluster, tmp_path):
     channels = []
 
-    def make(job_id: str, token: str = TOKEN, address: str = "") -> ArtifactReader:
+    def make(job_id: str, token: str = TOKEN, address: str = "", **options) -> ArtifactReader:
         channels.append(open_channel(address or cluster.server.address, token))
         stub = workers_pb2_grpc.WorkersStub(channels[-1])
-        return ArtifactReader(stub, job_id, str(tmp_path / "elsewhere"), tmp_path / "cache", "the server")
+        return ArtifactReader(stub, job_id, str(tmp_path / "elsewhere"), tmp_path / "cache", "the server", **options)
 
     yield make
     for channel in channels:
@@ -145,3 +147,62 @@ def test_an_array_of_objects_is_not_unpickled(liar, reader, tmp_path):
     np.save(tmp_path / "cache" / "a.npy", np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(ValueError, match="Python objects"):
         reader("job", address=liar.address).open_array("a.npy")
+
+
+def test_ranges_arrive_in_the_order_asked_for(job, reader):
+    wanted = [(10, 5), (0, 3), (CHUNK_BYTES - 1, CHUNK_BYTES + 2), (len(job.data), 0)]
+    got = b"".join(reader(job.job_id).fetch_ranges(job.name, wanted))
+    assert got == b"".join(job.data[offset : offset + length] for offset, length in wanted)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "message"),
+    [
+        ([(0, 2**40)], "at most"),
+        ([(0, 1)] * (MAX_RANGES + 1), "at most"),
+        ([(2**40, 1)], "Received: 1 bytes from"),
+        ([(1, 2 * CHUNK_BYTES + 5)], "Received: 4194309 bytes from 1"),
+    ],
+    ids=["too much", "too many", "behind the end", "over the end"],
+)
+def test_ranges_that_cannot_be_are_refused(job, reader, ranges, message):
+    with pytest.raises(UsageError, match=message):
+        list(reader(job.job_id).fetch_ranges(job.name, ranges))
+
+
+def test_ranges_of_another_job_are_refused(job, reader):
+    with pytest.raises(PolicyRefused, match="no part of job"):
+        list(reader(job.job_id).fetch_ranges(job.other, [(0, 1)]))
+
+
+def test_only_the_rows_of_a_large_array_are_fetched(cluster, start, reader):
+    client = start(shards=1)
+    reached, go_on = threading.Event(), threading.Event()
+
+    def hold(slot, task):
+        reached.set()
+        assert go_on.wait(DEADLINE_S)
+
+    cluster.add("worker", on_task=hold)
+    array = np.random.default_rng(0).normal(size=(1000, 100))
+    spec = client.spec(epochs=1, workers=1)
+    name = client.upload(encode_npy(array))
+    spec["train"]["arrays"] = [name]
+    there = reader(client.submit(spec), whole_bytes=2**16)
+    assert reached.wait(DEADLINE_S)
+    rows = there.open_rows(name)
+    assert isinstance(rows, RemoteRows)
+    assert np.array_equal(rows.take(np.array([7, 3, 999, 3])), array[[7, 3, 999, 3]])
+    assert there.fetched_bytes <= 4096 + 4 * 800
+    go_on.set()
+
+
+@pytest.mark.parametrize("there", ["as on the server", "of another size", "absent"])
+def test_a_file_is_read_in_place_only_where_it_is(job, reader, tmp_path, there):
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    if there != "absent":
+        (folder / job.name).write_bytes(job.data if there == "as on the server" else job.data[:-1])
+    path = reader(job.job_id).path(job.name)
+    assert path.parent == (folder if there == "as on the server" else tmp_path / "cache")
+    assert path.read_bytes() == job.data

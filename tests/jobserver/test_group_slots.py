@@ -22,17 +22,23 @@ class Worlds:
     def __init__(self, *seconds: float) -> None:
         self.seconds = list(seconds)
         self.steps = 0
+        self.ring: dict[str, float] = {}
         self.launched, self.ended, self.logged = [], [], []
         self.failure: dict[tuple[int, ...], str] = {}
         self._leaders: list[JobSlot] = []
 
     # launcher
-    def claim(self, job_id, shape):
+    forms_again, spans_machines, machines = False, True, ()
+
+    def place(self, groups, *, together):
+        return True
+
+    def claim(self, shape):
         self.launched.append(shape.members)
         members, outer = shape.members, self
 
         class Ring:
-            command = ["mpirun"]
+            origin, awaited_slots = "mpirun", 0
             shape = SimpleNamespace(members=members)
 
             @property
@@ -70,7 +76,7 @@ class Worlds:
     def report_steps(self, job_slot, rows):
         self.steps += len(rows)
         recent = {str(m): [self.steps, [(n, self.seconds[m] * n / ROWS) for n in rows[-19:]]] for m in job_slot.members}
-        job_slot.report = {"recent": recent}
+        job_slot.report = {"recent": recent, "ring": self.ring}
 
     def epoch(self):
         for job_slot in self._leaders:
@@ -93,7 +99,7 @@ def group_slots(worlds: Worlds, **options) -> GroupSlots:
         fit=FitSpec(epochs=10, batch_size=ROWS),
         train=DataSpec(kind="arrays", samples=1000),
     )
-    return GroupSlots(SimpleNamespace(rings=worlds, pool=None), "job", spec, worlds, worlds.job_log)
+    return GroupSlots(worlds, spec, worlds, worlds.job_log)
 
 
 def wait_for(missing) -> None:
@@ -131,6 +137,16 @@ def test_equal_workers_stay_in_the_world_they_were_measured_in():
     assert worlds.launched == [(0, 1, 2)]
     assert worlds.ended == []
     assert [slots.share_of(worker).rate for worker in slots._shares] == [1.0]
+
+
+@pytest.mark.parametrize(("bytes_", "groups"), [(1000, [(0, 2, 1, 3)]), (100_000_000, [(0, 2), (1, 3)])])
+def test_groups_keep_to_their_machines_if_their_gradient_is_large(bytes_, groups):
+    worlds = Worlds(*[0.1] * 4)
+    worlds.machines = ("a", "b", "a", "b")
+    worlds.ring = {"gradient": bytes_, "bytes": bytes_, "seconds": 1e-5}
+    slots = formed(worlds)
+    assert worlds.launched[:2] == [(0, 2), (1, 3)]  # measured machine by machine
+    assert groups_of(slots) == groups
 
 
 def test_a_number_of_groups_is_kept():

@@ -25,8 +25,8 @@ def store(tmp_path):
 def test_a_checkpoint_takes_the_place_of_the_one_before(store, artifacts):
     job_log = JobLog(store, artifacts, "job", frozenset())
     first, second = artifacts.put(b"first"), artifacts.put(b"second")
-    job_log.checkpoint(first)
-    job_log.checkpoint(second)
+    job_log.checkpoint(first, 1)
+    job_log.checkpoint(second, 1)
     assert (artifacts.has(first), artifacts.has(second)) == (False, True)
     assert store.get("job").checkpoint_artifact == second
 
@@ -34,14 +34,14 @@ def test_a_checkpoint_takes_the_place_of_the_one_before(store, artifacts):
 def test_a_checkpoint_that_is_the_same_as_the_one_before_stays(store, artifacts):
     job_log = JobLog(store, artifacts, "job", frozenset())
     same = artifacts.put(b"same")
-    job_log.checkpoint(same)
-    job_log.checkpoint(same)
+    job_log.checkpoint(same, 1)
+    job_log.checkpoint(same, 1)
     assert artifacts.has(same)
 
 
 def test_a_checkpoint_that_is_what_the_job_began_with_is_kept(store, artifacts):
     start, later = artifacts.put(b"start"), artifacts.put(b"later")
     job_log = JobLog(store, artifacts, "job", frozenset({start}))
-    job_log.checkpoint(start)
-    job_log.checkpoint(later)
+    job_log.checkpoint(start, 1)
+    job_log.checkpoint(later, 1)
     assert artifacts.has(start)

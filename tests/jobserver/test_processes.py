@@ -17,7 +17,7 @@ from nfdt.core.jobs.tokens import ensure_token_file, read_tokens
 from nfdt.core.wire import jobs_pb2
 from nfdt.jobserver.main import ServerOptions, serve
 from nfdt.jobserver.options import shard_host
-from nfdt.launch.machine import find_gpus
+from nfdt.launch.machine import find_gpus, is_own_address, reachable_host
 from tests.support.fakes import DEADLINE_S, TOKEN, Client, of
 
 ROOT = Path(__file__).parents[2]
@@ -295,7 +295,19 @@ def test_gpus_are_found_in_the_environment_or_the_driver(tmp_path):
 
 @pytest.mark.parametrize(
     ("listen", "advertise", "expected"),
-    [("127.0.0.1:0", "", "127.0.0.1"), ("10.1.2.3:5", "", "10.1.2.3"), ("0.0.0.0:5", "head.example", "head.example")],
+    [("127.0.0.1:0", "", "127.0.0.1"), ("10.1.2.3:5", "", "10.1.2.3"), ("0.0.0.0:5", "localhost", "localhost")],
 )
 def test_shards_listen_where_workers_reach_them(tmp_path, listen, advertise, expected):
     assert shard_host(ServerOptions(tmp_path, (TOKEN,), listen=listen, advertise=advertise)) == expected
+
+
+def test_a_name_to_advertise_must_belong_to_this_machine(tmp_path):
+    with pytest.raises(UsageError, match="--advertise.*203.0.113.7"):
+        shard_host(ServerOptions(tmp_path, (TOKEN,), listen="0.0.0.0:5", advertise="203.0.113.7"))
+
+
+def test_behind_a_wildcard_the_certificate_names_the_host_unless_it_is_loopback_or_elsewhere():
+    own = reachable_host("0.0.0.0")
+    assert reachable_host("0.0.0.0", ["*.example", "127.0.0.1", "localhost", "203.0.113.7", "no such name"]) == own
+    assert not is_own_address(own, loopback=True)
+    assert reachable_host("::", ["localhost", own]) == own

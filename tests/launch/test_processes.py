@@ -9,6 +9,7 @@ import threading
 import psutil
 import pytest
 
+from nfdt.core.work.slot_connection import REGISTERED
 from nfdt.launch.fork_client import COMMAND
 from nfdt.launch.processes import CRASHES, FAILED_STARTS, LocalLauncher
 from nfdt.launch.slot_options import SLOT, SlotOptions, shared_environment, slot_arguments, slot_environment
@@ -105,6 +106,16 @@ def test_slots_that_crash_at_once_are_given_up(tmp_path, announcements, quick_re
     assert launcher.given_up.wait(DEADLINE_S)
     launcher.stop()
     assert str(tmp_path) in launcher.failure
+
+
+def test_slots_that_crash_after_their_registration_are_started_again(tmp_path, announcements, quick_restarts):
+    registered = f"os.write(2, b'a slot {REGISTERED} 127.0.0.1:1\\n'); "
+    launcher = LocalLauncher(options(tmp_path, announcements, registered + "os.write({fd}, b'1\\n'); os._exit(1)"))
+    launcher.ensure("worker", 1)
+    for _ in range(CRASHES + 2):
+        announcements.next()
+    assert not launcher.given_up.is_set()
+    launcher.stop()
 
 
 @pytest.fixture

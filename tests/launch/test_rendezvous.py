@@ -16,6 +16,7 @@ OPEN_MPI = {
 }
 HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0"}
 SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "1"}
+RESTARTED = {"SLURM_RESTART_COUNT": "1"}
 PMIX = {"PMIX_RANK": "5", "PMIX_SIZE": "6", "PMIX_NAMESPACE": "ns"}
 
 
@@ -42,6 +43,12 @@ def test_all_ranks_of_a_launch_meet_and_two_launches_do_not():
     assert rendezvous_file(mine, {"HOME": "/h"}) != rendezvous_file(again, {"HOME": "/h"})
 
 
+def test_a_requeued_job_has_a_file_of_its_own():
+    """The first run may have been killed and have left its file; the ids of the job and its steps are the same."""
+    files = [rendezvous_file(find_launcher_rank({**SLURM, **again}), {"HOME": "/h"}) for again in ({}, RESTARTED)]
+    assert files[0] != files[1]
+
+
 @pytest.mark.parametrize("size", ["1", "x", ""])
 def test_a_rank_outside_the_size_is_a_usage_error(size):
     with pytest.raises(UsageError, match="OMPI_COMM_WORLD_RANK"):
@@ -49,12 +56,12 @@ def test_a_rank_outside_the_size_is_a_usage_error(size):
 
 
 def test_the_directory_can_be_chosen(tmp_path):
-    assert rendezvous_file(LauncherRank(0, 1, 0, "j"), {"NFDT_MEETING_DIR": str(tmp_path)}).parent == tmp_path
+    assert rendezvous_file(LauncherRank(0, 1, 0, "j"), {"NFDT_RENDEZVOUS_DIR": str(tmp_path)}).parent == tmp_path
 
 
 def test_the_rendezvous_file_is_private_read_by_the_others_and_gone_afterwards(tmp_path):
-    path = tmp_path / "meetings" / "m.json"
-    sent = RendezvousInfo("10.0.0.1:5", "secret")
+    path = tmp_path / "new" / "m.json"
+    sent = RendezvousInfo("10.0.0.1:5", "secret", "-----BEGIN")
     with publish_rendezvous(path, sent):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert await_rendezvous(path) == sent
@@ -77,7 +84,7 @@ def test_the_other_ranks_wait_for_rank_0(tmp_path):
 
 def test_a_rendezvous_that_is_missing_for_too_long_is_an_error_with_a_remedy(tmp_path):
     clock = ManualClock()
-    with pytest.raises(ServerUnreachable, match="NFDT_MEETING_DIR"):
+    with pytest.raises(ServerUnreachable, match="NFDT_RENDEZVOUS_DIR"):
         await_rendezvous(tmp_path / "none", timeout_s=5, now=clock.now, sleep=clock.advance)
 
 
@@ -94,5 +101,5 @@ def test_a_file_that_is_no_rendezvous_is_refused(tmp_path, text):
     path = tmp_path / "m.json"
     path.write_text(text)
     path.chmod(0o600)
-    with pytest.raises(ProtocolError, match="no invitation"):
+    with pytest.raises(ProtocolError, match="no rendezvous file"):
         await_rendezvous(path)

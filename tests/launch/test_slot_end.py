@@ -5,7 +5,8 @@ import signal
 
 import pytest
 
-from nfdt.launch.slot_end import MOST_KEPT, SlotEnd, keep
+from nfdt.core.work.slot_connection import REGISTERED
+from nfdt.launch.slot_end import LOG_BYTES, MOST_KEPT, SlotEnd, keep
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,23 @@ def test_an_end_names_signal_cause_and_log(tmp_path, returncode, needle):
     text = str(SlotEnd(returncode, tmp_path / "slot.log"))
     assert needle in text
     assert text.endswith(f"log: {tmp_path / 'slot.log'}")
+
+
+def test_an_end_contains_the_last_line_of_the_log_of_a_process_that_failed_by_itself(tmp_path):
+    log = tmp_path / "slot.log"
+    log.write_text("Traceback\n2026-11-22 20:29:12,077 ERROR nfdt.worker.slot 127.0.0.1:1 does not answer.\n")
+    assert str(SlotEnd.read(4, log)) == f"its process exited with code 4: 127.0.0.1:1 does not answer; log: {log}"
+    assert "does not answer" not in str(SlotEnd.read(-signal.SIGKILL, log))
+    assert not SlotEnd.read(4, log).registered
+
+
+def test_an_end_knows_from_a_long_log_whether_the_slot_was_registered(tmp_path):
+    log = tmp_path / "slot.log"
+    log.write_text(f"worker-0 {REGISTERED} 127.0.0.1:1\n" + "x" * (3 * LOG_BYTES) + "\nthe reason\n")
+    end = SlotEnd.read(1, log)
+    assert end.registered
+    assert end.reason == "the reason"
+    assert SlotEnd.read(1, tmp_path / "no.log") == SlotEnd(1, tmp_path / "no.log")
 
 
 def test_the_newest_logs_are_kept_and_no_other_file_is_touched(tmp_path):

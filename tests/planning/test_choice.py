@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from nfdt.planning import Cluster, PlannedPreset, WorkerCost, choose, flat_presets, predict
 from nfdt.schedulers import StepTime
+from nfdt.schedulers.ring_network import RingLink, RingNetwork
 
 
 def cluster(step_ms, exchange_ms=0.0, **more) -> Cluster:
@@ -128,3 +129,17 @@ def test_the_reason_names_what_was_measured_and_what_is_expected():
         "free workers with dynamic batches, overlap 0: 4 workers take 10 to 40 ms per batch of 32 and 0.5 ms to "
         "exchange; expected 7,758 samples/s, 2.5 times a barrier's, at a mean staleness of 3.0."
     )
+
+
+def test_a_group_on_one_machine_of_several_exchanges_there():
+    network = RingNetwork(("a", "a", "b", "b"), 1_000_000, local=RingLink(0.0, 1e-9))
+    machines = cluster([10] * 4, allreduce_s=0.5, network=network)
+    assert machines.ring_s((0, 1)) == pytest.approx(0.001)
+    assert machines.ring_s((1, 2)) == 0.5
+    assert machines.ring_s((3,)) == 0.0
+    one = cluster([10] * 4, allreduce_s=0.5, network=RingNetwork(("a",) * 4, 1_000_000))
+    assert one.ring_s((0, 1)) == 0.5
+    near, far = (
+        predict(PlannedPreset("free", "dbs", groups=g), machines) for g in (((0, 1), (2, 3)), ((0, 2), (1, 3)))
+    )
+    assert near.samples_per_s > 10 * far.samples_per_s

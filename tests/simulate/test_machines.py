@@ -1,8 +1,11 @@
 import numpy as np
 import pytest
 
+from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
+from nfdt.schedulers.ring_network import ONE_MACHINE
 from nfdt.simulate.cluster import Workers, parse_cluster
 from nfdt.simulate.machines import Machine, Road, VirtualLane, VirtualNetwork
+from nfdt.simulate.post_plan import PostPlan
 
 MBIT_BYTE = 8e-6  # seconds of a byte at 1 Mbit/s
 
@@ -58,3 +61,36 @@ def test_an_allreduce_is_a_ring_s():
     network = VirtualNetwork(described, 1)
     assert network.allreduce_s(described.each(), 1000) == pytest.approx(6 * 1e-3 + 1.5 * 1000 * MBIT_BYTE / 100)
     assert network.allreduce_s(described.each()[:1], 1000) == 0.0
+
+
+def test_a_ring_on_one_machine_does_not_use_its_link():
+    table = {"step_ms": 1, "count": 2, "bandwidth_mbit": 1, "latency_ms": 9}
+    described = parse_cluster({"workers": [{**table, "machine": "a"}, {**table, "machine": "b"}]})
+    network, workers = VirtualNetwork(described, 1), described.each()
+    assert network.allreduce_s(workers[:2], 1000) == ONE_MACHINE.allreduce_s(2, 1000)
+    assert network.allreduce_s(workers[1:3], 1000) == pytest.approx(2 * 9e-3 + 1000 * MBIT_BYTE)
+    rings = network.rings(1000)
+    assert rings.machines == ("a", "a", "b", "b")
+    assert rings.allreduce_s((1, 2)) == pytest.approx(network.allreduce_s(workers[1:3], 1000))
+
+
+def test_machines_without_names_are_grouped_by_speed_alone():
+    described = parse_cluster({"workers": [{"step_ms": 1, "count": 2, "bandwidth_mbit": 1}]})
+    assert not VirtualNetwork(described, 1).rings(1000).several
+
+
+@pytest.mark.parametrize(("names", "members"), [(("a", "b"), [(0, 1), (2, 3)]), (("", ""), [(0, 1, 2, 3)])])
+def test_groups_keep_to_their_machines_where_links_are_slow(names, members):
+    described = parse_cluster(
+        {"workers": [{"step_ms": 100, "count": 2, "latency_ms": 30, "machine": name} for name in names]}
+    )
+    machines = [Machine(number, worker, 10, 0) for number, worker in enumerate(described.each())]
+    spec = JobSpec(
+        program="0" * 64,
+        algorithm=resolve_algorithm("group-sync"),
+        cluster=ClusterSpec(workers=4),
+        fit=FitSpec(epochs=1, batch_size=10),
+        train=DataSpec(kind="arrays", samples=1000),
+    )
+    plan = PostPlan(spec, machines, VirtualNetwork(described, 1), 1000)
+    assert [post.members for post in plan.posts] == members

@@ -66,14 +66,14 @@ def descendants(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
 
 
-def start_server(directory: Path, *options: str) -> ServerProcess:
+def start_server(directory: Path, *options: str, **variables: str) -> ServerProcess:
     token_file = directory / "token"
     token_file.write_text(secrets.token_hex(16))
     token_file.chmod(0o600)
     process = subprocess.Popen(
         [*NFDT, "server", "--listen", "127.0.0.1:0", "--state-dir", str(directory / "state")]
         + ["--token-file", str(token_file), *options],
-        env=environment(),
+        env=environment(**variables),
         stdout=subprocess.PIPE,
         stderr=(directory / "server.log").open("w"),
         text=True,
@@ -83,10 +83,10 @@ def start_server(directory: Path, *options: str) -> ServerProcess:
     return ServerProcess(line.split()[-1].strip(), token_file, process, directory / "state")
 
 
-def start_workers(cluster: ServerProcess, slots: int, *options: str) -> subprocess.Popen:
+def start_workers(cluster: ServerProcess, slots: int, *options: str, **variables: str) -> subprocess.Popen:
     return subprocess.Popen(
         [*NFDT, "worker", "--server", cluster.address, "--slots", str(slots), *options],
-        env=environment(NFDT_TOKEN_FILE=str(cluster.token_file)),
+        env=environment(NFDT_TOKEN_FILE=str(cluster.token_file), **variables),
         stdout=subprocess.DEVNULL,
         stderr=(cluster.state_dir.parent / "worker.log").open("w"),
     )

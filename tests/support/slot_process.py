@@ -1,6 +1,7 @@
 """Fake slot as a process, started as a launcher starts a real one."""
 
 import argparse
+import logging
 import os
 import signal
 
@@ -13,5 +14,6 @@ for name in ("--server", "--role", "--name", "--host"):
 parser.add_argument("--watch-stdin", action="store_true")
 options = parser.parse_args()
 die_with_parent()
+logging.basicConfig(level="INFO")
 slot = FakeSlot(options.server, options.role, options.name, token=os.environ.pop("NFDT_TOKEN"))
 signal.pause()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from hfdt.runtime.artifacts import RankArtifacts
+from hfdt.runtime.artifacts import ReadableArtifacts
 from hfdt.runtime.batch_split import cut_rows
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.elastic.snapshot import Snapshot
@@ -32,7 +32,7 @@ class ElasticJob(RingJob):
         attempted: Highest step that has begun, including steps on lost ranks.
     """
 
-    def __init__(self, spec: JobSpec, communicator: Communicator, artifacts: RankArtifacts, *, number: int) -> None:
+    def __init__(self, spec: JobSpec, communicator: Communicator, artifacts: ReadableArtifacts, *, number: int) -> None:
         super().__init__(spec, communicator, artifacts, number=number)
         self._epoch = -1
         self._orphans: tuple[bytes, ...] = ()
@@ -52,16 +52,17 @@ class ElasticJob(RingJob):
         """Return steps of at most one batch per rank; larger steps after a loss of ranks are split."""
         steps = super()._steps_of(work)
         size, most = self._communicator.size, self._communicator.size * self.spec.fit.batch_size
-        if work.tasks and work.tasks[0].data:
+        if not self.spec.train.sized:
             return [step[at : at + size] for step in steps for at in range(0, len(step), size)]
         if all(task.stop - task.start <= most for task in work.tasks):
             return steps
         cuts = cut_rows([(task.pass_index, task.start, task.stop) for task in work.tasks], most)
         return [[Task(0, start, stop, number)] for number, start, stop in cuts]
 
-    def _train_on(self, tasks: list[Task]) -> None:
-        super()._train_on(tasks)
+    def _train_on(self, tasks: list[Task]) -> dict[int, int]:
+        counted = super()._train_on(tasks)
         self.attempted = max(self.attempted, self.steps)
+        return counted
 
     def _is_killed(self) -> bool:
         return self.steps + 1 > self.attempted and super()._is_killed()

@@ -94,7 +94,7 @@ class ElasticLeader:
             self._run_command(Command("job", values))
         assert self._state.job is not None
         self._answer = self._pending()
-        self._service = StateService(self._state.job.step, begun.job_token)
+        self._service = StateService(self._state.job.step, begun, self._connection.host)
         self._connection.send("shard", ready=pb.SlotReady(job_id=begun.job_id, address=self._service.address))
 
     def _on_engaged(self, assignment: pb.Assignment | None) -> None:

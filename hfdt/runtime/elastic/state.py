@@ -26,7 +26,6 @@ from hfdt.runtime.elastic.snapshot import Snapshot
 from hfdt.runtime.execution import execute, instruction_of
 from nfdt.core.specs.job import parse_job
 from nfdt.core.work import instructions as ins
-from nfdt.core.work.artifacts import artifact_names
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +137,7 @@ class RingState(State):
             self.job, self._command = None, command
             return
         spec = parse_job(command.values["spec"])
-        artifacts = share(self.communicator, command.values["artifacts"], artifact_names(spec))
+        artifacts = share(self.communicator, spec, command.values["artifacts"])
         if self._command.values.get("id") != command.values["id"] or self.job is None:
             self.job = None
             self.job = ElasticJob(spec, self.communicator, artifacts, number=self.number)

@@ -21,6 +21,7 @@ _LAUNCHERS: tuple[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]],
     ("SLURM_PROCID", ("SLURM_NTASKS", "SLURM_NPROCS"), ("SLURM_LOCALID",), ("SLURM_JOB_ID",)),
     ("PMIX_RANK", ("PMIX_SIZE", "SLURM_NTASKS"), ("PMIX_LOCAL_RANK",), ("PMIX_NAMESPACE",)),
 )
+_ATTEMPT = ("SLURM_STEP_ID", "SLURM_RESTART_COUNT")  # a requeued job has its old id, and its steps too
 
 
 # Names of this machine: a launcher needs no login to start processes on them.
@@ -75,7 +76,7 @@ def find_launcher_rank(environment: Mapping[str, str]) -> LauncherRank | None:
         size, local_rank = _first(environment, sizes), _first(environment, local_ranks) or "0"
         if size is None or not (rank.isdigit() and size.isdigit() and int(rank) < int(size)):
             raise UsageError(f"{rank_name}={rank!r}: expected a number below {sizes[0]}. Received: {size!r}.")
-        known = [environment.get(name, "") for name in (*jobs, "SLURM_STEP_ID")]
+        known = [environment.get(name, "") for name in (*jobs, *_ATTEMPT)]
         job = "/".join((rank_name, *known, size))
         return LauncherRank(int(rank), int(size), int(local_rank) if local_rank.isdigit() else 0, job)
     return None

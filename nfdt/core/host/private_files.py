@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from nfdt.core.errors import UsageError
+
 MODE = 0o600
 LOCK = "nfdt-folder.lock"
 PART = ".part"
@@ -25,6 +27,27 @@ PART = ".part"
 def private(path: str, flags: int) -> int:
     """Open a file that only its owner may read; an ``opener`` for ``open``."""
     return os.open(path, flags | os.O_CLOEXEC, MODE)
+
+
+def ensure_folder(path: Path, name: str) -> Path:
+    """Make a private folder if it does not exist, and return it.
+
+    Args:
+        path: The folder.
+        name: Its name in error messages, such as the option that sets it.
+
+    Raises:
+        UsageError: It cannot be made, or this process cannot write to it.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        raise UsageError(
+            f"{name}: expected a directory that user {os.geteuid()} can make and write to. Received: {path} "
+            f"({error.strerror}). Name another directory, or change the permissions of this one."
+        ) from None
+    return path
 
 
 def make_folder(prefix: str, parent: Path | None = None) -> tuple[Path, int]:

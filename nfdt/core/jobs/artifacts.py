@@ -9,7 +9,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from nfdt.core.errors import PolicyRefused, ProtocolError, UsageError
@@ -17,6 +17,8 @@ from nfdt.core.errors import PolicyRefused, ProtocolError, UsageError
 _log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 2 * 2**20
+MAX_RANGES = 65536
+MAX_RANGE_BYTES = 256 * 2**20
 UPLOAD_WAIT_S = 600.0
 EVICT_AFTER_S = 3600.0
 _NAME = re.compile(r"[0-9a-f]{64}")
@@ -190,13 +192,14 @@ class ArtifactStore:
             self._used -= stat.st_size
             wanted -= stat.st_size
 
-    def delete(self, sha256: str) -> None:
-        """Delete an artifact if it is here."""
+    def delete(self, sha256: str) -> int:
+        """Delete an artifact if it is here; return its size in bytes."""
         with self._idle:
             path = self.root / check_name(sha256)
-            if path.exists():
-                self._used -= path.stat().st_size
-                path.unlink()
+            size = path.stat().st_size if path.exists() else 0
+            path.unlink(missing_ok=True)
+            self._used -= size
+            return size
 
     def read(self, sha256: str) -> bytes:
         """Return the bytes of the whole artifact."""
@@ -215,3 +218,29 @@ class ArtifactStore:
             while data := file.read(CHUNK_BYTES):
                 yield offset, total, data
                 offset += len(data)
+
+    def ranges(self, sha256: str, wanted: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, bytes]]:
+        """Yield (offset in the sequence, total bytes, data) of some (offset, length) ranges, one after the other.
+
+        Raises:
+            UsageError: more or longer ranges than one call may ask for, or one beyond the end of the artifact.
+        """
+        path = self.path(sha256)
+        total, asked = path.stat().st_size, sum(length for _, length in wanted)
+        if len(wanted) > MAX_RANGES or asked > MAX_RANGE_BYTES:
+            raise UsageError(
+                f"Artifact {sha256}: expected at most {MAX_RANGES} ranges of {MAX_RANGE_BYTES} bytes together. "
+                f"Received: {len(wanted)} of {asked} bytes."
+            )
+        if beyond := next((one for one in wanted if one[0] + one[1] > total), None):
+            raise UsageError(f"Artifact {sha256} has {total} bytes. Received: {beyond[1]} bytes from {beyond[0]} on.")
+        sent, buffer = 0, bytearray()
+        with path.open("rb") as file:
+            for offset, length in wanted:
+                for at in range(offset, offset + length, CHUNK_BYTES):
+                    buffer += os.pread(file.fileno(), min(CHUNK_BYTES, offset + length - at), at)
+                    if len(buffer) >= CHUNK_BYTES:
+                        yield sent, total, bytes(buffer)
+                        sent, buffer = sent + len(buffer), bytearray()
+        if buffer or not sent:
+            yield sent, total, bytes(buffer)

@@ -21,6 +21,31 @@ class SlotCounts:
     versions: tuple[Mapping[str, str], ...]
 
 
+@dataclass(frozen=True)
+class RegisteredSlot:
+    """One registered slot.
+
+    Attributes:
+        name: Name of the slot.
+        host: Name of its machine.
+        pid: Identifier of its process.
+        role: ``"worker"`` or ``"shard"``.
+        device: Device on which it computes.
+        versions: Versions of Python, Keras and TensorFlow that it runs.
+        job_id: Job that uses it; "" if it is free.
+        away: Whether its connection is interrupted.
+    """
+
+    name: str
+    host: str
+    pid: int
+    role: str
+    device: str
+    versions: Mapping[str, str]
+    job_id: str
+    away: bool
+
+
 class JobRunner(Protocol):
     """Runs submitted jobs; every method returns quickly and may be called from any thread."""
 
@@ -58,4 +83,16 @@ class JobRunner(Protocol):
 
     def slot_counts(self) -> SlotCounts:
         """Return the counts of the connected worker slots."""
+        ...
+
+    def slots(self) -> list[RegisteredSlot]:
+        """Return all connected slots."""
+        ...
+
+    def places(self) -> dict[str, int]:
+        """Return the place of each waiting job in the queue, from 1 on."""
+        ...
+
+    def artifacts_in_use(self) -> set[str]:
+        """Return the artifacts that must stay on disk."""
         ...

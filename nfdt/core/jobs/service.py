@@ -8,6 +8,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import nfdt
@@ -17,14 +18,16 @@ from nfdt.core.jobs import admission
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.feed import BatchFeed, StreamedBatch
 from nfdt.core.jobs.lifecycle import is_terminal
+from nfdt.core.jobs.resuming import checkpoint_of
 from nfdt.core.jobs.runner import JobRunner
 from nfdt.core.jobs.store import JobRecord, JobStore
 from nfdt.core.program.manifest import Manifest
-from nfdt.core.specs.job import parse_job
+from nfdt.core.specs.job import JobSpec, parse_job
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire import jobs_pb2_grpc
 from nfdt.core.wire.channel import token_of
 from nfdt.core.wire.status import answering
+from nfdt.core.work.artifacts import artifact_names
 
 _log = logging.getLogger(__name__)
 
@@ -120,7 +123,21 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
         """Check a job and queue it."""
         if len(request.spec_json) > MAX_SPEC_BYTES:
             raise UsageError(f"Job specification: expected at most {MAX_SPEC_BYTES} bytes.")
-        spec = parse_job(request.spec_json)
+        return pb.SubmitReply(job_id=self._queue(parse_job(request.spec_json), request.session, context))
+
+    @answering
+    def Resume(self, request: pb.JobRef, context: Any) -> pb.SubmitReply:
+        """Queue a job that goes on from the last epoch's state of another one."""
+        checkpoint = checkpoint_of(self._store.get(request.job_id))
+        admission.check_artifacts(checkpoint.spec, self._artifacts)
+        before = admission.read_manifest(checkpoint.spec, self._artifacts)
+        program = self._artifacts.put(checkpoint.manifest(before).to_bytes())
+        job_id = self._queue(checkpoint.resumed(program, before), "", context)
+        _log.info("job %s goes on from epoch %d of job %s", job_id, checkpoint.epochs, request.job_id)
+        return pb.SubmitReply(job_id=job_id)
+
+    def _queue(self, spec: JobSpec, session: str, context: Any) -> str:
+        """Check a job, queue it, and return its identifier."""
         if spec.code and not self._allow_code:
             admission.check_code(spec, Manifest({}), allow_code=False)
         admission.check_artifacts(spec, self._artifacts)
@@ -135,9 +152,14 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
                     f"This token has {self._limits.jobs_per_token} jobs that have not ended, which is the limit. "
                     "Wait for one, or cancel one with `nfdt jobs cancel ID`."
                 )
-            self._store.add(job_id, spec.model_dump_json(), session=request.session, owner=owner)
+            self._store.add(job_id, spec.model_dump_json(), session=session, owner=owner)
+        _log.info(
+            "job %s (%s) submitted by %s with %s at %s: %s, %d workers, %d epochs",
+            *(job_id, spec.name, spec.user or "-", spec.script or "-", context.peer()),
+            *(spec.algorithm.name, spec.cluster.workers, spec.fit.epochs - spec.fit.initial_epoch),
+        )
         self._runner.submitted(job_id)
-        return pb.SubmitReply(job_id=job_id)
+        return job_id
 
     @answering
     def Watch(self, request: pb.WatchRequest, context: Any) -> Iterator[pb.JobEvent]:
@@ -196,12 +218,34 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
     @answering
     def List(self, request: pb.ListRequest, context: Any) -> pb.JobList:
         """Return all jobs, oldest first."""
-        return pb.JobList(jobs=[describe(record) for record in self._store.jobs()])
+        places = self._runner.places()
+        return pb.JobList(jobs=[describe(record, places) for record in self._store.jobs()])
 
     @answering
     def Show(self, request: pb.JobRef, context: Any) -> pb.JobDescription:
         """Return the description of one job."""
-        return describe(self._store.get(request.job_id))
+        return describe(self._store.get(request.job_id), self._runner.places())
+
+    @answering
+    def Slots(self, request: pb.SlotsRequest, context: Any) -> pb.SlotList:
+        """Return the registered slots."""
+        return pb.SlotList(slots=[pb.SlotDescription(**asdict(slot)) for slot in self._runner.slots()])
+
+    @answering
+    def Delete(self, request: pb.DeleteRequest, context: Any) -> pb.DeleteReply:
+        """Remove one job that has ended, or all that ended long ago, and the artifacts that no other job needs."""
+        if request.job_id:
+            records = [self._store.get(request.job_id)]
+        else:
+            records = self._store.ended_before(request.older_than_s)
+        for record in records:
+            self._store.delete(record.job_id)
+        needed = self._runner.artifacts_in_use().union(*map(artifacts_of, self._store.jobs()))
+        unneeded = set[str]().union(*map(artifacts_of, records)) - needed
+        freed = sum(self._artifacts.delete(name) for name in unneeded)
+        for record in records:
+            _log.info("job %s is deleted", record.job_id)
+        return pb.DeleteReply(job_ids=[record.job_id for record in records], bytes=freed)
 
 
 def _receive(feed: BatchFeed, first: pb.FedBatch, rest: Iterator[pb.FedBatch], failures: list[Exception]) -> None:
@@ -226,8 +270,14 @@ def _to_message(event: Event) -> pb.JobEvent:
     return pb.JobEvent(cursor=event.cursor, at=event.at, kind=event.kind, data_json=json.dumps(event.data))
 
 
-def describe(record: JobRecord) -> pb.JobDescription:
-    """Return the message for a job's row."""
+def artifacts_of(record: JobRecord) -> set[str]:
+    """Return the artifacts that belong to a job: what it was submitted with, and the states that it left."""
+    left = {name for name in (record.result_artifact, record.checkpoint_artifact) if name}
+    return artifact_names(parse_job(record.spec_json)) | left
+
+
+def describe(record: JobRecord, places: Mapping[str, int]) -> pb.JobDescription:
+    """Return the message for a job's row; ``places`` holds the places of waiting jobs in the queue."""
     spec = parse_job(record.spec_json)
     return pb.JobDescription(
         job_id=record.job_id,
@@ -244,4 +294,9 @@ def describe(record: JobRecord) -> pb.JobDescription:
         result_artifact=record.result_artifact or "",
         workers_json=record.workers_json or "",
         program=spec.program,
+        user=spec.user,
+        script=spec.script,
+        started_at=record.started_at or 0.0,
+        place=places.get(record.job_id, 0),
+        resumable_from=(record.checkpoint_epochs or 0) if record.state in ("failed", "cancelled") else 0,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import sqlite3
 import threading
@@ -15,24 +16,52 @@ from typing import Any
 
 from nfdt.core.errors import NfdtError, UsageError
 from nfdt.core.events import Event, EventKind
-from nfdt.core.jobs.lifecycle import ACTIVE, RESTARTED, JobState, after_restart, check_transition, is_terminal
+from nfdt.core.jobs.lifecycle import ACTIVE, RESTARTED, TERMINAL, JobState, after_restart, check_transition, is_terminal
+
+_log = logging.getLogger(__name__)
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
   job_id TEXT PRIMARY KEY, spec_json TEXT NOT NULL, session TEXT NOT NULL, owner TEXT NOT NULL,
   state TEXT NOT NULL, reason TEXT, submitted_at REAL NOT NULL, ended_at REAL,
   epoch INTEGER NOT NULL DEFAULT 0, last_logs_json TEXT, workers_json TEXT,
-  result_artifact TEXT, checkpoint_artifact TEXT);
+  result_artifact TEXT, checkpoint_artifact TEXT, checkpoint_epochs INTEGER, started_at REAL);
 CREATE TABLE IF NOT EXISTS events (
   job_id TEXT NOT NULL, cursor INTEGER NOT NULL, at REAL NOT NULL, kind TEXT NOT NULL, data_json TEXT NOT NULL,
   PRIMARY KEY (job_id, cursor)) WITHOUT ROWID;
 """
-_FACTS = ("epoch", "last_logs_json", "workers_json", "result_artifact", "checkpoint_artifact")
+_LATER = {"checkpoint_epochs": "INTEGER", "started_at": "REAL"}  # columns that databases of earlier versions lack
+_FACTS = (
+    "epoch",
+    "last_logs_json",
+    "workers_json",
+    "result_artifact",
+    "checkpoint_artifact",
+    "checkpoint_epochs",
+)
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+    database.row_factory = sqlite3.Row
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL"):
+        database.execute(f"PRAGMA {pragma}")
+    database.executescript(_SCHEMA)
+    there = {row["name"] for row in database.execute("PRAGMA table_info(jobs)")}
+    for column, kind in _LATER.items():
+        if column not in there:
+            database.execute(f"ALTER TABLE jobs ADD COLUMN {column} {kind}")
+    return database
 
 
 @dataclass(frozen=True)
 class JobRecord:
-    """One row: the current state of a job. Times are Unix seconds."""
+    """One row: the current state of a job. Times are Unix seconds.
+
+    Attributes:
+        checkpoint_epochs: Number of epochs whose training ``checkpoint_artifact`` contains.
+    """
 
     job_id: str
     spec_json: str
@@ -47,6 +76,8 @@ class JobRecord:
     workers_json: str | None
     result_artifact: str | None
     checkpoint_artifact: str | None
+    checkpoint_epochs: int | None
+    started_at: float | None
 
 
 class JobStore:
@@ -57,17 +88,21 @@ class JobStore:
     Args:
         path: The database file; created with mode 0600 if it does not exist.
         now: Returns the Unix time in seconds.
+
+    Raises:
+        UsageError: The file is no database, or cannot be made or written.
     """
 
     def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         self._path, self._now = path, now
         self._changed = threading.Condition()  # its lock is reentrant
-        self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-        self._database.row_factory = sqlite3.Row
-        for pragma in ("journal_mode=WAL", "synchronous=NORMAL"):
-            self._database.execute(f"PRAGMA {pragma}")
-        self._database.executescript(_SCHEMA)
+        try:
+            self._database = _opened(path)
+        except (OSError, sqlite3.Error) as error:
+            raise UsageError(
+                f"Jobs of a server: expected an SQLite database that this user can write, or none. Received: {path} "
+                f"({error}). Move the file away, or choose another state directory."
+            ) from None
 
     def close(self) -> None:
         """Close the file; no other method can be called afterwards."""
@@ -126,6 +161,11 @@ class JobStore:
         records = [JobRecord(**dict(row)) for row in rows]
         return [r for r in records if states is None or r.state in states]
 
+    def ended_before(self, age_s: float) -> list[JobRecord]:
+        """Return the jobs that ended at least ``age_s`` seconds ago, oldest first."""
+        last = self._now() - age_s
+        return [record for record in self.jobs(TERMINAL) if record.ended_at is not None and record.ended_at <= last]
+
     def active_of(self, owner: str) -> int:
         """Count the jobs of this owner that have not ended."""
         return sum(record.owner == owner for record in self.jobs(ACTIVE))
@@ -144,19 +184,41 @@ class JobStore:
     def _transition(self, job_id: str, state: JobState, reason: str | None, error: dict[str, Any] | None) -> None:
         record = self.get(job_id)
         check_transition(job_id, record.state, state)
-        ended_at = self._now() if is_terminal(state) else None
+        now = self._now()
+        ended_at = now if is_terminal(state) else None
+        started_at = now if state == "starting" else record.started_at
         self._database.execute(
-            "UPDATE jobs SET state=?, reason=?, ended_at=? WHERE job_id=?", (state, reason, ended_at, job_id)
+            "UPDATE jobs SET state=?, reason=?, started_at=?, ended_at=? WHERE job_id=?",
+            (state, reason, started_at, ended_at, job_id),
         )
+        if ended_at is not None:
+            after = f"after {now - started_at:.1f} s" if started_at is not None else "before it began"
+            _log.info("job %s %s %s%s", job_id, state, after, f": {reason}" if reason else "")
         self._insert(job_id, "state", {"state": state, "reason": reason, "error": error})
 
     def update(self, job_id: str, **facts: Any) -> None:
-        """Set some of epoch, last_logs_json, workers_json, result_artifact, checkpoint_artifact."""
+        """Set some of the columns that describe how far a job is."""
         if unknown := set(facts) - set(_FACTS):
             raise UsageError(f"Job facts: expected {', '.join(_FACTS)}. Received: {', '.join(sorted(unknown))}.")
         columns = ", ".join(f"{name}=?" for name in facts)
         with self._transaction() as database:
             database.execute(f"UPDATE jobs SET {columns} WHERE job_id=?", (*facts.values(), job_id))
+
+    def delete(self, job_id: str) -> None:
+        """Remove a job that has ended, with its events.
+
+        Raises:
+            UsageError: there is no such job, or it has not ended.
+        """
+        with self._transaction() as database:
+            record = self.get(job_id)
+            if not is_terminal(record.state):
+                raise UsageError(
+                    f"Job {job_id}: expected a job that has ended. Received: one that is {record.state}. "
+                    f"Cancel it first: nfdt jobs cancel {job_id}"
+                )
+            database.execute("DELETE FROM jobs WHERE job_id=?", (job_id,))
+            database.execute("DELETE FROM events WHERE job_id=?", (job_id,))
 
     def append(self, job_id: str, kind: EventKind, data: dict[str, Any]) -> Event:
         """Add an event; an epoch's end also deletes old progress events of the epoch before."""
@@ -232,5 +294,5 @@ class JobStore:
     def _requeue(self, record: JobRecord) -> None:
         with self._transaction() as database:
             if record.state != "queued":
-                database.execute("UPDATE jobs SET state='queued' WHERE job_id=?", (record.job_id,))
+                database.execute("UPDATE jobs SET state='queued', started_at=NULL WHERE job_id=?", (record.job_id,))
                 self._insert(record.job_id, "state", {"state": "queued", "reason": RESTARTED, "error": None})

@@ -70,15 +70,24 @@ class LoadedCode:
     references: tuple[LayerReference, ...] = ()
 
 
-class _Pickler(cloudpickle.Pickler):
+class ProgramPickler(cloudpickle.Pickler):
+    """Pickler of code that may refer to Keras objects.
+
+    Args:
+        file: Writable binary file.
+        layers: Index of each object, by its ``id``, that becomes a persistent reference.
+    """
+
     def __init__(self, file: Any, layers: Mapping[int, int]) -> None:
         super().__init__(file)
         self._layers = layers
 
     def persistent_id(self, obj: Any) -> Any:
+        """Return the reference that replaces an object; None to pickle it."""
         return self._layers.get(id(obj))
 
     def reducer_override(self, obj: Any) -> Any:
+        """Return the form in which a Keras object is pickled."""
         if isinstance(obj, KerasSaveable):
             return _revive, _describe(obj)
         if isinstance(obj, keras.Variable):
@@ -132,7 +141,7 @@ def dump_custom_objects(objects: Mapping[str, Any], model: Any = None) -> bytes:
     """
     flat = flatten_layers(model) if model is not None else []
     layers = {id(layer): index for index, layer in enumerate(flat)}
-    with _own_modules_by_value():
+    with own_modules_by_value():
         try:
             return _dump(dict(objects), layers)
         except CaptureError:
@@ -144,7 +153,7 @@ def dump_custom_objects(objects: Mapping[str, Any], model: Any = None) -> bytes:
 
 def _dump(obj: Any, layers: Mapping[int, int]) -> bytes:
     file = io.BytesIO()
-    _Pickler(file, layers).dump(obj)
+    ProgramPickler(file, layers).dump(obj)
     return file.getvalue()
 
 
@@ -161,7 +170,8 @@ def _name_culprit(objects: Mapping[str, Any], layers: Mapping[int, int], cause: 
 
 
 @contextmanager
-def _own_modules_by_value() -> Iterator[None]:
+def own_modules_by_value() -> Iterator[None]:
+    """Pickle the modules of the user's own program by value inside the block."""
     registered = []
     installed = _installed_roots()
     already = cloudpickle.list_registry_pickle_by_value()

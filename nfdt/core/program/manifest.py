@@ -134,6 +134,10 @@ class Manifest:
         """Return the manifest with some entries replaced."""
         return Manifest({**self.entries, **entries})
 
+    def with_state(self, state: str) -> Manifest:
+        """Return the manifest with another artifact of the initial state."""
+        return self.replaced(state=state)
+
     def with_artifacts(self, *, assets: Mapping[str, Any], state: str, code: str | None) -> Manifest:
         """Return the manifest with the names of its artifacts."""
         return self.replaced(assets=assets, state=state, code=code)

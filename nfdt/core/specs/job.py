@@ -18,6 +18,7 @@ from nfdt.core.specs.read_with import why_idle
 
 MAX_WORKERS = 4096
 MAX_SHARDS = 256
+PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"  # no control sequences for terminals that list jobs
 
 
 class _Spec(BaseModel):
@@ -29,8 +30,8 @@ class ClusterSpec(RingTuning, RingElastic):
 
     workers: int = Field(2, ge=1, le=MAX_WORKERS)
     shards: int = Field(1, ge=1, le=MAX_SHARDS)
-    launcher: Annotated[Literal["auto", "mpirun", "horovodrun", "world"], ANY_WORLD, LATER_WORLDS] = Field(
-        "auto", description="allreduce: what starts the ranks; auto: mpirun where it exists"
+    launcher: Annotated[Literal["auto", "slots", "mpirun", "horovodrun", "world"], ANY_WORLD, LATER_WORLDS] = Field(
+        "auto", description="allreduce: what starts the ranks; auto: slots on a shared server, else mpirun if it exists"
     )
     hosts: Annotated[str | None, RING] = Field(
         None,
@@ -39,6 +40,12 @@ class ClusterSpec(RingTuning, RingElastic):
     )
     hostfile: Annotated[str | None, RING] = Field(
         None, pattern=r"^[^-]", description="allreduce: a file that the launcher reads"
+    )
+    fetch_whole_mb: int = Field(
+        256,
+        ge=1,
+        le=2**20,
+        description="a worker on another machine fetches larger arrays row by row, and keeps so much",
     )
     emulate: Emulation = Emulation()
 
@@ -65,17 +72,58 @@ class FitSpec(_Spec):
 
 
 class DataSpec(_Spec):
-    """Source of the samples: arrays in the artifact store, or batches streamed by the client.
+    """Source of the samples, and the place where they are read.
+
+    =========  =============  =========================================================================
+    kind       where          fields
+    =========  =============  =========================================================================
+    arrays     server arrays  ``structure``, ``arrays``, ``samples``; a task is a range of rows
+    indexed    workers        ``code``, ``arrays``, ``batches``: a pickled PyDataset; a task is an index
+    dataset    workers        ``code``, ``arrays``, ``rows``, ``split``, ``batches``: the graph of a tf.data
+                              pipeline; a task is the next batch of its worker
+    stream     client         ``batches``: batches streamed by the client
+    =========  =============  =========================================================================
 
     ``structure`` is the pytree of (x, y, sample_weight) as JSON: lists, dicts, nulls and, in place of
     each array, its index in ``arrays``; see :mod:`nfdt.core.training.data`.
     """
 
-    kind: Literal["arrays", "stream"]
+    kind: Literal["arrays", "indexed", "dataset", "stream"]
     structure: Any = None
     arrays: tuple[str, ...] = Field((), description="artifact name (sha256) of the .npy file of each array")
-    samples: int | None = Field(None, ge=1, description="rows of every array; None for a stream")
-    batches: int | None = Field(None, ge=1, description="batches per epoch of a stream, where it is known")
+    samples: int | None = Field(None, ge=1, description="rows of every array; None for other kinds")
+    batches: int | None = Field(None, ge=1, description="batches per epoch, where they are known; None for arrays")
+    code: str | None = Field(
+        None, pattern=r"^[0-9a-f]{64}$", description="artifact of the source that the workers load and read themselves"
+    )
+    rows: int | None = Field(None, ge=1, description="rows of a dataset's source, which the workers share")
+    split: int = Field(1, ge=1, description="rows of a dataset that a worker takes at a time")
+    reason: str = Field("", max_length=1000, description="why the data are read where they are")
+
+    @property
+    def where(self) -> str:
+        """Place where the samples are read: ``server arrays``, ``workers`` or ``client``."""
+        return {"arrays": "server arrays", "stream": "client"}.get(self.kind, "workers")
+
+    @property
+    def planned(self) -> int | None:
+        """Number of rows of the coordinator's plan: samples of arrays, or batches by index; None without a plan."""
+        return {"arrays": self.samples, "indexed": self.batches}.get(self.kind)
+
+    @property
+    def sized(self) -> bool:
+        """Whether the coordinator decides the size of each batch; other sources make whole batches."""
+        return self.kind == "arrays"
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.where == "workers" and self.code is None:
+            raise ValueError(f"code: expected an artifact, because kind is {self.kind!r}")
+        if (self.kind == "dataset") != (self.rows is not None):
+            raise ValueError("rows: expected a number if kind is 'dataset', and none otherwise")
+        if self.kind == "indexed" and self.batches is None:
+            raise ValueError("batches: expected a number, because kind is 'indexed'")
+        return self
 
 
 def check_batch_bounds(algorithm: AlgorithmSpec, batch_size: int) -> None:
@@ -97,6 +145,8 @@ class JobSpec(_Spec):
     """Everything that a job server needs to train; arrays and program are artifacts named by their sha256."""
 
     name: str = Field("job", max_length=200)
+    user: str = Field("", max_length=100, pattern=PRINTABLE, description="who submits it, by the client's own account")
+    script: str = Field("", max_length=200, pattern=PRINTABLE, description="name of the client's program")
     program: str = Field(pattern=r"^[0-9a-f]{64}$", description="artifact of the program's JSON")
     artifacts: tuple[str, ...] = Field((), description="all artifacts the job needs, the program included")
     code: bool = Field(False, description="the program carries pickled code: needs a server with --allow-code")
@@ -132,7 +182,7 @@ class JobSpec(_Spec):
 
     def batch_share(self, samples: int) -> float:
         """Return the ratio of this many samples to a full local batch; a streamed batch is always full."""
-        return samples / self.fit.batch_size if self.train.kind == "arrays" else 1.0
+        return samples / self.fit.batch_size if self.train.sized else 1.0
 
     def rate_of(self, samples: int) -> float:
         """Return the factor of the learning rate for a gradient of this many samples.

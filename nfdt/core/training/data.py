@@ -7,12 +7,13 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from nfdt.core.arrays.pytree import KINDS, as_array, flatten_structure, rebuild
+from nfdt.core.arrays.row_selection import RowSelection
 from nfdt.core.errors import ProtocolError, UsageError
 
 __all__ = [
@@ -120,7 +121,23 @@ def _view(memory: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> A
     return np.frombuffer(memory, dtype).reshape(shape)
 
 
-def count_rows(arrays: Sequence[Array]) -> int:
+@runtime_checkable
+class RowArray(Protocol):
+    """An array whose rows are somewhere else."""
+
+    shape: tuple[int, ...]
+    ndim: int
+
+    def take(self, rows: RowSelection) -> Array:
+        """Return these rows."""
+        ...
+
+    def prefetch(self, batches: Sequence[RowSelection]) -> None:
+        """Fetch the rows of these batches in the background."""
+        ...
+
+
+def count_rows(arrays: Sequence[Array | RowArray]) -> int:
     """Return the number of rows (samples) that all arrays have in common.
 
     Raises:
@@ -134,33 +151,49 @@ def count_rows(arrays: Sequence[Array]) -> int:
 
 
 class ArraySource:
-    """Rows of a pytree of arrays.
+    """Rows of a pytree of arrays; a :class:`~nfdt.core.training.sources.BatchSource`.
 
     Args:
         structure: Structure of the pytree, see :mod:`nfdt.core.arrays.pytree`.
-        arrays: Arrays of the pytree, usually memory-mapped; read only.
+        arrays: Arrays of the pytree, usually memory-mapped and read only, or rows that are fetched.
 
     Raises:
         UsageError: the arrays differ in their number of rows.
     """
 
-    def __init__(self, structure: Any, arrays: Sequence[Array]) -> None:
+    whole = False
+
+    def __init__(self, structure: Any, arrays: Sequence[Array | RowArray]) -> None:
         self._structure = structure
-        self._arrays = [np.asarray(array) for array in arrays]
+        self._arrays = [array if isinstance(array, RowArray) else np.asarray(array) for array in arrays]
         self.samples = count_rows(self._arrays)
         rebuild(structure, self._arrays)
 
-    def batch(self, rows: slice | npt.NDArray[np.int64]) -> Any:
+    def batch(self, rows: RowSelection) -> Any:
         """Return the pytree of these rows: views where they are consecutive, else one gather per array."""
         if not isinstance(rows, slice):
             rows = _as_slice(np.asarray(rows, np.int64))
-        if isinstance(rows, slice):
-            taken = [array[rows] for array in self._arrays]
-        else:
-            taken = [np.take(array, rows, axis=0) for array in self._arrays]
-        return rebuild(self._structure, taken)
+        return rebuild(self._structure, [_take(array, rows) for array in self._arrays])
+
+    def prefetch(self, rows: Sequence[RowSelection]) -> None:
+        """Fetch these rows of arrays that are elsewhere."""
+        for array in self._arrays:
+            if isinstance(array, RowArray):
+                array.prefetch(rows)
+
+    def begin_epoch(self, epoch: int, first: int) -> None:
+        """Do nothing: rows are the same in every epoch."""
+
+    def end_epoch(self) -> None:
+        """Do nothing."""
 
 
-def _as_slice(rows: npt.NDArray[np.int64]) -> slice | npt.NDArray[np.int64]:
+def _take(array: Array | RowArray, rows: RowSelection) -> Array:
+    if isinstance(array, RowArray):
+        return array.take(rows)
+    return array[rows] if isinstance(rows, slice) else np.take(array, rows, axis=0)
+
+
+def _as_slice(rows: npt.NDArray[np.int64]) -> RowSelection:
     consecutive = rows.size > 0 and rows[0] >= 0 and bool(np.all(np.diff(rows) == 1))
     return slice(int(rows[0]), int(rows[-1]) + 1) if consecutive else rows

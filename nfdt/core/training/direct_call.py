@@ -55,6 +55,11 @@ class Prepared:
     tensors: list[Any]
     shapes: Hashable
 
+    @property
+    def samples(self) -> int:
+        """Number of samples in the batch."""
+        return int(self.tensors[0].shape[0])
+
 
 class DirectCall:
     """A function of weights, a batch (a pytree of arrays) and 0-d tensors, with one cached graph per batch shape.

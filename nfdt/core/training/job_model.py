@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from nfdt.core.arrays.layout import Array
+from nfdt.core.arrays.row_selection import RowSelection
 from nfdt.core.errors import ProtocolError
 from nfdt.core.order import order_crc, sample_order
 from nfdt.core.program import unpack
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.optimizer import inner_optimizer
-from nfdt.core.specs.job import DataSpec, JobSpec
+from nfdt.core.specs.job import JobSpec
 from nfdt.core.training import data, merge
+from nfdt.core.training.graph_source import GraphSource
 from nfdt.core.training.metrics import ModelMetrics
+from nfdt.core.training.sources import BatchSource, RowTaker, open_source
 from nfdt.core.training.untrained_state import UntrainedState
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.tasks import Task
@@ -30,8 +34,10 @@ class JobModel:
         manifest: Program of the job.
         read: Returns an artifact's bytes by its sha256.
         open_array: Returns an artifact that is a ``.npy`` file as an array.
+        open_rows: The same for an array of which only some rows are needed; default: ``open_array``.
         number: Number of the worker in the job; determines its random seeds.
         owner: Returns the name of the worker for error messages.
+        rows: Access of this process to the rows of a dataset; None: it cannot run datasets.
 
     Attributes:
         spec: The job; may be replaced by another one with the same program and data, see :meth:`use`.
@@ -52,8 +58,10 @@ class JobModel:
         read: Callable[[str], bytes],
         open_array: Callable[[str], Array],
         *,
+        open_rows: Callable[[str], Array | data.RowArray] | None = None,
         number: int = 0,
         owner: Callable[[], str] = lambda: "worker",
+        rows: RowTaker | None = None,
     ) -> None:
         self.manifest, self._owner = manifest, owner
         self.model = unpack.unpack(manifest, read, allow_code=spec.code)
@@ -61,8 +69,8 @@ class JobModel:
         self.first_update = int(inner_optimizer(self.model).iterations)
         self.untrained = self.untrained_of(number)
         self.metrics = ModelMetrics(self.model)
-        self.train = _open_source(spec.train, open_array)
-        self.validation = _open_source(spec.validation, open_array)
+        self.train = open_source(spec.train, spec, read, open_array, open_rows or open_array, rows)
+        self.validation = open_source(spec.validation, spec, read, open_array, open_rows or open_array)
         self.use(spec)
 
     def use(self, spec: JobSpec) -> None:
@@ -83,19 +91,61 @@ class JobModel:
 
     # ---- data
 
-    def check_order(self, crc: int) -> None:
+    def _check_order(self, crc: int) -> None:
         """Compare the first sample order with the server's.
 
         Raises:
             ProtocolError: the orders differ.
         """
-        if self.spec.train.samples and crc != order_crc(self._order(0)):
+        if self.spec.train.planned and crc != order_crc(self._order(0)):
             raise ProtocolError(
                 f"{self._owner()}: this machine's NumPy {np.__version__} draws another sample order than the "
                 "server's. Install the same NumPy version on both."
             )
 
-    def batch(self, source: data.ArraySource | None, task: Task) -> Any:
+    def begin_epoch(self, begin: ins.BeginEpoch) -> None:
+        """Check the sample order, take the untrained state, and begin the epoch of metrics and data.
+
+        Raises:
+            ProtocolError: this machine draws another sample order than the server's.
+        """
+        self._check_order(begin.order_crc)
+        self.metrics.reset()
+        self.take_untrained(begin.untrained)
+        if self.train is not None:
+            self.train.begin_epoch(begin.epoch, self.spec.fit.initial_epoch)
+        if isinstance(self.train, GraphSource):
+            self.train.begin_iteration(begin.iteration)
+
+    def supply(self, waits: Callable[[], object]) -> ins.Supply | None:
+        """Wait for a batch of a dataset that runs here; see :meth:`GraphSource.supply`. None for other data."""
+        return self.train.supply(waits) if isinstance(self.train, GraphSource) else None
+
+    def close(self) -> None:
+        """End what reads in the background."""
+        if isinstance(self.train, GraphSource):
+            self.train.close()
+
+    def end_epoch(self, collect: ins.CollectState) -> None:
+        """End the epoch of the data, unless training only pauses."""
+        if self.train is not None and collect.over:
+            self.train.end_epoch()
+
+    def prefetch(self, source: BatchSource | None, tasks: Sequence[Task]) -> None:
+        """Prepare the batches of these tasks, which will be needed in this order, and those of the next round."""
+        if source is not None:
+            ahead = [*tasks, *map(self._in_next_round, tasks[-1:])]
+            source.prefetch(
+                [self._chosen(source, task, task.start, task.stop) for task in ahead if task.start < task.stop]
+            )
+
+    def _in_next_round(self, task: Task) -> Task:
+        """Return the part of the next round that this worker will probably get; without rows if there is none."""
+        width = task.stop - task.start if task.round else 0
+        start = task.start + task.parts * width
+        return replace(task, start=start, stop=min(start + width, self.spec.train.planned or 0))
+
+    def batch(self, source: BatchSource | None, task: Task) -> Any:
         """Return the batch of a task: a pytree of arrays.
 
         Args:
@@ -109,19 +159,27 @@ class JobModel:
             return data.decode_batch(task.data)
         return self.rows(source, task, task.start, task.stop)
 
-    def rows(self, source: data.ArraySource | None, task: Task, start: int, stop: int) -> Any:
+    def rows(self, source: BatchSource | None, task: Task, start: int, stop: int) -> Any:
         """Return the rows ``[start, stop)`` of the pass of a task, as :meth:`batch` does."""
         if source is None:
             raise ProtocolError(f"{self._owner()}: task {task.task} names rows, but the job has no arrays.")
+        return source.batch(self._chosen(source, task, start, stop))
+
+    def _chosen(self, source: BatchSource, task: Task, start: int, stop: int) -> RowSelection:
         if source is self.validation or not self.spec.fit.shuffle:
-            return source.batch(slice(start, stop))
-        return source.batch(self._order(task.pass_index)[start:stop])
+            return slice(start, stop)
+        return self._order(task.pass_index)[start:stop]
 
     def _sample_order(self, pass_index: int) -> Array:
         fit = self.spec.fit
-        return sample_order(self.spec.train.samples or 0, fit.shuffle, fit.seed, pass_index)
+        return sample_order(self.spec.train.planned or 0, fit.shuffle, fit.seed, pass_index)
 
     # ---- evaluation and logs
+
+    def begin_validation(self, epoch: int) -> None:
+        """Begin the validation after an epoch; a second call does nothing."""
+        if self.validation is not None:
+            self.validation.begin_epoch(epoch, epoch)
 
     def evaluate(
         self, batches: Iterable[tuple[Any, int]], step: Callable[[Any], object], advanced: Callable[[], object]
@@ -149,9 +207,3 @@ class JobModel:
 def samples_of(task: Task) -> int:
     """Return the number of samples of a task; a task that carries its batch states it."""
     return task.stop - task.start or task.samples
-
-
-def _open_source(spec: DataSpec | None, open_array: Callable[[str], Array]) -> data.ArraySource | None:
-    if spec is None or spec.kind != "arrays":
-        return None
-    return data.ArraySource(spec.structure, [open_array(name) for name in spec.arrays])

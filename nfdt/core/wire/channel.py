@@ -6,20 +6,21 @@ import hmac
 import ipaddress
 from collections.abc import Callable, Sequence
 from concurrent import futures
-from pathlib import Path
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from nfdt.core.errors import AuthenticationFailed, Refused, UsageError
+from nfdt.core.wire.connection import client_tls, server_tls
 from nfdt.core.wire.descriptors import most_connections
 from nfdt.core.wire.doorkeeper import ConnectionLimits, Doorkeeper
 from nfdt.core.wire.guarded import GuardedServer
 from nfdt.core.wire.parsing import RequestParser
+from nfdt.core.wire.pem import Pem, read_pem
 from nfdt.core.wire.status import abort
 from nfdt.core.wire.token_channel import TokenChannel
 
+LOOPBACK = "127.0.0.1"
 CONTROL_BYTES = 64 * 2**20
 DATA_BYTES = 4 * 2**20
 CHUNK_BYTES = 2 * 2**20
@@ -28,7 +29,6 @@ _SCHEME = "Bearer "
 _HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 _LOCAL_NAMES = frozenset({"localhost", "ip6-localhost"})
 
-PathLike = str | Path
 Authenticate = Callable[[str, str], bool]
 
 
@@ -81,17 +81,13 @@ def _options(max_message_bytes: int) -> list[tuple[str, Any]]:
     ]
 
 
-def _read(path: PathLike | None) -> bytes | None:
-    return Path(path).read_bytes() if path else None
-
-
 def open_channel(
     address: str,
     token: str,
     *,
-    ca_file: PathLike | None = None,
-    cert_file: PathLike | None = None,
-    key_file: PathLike | None = None,
+    ca_file: Pem | None = None,
+    cert_file: Pem | None = None,
+    key_file: Pem | None = None,
     max_message_bytes: int = CONTROL_BYTES,
 ) -> grpc.Channel:
     """Return a channel to ``address`` that sends ``token`` with every call; nothing is sent yet.
@@ -99,7 +95,7 @@ def open_channel(
     Args:
         address: ``host:port``.
         token: Secret; only sent in the metadata of every call.
-        ca_file: PEM certificates to trust. TLS is used when this is given, plain text otherwise.
+        ca_file: PEM certificates to trust, or their file. TLS is used when this is given, plain text otherwise.
         cert_file: PEM certificate of this client, for servers that require one (mutual TLS).
         key_file: PEM private key of this client.
         max_message_bytes: Larger messages fail, in both directions.
@@ -113,7 +109,10 @@ def open_channel(
         ("grpc.enable_http_proxy", 0 if is_loopback(host) else 1),
     ]
     if ca_file:
-        credentials = grpc.ssl_channel_credentials(_read(ca_file), _read(key_file), _read(cert_file))
+        client_tls(ca_file, cert_file, key_file)  # gRPC's own errors name no file
+        credentials = grpc.ssl_channel_credentials(
+            *(read_pem(pem) if pem else None for pem in (ca_file, key_file, cert_file))
+        )
         channel = grpc.secure_channel(address, credentials, options)
     else:
         channel = grpc.insecure_channel(address, options)
@@ -145,20 +144,20 @@ def _refuse_token(_requests: Any, context: grpc.ServicerContext) -> Any:
     abort(context, AuthenticationFailed("The server does not accept this token. Use the one it was started with."))
 
 
-def _server_credentials(cert: PathLike, key: PathLike | None, client_ca: PathLike | None) -> grpc.ServerCredentials:
-    if key is None:
-        raise UsageError("A TLS certificate needs its private key. Received: a certificate only.")
-    pair = (Path(key).read_bytes(), Path(cert).read_bytes())
-    return grpc.ssl_server_credentials([pair], _read(client_ca), require_client_auth=client_ca is not None)
+def _server_credentials(cert: Pem, key: Pem | None, client_ca: Pem | None) -> grpc.ServerCredentials:
+    server_tls(cert, key, client_ca)  # gRPC's own errors name no file
+    pair = (read_pem(key or b""), read_pem(cert))
+    trusted = read_pem(client_ca) if client_ca else None
+    return grpc.ssl_server_credentials([pair], trusted, require_client_auth=client_ca is not None)
 
 
 def make_server(
     address: str,
     *,
     authenticate: Authenticate,
-    cert: PathLike | None = None,
-    key: PathLike | None = None,
-    client_ca: PathLike | None = None,
+    cert: Pem | None = None,
+    key: Pem | None = None,
+    client_ca: Pem | None = None,
     insecure: bool = False,
     max_threads: int = 256,
     max_message_bytes: int = CONTROL_BYTES,
@@ -182,9 +181,11 @@ def make_server(
 
     Raises:
         Refused: a non-loopback address without TLS and without ``insecure``.
-        UsageError: the address cannot be bound, or the certificate comes without its key.
+        UsageError: the address cannot be bound, or the files for TLS are incomplete or unusable.
     """
     host, port = split_address(address)
+    if (key or client_ca) and not cert:
+        raise UsageError("TLS: expected a certificate (--tls-cert). Received: only --tls-key or --client-ca.")
     if not (cert or insecure or is_loopback(host)):
         raise Refused(
             f"Listening on {address} without TLS would send tokens and code in plain text over the network. "
@@ -206,6 +207,8 @@ def make_server(
         maximum_concurrent_rpcs=max_threads,
     )
     server = GuardedServer(served, doorkeeper)
+    from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # clients need not have it
+
     checks = health.HealthServicer()
     checks.set("", health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)

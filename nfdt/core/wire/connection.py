@@ -12,12 +12,10 @@ import ssl
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 from nfdt.core.errors import UsageError
-
-PathLike = str | Path
+from nfdt.core.wire.pem import Pem, checked, load_key_pair, read_pem, trust
 
 TICKET_BYTES = 32  # length of the ticket that a client sends first
 
@@ -142,29 +140,37 @@ def connect(host: str, port: int, ticket: bytes, *, timeout_s: float, tls: ssl.S
         raise
 
 
-def server_tls(cert: PathLike, key: PathLike | None, client_ca: PathLike | None) -> ssl.SSLContext:
+def server_tls(cert: Pem, key: Pem | None, client_ca: Pem | None) -> ssl.SSLContext:
     """Return the TLS context of a server with a PEM certificate and key.
 
     Clients must present a certificate signed by ``client_ca`` if that is given.
 
     Raises:
-        UsageError: the key is missing.
+        UsageError: the key is missing or belongs to another certificate, or a file holds no PEM certificate or key.
     """
     if key is None:
-        raise UsageError("A TLS certificate needs its private key. Received: a certificate only.")
+        raise UsageError("TLS: expected a certificate and its private key (--tls-key). Received: a certificate only.")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(cert, key)
+    with checked("the PEM certificate chain of the server and its private key", cert, key):
+        load_key_pair(context, cert, key)
     if client_ca:
-        context.load_verify_locations(client_ca)
+        with checked("PEM certificates of those who sign clients' certificates", client_ca):
+            trust(context, client_ca)
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 
-def client_tls(ca_file: PathLike, cert_file: PathLike | None, key_file: PathLike | None) -> ssl.SSLContext:
-    """Return the TLS context of a client that trusts ``ca_file`` and presents ``cert_file`` if given; all are PEM."""
-    context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(ca_file))
+def client_tls(ca_file: Pem, cert_file: Pem | None, key_file: Pem | None) -> ssl.SSLContext:
+    """Return the TLS context of a client that trusts ``ca_file`` and presents ``cert_file`` if given; all are PEM.
+
+    Raises:
+        UsageError: a file holds no PEM certificate or key, or the key belongs to another certificate.
+    """
+    with checked("PEM certificates to trust", ca_file):
+        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cadata=read_pem(ca_file).decode())
     if cert_file:
-        context.load_cert_chain(cert_file, key_file)
+        with checked("the PEM certificate of this client and its private key", cert_file, key_file):
+            load_key_pair(context, cert_file, key_file)
     return context
 
 

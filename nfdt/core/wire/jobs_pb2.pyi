@@ -487,6 +487,127 @@ class FeedCredit(google.protobuf.message.Message):
 Global___FeedCredit: typing_extensions.TypeAlias = FeedCredit
 
 @typing.final
+class DeleteRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    OLDER_THAN_S_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    """this job ..."""
+    older_than_s: builtins.float
+    """... or, without one, all jobs that ended so long ago"""
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        older_than_s: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "older_than_s", b"older_than_s"]) -> None: ...
+
+Global___DeleteRequest: typing_extensions.TypeAlias = DeleteRequest
+
+@typing.final
+class DeleteReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_IDS_FIELD_NUMBER: builtins.int
+    BYTES_FIELD_NUMBER: builtins.int
+    bytes: builtins.int
+    @property
+    def job_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        job_ids: collections.abc.Iterable[builtins.str] | None = ...,
+        bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "job_ids", b"job_ids"]) -> None: ...
+
+Global___DeleteReply: typing_extensions.TypeAlias = DeleteReply
+
+@typing.final
+class SlotsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___SlotsRequest: typing_extensions.TypeAlias = SlotsRequest
+
+@typing.final
+class SlotDescription(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class VersionsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    NAME_FIELD_NUMBER: builtins.int
+    HOST_FIELD_NUMBER: builtins.int
+    PID_FIELD_NUMBER: builtins.int
+    ROLE_FIELD_NUMBER: builtins.int
+    DEVICE_FIELD_NUMBER: builtins.int
+    VERSIONS_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    AWAY_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    host: builtins.str
+    pid: builtins.int
+    role: builtins.str
+    """"worker" or "shard" """
+    device: builtins.str
+    job_id: builtins.str
+    """that uses it ("": it is free)"""
+    away: builtins.bool
+    """its connection is interrupted"""
+    @property
+    def versions(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        host: builtins.str = ...,
+        pid: builtins.int = ...,
+        role: builtins.str = ...,
+        device: builtins.str = ...,
+        versions: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        job_id: builtins.str = ...,
+        away: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["away", b"away", "device", b"device", "host", b"host", "job_id", b"job_id", "name", b"name", "pid", b"pid", "role", b"role", "versions", b"versions"]) -> None: ...
+
+Global___SlotDescription: typing_extensions.TypeAlias = SlotDescription
+
+@typing.final
+class SlotList(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SLOTS_FIELD_NUMBER: builtins.int
+    @property
+    def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SlotDescription]: ...
+    def __init__(
+        self,
+        *,
+        slots: collections.abc.Iterable[Global___SlotDescription] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["slots", b"slots"]) -> None: ...
+
+Global___SlotList: typing_extensions.TypeAlias = SlotList
+
+@typing.final
 class ListRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -514,6 +635,11 @@ class JobDescription(google.protobuf.message.Message):
     RESULT_ARTIFACT_FIELD_NUMBER: builtins.int
     WORKERS_JSON_FIELD_NUMBER: builtins.int
     PROGRAM_FIELD_NUMBER: builtins.int
+    USER_FIELD_NUMBER: builtins.int
+    SCRIPT_FIELD_NUMBER: builtins.int
+    STARTED_AT_FIELD_NUMBER: builtins.int
+    PLACE_FIELD_NUMBER: builtins.int
+    RESUMABLE_FROM_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     name: builtins.str
     state: builtins.str
@@ -529,6 +655,15 @@ class JobDescription(google.protobuf.message.Message):
     workers_json: builtins.str
     program: builtins.str
     """artifact of the program: what the result is the state of"""
+    user: builtins.str
+    """who submitted it, by the client's own account"""
+    script: builtins.str
+    started_at: builtins.float
+    """0: not yet"""
+    place: builtins.int
+    """in the queue, from 1 on (0: it does not wait)"""
+    resumable_from: builtins.int
+    """epochs in the last stored state of a job that has ended (0: none is stored)"""
     def __init__(
         self,
         *,
@@ -546,8 +681,13 @@ class JobDescription(google.protobuf.message.Message):
         result_artifact: builtins.str = ...,
         workers_json: builtins.str = ...,
         program: builtins.str = ...,
+        user: builtins.str = ...,
+        script: builtins.str = ...,
+        started_at: builtins.float = ...,
+        place: builtins.int = ...,
+        resumable_from: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["algorithm", b"algorithm", "ended_at", b"ended_at", "epoch", b"epoch", "epochs", b"epochs", "job_id", b"job_id", "last_logs_json", b"last_logs_json", "name", b"name", "program", b"program", "reason", b"reason", "result_artifact", b"result_artifact", "state", b"state", "submitted_at", b"submitted_at", "workers", b"workers", "workers_json", b"workers_json"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["algorithm", b"algorithm", "ended_at", b"ended_at", "epoch", b"epoch", "epochs", b"epochs", "job_id", b"job_id", "last_logs_json", b"last_logs_json", "name", b"name", "place", b"place", "program", b"program", "reason", b"reason", "result_artifact", b"result_artifact", "resumable_from", b"resumable_from", "script", b"script", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "user", b"user", "workers", b"workers", "workers_json", b"workers_json"]) -> None: ...
 
 Global___JobDescription: typing_extensions.TypeAlias = JobDescription
 

@@ -89,6 +89,21 @@ class JobsStub(object):
                 request_serializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.JobRef.SerializeToString,
                 response_deserializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.JobDescription.FromString,
                 _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/nfdt.v1.Jobs/Resume',
+                request_serializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.JobRef.SerializeToString,
+                response_deserializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.SubmitReply.FromString,
+                _registered_method=True)
+        self.Delete = channel.unary_unary(
+                '/nfdt.v1.Jobs/Delete',
+                request_serializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.DeleteRequest.SerializeToString,
+                response_deserializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.DeleteReply.FromString,
+                _registered_method=True)
+        self.Slots = channel.unary_unary(
+                '/nfdt.v1.Jobs/Slots',
+                request_serializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.SlotsRequest.SerializeToString,
+                response_deserializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.SlotList.FromString,
+                _registered_method=True)
 
 
 class JobsServicer(object):
@@ -167,6 +182,27 @@ class JobsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Resume(self, request, context):
+        """A new detached job that goes on from the last epoch's state of a failed or cancelled job.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Delete(self, request, context):
+        """Remove jobs that have ended, with their events and the artifacts that no other job needs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Slots(self, request, context):
+        """The registered slots of all machines, and what they do.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -224,6 +260,21 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.Show,
                     request_deserializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.JobRef.FromString,
                     response_serializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.JobDescription.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.JobRef.FromString,
+                    response_serializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.SubmitReply.SerializeToString,
+            ),
+            'Delete': grpc.unary_unary_rpc_method_handler(
+                    servicer.Delete,
+                    request_deserializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.DeleteRequest.FromString,
+                    response_serializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.DeleteReply.SerializeToString,
+            ),
+            'Slots': grpc.unary_unary_rpc_method_handler(
+                    servicer.Slots,
+                    request_deserializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.SlotsRequest.FromString,
+                    response_serializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.SlotList.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -523,6 +574,87 @@ class Jobs(object):
             '/nfdt.v1.Jobs/Show',
             nfdt_dot_core_dot_wire_dot_jobs__pb2.JobRef.SerializeToString,
             nfdt_dot_core_dot_wire_dot_jobs__pb2.JobDescription.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nfdt.v1.Jobs/Resume',
+            nfdt_dot_core_dot_wire_dot_jobs__pb2.JobRef.SerializeToString,
+            nfdt_dot_core_dot_wire_dot_jobs__pb2.SubmitReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Delete(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nfdt.v1.Jobs/Delete',
+            nfdt_dot_core_dot_wire_dot_jobs__pb2.DeleteRequest.SerializeToString,
+            nfdt_dot_core_dot_wire_dot_jobs__pb2.DeleteReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Slots(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nfdt.v1.Jobs/Slots',
+            nfdt_dot_core_dot_wire_dot_jobs__pb2.SlotsRequest.SerializeToString,
+            nfdt_dot_core_dot_wire_dot_jobs__pb2.SlotList.FromString,
             options,
             channel_credentials,
             insecure,

@@ -94,6 +94,7 @@ class SlotHello(google.protobuf.message.Message):
     KEY_FIELD_NUMBER: builtins.int
     PATIENCE_S_FIELD_NUMBER: builtins.int
     RING_FIELD_NUMBER: builtins.int
+    ADDRESS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """host-pid unless given"""
     host: builtins.str
@@ -109,6 +110,8 @@ class SlotHello(google.protobuf.message.Message):
     """how long it looks for the server when its stream breaks"""
     ring: builtins.str
     """rank 0 of this allreduce ring attends: only jobs of the ring get the slot ("": anybody)"""
+    address: builtins.str
+    """host at which other machines reach this slot; shards listen on it"""
     @property
     def versions(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
     def __init__(
@@ -124,8 +127,9 @@ class SlotHello(google.protobuf.message.Message):
         key: builtins.str = ...,
         patience_s: builtins.float = ...,
         ring: builtins.str = ...,
+        address: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["boot_id", b"boot_id", "device", b"device", "host", b"host", "key", b"key", "name", b"name", "patience_s", b"patience_s", "pid", b"pid", "ring", b"ring", "role", b"role", "versions", b"versions"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "boot_id", b"boot_id", "device", b"device", "host", b"host", "key", b"key", "name", b"name", "patience_s", b"patience_s", "pid", b"pid", "ring", b"ring", "role", b"role", "versions", b"versions"]) -> None: ...
 
 Global___SlotHello: typing_extensions.TypeAlias = SlotHello
 
@@ -212,6 +216,7 @@ class Assignment(google.protobuf.message.Message):
     RELEASE_FIELD_NUMBER: builtins.int
     DISMISS_FIELD_NUMBER: builtins.int
     WELCOME_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
     NUMBER_FIELD_NUMBER: builtins.int
     RECEIVED_FIELD_NUMBER: builtins.int
     number: builtins.int
@@ -234,6 +239,10 @@ class Assignment(google.protobuf.message.Message):
     def welcome(self) -> Global___Welcome:
         """comes first on every stream of a slot with a key"""
 
+    @property
+    def rank(self) -> Global___RankAssignment:
+        """the slot becomes a rank of a ring, and its process ends with the ring"""
+
     def __init__(
         self,
         *,
@@ -242,12 +251,13 @@ class Assignment(google.protobuf.message.Message):
         release: Global___Release | None = ...,
         dismiss: Global___Dismiss | None = ...,
         welcome: Global___Welcome | None = ...,
+        rank: Global___RankAssignment | None = ...,
         number: builtins.int = ...,
         received: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "dismiss", b"dismiss", "release", b"release", "shard", b"shard", "welcome", b"welcome", "worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "dismiss", b"dismiss", "number", b"number", "received", b"received", "release", b"release", "shard", b"shard", "welcome", b"welcome", "worker", b"worker"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["assignment", b"assignment"]) -> typing.Literal["shard", "worker", "release", "dismiss", "welcome"] | None: ...
+    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "dismiss", b"dismiss", "rank", b"rank", "release", b"release", "shard", b"shard", "welcome", b"welcome", "worker", b"worker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "dismiss", b"dismiss", "number", b"number", "rank", b"rank", "received", b"received", "release", b"release", "shard", b"shard", "welcome", b"welcome", "worker", b"worker"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["assignment", b"assignment"]) -> typing.Literal["shard", "worker", "release", "dismiss", "welcome", "rank"] | None: ...
 
 Global___Assignment: typing_extensions.TypeAlias = Assignment
 
@@ -276,6 +286,8 @@ class ShardAssignment(google.protobuf.message.Message):
     SHARDS_FIELD_NUMBER: builtins.int
     ARTIFACT_DIR_FIELD_NUMBER: builtins.int
     JOB_TOKEN_FIELD_NUMBER: builtins.int
+    TLS_CERT_FIELD_NUMBER: builtins.int
+    TLS_KEY_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     spec_json: builtins.str
     index: builtins.int
@@ -285,6 +297,10 @@ class ShardAssignment(google.protobuf.message.Message):
     """where artifacts can be read in place ("": fetch them)"""
     job_token: builtins.str
     """the job's key"""
+    tls_cert: builtins.bytes
+    """PEM, issued for this slot's address; empty: the shard serves in plain text"""
+    tls_key: builtins.bytes
+    """PEM"""
     def __init__(
         self,
         *,
@@ -294,8 +310,10 @@ class ShardAssignment(google.protobuf.message.Message):
         shards: builtins.int = ...,
         artifact_dir: builtins.str = ...,
         job_token: builtins.str = ...,
+        tls_cert: builtins.bytes = ...,
+        tls_key: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["artifact_dir", b"artifact_dir", "index", b"index", "job_id", b"job_id", "job_token", b"job_token", "shards", b"shards", "spec_json", b"spec_json"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["artifact_dir", b"artifact_dir", "index", b"index", "job_id", b"job_id", "job_token", b"job_token", "shards", b"shards", "spec_json", b"spec_json", "tls_cert", b"tls_cert", "tls_key", b"tls_key"]) -> None: ...
 
 Global___ShardAssignment: typing_extensions.TypeAlias = ShardAssignment
 
@@ -311,6 +329,7 @@ class WorkerAssignment(google.protobuf.message.Message):
     ARTIFACT_DIR_FIELD_NUMBER: builtins.int
     JOB_TOKEN_FIELD_NUMBER: builtins.int
     THREADS_FIELD_NUMBER: builtins.int
+    SHARD_CA_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     spec_json: builtins.str
     worker: builtins.str
@@ -321,6 +340,8 @@ class WorkerAssignment(google.protobuf.message.Message):
     """of this worker; see nfdt/core/wire/job_token.py"""
     threads: builtins.int
     """of TensorFlow; 0: all cores"""
+    shard_ca: builtins.bytes
+    """PEM of the authority of the shards' certificates; empty: they serve in plain text"""
     @property
     def shards(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """addresses, in order"""
@@ -336,10 +357,77 @@ class WorkerAssignment(google.protobuf.message.Message):
         artifact_dir: builtins.str = ...,
         job_token: builtins.str = ...,
         threads: builtins.int = ...,
+        shard_ca: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["artifact_dir", b"artifact_dir", "index", b"index", "job_id", b"job_id", "job_token", b"job_token", "shards", b"shards", "spec_json", b"spec_json", "threads", b"threads", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["artifact_dir", b"artifact_dir", "index", b"index", "job_id", b"job_id", "job_token", b"job_token", "shard_ca", b"shard_ca", "shards", b"shards", "spec_json", b"spec_json", "threads", b"threads", "worker", b"worker"]) -> None: ...
 
 Global___WorkerAssignment: typing_extensions.TypeAlias = WorkerAssignment
+
+@typing.final
+class RankAssignment(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class EnvironmentEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    RING_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    ENVIRONMENT_FIELD_NUMBER: builtins.int
+    HOST_FIELD_NUMBER: builtins.int
+    MEMBERS_FIELD_NUMBER: builtins.int
+    NEIGHBOURS_FIELD_NUMBER: builtins.int
+    SECRET_FIELD_NUMBER: builtins.int
+    ARTIFACT_DIR_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    ring: builtins.str
+    """rank 0 registers its slots under this name"""
+    rank: builtins.int
+    host: builtins.str
+    """the other ranks reach this one at the interface with this address"""
+    neighbours: builtins.int
+    """ranks of other groups on this machine"""
+    secret: builtins.str
+    """of the ring, for Rendezvous"""
+    artifact_dir: builtins.str
+    """where artifacts can be read in place ("": fetch them)"""
+    @property
+    def environment(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """for Horovod: place among the ranks, tuning"""
+
+    @property
+    def members(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """numbers of the workers of a group, by rank"""
+
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        ring: builtins.str = ...,
+        rank: builtins.int = ...,
+        environment: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        host: builtins.str = ...,
+        members: collections.abc.Iterable[builtins.int] | None = ...,
+        neighbours: builtins.int = ...,
+        secret: builtins.str = ...,
+        artifact_dir: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["artifact_dir", b"artifact_dir", "environment", b"environment", "host", b"host", "job_id", b"job_id", "members", b"members", "neighbours", b"neighbours", "rank", b"rank", "ring", b"ring", "secret", b"secret"]) -> None: ...
+
+Global___RankAssignment: typing_extensions.TypeAlias = RankAssignment
 
 @typing.final
 class Release(google.protobuf.message.Message):
@@ -360,9 +448,14 @@ Global___Release: typing_extensions.TypeAlias = Release
 class Dismiss(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    NOW_FIELD_NUMBER: builtins.int
+    now: builtins.bool
     def __init__(
         self,
+        *,
+        now: builtins.bool = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["now", b"now"]) -> None: ...
 
 Global___Dismiss: typing_extensions.TypeAlias = Dismiss
 
@@ -399,6 +492,7 @@ class NextRequest(google.protobuf.message.Message):
     IN_FLIGHT_FIELD_NUMBER: builtins.int
     CALL_FIELD_NUMBER: builtins.int
     JOB_TOKEN_FIELD_NUMBER: builtins.int
+    SUPPLY_FIELD_NUMBER: builtins.int
     BUSY_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     worker: builtins.str
@@ -435,6 +529,10 @@ class NextRequest(google.protobuf.message.Message):
     def in_flight(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """tasks begun and not finished: their pushes are on their way"""
 
+    @property
+    def supply(self) -> Global___Supply:
+        """of a worker that makes its batches itself"""
+
     def __init__(
         self,
         *,
@@ -451,12 +549,37 @@ class NextRequest(google.protobuf.message.Message):
         in_flight: collections.abc.Iterable[builtins.int] | None = ...,
         call: builtins.int = ...,
         job_token: builtins.str = ...,
+        supply: Global___Supply | None = ...,
         busy: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["epoch_state", b"epoch_state", "evaluated", b"evaluated"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["busy", b"busy", "call", b"call", "epoch", b"epoch", "epoch_state", b"epoch_state", "evaluated", b"evaluated", "finished", b"finished", "in_flight", b"in_flight", "job_id", b"job_id", "job_token", b"job_token", "logs", b"logs", "statistics_json", b"statistics_json", "summary_json", b"summary_json", "wait_s", b"wait_s", "worker", b"worker"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["epoch_state", b"epoch_state", "evaluated", b"evaluated", "supply", b"supply"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["busy", b"busy", "call", b"call", "epoch", b"epoch", "epoch_state", b"epoch_state", "evaluated", b"evaluated", "finished", b"finished", "in_flight", b"in_flight", "job_id", b"job_id", "job_token", b"job_token", "logs", b"logs", "statistics_json", b"statistics_json", "summary_json", b"summary_json", "supply", b"supply", "wait_s", b"wait_s", "worker", b"worker"]) -> None: ...
 
 Global___NextRequest: typing_extensions.TypeAlias = NextRequest
+
+@typing.final
+class Supply(google.protobuf.message.Message):
+    """Batches of an iteration over a dataset that a worker has made and not begun."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ITERATION_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
+    OVER_FIELD_NUMBER: builtins.int
+    iteration: builtins.int
+    waiting: builtins.int
+    over: builtins.bool
+    """no more will come"""
+    def __init__(
+        self,
+        *,
+        iteration: builtins.int = ...,
+        waiting: builtins.int = ...,
+        over: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["iteration", b"iteration", "over", b"over", "waiting", b"waiting"]) -> None: ...
+
+Global___Supply: typing_extensions.TypeAlias = Supply
 
 @typing.final
 class Finished(google.protobuf.message.Message):
@@ -679,9 +802,12 @@ class BeginEpoch(google.protobuf.message.Message):
     UNTRAINED_FIELD_NUMBER: builtins.int
     ORDER_CRC_FIELD_NUMBER: builtins.int
     SHARE_FIELD_NUMBER: builtins.int
+    ITERATION_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     untrained: builtins.bytes
     order_crc: builtins.int
+    iteration: builtins.int
+    """over a dataset: continue the one with this number, or begin it"""
     @property
     def share(self) -> Global___GroupShare:
         """to the leader of a group"""
@@ -693,9 +819,10 @@ class BeginEpoch(google.protobuf.message.Message):
         untrained: builtins.bytes = ...,
         order_crc: builtins.int = ...,
         share: Global___GroupShare | None = ...,
+        iteration: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["share", b"share"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "order_crc", b"order_crc", "share", b"share", "untrained", b"untrained"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "iteration", b"iteration", "order_crc", b"order_crc", "share", b"share", "untrained", b"untrained"]) -> None: ...
 
 Global___BeginEpoch: typing_extensions.TypeAlias = BeginEpoch
 
@@ -735,18 +862,21 @@ Global___GroupShare: typing_extensions.TypeAlias = GroupShare
 
 @typing.final
 class CollectState(google.protobuf.message.Message):
-    """Also in the middle of an epoch; the next weights are pulled then."""
+    """Also in the middle of an epoch (over is false); the next weights are pulled then."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: builtins.int
+    OVER_FIELD_NUMBER: builtins.int
     epoch: builtins.int
+    over: builtins.bool
     def __init__(
         self,
         *,
         epoch: builtins.int = ...,
+        over: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "over", b"over"]) -> None: ...
 
 Global___CollectState: typing_extensions.TypeAlias = CollectState
 
@@ -858,28 +988,147 @@ class SlotEndedReply(google.protobuf.message.Message):
 Global___SlotEndedReply: typing_extensions.TypeAlias = SlotEndedReply
 
 @typing.final
+class RendezvousRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RING_FIELD_NUMBER: builtins.int
+    SECRET_FIELD_NUMBER: builtins.int
+    KEY_FIELD_NUMBER: builtins.int
+    VALUE_FIELD_NUMBER: builtins.int
+    ring: builtins.str
+    secret: builtins.str
+    key: builtins.str
+    value: builtins.bytes
+    """to store; absent: read"""
+    def __init__(
+        self,
+        *,
+        ring: builtins.str = ...,
+        secret: builtins.str = ...,
+        key: builtins.str = ...,
+        value: builtins.bytes | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_value", b"_value", "value", b"value"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_value", b"_value", "key", b"key", "ring", b"ring", "secret", b"secret", "value", b"value"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_value", b"_value"]) -> typing.Literal["value"] | None: ...
+
+Global___RendezvousRequest: typing_extensions.TypeAlias = RendezvousRequest
+
+@typing.final
+class RendezvousReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VALUE_FIELD_NUMBER: builtins.int
+    value: builtins.bytes
+    def __init__(
+        self,
+        *,
+        value: builtins.bytes | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_value", b"_value", "value", b"value"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_value", b"_value", "value", b"value"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_value", b"_value"]) -> typing.Literal["value"] | None: ...
+
+Global___RendezvousReply: typing_extensions.TypeAlias = RendezvousReply
+
+@typing.final
+class TakeRowsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    WORKER_FIELD_NUMBER: builtins.int
+    JOB_TOKEN_FIELD_NUMBER: builtins.int
+    ITERATION_FIELD_NUMBER: builtins.int
+    PASS_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    worker: builtins.str
+    job_token: builtins.str
+    iteration: builtins.int
+    number: builtins.int
+    """of this worker's requests of the pass: one that is made again gets the same answer"""
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        worker: builtins.str = ...,
+        job_token: builtins.str = ...,
+        iteration: builtins.int = ...,
+        number: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["iteration", b"iteration", "job_id", b"job_id", "job_token", b"job_token", "number", b"number", "pass", b"pass", "worker", b"worker"]) -> None: ...
+
+Global___TakeRowsRequest: typing_extensions.TypeAlias = TakeRowsRequest
+
+@typing.final
+class TakeRowsReply(google.protobuf.message.Message):
+    """The rows [begin, end) of the order of the pass; none are left where both are 0."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BEGIN_FIELD_NUMBER: builtins.int
+    END_FIELD_NUMBER: builtins.int
+    begin: builtins.int
+    end: builtins.int
+    def __init__(
+        self,
+        *,
+        begin: builtins.int = ...,
+        end: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["begin", b"begin", "end", b"end"]) -> None: ...
+
+Global___TakeRowsReply: typing_extensions.TypeAlias = TakeRowsReply
+
+@typing.final
 class FetchRequest(google.protobuf.message.Message):
+    """With ranges: only those, one after the other; an empty range asks for the size."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: builtins.int
     SHA256_FIELD_NUMBER: builtins.int
     OFFSET_FIELD_NUMBER: builtins.int
+    RANGES_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     sha256: builtins.str
     offset: builtins.int
+    @property
+    def ranges(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ByteRange]: ...
     def __init__(
         self,
         *,
         job_id: builtins.str = ...,
         sha256: builtins.str = ...,
         offset: builtins.int = ...,
+        ranges: collections.abc.Iterable[Global___ByteRange] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "offset", b"offset", "sha256", b"sha256"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "offset", b"offset", "ranges", b"ranges", "sha256", b"sha256"]) -> None: ...
 
 Global___FetchRequest: typing_extensions.TypeAlias = FetchRequest
 
 @typing.final
+class ByteRange(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OFFSET_FIELD_NUMBER: builtins.int
+    LENGTH_FIELD_NUMBER: builtins.int
+    offset: builtins.int
+    length: builtins.int
+    def __init__(
+        self,
+        *,
+        offset: builtins.int = ...,
+        length: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["length", b"length", "offset", b"offset"]) -> None: ...
+
+Global___ByteRange: typing_extensions.TypeAlias = ByteRange
+
+@typing.final
 class FetchChunk(google.protobuf.message.Message):
+    """offset: of the data in the artifact, or in the sequence of the ranges; total_bytes: of the artifact."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     OFFSET_FIELD_NUMBER: builtins.int

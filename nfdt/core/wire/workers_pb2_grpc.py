@@ -49,6 +49,16 @@ class WorkersStub(object):
                 request_serializer=nfdt_dot_core_dot_wire_dot_workers__pb2.NextRequest.SerializeToString,
                 response_deserializer=nfdt_dot_core_dot_wire_dot_workers__pb2.NextReply.FromString,
                 _registered_method=True)
+        self.Rendezvous = channel.unary_unary(
+                '/nfdt.v1.Workers/Rendezvous',
+                request_serializer=nfdt_dot_core_dot_wire_dot_workers__pb2.RendezvousRequest.SerializeToString,
+                response_deserializer=nfdt_dot_core_dot_wire_dot_workers__pb2.RendezvousReply.FromString,
+                _registered_method=True)
+        self.TakeRows = channel.unary_unary(
+                '/nfdt.v1.Workers/TakeRows',
+                request_serializer=nfdt_dot_core_dot_wire_dot_workers__pb2.TakeRowsRequest.SerializeToString,
+                response_deserializer=nfdt_dot_core_dot_wire_dot_workers__pb2.TakeRowsReply.FromString,
+                _registered_method=True)
         self.Fetch = channel.unary_stream(
                 '/nfdt.v1.Workers/Fetch',
                 request_serializer=nfdt_dot_core_dot_wire_dot_workers__pb2.FetchRequest.SerializeToString,
@@ -83,6 +93,20 @@ class WorkersServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Rendezvous(self, request, context):
+        """Rendezvous of the ranks of one ring: a key-value store that exists while the ring forms.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TakeRows(self, request, context):
+        """Rows of a dataset for the worker, which runs its graph on them; answered at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Fetch(self, request, context):
         """Artifacts of the job (program, state, data), for workers on other machines.
         """
@@ -107,6 +131,16 @@ def add_WorkersServicer_to_server(servicer, server):
                     servicer.Next,
                     request_deserializer=nfdt_dot_core_dot_wire_dot_workers__pb2.NextRequest.FromString,
                     response_serializer=nfdt_dot_core_dot_wire_dot_workers__pb2.NextReply.SerializeToString,
+            ),
+            'Rendezvous': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rendezvous,
+                    request_deserializer=nfdt_dot_core_dot_wire_dot_workers__pb2.RendezvousRequest.FromString,
+                    response_serializer=nfdt_dot_core_dot_wire_dot_workers__pb2.RendezvousReply.SerializeToString,
+            ),
+            'TakeRows': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeRows,
+                    request_deserializer=nfdt_dot_core_dot_wire_dot_workers__pb2.TakeRowsRequest.FromString,
+                    response_serializer=nfdt_dot_core_dot_wire_dot_workers__pb2.TakeRowsReply.SerializeToString,
             ),
             'Fetch': grpc.unary_stream_rpc_method_handler(
                     servicer.Fetch,
@@ -195,6 +229,60 @@ class Workers(object):
             '/nfdt.v1.Workers/Next',
             nfdt_dot_core_dot_wire_dot_workers__pb2.NextRequest.SerializeToString,
             nfdt_dot_core_dot_wire_dot_workers__pb2.NextReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rendezvous(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nfdt.v1.Workers/Rendezvous',
+            nfdt_dot_core_dot_wire_dot_workers__pb2.RendezvousRequest.SerializeToString,
+            nfdt_dot_core_dot_wire_dot_workers__pb2.RendezvousReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeRows(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nfdt.v1.Workers/TakeRows',
+            nfdt_dot_core_dot_wire_dot_workers__pb2.TakeRowsRequest.SerializeToString,
+            nfdt_dot_core_dot_wire_dot_workers__pb2.TakeRowsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,23 +1,28 @@
-"""A job's artifacts on a slot: read in place on the server's machine, else fetched once and cached."""
+"""A job's artifacts on a slot: read in place where that is possible, else fetched once and cached."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nfdt.core.arrays.layout import Array
-from nfdt.core.errors import ProtocolError
+from nfdt.core.arrays.npy_header import HEADER_BYTES, read_header
+from nfdt.core.errors import JobCancelled, ProtocolError, ServerUnreachable
 from nfdt.core.host.private_files import replacing
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.status import translated
+from nfdt.core.work.remote_rows import PIECE_BYTES, RemoteRows
+from nfdt.core.work.slot_connection import PATIENCE_S, Patience
 
 FETCH_TIMEOUT_S = 600.0
+WHOLE_BYTES = 256 * 2**20
 
 
 def artifact_names(spec: JobSpec) -> set[str]:
@@ -40,12 +45,21 @@ class ArtifactReader:
         shared: The server's artifact directory where it can be read in place; "" where it cannot.
         cache: Directory for fetched artifacts.
         address: Address of the server, for error messages.
+        whole_bytes: Size up to which an array is fetched whole, and memory for the rows of a larger one.
+
+    Attributes:
+        fetched_bytes: Number of bytes fetched.
     """
 
-    def __init__(self, stub: Any, job_id: str, shared: str, cache: Path, address: str) -> None:
+    def __init__(
+        self, stub: Any, job_id: str, shared: str, cache: Path, address: str, whole_bytes: int = WHOLE_BYTES
+    ) -> None:
         self._stub, self._job_id, self._address = stub, job_id, address
         self._shared = Path(shared) if shared and os.access(shared, os.R_OK | os.X_OK) else None
         self._cache = cache
+        self._whole_bytes = whole_bytes
+        self._sizes: dict[str, int] = {}
+        self.fetched_bytes = 0
 
     def path(self, sha256: str) -> Path:
         """Return a local file with the artifact's bytes.
@@ -55,12 +69,29 @@ class ArtifactReader:
         """
         if not sha256 or Path(sha256).name != sha256:
             raise ProtocolError(f"Artifact name: expected a sha256. Received: {sha256[:80]!r}.")
-        if self._shared is not None:
+        if self._is_in_place(sha256):
+            assert self._shared is not None
             return self._shared / sha256
         target = self._cache / sha256
         if not target.exists():
             self._fetch(sha256, target)
         return target
+
+    def _is_in_place(self, sha256: str) -> bool:
+        """Whether the server's file is here: another machine may have a directory of the same name."""
+        if self._shared is None:
+            return False
+        file = self._shared / sha256
+        return file.is_file() and file.stat().st_size == self._size(sha256)
+
+    def _size(self, sha256: str) -> int:
+        """Return the size of an artifact on the server, in bytes."""
+        if sha256 not in self._sizes:
+            request = pb.FetchRequest(job_id=self._job_id, sha256=sha256, ranges=[pb.ByteRange()])
+            with translated(self._address):
+                (chunk,) = self._stub.Fetch(request, timeout=FETCH_TIMEOUT_S)
+            self._sizes[sha256] = int(chunk.total_bytes)
+        return self._sizes[sha256]
 
     def read(self, sha256: str) -> bytes:
         """Return the artifact's bytes."""
@@ -70,6 +101,40 @@ class ArtifactReader:
         """Return the artifact, a ``.npy`` file, memory-mapped."""
         return np.load(self.path(sha256), mmap_mode="r", allow_pickle=False)
 
+    def open_rows(self, sha256: str) -> Array | RemoteRows:
+        """Return the artifact, a ``.npy`` file, memory-mapped; or its rows on request, if it is large and not here."""
+        local = self._is_in_place(sha256) or (self._cache / sha256).exists()
+        size = 0 if local else self._size(sha256)
+        if size <= self._whole_bytes:
+            return self.open_array(sha256)
+        header = read_header(b"".join(self.fetch_ranges(sha256, [(0, min(size, HEADER_BYTES))])), size)
+        if header is None or not 0 < header.row_bytes <= PIECE_BYTES:
+            return self.open_array(sha256)
+        return RemoteRows(header, lambda ranges: self.fetch_ranges(sha256, ranges), self._whole_bytes)
+
+    def fetch_ranges(self, sha256: str, ranges: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+        """Yield the bytes of ranges of an artifact, one after the other; a broken transfer is resumed.
+
+        Raises:
+            NfdtError: the server refuses, or did not answer in time.
+        """
+        patience, left = Patience(PATIENCE_S, threading.Event()), list(ranges)
+        while left:
+            wanted = [pb.ByteRange(offset=offset, length=length) for offset, length in left]
+            request = pb.FetchRequest(job_id=self._job_id, sha256=sha256, ranges=wanted)
+            try:
+                with translated(self._address):
+                    for chunk in self._stub.Fetch(request, timeout=FETCH_TIMEOUT_S):
+                        patience.success()
+                        left = _without(left, len(chunk.data))
+                        self.fetched_bytes += len(chunk.data)
+                        yield chunk.data
+                if left:
+                    raise ProtocolError(f"Artifact from {self._address}: expected {left[0][1]} more bytes.")
+            except (ServerUnreachable, JobCancelled):
+                if not patience.failure():
+                    raise
+
     def _fetch(self, sha256: str, target: Path) -> None:
         self._cache.mkdir(parents=True, exist_ok=True, mode=0o700)
         digest = hashlib.sha256()
@@ -78,6 +143,7 @@ class ArtifactReader:
             for data in self._checked(self._stub.Fetch(request, timeout=FETCH_TIMEOUT_S)):
                 digest.update(data)
                 file.write(data)
+                self.fetched_bytes += len(data)
             if digest.hexdigest() != sha256:
                 raise ProtocolError(
                     f"Artifact from {self._address}: expected sha256 {sha256}. Received: {digest.hexdigest()}. "
@@ -96,3 +162,18 @@ class ArtifactReader:
                 )
             yield chunk.data
             at += len(chunk.data)
+
+
+def _without(ranges: list[tuple[int, int]], received: int) -> list[tuple[int, int]]:
+    """Return what is left of ranges after their first ``received`` bytes.
+
+    Raises:
+        ProtocolError: they have fewer bytes.
+    """
+    for number, (offset, length) in enumerate(ranges):
+        if received < length:
+            return [(offset + received, length - received), *ranges[number + 1 :]]
+        received -= length
+    if received:
+        raise ProtocolError(f"Artifact: expected the bytes of the ranges. Received: {received} bytes more.")
+    return []

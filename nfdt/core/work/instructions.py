@@ -57,19 +57,22 @@ class BeginEpoch:
     """Reset the metrics; replace the untrained state by ``untrained`` (safetensors) unless that is empty.
 
     ``order_crc`` is the CRC-32 of the job's first sample order; 0 for streams. ``share`` is for groups only.
+    ``iteration`` is that over a dataset, which the worker continues or begins.
     """
 
     epoch: int
     untrained: bytes
     order_crc: int
     share: StepShare | None = None
+    iteration: int = 0
 
 
 @dataclass(frozen=True)
 class CollectState:
-    """Send the untrained state and the metrics of the epoch."""
+    """Send the untrained state and the metrics of the epoch; ``over``: all its tasks are trained."""
 
     epoch: int
+    over: bool = False
 
 
 @dataclass(frozen=True)
@@ -146,11 +149,21 @@ class TaskTime:
 
 
 @dataclass(frozen=True)
+class Supply:
+    """Batches of an iteration over a dataset that wait at a worker; ``over``: no more will come."""
+
+    iteration: int
+    waiting: int
+    over: bool
+
+
+@dataclass(frozen=True)
 class Report:
     """Work since the last call; ``finished`` are task numbers, ``epoch`` is that of ``logs``.
 
     ``times`` are the durations of finished tasks, by their numbers, where the worker measured them; ``samples`` are
     their samples. ``in_flight`` are tasks that have begun and not finished; the worker accepts more tasks anyway.
+    ``supply`` is that of a worker that makes its batches itself.
     ``busy``: the worker still executes its last instruction and advances; all other fields are empty.
     """
 
@@ -164,6 +177,7 @@ class Report:
     in_flight: frozenset[int] = frozenset()
     busy: bool = False
     samples: Mapping[int, int] = field(default_factory=dict)
+    supply: Supply | None = None
 
 
 # ---- effects of the coordinator, drained by the servicer

@@ -48,6 +48,9 @@ def to_report(request: pb.NextRequest) -> ins.Report:
         busy=request.busy,
         times={done.task: time for done in request.finished if (time := _to_time(done)) is not None},
         samples={done.task: done.samples for done in request.finished if done.samples},
+        supply=ins.Supply(request.supply.iteration, request.supply.waiting, request.supply.over)
+        if request.HasField("supply")
+        else None,
     )
 
 
@@ -100,13 +103,13 @@ def to_reply(instruction: ins.Instruction) -> pb.NextReply:
             work = pb.Work(epoch=epoch, tasks=map(to_task, tasks), budget_s=budget_s, overlap=overlap)
             work.untrained, work.pull, work.no_weights = untrained, pull, no_weights
             return pb.NextReply(work=work)
-        case ins.BeginEpoch(epoch, untrained, crc, share):
-            begin = pb.BeginEpoch(epoch=epoch, untrained=untrained, order_crc=crc)
+        case ins.BeginEpoch(epoch, untrained, crc, share, iteration):
+            begin = pb.BeginEpoch(epoch=epoch, untrained=untrained, order_crc=crc, iteration=iteration)
             if share is not None:
                 begin.share.CopyFrom(_write_share(share))
             return pb.NextReply(begin_epoch=begin)
-        case ins.CollectState(epoch):
-            return pb.NextReply(collect_state=pb.CollectState(epoch=epoch))
+        case ins.CollectState(epoch, over):
+            return pb.NextReply(collect_state=pb.CollectState(epoch=epoch, over=over))
         case ins.Evaluate(epoch, tasks, untrained):
             return pb.NextReply(evaluate=pb.Evaluate(epoch=epoch, tasks=map(to_task, tasks), untrained=untrained))
         case ins.Summarise(epoch, metrics, validation, logs):
@@ -136,9 +139,9 @@ def read_instruction(reply: pb.NextReply) -> ins.Instruction:
         case "begin_epoch":
             begin = reply.begin_epoch
             share = _read_share(begin.share) if begin.HasField("share") else None
-            return ins.BeginEpoch(begin.epoch, begin.untrained, begin.order_crc, share)
+            return ins.BeginEpoch(begin.epoch, begin.untrained, begin.order_crc, share, begin.iteration)
         case "collect_state":
-            return ins.CollectState(reply.collect_state.epoch)
+            return ins.CollectState(reply.collect_state.epoch, reply.collect_state.over)
         case "evaluate":
             evaluate = reply.evaluate
             return ins.Evaluate(evaluate.epoch, tuple(map(read_task, evaluate.tasks)), evaluate.untrained)
@@ -201,6 +204,8 @@ def to_request(report: ins.Report) -> pb.NextRequest:
         )
     if (summary := report.summary) is not None:
         request.summary_json = json.dumps({"logs": summary.logs, "val_logs": summary.val_logs})
+    if (supply := report.supply) is not None:
+        request.supply.CopyFrom(pb.Supply(iteration=supply.iteration, waiting=supply.waiting, over=supply.over))
     return request
 
 

@@ -13,8 +13,8 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from nfdt.core.errors import JobCancelled, NfdtError, ServerUnreachable
 from nfdt.core.host.machine import boot_id, versions
@@ -24,18 +24,24 @@ from nfdt.core.work.numbered import NumberedOutbox
 
 logger = logging.getLogger(__name__)
 
+Answer = TypeVar("Answer")
+
 PATIENCE_S = 90.0
+REGISTERED = "is registered at"  # in the log of a slot, from which its launcher learns it too
 PAUSE_S = 0.5
 NEXT_TIMEOUT_S = 60.0
 LEAST_S = 15.0  # shortest timeout of one call: a healthy server may take ten seconds to answer
 
 
-def make_hello(name: str, role: str, *, resumes: bool = False, patience_s: float = 0.0, ring: str = "") -> pb.SlotHello:
+def make_hello(
+    name: str, role: str, *, address: str = "", resumes: bool = False, patience_s: float = 0.0, ring: str = ""
+) -> pb.SlotHello:
     """Return the first message of a slot.
 
     Args:
         name: Name of the slot, unique at its server.
         role: ``"worker"`` or ``"shard"``.
+        address: Host at which other machines reach the slot.
         resumes: Whether the slot reopens its stream when it breaks; otherwise the slot ends with its stream.
         patience_s: Time limit for reopening the stream.
         ring: The ring whose slot it is; "" for none.
@@ -45,6 +51,7 @@ def make_hello(name: str, role: str, *, resumes: bool = False, patience_s: float
         host=socket.gethostname(),
         pid=os.getpid(),
         role=role,
+        address=address,
         versions=versions(),
         device="gpu:0" if os.environ.get("CUDA_VISIBLE_DEVICES", "-1") not in ("", "-1") else "cpu",
         boot_id=boot_id(),
@@ -167,6 +174,8 @@ class SlotStream:
                 self._received = 0
                 self._outbox.forget()
                 yield pb.Assignment(release=pb.Release())
+            if not self._registered:
+                logger.info("%s %s %s", self._hello.name, REGISTERED, self._address)
             self._registered = True
             self._outbox.arrived(assignment.received)
         elif assignment.number > self._received:
@@ -201,15 +210,34 @@ class NextCalls:
         """
         self._calls += 1
         request.call = self._calls
+        return self._patiently(
+            request.worker, lambda limit_s: call_next(self._stub, self._job, self._address, request, limit_s)
+        )
+
+    def take_rows(self, request: pb.TakeRowsRequest) -> pb.TakeRowsReply:
+        """Return rows of the dataset that this worker runs; any thread may call.
+
+        Raises:
+            NfdtError: the server refuses, or did not answer in time.
+        """
+        request.job_id, request.job_token = self._job
+
+        def call(limit_s: float) -> pb.TakeRowsReply:
+            with translated(self._address):
+                return self._stub.TakeRows(request, timeout=limit_s)
+
+        return self._patiently(request.worker, call)
+
+    def _patiently(self, worker: str, call: Callable[[float], Answer]) -> Answer:
+        """Call with a time limit in seconds, again and again until there is an answer."""
         patience, began = Patience(self._patience_s, self._stopped), time.monotonic()
         while True:
             try:
-                timeout_s = min(NEXT_TIMEOUT_S, max(patience.left_s, LEAST_S))
-                return call_next(self._stub, self._job, self._address, request, timeout_s)
+                return call(min(NEXT_TIMEOUT_S, max(patience.left_s, LEAST_S)))
             except (ServerUnreachable, JobCancelled) as error:
                 if not patience.failure(began):
                     raise
-                logger.info("%s: %s Asking again.", request.worker, _first_line(error))
+                logger.info("%s: %s Asking again.", worker, _first_line(error))
 
 
 def call_next(

@@ -18,8 +18,9 @@ from nfdt.jobserver.topologies.base import Topology, TopologyContext
 from nfdt.jobserver.topologies.failover import FAILOVER_S, LeaderFailover
 from nfdt.jobserver.topologies.replacement import WorkerReplacement
 from nfdt.jobserver.topologies.ring_admission import admit_rings
-from nfdt.launch.horovod import Ring
-from nfdt.launch.horovod_command import RingShape, shown
+from nfdt.jobserver.topologies.slot_supply import check_supply, launch_workers
+from nfdt.launch.horovod_command import RingShape
+from nfdt.launch.ring import Ring, RingMaker
 
 
 class AllreduceTopology(Topology):
@@ -44,26 +45,35 @@ class AllreduceTopology(Topology):
 
     def start(self, shards: int) -> None:
         """Claim the job's ring, which starts in the background."""
-        if self.ring is None:
-            self.ring = self._claim()
-        if failure := self.ring.failure:
+        rings = self.context.rings
+        assert rings is not None, "the scheduler admitted an allreduce job"
+        if self.ring is None and rings.place([range(self.spec.cluster.workers)], together=not rings.spans_machines):
+            self.ring = self._claim(rings)
+        if self.awaited_slots:
+            launch_workers(self.context.server, self.awaited_slots)
+        if self.ring is not None and (failure := self.ring.failure):
             raise explained(self.ring, JobFailed(failure))
 
-    def _claim(self) -> Ring:
-        rings = self.context.server.rings
-        assert rings is not None, "the scheduler admitted an allreduce job"
-        ring = rings.claim(self.context.job_id, RingShape.of(self.spec.cluster))
+    def _claim(self, rings: RingMaker) -> Ring:
+        ring = rings.claim(RingShape.of(self.spec.cluster))
         self.context.slots.ring = ring.name
         ring.messages()  # drops those of an earlier job
-        self.context.job_log.write("info", f"ring of {ring.shape.size} ranks: {shown(ring.command)}")
+        self.context.job_log.write("info", f"ring of {ring.shape.size} ranks: {ring.origin}")
         return ring
 
+    @property
+    def awaited_slots(self) -> int:
+        """Number of worker slots that the ring waits for."""
+        return self.spec.cluster.workers if self.ring is None else self.ring.awaited_slots
+
     def give_up(self, short: Sequence[SlotNeed], *, late: bool) -> None:
-        """Fail if the ranks do not start in time."""
-        if late and self.ring is not None:
+        """Fail if there are too few slots for the ranks, or the ranks do not start in time."""
+        if self.awaited_slots:
+            check_supply(self.context.server, self.spec, short, late=late, all_at_once=True)
+        elif late and self.ring is not None:
             raise JobFailed(
                 f"The ranks did not come up within {self.spec.start_timeout_s:g} s; see {self.ring.log}. "
-                f"They were started with: {shown(self.ring.command)}"
+                f"Expected: {self.ring.origin}."
             )
 
     def connect(self, connect: Callable[[], ShardClients]) -> ShardClients:

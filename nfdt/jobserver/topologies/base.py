@@ -16,6 +16,7 @@ from nfdt.jobserver.job_log import JobLog
 from nfdt.jobserver.job_slots import JobSlot, JobSlots
 from nfdt.jobserver.need import SlotNeed
 from nfdt.jobserver.shard_clients import ShardClients
+from nfdt.launch.ring import RingMaker
 from nfdt.schedulers.group_shares import FixedSizes
 
 WaitFor = Callable[[Callable[[], list[str]]], None]
@@ -31,6 +32,7 @@ class TopologyContext:
         job_id: The job.
         slots: Slots of the job.
         job_log: Log of the job.
+        rings: Maker of the job's rings; None: the server can make none.
         changed: Condition of the job, which guards ``slots`` and the coordinator.
         wait_for: See :data:`WaitFor`; called with ``changed`` held.
         check: Raises the reason why the job must end, if there is one; called with ``changed`` held.
@@ -41,6 +43,7 @@ class TopologyContext:
     job_id: str
     slots: JobSlots
     job_log: JobLog
+    rings: RingMaker | None
     changed: threading.Condition
     wait_for: WaitFor
     check: Callable[[], None]
@@ -86,6 +89,11 @@ class Topology(Protocol):
             JobFailed: A process has ended that cannot be replaced.
         """
         ...
+
+    @property
+    def awaited_slots(self) -> int:
+        """Number of worker slots for ranks that the job waits for before its leaders can register; 0 for none."""
+        return 0
 
     def give_up(self, short: Sequence[SlotNeed], *, late: bool) -> None:
         """End a job that cannot get its slots.

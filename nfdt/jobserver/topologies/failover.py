@@ -18,7 +18,7 @@ from nfdt.jobserver.job_slots import JobSlot, JobSlots
 from nfdt.jobserver.outcome import explained
 from nfdt.jobserver.shard_clients import ShardClients
 from nfdt.jobserver.slot_pool import SlotPool
-from nfdt.launch.horovod import Ring
+from nfdt.launch.ring import Ring
 
 ShardReply = TypeVar("ShardReply")
 

@@ -10,11 +10,12 @@ from nfdt.coordinator.online_planner import ShardLoad
 from nfdt.coordinator.topology_view import FLAT, TopologyView
 from nfdt.core.specs.job import JobSpec
 from nfdt.jobserver.need import SlotNeed
+from nfdt.jobserver.placement import machine_of
 from nfdt.jobserver.shard_clients import ShardClients
 from nfdt.jobserver.topologies.base import Topology, TopologyContext
 from nfdt.jobserver.topologies.replacement import WorkerReplacement
 from nfdt.jobserver.topologies.slot_supply import check_supply, launch_shards, launch_workers
-from nfdt.jobserver.topologies.switch import may_form_groups, switch_to_groups
+from nfdt.jobserver.topologies.switch import may_form_groups, switch_to_groups, workers_by_member
 
 
 class FlatTopology(Topology):
@@ -25,7 +26,7 @@ class FlatTopology(Topology):
     def __init__(self, context: TopologyContext, spec: JobSpec) -> None:
         super().__init__(context, spec)
         self._replacement = WorkerReplacement(context, self.view.slots_wanted(spec))
-        self._may_form_groups = may_form_groups(context.server, self.view, spec)
+        self._may_form_groups = may_form_groups(context, self.view, spec)
 
     def start(self, shards: int) -> None:
         """Make the server's launcher start missing slots."""
@@ -46,10 +47,11 @@ class FlatTopology(Topology):
             return self
         load = ShardLoad.of(shards.statistics())
         with self.context.changed:
-            choice = coordinator.plan_groups(load, remaining_s)
+            machines = {slot.name: "/".join(machine_of(slot.slot.hello)) for slot in self.context.slots.living()}
+            choice = coordinator.plan_groups(load, remaining_s, machines)
             if choice is None:
                 return self
             self._may_form_groups = False
-            if self.context.slots.count_here() < self.spec.cluster.workers:  # lost workers leave gaps in the numbers
-                return self
+            if len(workers_by_member(self.context, self.spec)) < self.spec.cluster.workers:
+                return self  # lost workers leave gaps in the numbers
             return switch_to_groups(self.context, self.spec, choice, coordinator) or self

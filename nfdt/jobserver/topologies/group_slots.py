@@ -11,14 +11,14 @@ from nfdt.core.errors import JobFailed
 from nfdt.core.specs.horovod_options import RingElastic
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job_log import JobLog
 from nfdt.jobserver.job_slots import JobSlot, JobSlots
 from nfdt.jobserver.outcome import SlotError, explained
 from nfdt.jobserver.topologies.base import WaitFor
-from nfdt.jobserver.worker_statistics import RECENT
-from nfdt.launch.horovod import Ring
-from nfdt.launch.horovod_command import RingShape, shown
+from nfdt.jobserver.topologies.group_recovery import GroupRecovery
+from nfdt.jobserver.worker_statistics import RECENT, RING
+from nfdt.launch.horovod_command import RingShape
+from nfdt.launch.ring import Ring, RingMaker
 from nfdt.schedulers.group_shares import FixedSizes, GroupShare
 from nfdt.schedulers.grouping import Groups
 
@@ -32,8 +32,7 @@ class GroupSlots:
     job's lock.
 
     Args:
-        server: The server.
-        job_id: The job.
+        rings: Maker of the job's rings.
         spec: Specification of the job.
         slots: Slots of the job.
         job_log: Log of the job.
@@ -46,26 +45,26 @@ class GroupSlots:
 
     def __init__(
         self,
-        server: ServerContext,
-        job_id: str,
+        rings: RingMaker | None,
         spec: JobSpec,
         slots: JobSlots,
         job_log: JobLog,
         planned: Groups | None = None,
     ) -> None:
-        if server.rings is None:
+        if rings is None:
             raise JobFailed("This server starts no Horovod worlds: it was started without slots of its own.")
-        self._rings, self._pool = server.rings, server.pool
-        self._job_id, self._spec, self._slots, self._job_log = job_id, spec, slots, job_log
-        workers = spec.cluster.workers
+        self._rings, self._spec, self._slots, self._job_log = rings, spec, slots, job_log
         self._plan = GroupPlan(spec)
+        self._plan.spans_machines = rings.spans_machines
+        self._recovery = GroupRecovery(rings, job_log)
         self._rings_of: dict[Members, Ring] = {}
         self._leaders: dict[Members, JobSlot] = {}
         self._planned = self._plan.explicit or planned
-        self._first: Groups = self._planned or (tuple(range(workers)),)
+        self._first: Groups = ()  # once the workers have machines
         self._noted: dict[tuple[str, str], int] = {}
         self._shares: dict[str, GroupShare] = {}
         self._reported: set[Members] = set()
+        self._given_up: set[Members] = set()
         self._cost_s = 0.0
         self.sizes = FixedSizes(spec.fit.batch_size) if spec.train.kind == "arrays" else None
         self.learning_rate: float | None = None
@@ -77,13 +76,33 @@ class GroupSlots:
 
         Raises:
             JobFailed: One of the rings has ended.
+            PolicyRefused: The groups that the job asks for span machines, which this server does not allow.
         """
-        self._launch(self._first)
+        if self._place():
+            self._launch(self._first)
         for members in self._first:
             self._check(members)
 
+    def _place(self) -> bool:
+        """Find machines for the members; the members of one machine are measured together."""
+        together = self._plan.explicit is not None and not self._rings.spans_machines
+        everybody = (tuple(range(self._spec.cluster.workers)),)
+        if not self._first and self._rings.place(self._planned or everybody, together=together):
+            network = self._plan.network = replace(self._plan.network, machines=self._rings.machines)
+            self._planned = None if self._planned is None else self._plan.allowed(self._planned)
+            self._first = self._planned or tuple(network.parts(everybody[0]))
+        return bool(self._first)
+
+    @property
+    def awaited_slots(self) -> int:
+        """Number of worker slots that the initial rings wait for."""
+        if not self._first:
+            return self._spec.cluster.workers
+        return sum(self._rings_of[members].awaited_slots for members in self._first if members in self._rings_of)
+
     def form(self, wait_for: WaitFor) -> None:
         """Start the initial rings; if groups are to be found by speed, measure the members and form them."""
+        wait_for(lambda: [] if self._place() else [f"{self._spec.cluster.workers} worker slots"])
         self._bring_up(self._first, wait_for)
         groups = self._planned or self._plan.choose(self._living())
         if set(groups) != set(self._leaders):
@@ -113,7 +132,7 @@ class GroupSlots:
         """
         self._note()
         living = self._living()
-        if not living or not self._plan.settled:
+        if not living or not self._plan.settled or self._recovery.under_way:
             return []
         if groups := self._plan.review(living, remaining_s, self._cost_s):
             retire()
@@ -123,15 +142,17 @@ class GroupSlots:
         self._share_out(living)
         return []
 
+    def _shape(self, members: Members) -> RingShape:
+        cluster, size = self._spec.cluster, len(members)
+        shape = replace(RingShape.of(cluster), size=size, members=members, neighbours=cluster.workers - size)
+        return replace(shape, elastic=RingElastic())
+
     def _launch(self, groups: Groups) -> None:
         for members in groups:
             if members not in self._rings_of:
-                cluster, size = self._spec.cluster, len(members)
-                neighbours = cluster.workers - size
-                shape = replace(RingShape.of(cluster), size=size, members=members, neighbours=neighbours)
-                shape = replace(shape, elastic=RingElastic())
-                ring = self._rings_of[members] = self._rings.claim(self._job_id, shape)
-                self._job_log.write("info", f"group {name_of(members)}: {shown(ring.command)}")
+                shape = self._shape(members)
+                ring = self._rings_of[members] = self._rings.claim(shape)
+                self._job_log.write("info", f"group {name_of(members)}: {ring.origin}")
 
     def _check(self, members: Members) -> None:
         ring = self._rings_of[members]
@@ -186,8 +207,10 @@ class GroupSlots:
     # ---- speeds and shares
 
     def _note(self) -> None:
-        """Pass the steps that members have reported since the last call, as (rows, seconds), to the plan."""
-        for job_slot in self._leaders.values():
+        """Pass to the plan the rings that groups have timed and the steps of members since the last call."""
+        for members, job_slot in self._leaders.items():
+            if ring := job_slot.report.get(RING):
+                self._plan.ring_measured(members, ring)
             for member, (steps, recent) in job_slot.report.get(RECENT, {}).items():
                 fresh = steps - self._noted.get((job_slot.name, member), 0)
                 self._noted[job_slot.name, member] = steps
@@ -241,6 +264,38 @@ class GroupSlots:
                 if isinstance(reason, SlotError):
                     raise reason
                 self._job_log.write("warning", f"Group {name_of(members)} is gone. {failure}")
+
+    def recover(self, now: float) -> list[JobSlot]:
+        """Form lost groups again, if their maker can; return the leaders that are ready to join."""
+        if not self._plan.settled:
+            return []
+        for members, ring in list(self._rings_of.items()):
+            if ring.failure and members not in self._given_up:
+                self._replace(members, ring, members if self._recovery.begin(members, now) else ())
+            elif (rest := self._recovery.shrink(members, ring, now)) != members:
+                self._replace(members, ring, rest)
+        ready = []
+        for members in self._recovery.forming:
+            if self._rings_of[members].failure is None:
+                self._acquire_leader(members)
+            if self._is_measured(members):
+                self._recovery.done(members)
+                ready.append(self._leaders[members])
+        if ready:
+            self._note()
+            self._settle("a group was formed again")
+        return ready
+
+    def _replace(self, members: Members, ring: Ring, following: Members) -> None:
+        """Start the ring of ``following`` instead of a group's ring; of none if the group is given up."""
+        if not following:
+            self._given_up.add(members)
+            return
+        self._rings.end([ring])
+        del self._rings_of[members]
+        self._leaders.pop(members, None)
+        self._reported.discard(members)
+        self._launch((following,))
 
     def all_gone(self) -> str | None:
         """Return the reason why no group is left; None while one is live, or while the reason is not known yet."""

@@ -15,7 +15,7 @@ from nfdt.jobserver.shard_clients import ShardClients
 from nfdt.jobserver.topologies.base import Topology, TopologyContext
 from nfdt.jobserver.topologies.group_slots import GroupSlots
 from nfdt.jobserver.topologies.ring_admission import admit_rings
-from nfdt.jobserver.topologies.slot_supply import check_supply, launch_shards
+from nfdt.jobserver.topologies.slot_supply import check_supply, launch_shards, launch_workers
 from nfdt.schedulers.group_shares import FixedSizes
 
 
@@ -32,7 +32,7 @@ class GroupsTopology(Topology):
 
     def __init__(self, context: TopologyContext, spec: JobSpec, groups: GroupSlots | None = None) -> None:
         super().__init__(context, spec)
-        self._groups = groups or GroupSlots(context.server, context.job_id, spec, context.slots, context.job_log)
+        self._groups = groups or GroupSlots(context.rings, spec, context.slots, context.job_log)
 
     @classmethod
     def admit(cls, server: ServerContext, spec: JobSpec) -> None:
@@ -47,19 +47,28 @@ class GroupsTopology(Topology):
     def start(self, shards: int) -> None:
         """Launch the rings and missing shards."""
         self._groups.start()
+        if self.awaited_slots:
+            launch_workers(self.context.server, self.spec.cluster.workers)
         launch_shards(self.context.server, shards)
 
     def give_up(self, short: Sequence[SlotNeed], *, late: bool) -> None:
-        """Fail if there are no shards."""
-        check_supply(self.context.server, self.spec, short, late=late)
+        """Fail if there are no shards, or too few slots for the ranks."""
+        check_supply(self.context.server, self.spec, short, late=late, all_at_once=True)
+
+    @property
+    def awaited_slots(self) -> int:
+        """Number of worker slots that the groups wait for."""
+        return self._groups.awaited_slots
 
     def form(self) -> None:
         """Measure the members and form the groups."""
         self._groups.form(self.context.wait_for)
 
     def replace_lost(self, coordinator: Coordinator, now: float) -> None:
-        """Report lost groups, which are not replaced; fail the job after the loss of the last one."""
+        """Report lost groups and form them again if possible; fail the job after the loss of the last one."""
         self._groups.report_losses()
+        if ready := self._groups.recover(now):
+            self.context.slots.admit(ready, coordinator)
         if reason := self._groups.all_gone():
             coordinator.fail(reason)
 

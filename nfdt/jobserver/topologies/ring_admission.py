@@ -7,6 +7,7 @@ import importlib.util
 from nfdt.core.errors import PolicyRefused, UsageError
 from nfdt.core.specs.job import JobSpec
 from nfdt.jobserver.context import ServerContext
+from nfdt.jobserver.ring_makers import takes_slots
 from nfdt.launch.horovod_command import RingShape
 
 
@@ -17,6 +18,11 @@ def admit_rings(server: ServerContext, spec: JobSpec) -> None:
         UsageError: The server launches no rings, Horovod is not installed, or the launcher is missing.
         PolicyRefused: See :func:`refuse_reach`.
     """
+    if takes_slots(server, spec):
+        shape = RingShape.of(spec.cluster)
+        if not server.takes_hosts:
+            refuse_reach(shape)
+        return
     if server.rings is None:
         raise UsageError("This server starts no Horovod rings: it was started without slots of its own.")
     if importlib.util.find_spec("horovod") is None:

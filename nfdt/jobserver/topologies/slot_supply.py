@@ -12,10 +12,11 @@ from nfdt.jobserver.need import SlotNeed
 
 
 def launch_shards(server: ServerContext, shards: int) -> None:
-    """Make the launcher keep ``shards`` free shard slots."""
+    """Make the launcher keep free shard slots on this machine, as many as other machines lack for ``shards``."""
     if server.launcher is not None:
-        attending, free = server.pool.attending("shard")
-        server.launcher.ensure("shard", max(0, attending - free) + shards)
+        _, elsewhere = server.pool.attending("shard", lambda slot: server.offers_shard(slot.hello))
+        here, free = server.pool.attending("shard", lambda slot: server.is_here(slot.hello))
+        server.launcher.ensure("shard", here - free + max(0, shards - elsewhere))
 
 
 def launch_workers(server: ServerContext, wanted: int) -> None:
@@ -25,17 +26,23 @@ def launch_workers(server: ServerContext, wanted: int) -> None:
         server.launcher.ensure("worker", wanted if most is None else min(wanted, most))
 
 
-def check_supply(server: ServerContext, spec: JobSpec, short: Sequence[SlotNeed], *, late: bool) -> None:
-    """Raise JobFailed if no more slots can be expected; see :meth:`Topology.give_up`."""
+def check_supply(
+    server: ServerContext, spec: JobSpec, short: Sequence[SlotNeed], *, late: bool, all_at_once: bool = False
+) -> None:
+    """Raise JobFailed if no more slots can be expected; see :meth:`Topology.give_up`.
+
+    ``all_at_once``: the job cannot begin with fewer slots than it wants.
+    """
     launcher = server.launcher
     for need in short:
         launched = need.role == "shard" or server.launches_workers
         if launcher is not None and launched and launcher.failure:
             raise JobFailed(f"No {need.role} slots: {launcher.failure}")
-        if late and need.attending == 0:
+        if late and (need.attending == 0 or (all_at_once and need.role == "worker")):
             if need.role == "worker":
                 check_versions(spec, server.pool.slot_counts().versions)
             raise JobFailed(
-                f"No {need.role} slot attends this server after {spec.start_timeout_s:g} s; "
+                f"{need.attending or 'No'} {need.role} slot{'s' if need.attending > 1 else ''} attend"
+                f"{'' if need.attending > 1 else 's'} this server after {spec.start_timeout_s:g} s; "
                 f"the job wants {need.wanted}. Add some with `nfdt worker --server HOST:PORT --slots N`."
             )

@@ -9,18 +9,29 @@ from nfdt.coordinator.online_planner import plan_event
 from nfdt.coordinator.topology_view import TopologyView, grouped
 from nfdt.core.errors import JobFailed
 from nfdt.core.specs.job import JobSpec
-from nfdt.jobserver.context import ServerContext
+from nfdt.jobserver.job_slots import JobSlot
 from nfdt.jobserver.topologies.base import TopologyContext
 from nfdt.jobserver.topologies.group_slots import GroupSlots
 from nfdt.jobserver.topologies.groups import GroupsTopology
 from nfdt.planning import Groups, PlanChoice
 
 
-def may_form_groups(server: ServerContext, view: TopologyView, spec: JobSpec) -> bool:
-    """Whether a job's plan allows groups, and this server can launch their rings."""
-    if not view.may_form_groups(spec):
+def may_form_groups(context: TopologyContext, view: TopologyView, spec: JobSpec) -> bool:
+    """Whether a job's plan allows groups, and this server can make their rings."""
+    if not view.may_form_groups(spec) or context.rings is None:
         return False
+    server = context.server
+    if context.rings.takes_slots:
+        return True
     return server.rings is not None and server.launches_workers and importlib.util.find_spec("horovod") is not None
+
+
+def workers_by_member(context: TopologyContext, spec: JobSpec) -> dict[int, JobSlot]:
+    """Return the original flat workers by number; for a launcher, those on this machine."""
+    slots, rings = context.slots, context.rings
+    anywhere = rings is not None and rings.takes_slots
+    living = [s for s in slots.living() if anywhere or context.server.is_here(s.slot.hello)]
+    return {job_slot.index: job_slot for job_slot in living if job_slot.index < spec.cluster.workers}
 
 
 def switch_to_groups(
@@ -32,14 +43,17 @@ def switch_to_groups(
         Topology with which the job continues; None if the groups did not start and the workers stay flat.
     """
     switch = TopologySwitch(context, spec, choice.preset.groups)
-    if not switch.begin():
+    if not switch.begin(coordinator):
         return None
     context.job_log.record("plan", plan_event(choice))
     return switch.complete(coordinator)
 
 
 class TopologySwitch:
-    """Change from flat workers to groups: the rings start first, so that a failure leaves the job unchanged.
+    """Change from flat workers to groups.
+
+    Launched rings start first, so that a failure leaves the job unchanged.
+    Rings in worker slots need those of the flat workers: after a failure, flat workers take them again.
 
     Args:
         context: Parts of the job.
@@ -48,13 +62,11 @@ class TopologySwitch:
     """
 
     def __init__(self, context: TopologyContext, spec: JobSpec, groups: Groups) -> None:
-        self._context, self._spec = context, grouped(spec)
+        self._context, self._spec, self._workers = context, grouped(spec), workers_by_member(context, spec)
         self._slots, self._flat = context.slots, context.slots.living()
-        self._groups = GroupSlots(
-            context.server, context.job_id, self._spec, context.slots, context.job_log, planned=groups
-        )
+        self._groups = GroupSlots(context.rings, self._spec, context.slots, context.job_log, planned=groups)
 
-    def begin(self) -> bool:
+    def begin(self, coordinator: Coordinator) -> bool:
         """Start the rings.
 
         Returns:
@@ -62,24 +74,35 @@ class TopologySwitch:
         """
         before = self._slots.spec
         self._slots.spec = self._spec
+        if self._context.rings is not None and self._context.rings.takes_slots:
+            self._context.rings.adopt({i: job_slot.slot.hello for i, job_slot in self._workers.items()})
+            self._retire(coordinator)
         try:
             self._groups.form(self._context.wait_for)
         except JobFailed as error:
             self._groups.disband()
             self._slots.spec = before
             self._context.check()
+            if not self._flat:
+                coordinator.expect(self._spec.cluster.workers)
             self._context.job_log.write("warning", f"The workers stay flat, because groups did not come up: {error}")
             return False
         return True
 
     def complete(self, coordinator: Coordinator) -> GroupsTopology:
         """Release the flat workers, and make the coordinator continue with the groups' leaders."""
-        coordinator.retire_all()
-        for job_slot in self._flat:
-            self._slots.release(job_slot)
+        self._retire(coordinator)
         leaders = self._groups.leaders()
         topology = GroupsTopology(self._context, self._spec, self._groups)
         self._slots.wanted = topology.view.slots_wanted(self._spec)
         coordinator.renew(topology.view.effective_spec(self._spec, groups=len(leaders)), self._groups.sizes)
         self._slots.admit(leaders, coordinator)
         return topology
+
+    def _retire(self, coordinator: Coordinator) -> None:
+        """Release the flat workers, once."""
+        if self._flat:
+            coordinator.retire_all()
+        for job_slot in self._flat:
+            self._slots.release(job_slot)
+        self._flat = []

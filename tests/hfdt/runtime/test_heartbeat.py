@@ -53,7 +53,11 @@ SERVICE = SimpleNamespace(command=lambda reply: Command("do", reply=reply.Serial
 @pytest.mark.parametrize("kind", ["ring", "group"])
 def test_each_batch_sends_a_heartbeat_if_the_last_message_is_old_enough(kind, heartbeat_s, busy):
     connection = FakeConnection()
-    leader = Leader(COMMUNICATOR, connection) if kind == "ring" else GroupLeader(COMMUNICATOR, connection, (0, 1), None)
+    leader = (
+        Leader(COMMUNICATOR, connection, None)
+        if kind == "ring"
+        else GroupLeader(COMMUNICATOR, connection, None, (0, 1))
+    )
     leader._work(Job(heartbeat_s), "worker-0", SERVICE)
     assert [request.busy for request in connection.asked] == busy
     assert {request.worker for request in connection.asked} == {"worker-0"}

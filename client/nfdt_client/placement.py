@@ -1,0 +1,150 @@
+"""Place where the data of a fit are read, and why: on the server as arrays, on the workers, or in this process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nfdt.core.errors import UnreadableData, UsageError
+
+if TYPE_CHECKING:
+    from nfdt_client.training_data import GraphData, Indexed, Stream, TrainingData
+
+logger = logging.getLogger(__name__)
+
+MODES = ("auto", "client", "workers")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Data of a fit in the form in which they are read.
+
+    Attributes:
+        data: The data.
+        reason: Why they are read there.
+    """
+
+    data: TrainingData
+    reason: str
+
+    @property
+    def where(self) -> str:
+        """``server arrays``, ``workers`` or ``client``."""
+        return self.data.where
+
+
+@dataclass(frozen=True)
+class PlacementTerms:
+    """Terms on which data may go to the workers.
+
+    Attributes:
+        mode: The option ``data``: one of :data:`MODES`.
+        allows_code: Whether the server takes code; called only for data that are code.
+        workers: Number of workers.
+        steps_per_epoch: As for ``fit``.
+        why_no_datasets: Why workers of this job cannot run datasets; "" if they can.
+    """
+
+    mode: str = "auto"
+    allows_code: Callable[[], bool] = lambda: True
+    workers: int = 1
+    steps_per_epoch: int | None = None
+    why_no_datasets: str = ""
+
+
+def check_mode(value: Any) -> str:
+    """Return ``value`` if it is one of :data:`MODES`.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if value not in MODES:
+        raise UsageError(f"data: expected one of {', '.join(MODES)}. Received: {value!r}.")
+    return str(value)
+
+
+def choose(read: TrainingData, x: Any, class_weight: Any, terms: PlacementTerms) -> Choice:
+    """Return where data that Keras' adapters have read are to be read by the job.
+
+    Args:
+        read: Arrays, or a stream.
+        x: The object that the script passed.
+        class_weight: As for ``fit``.
+        terms: What may go to the workers.
+
+    Raises:
+        UnreadableData: ``data="workers"``, and only this process can read the data.
+    """
+    from nfdt_client.training_data import Stream
+
+    if not isinstance(read, Stream):
+        return Choice(read, "arrays are uploaded once")
+    if terms.mode == "client":
+        return Choice(read, "data='client'")
+    try:
+        return _shipped(read, x, class_weight, terms)
+    except UnreadableData as error:
+        if terms.mode == "workers":
+            raise refused(str(error)) from error
+        if read.dataset is not None:
+            logger.warning("The data are read in this process, not on the workers: %s.", error)
+        return Choice(read, str(error))
+
+
+def refused(reason: str) -> UnreadableData:
+    """Return the error for ``data="workers"`` where workers cannot read the data."""
+    return UnreadableData(
+        "data='workers': expected data that the workers can read: arrays, a keras.utils.PyDataset that can be pickled, "
+        "or a tf.data.Dataset without Python code, whose files exist on every worker. Received: "
+        f"{reason.rstrip('.')}. Correct that, or use data='auto' or data='client', which read the data in this process."
+    )
+
+
+def _shipped(stream: Stream, x: Any, class_weight: Any, terms: PlacementTerms) -> Choice:
+    """Return the data in the form that goes with the job.
+
+    Raises:
+        UnreadableData: only this process can read them; the message is the reason.
+    """
+    import keras
+
+    if isinstance(x, keras.utils.PyDataset):
+        indexed = _indexed(stream, x, class_weight, terms)
+        return Choice(indexed, "a PyDataset is code whose batches workers read by index")
+    if stream.dataset is not None:
+        return Choice(_graph(stream, terms), "a tf.data.Dataset is a graph that workers run, each on other rows")
+    raise UnreadableData(f"a {type(x).__name__} can be iterated only in the script's process")
+
+
+def _graph(stream: Stream, terms: PlacementTerms) -> GraphData:
+    from nfdt.core.training.host_batches import rows_of
+    from nfdt_client.dataset_capture import ship
+    from nfdt_client.dataset_flow import Unshippable
+    from nfdt_client.training_data import GraphData
+
+    what = "the tf.data.Dataset cannot run on the workers, because"
+    if terms.why_no_datasets:
+        raise UnreadableData(f"{what} {terms.why_no_datasets}")
+    if not terms.allows_code():
+        raise UnreadableData(f"{what} its graph is code, and the server takes none (it runs without --allow-code)")
+    try:
+        shipped = ship(stream.dataset, terms.workers)
+        if shipped.infinite and not terms.steps_per_epoch:
+            raise Unshippable("it repeats without end, and fit has no steps_per_epoch")
+    except Unshippable as error:
+        raise UnreadableData(f"{what} {error}") from None
+    return GraphData(stream, shipped, rows_of(stream.first()))
+
+
+def _indexed(stream: Stream, dataset: Any, class_weight: Any, terms: PlacementTerms) -> Indexed:
+    from nfdt.core.program.shipped_data import dump_source
+    from nfdt_client.training_data import Indexed
+
+    name = type(dataset).__name__
+    if not dataset.num_batches:
+        raise UnreadableData(f"{name} does not say how many batches it has (__len__ or num_batches)")
+    if not terms.allows_code():
+        raise UnreadableData(f"{name} is code, and the server takes none (it was started without --allow-code)")
+    return Indexed(stream, dump_source((dataset, class_weight)), int(dataset.num_batches), stream.first())

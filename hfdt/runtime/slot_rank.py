@@ -1,0 +1,125 @@
+"""A worker slot as one rank of a ring; each rank has its own connection to the job server."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+
+from hfdt.keras.horovod_api import is_broken_world
+from hfdt.runtime.artifacts import OpenArtifacts
+from hfdt.runtime.communicator import Communicator
+from hfdt.runtime.devices import share_machine
+from hfdt.runtime.fixed_ring import make_leader, roles_of
+from hfdt.runtime.follower import Follower
+from hfdt.runtime.rendezvous_relay import RendezvousRelay
+from hfdt.runtime.slot_connection import SlotConnection
+from nfdt.core.errors import NfdtError, ServerUnreachable, UsageError
+from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.wire.channel import LOOPBACK
+from nfdt.core.wire.status import translated
+
+logger = logging.getLogger(__name__)
+
+RENDEZVOUS_S = 20.0  # limit of one call
+
+
+@dataclass(frozen=True)
+class ServerAccess:
+    """Access of a slot to its job server.
+
+    Attributes:
+        address: ``HOST:PORT``.
+        token: Token of the server.
+        tls: ``ca_file``, ``cert_file``, ``key_file`` of :func:`nfdt.core.wire.channel.open_channel`.
+        host: Address of this machine at which others reach the slot.
+        stub: Stub of the Workers service.
+    """
+
+    address: str
+    token: str = field(repr=False)
+    tls: Mapping[str, Any]
+    host: str
+    stub: Any
+
+
+def run_rank(
+    assignment: pb.RankAssignment, server: ServerAccess, open_artifacts: OpenArtifacts, joined: Callable[[], None]
+) -> None:
+    """Run as a rank until the ring ends.
+
+    Args:
+        assignment: Place of the rank.
+        server: The job server.
+        open_artifacts: Opens the artifacts of the job.
+        joined: Called when all ranks are connected.
+
+    Raises:
+        ServerUnreachable: The connection to the other ranks is lost.
+    """
+    try:
+        communicator = _join(assignment, server)
+        joined()
+        share_machine(communicator, assignment.neighbours)
+        if communicator.leads:
+            _lead(communicator, assignment, server, open_artifacts)
+        else:
+            Follower(communicator, open_artifacts).run()
+        communicator.close()
+    except Exception as error:
+        if is_broken_world(error):
+            raise ServerUnreachable(f"Rank {assignment.rank} has lost the other ranks: {error}") from error
+        raise
+
+
+def _join(assignment: pb.RankAssignment, server: ServerAccess) -> Communicator:
+    def exchange(key: str, value: bytes | None) -> bytes | None:
+        request = pb.RendezvousRequest(ring=assignment.ring, secret=assignment.secret, key=key, value=value)
+        with translated(server.address):
+            reply = server.stub.Rendezvous(request, timeout=RENDEZVOUS_S)
+        return reply.value if reply.HasField("value") else None
+
+    os.environ.update(assignment.environment)
+    os.environ["HOROVOD_GLOO_IFACE"] = interface_of(assignment.host or LOOPBACK)
+    with RendezvousRelay(exchange) as relay:
+        os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = LOOPBACK
+        os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(relay.port)
+        try:
+            return Communicator()
+        except NfdtError:  # Horovod is not installed
+            raise
+        except Exception as error:
+            raise ServerUnreachable(f"Rank {assignment.rank} could not join the other ranks: {error}") from error
+
+
+def _lead(
+    communicator: Communicator, assignment: pb.RankAssignment, server: ServerAccess, open_artifacts: OpenArtifacts
+) -> None:
+    members = tuple(assignment.members)
+    connection = SlotConnection(
+        server.address, server.token, assignment.ring, roles_of(members), tls=server.tls, host=server.host
+    )
+    try:
+        make_leader(communicator, connection, open_artifacts, members).run()
+    finally:
+        connection.close()
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the network interface with this address.
+
+    Raises:
+        UsageError: No interface of this machine has it.
+    """
+    interfaces = psutil.net_if_addrs()
+    for name, addresses in interfaces.items():
+        if any(one.address.partition("%")[0] == address for one in addresses):
+            return name
+    raise UsageError(
+        f"Address {address} of this slot: expected one of an interface of its machine, for Gloo. "
+        f"Received: interfaces {', '.join(sorted(interfaces))}. Give the slot such an address."
+    )

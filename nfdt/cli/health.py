@@ -1,0 +1,35 @@
+"""``nfdt health``: whether a job server answers; for probes of containers."""
+
+from __future__ import annotations
+
+import click
+import grpc
+
+from nfdt.cli.options import FILE
+from nfdt.core.errors import ServerUnreachable
+from nfdt.core.host.packages import require_server_packages
+from nfdt.core.wire.channel import open_channel
+
+
+@click.command()
+@click.option("--server", required=True, metavar="HOST:PORT", help="Job server.")
+@click.option("--ca-file", type=FILE, help="Certificates to trust; turns TLS on.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), default=10, show_default=True)
+def health(server: str, ca_file: str | None, timeout_s: float) -> None:
+    """Ask a job server whether it serves; needs no token. The exit code is 4 if it does not.
+
+    With a startup probe, for example: nfdt health --server localhost:7777 --ca-file ca.pem
+    """
+    require_server_packages("nfdt health")
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    channel = open_channel(server, "", ca_file=ca_file)
+    try:
+        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+    except grpc.RpcError as error:
+        raise ServerUnreachable(f"{server} does not answer within {timeout_s:g} s: {error.details()}.") from None
+    finally:
+        channel.close()
+    if answer.status != health_pb2.HealthCheckResponse.SERVING:
+        raise ServerUnreachable(f"{server} answers, but does not serve.")
+    click.echo(f"{server} serves")

@@ -1,0 +1,67 @@
+"""``nfdt kubernetes``: the manifests of a cluster on Kubernetes."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import Any
+
+import click
+import yaml
+
+import nfdt
+from nfdt.core.host.packages import require_server_packages
+
+DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,40}[a-z0-9])?")
+QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTPE]i?)?")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Dumper that writes text of several lines as such, and repeats values instead of referring to them."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Write every value in full."""
+        return True
+
+
+_Dumper.add_representer(
+    str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, "|" if "\n" in text else None)
+)
+
+
+def _matching(pattern: re.Pattern[str], expected: str) -> Any:
+    def check(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+        if value is not None and not pattern.fullmatch(value):
+            raise click.BadParameter(f"expected {expected}. Received: {value!r}.")
+        return value
+
+    return check
+
+
+_name = _matching(DNS_LABEL, "lower-case letters, digits and hyphens, a letter first")
+_quantity = _matching(QUANTITY, "an amount as Kubernetes writes it, such as 2, 500m or 4Gi")
+
+
+@click.command()
+@click.option("--workers", type=click.IntRange(1), required=True, help="Pods with one worker each.")
+@click.option("--shards", type=click.IntRange(0), default=0, help="Pods with one shard each; 0: in the server's pod.")
+@click.option("--image", default=f"nfdt:{nfdt.__version__}", show_default=True, help="Made of deploy/Containerfile.")
+@click.option("--name", default="nfdt", show_default=True, callback=_name, help="Name of the server's Service.")
+@click.option("--namespace", default="default", show_default=True, callback=_name)
+@click.option("--cpu", default="2", show_default=True, callback=_quantity, help="CPUs of each pod.")
+@click.option("--memory", default="4Gi", show_default=True, callback=_quantity, help="Memory of each pod.")
+@click.option("--gpu", type=click.IntRange(0), default=0, show_default=True, help="GPUs of each worker.")
+@click.option("--storage", callback=_quantity, help="Size of a volume that keeps the server's state.")
+@click.option("--allow-code", is_flag=True, help="Take jobs that carry pickled code of their script.")
+def kubernetes(**options: Any) -> None:
+    """Write the manifests of a job server and its workers, for `kubectl apply -f`.
+
+    They contain a new token and a new private key: keep the output where only you can read it.
+    """
+    require_server_packages("nfdt kubernetes")
+    from nfdt.core.wire.certificates import CertificateAuthority
+    from nfdt.engines.kubernetes import KubernetesOptions, manifests
+
+    authority = CertificateAuthority(f"nfdt {options['name']}.{options['namespace']}")
+    documents = manifests(KubernetesOptions(**options, token=secrets.token_hex(32)), authority)
+    click.echo(yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=120), nl=False)

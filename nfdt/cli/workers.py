@@ -1,0 +1,51 @@
+"""``nfdt workers``: the machines of a server, their slots, and what these do."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from nfdt.cli.jobs import format_option
+from nfdt.cli.options import open_connection, server_options
+from nfdt.cli.table import render
+from nfdt.core.wire import jobs_pb2 as pb
+
+COLUMNS = ("machine", "role", "slot", "doing", "device", "python", "keras", "tensorflow", "process")
+
+
+def _doing(slot: pb.SlotDescription) -> str:
+    return (slot.job_id or "free") + (", not connected" if slot.away else "")
+
+
+def _row(slot: pb.SlotDescription) -> tuple[str, ...]:
+    versions = [slot.versions.get(name) or "-" for name in ("python", "keras", "tensorflow")]
+    return (slot.host, slot.role, slot.name, _doing(slot), slot.device, *versions, str(slot.pid))
+
+
+def _entry(slot: pb.SlotDescription) -> dict[str, object]:
+    return {
+        "machine": slot.host,
+        "role": slot.role,
+        "slot": slot.name,
+        "job": slot.job_id or None,
+        "connected": not slot.away,
+        "device": slot.device,
+        "versions": dict(slot.versions),
+        "process": slot.pid,
+    }
+
+
+@click.command()
+@format_option
+@server_options
+def workers(format_: str, server: str | None, token_file: str | None, ca_file: str | None) -> None:
+    """List the machines of a server: their slots, roles, versions, and the jobs that use them."""
+    with open_connection(server, token_file, ca_file) as connection:
+        slots = connection.slots()
+    if format_ == "json":
+        click.echo(json.dumps([_entry(slot) for slot in slots], indent=2))
+        return
+    click.echo(render(COLUMNS, [_row(slot) for slot in slots], left=5))
+    machines, free = len({slot.host for slot in slots}), sum(not slot.job_id and not slot.away for slot in slots)
+    click.echo(f"{machines} machines, {len(slots)} slots, {free} free", err=True)

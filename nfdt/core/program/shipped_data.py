@@ -1,0 +1,104 @@
+"""A data source of the user's script, pickled by value and loaded where its batches are read.
+
+Large arrays that the source holds are artifacts of their own: every process of a machine maps the same file.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from nfdt.core.arrays.layout import Array
+from nfdt.core.arrays.pytree import KINDS
+from nfdt.core.errors import UnreadableData
+from nfdt.core.program.code import ProgramPickler, own_modules_by_value
+
+LARGE_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class ShippedSource:
+    """A pickled source.
+
+    Attributes:
+        code: The pickled object; references to large arrays are numbers.
+        arrays: The large arrays, by these numbers.
+    """
+
+    code: bytes
+    arrays: list[Array]
+
+
+class _SourcePickler(ProgramPickler):
+    def __init__(self, file: Any) -> None:
+        super().__init__(file, {})
+        self.arrays: list[Array] = []
+        self._numbers: dict[int, int] = {}
+
+    def persistent_id(self, obj: Any) -> Any:
+        if type(obj) is not np.ndarray or obj.nbytes < LARGE_BYTES or obj.dtype.kind not in KINDS:
+            return None
+        if id(obj) not in self._numbers:
+            self._numbers[id(obj)] = len(self.arrays)
+            self.arrays.append(obj)
+        return self._numbers[id(obj)]
+
+
+class _SourceUnpickler(pickle.Unpickler):
+    def __init__(self, file: Any, open_array: Callable[[int], Array]) -> None:
+        super().__init__(file)
+        self._open_array = open_array
+
+    def persistent_load(self, pid: Any) -> Any:
+        return self._open_array(int(pid))
+
+
+def dump_source(source: Any) -> ShippedSource:
+    """Pickle a source, with the modules of the user's own program that it needs.
+
+    Raises:
+        UnreadableData: it cannot be pickled.
+    """
+    file = io.BytesIO()
+    pickler = _SourcePickler(file)
+    with own_modules_by_value():
+        try:
+            pickler.dump(source)
+        except Exception as error:  # any exception of the user's __getstate__ or __reduce__
+            raise UnreadableData(f"the dataset cannot be pickled ({type(error).__name__}: {error})") from error
+    return ShippedSource(file.getvalue(), pickler.arrays)
+
+
+def load_source(code: bytes, arrays: Sequence[str], open_array: Callable[[str], Array]) -> Any:
+    """Return the source that :func:`dump_source` pickled.
+
+    Args:
+        code: The pickled object.
+        arrays: Artifacts of its large arrays.
+        open_array: Returns an artifact that is a ``.npy`` file as an array.
+
+    Raises:
+        UnreadableData: it cannot be loaded on this machine.
+    """
+
+    @cache
+    def opened(number: int) -> Array:
+        return private(open_array(arrays[number]))
+
+    try:
+        return _SourceUnpickler(io.BytesIO(code), opened).load()
+    except Exception as error:  # any exception of the user's __setstate__, or a package that is missing here
+        raise UnreadableData(f"it cannot be loaded there ({type(error).__name__}: {error})") from error
+
+
+def private(array: Array) -> Array:
+    """Return an array that may be written to: a memory-mapped one is copied page by page when it is."""
+    if isinstance(array, np.memmap) and array.filename is not None:
+        return np.load(array.filename, mmap_mode="c", allow_pickle=False).view(np.ndarray)
+    return array if array.flags.writeable else np.array(array)

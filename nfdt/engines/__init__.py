@@ -1,0 +1,1 @@
+"""Clusters of other systems that start slots: Ray, Kubernetes."""

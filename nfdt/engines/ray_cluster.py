@@ -1,0 +1,213 @@
+"""Slots on the nodes of a Ray cluster: reserved in a placement group, started as actors, and supervised."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nfdt.core.errors import JobFailed, NotInstalled, ServerUnreachable, UsageError
+from nfdt.core.jobs.launcher import Role
+from nfdt.engines.ray_slot import STOP_S, RaySlot, RaySlotAccess
+
+_log = logging.getLogger(__name__)
+
+SUPERVISE_S = 1.0
+NOTICE_S = 5.0  # time without room before it is logged
+
+
+@dataclass(frozen=True)
+class SlotResources:
+    """Resources that Ray reserves for one slot.
+
+    Attributes:
+        cpus: Number of CPUs.
+        gpus: Number of GPUs of a worker; Ray shows the worker those alone.
+    """
+
+    cpus: float
+    gpus: float = 0.0
+
+
+@dataclass(frozen=True)
+class _SlotRequest:
+    """One slot on Ray: its role, the options of ``nfdt worker`` that request it, and what Ray reserves for it."""
+
+    role: Role
+    options: tuple[str, ...]
+    resources: SlotResources
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        return {"CPU": self.resources.cpus, **({"GPU": self.resources.gpus} if self.resources.gpus else {})}
+
+
+class RayCluster:
+    """Connection of this process to a Ray cluster, with the slots that were started over it.
+
+    Args:
+        address: Address of the cluster's head; None: ``RAY_ADDRESS``, or the cluster that this machine belongs to.
+
+    Raises:
+        NotInstalled: Ray is not installed.
+        ServerUnreachable: no Ray cluster answers.
+    """
+
+    def __init__(self, address: str | None) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise NotInstalled(
+                f"--on ray: {error}. Expected Ray on every machine: pip install '.[ray]' in NFDT's checkout."
+            ) from None
+        if (address or "").startswith("ray://"):
+            raise UsageError(
+                f"--address: expected HOST:PORT of a Ray cluster that this machine belongs to. Received: {address!r}, "
+                "an address for clients outside of it. Run this command on a node, or with: ray job submit -- ..."
+            )
+        self._ray: Any = ray
+        self._requests: list[_SlotRequest] = []
+        self._group: Any = None
+        self._slots: list[Any] = []
+        self._failed: Callable[[], None] = lambda: None
+        self._runs: dict[Any, Role] = {}  # the run of each slot that has not ended
+        self._closing = threading.Event()
+        self._failure: str | None = None
+        self._supervisor = threading.Thread(target=self._supervise, name="ray-slots", daemon=True)
+        try:
+            ray.init(address=address or "auto", log_to_driver=False, configure_logging=False)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ServerUnreachable(
+                f"--on ray: no Ray cluster answers at {address or 'RAY_ADDRESS, nor on this machine'}: "
+                f"{str(error).rstrip('.')}. Start one with: ray start --head. Or give --address HOST:PORT."
+            ) from None
+
+    @property
+    def host(self) -> str:
+        """Address of this machine as the cluster's nodes know it."""
+        return str(self._ray.util.get_node_ip_address())
+
+    def reserve(self, workers: int, shards: int, resources: SlotResources, timeout_s: float) -> None:
+        """Reserve room for slots, spread over the nodes.
+
+        Args:
+            workers: Number of worker slots.
+            shards: Number of shard slots, which need no GPU.
+            resources: Resources of each slot.
+            timeout_s: Limit for the wait.
+
+        Raises:
+            JobFailed: there is no room within ``timeout_s``; the message states what there is.
+        """
+        self._requests = [_SlotRequest("worker", ("--slots", "1"), resources)] * workers
+        self._requests += [_SlotRequest("shard", ("--shards", "1"), replace(resources, gpus=0.0))] * shards
+        bundles = [request.bundle for request in self._requests]
+        self._group = self._ray.util.placement_group(bundles, strategy="SPREAD")
+        noticed = min(NOTICE_S, timeout_s)
+        if self._group.wait(noticed):
+            return
+        asked = "; ".join(f"{count} slots with {_amounts(bundle)} each" for bundle, count in _counted(bundles))
+        _log.warning("--on ray: waits up to %.0f s for room for %s. %s", timeout_s, asked, self._describe())
+        if not self._group.wait(timeout_s - noticed):
+            raise JobFailed(
+                f"--on ray: expected room for {asked}, within {timeout_s:.0f} s. Received: {self._describe()} "
+                "Use fewer --workers or less --slot-cpus, or add a machine: ray start --address HOST:PORT."
+            )
+
+    def start(self, access: RaySlotAccess, failed: Callable[[], None]) -> None:
+        """Start the slots in the reserved room, and supervise them from now on.
+
+        Args:
+            access: Connection to the server.
+            failed: Called on another thread when every slot of a role has ended for good; :meth:`check` then raises.
+        """
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        self._failed = failed
+        actor = self._ray.remote(RaySlot)
+        for index, request in enumerate(self._requests):
+            slot = actor.options(
+                num_cpus=request.resources.cpus,
+                num_gpus=request.resources.gpus,
+                max_restarts=-1,
+                max_task_retries=-1,
+                max_concurrency=2,  # run and stop
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, index),
+            ).remote(access, request.options)
+            self._slots.append(slot)
+            self._runs[slot.run.remote()] = request.role
+        self._supervisor.start()
+
+    def check(self) -> None:
+        """Raise JobFailed if no slot of a role is left."""
+        if self._failure is not None:
+            raise JobFailed(self._failure)
+
+    def close(self) -> None:
+        """End the slots, give the room back, and disconnect. Safe to call twice."""
+        self._closing.set()
+        if self._supervisor.ident is not None:
+            self._supervisor.join()
+        for slot in self._slots:
+            slot.stop.remote()
+        if self._runs:
+            self._ray.wait(list(self._runs), num_returns=len(self._runs), timeout=STOP_S)
+        for slot in self._slots:
+            self._ray.kill(slot)
+        self._slots = []
+        if self._group is not None:
+            self._ray.util.remove_placement_group(self._group)
+            self._group = None
+        self._ray.shutdown()
+
+    def _supervise(self) -> None:
+        lacking_since = None
+        while not self._closing.wait(SUPERVISE_S):
+            self._collect_ends()
+            state = self._ray.util.placement_group_table(self._group)["state"]
+            if state == "CREATED":
+                lacking_since = None
+            elif lacking_since is None:
+                lacking_since = time.monotonic()
+            elif 0 < lacking_since < time.monotonic() - NOTICE_S:
+                lacking_since = 0.0
+                _log.warning("a Ray node is lost, and there is no room for its slots elsewhere. %s", self._describe())
+
+    def _collect_ends(self) -> None:
+        """Log the slots that have ended for good; when none of their role is left, record the failure and report it."""
+        ended, _ = self._ray.wait(list(self._runs), num_returns=len(self._runs), timeout=0)
+        for run in ended:
+            role, reason = self._runs.pop(run), self._reason(run)
+            _log.warning("a %s slot on Ray has ended and is not started again: %s", role, reason)
+            if role not in self._runs.values():
+                self._failure = f"--on ray: every {role} slot has ended. The last: {reason}"
+                self._closing.set()
+                self._failed()
+
+    def _reason(self, run: Any) -> str:
+        try:
+            self._ray.get(run)
+        except self._ray.exceptions.RayTaskError as error:
+            return str(error.cause)
+        except self._ray.exceptions.RayError as error:
+            return str(error)
+        return "it returned"
+
+    def _describe(self) -> str:
+        """Return what the cluster's live nodes have, and what of it is free."""
+        nodes = [node for node in self._ray.nodes() if node["Alive"]]
+        have = "; ".join(f"{node['NodeManagerAddress']} has {_amounts(node['Resources'])}" for node in nodes)
+        return f"a cluster of {len(nodes)} nodes: {have}; free in all: {_amounts(self._ray.available_resources())}."
+
+
+def _amounts(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{resources.get(name, 0):g} {name}" for name in ("CPU", "GPU"))
+
+
+def _counted(bundles: Sequence[Mapping[str, float]]) -> list[tuple[Mapping[str, float], int]]:
+    """Return the bundles that differ, each with the number of those that equal it."""
+    different = [bundle for index, bundle in enumerate(bundles) if bundle not in bundles[:index]]
+    return [(bundle, bundles.count(bundle)) for bundle in different]

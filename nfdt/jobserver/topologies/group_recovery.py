@@ -1,0 +1,67 @@
+"""Groups that have lost a rank: formed again with the same members, or with those whose machines are still there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from nfdt.coordinator.group_plan import name_of
+from nfdt.jobserver.job_log import JobLog
+from nfdt.launch.ring import Ring, RingMaker
+
+Members = tuple[int, ...]
+MOST_ATTEMPTS = 3  # consecutive number of rings of a group that end before they train
+SHRINK_S = 20.0  # time for all members to get a slot; then the group goes on without the others
+
+
+@dataclass
+class GroupRecovery:
+    """Recovery of lost groups. Members keep their machines, where fresh slots replace the processes of the lost ring.
+
+    Attributes:
+        rings: Maker of the job's rings.
+        job_log: Log of the job.
+    """
+
+    rings: RingMaker
+    job_log: JobLog
+    _since: dict[Members, float] = field(default_factory=dict)
+    _attempts: Counter[Members] = field(default_factory=Counter)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a group is forming again."""
+        return bool(self._since)
+
+    @property
+    def forming(self) -> list[Members]:
+        """Groups that are forming again."""
+        return list(self._since)
+
+    def begin(self, members: Members, now: float) -> bool:
+        """Return whether a group whose ring has ended should be formed again."""
+        self._since.pop(members, None)
+        if not self.rings.forms_again or self._attempts[members] >= MOST_ATTEMPTS:
+            return False
+        self._attempts[members] += 1
+        self._since[members] = now
+        self.job_log.write("info", f"Group {name_of(members)} is formed again; it goes on from the shards' weights.")
+        return True
+
+    def shrink(self, members: Members, ring: Ring, now: float) -> Members:
+        """Return the members with which a group goes on: fewer, if some have had no slot for too long."""
+        if members not in self._since or not ring.awaited_slots or now - self._since[members] < SHRINK_S:
+            return members
+        rest = self.rings.reachable(members)
+        if not rest or rest == members:
+            return members
+        self._attempts[rest] = self._attempts.pop(members)
+        self._since[rest] = self._since.pop(members)
+        lost = ", ".join(str(member) for member in members if member not in rest)
+        self.job_log.write("warning", f"Group {name_of(members)} goes on without {lost}: their machines offer no slot.")
+        return rest
+
+    def done(self, members: Members) -> None:
+        """Record that a group trains again."""
+        del self._since[members]
+        self._attempts.pop(members, None)

@@ -1,0 +1,112 @@
+"""Interface of an allreduce ring to the job that uses it, whatever started its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from nfdt.core.errors import NfdtError
+from nfdt.core.wire import workers_pb2 as pb
+from nfdt.launch.horovod_command import RingShape
+from nfdt.launch.horovod_log import RingStall
+
+
+class Ring(Protocol):
+    """Ring whose rank 0 registers slots under the ring's name.
+
+    Attributes:
+        name: Name of the ring, in the hello of rank 0's slots.
+        shape: Shape of the ring.
+    """
+
+    name: str
+    shape: RingShape
+
+    @property
+    def origin(self) -> str:
+        """Description of what started the ranks, for logs and error messages."""
+        ...
+
+    @property
+    def log(self) -> Path | str:
+        """Where the output of the ranks is, for error messages."""
+        ...
+
+    @property
+    def awaited_slots(self) -> int:
+        """Number of worker slots that the ring still waits for; 0 when it has them or needs none."""
+        ...
+
+    @property
+    def failure(self) -> str | None:
+        """Reason of the ring's end; None while it runs."""
+        ...
+
+    def why(self) -> NfdtError | None:
+        """Return the reason of the ring's end, after waiting for it; None if it still runs."""
+        ...
+
+    def report(self) -> dict[str, Any] | None:
+        """Return the fields of the :class:`SlotFailed` of the first failed rank, if one has reported."""
+        ...
+
+    def messages(self) -> tuple[list[RingStall], list[str]]:
+        """Return Horovod's stall warnings and the ring's messages since the last call."""
+        ...
+
+
+class RingMaker(Protocol):
+    """Maker of the rings of one job."""
+
+    @property
+    def forms_again(self) -> bool:
+        """Whether a ring that has lost a rank can be formed again."""
+        ...
+
+    @property
+    def spans_machines(self) -> bool:
+        """Whether a ring may have ranks on several machines."""
+        ...
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """Name of each worker's machine, by the worker's number; empty: one machine, or not placed yet."""
+        ...
+
+    def place(self, groups: Sequence[Sequence[int]], *, together: bool) -> bool:
+        """Find machines for all workers of the job, once; return whether they are found.
+
+        Args:
+            groups: Numbers of the workers that form one ring.
+            together: Whether each ring must be on one machine.
+
+        Raises:
+            PolicyRefused: The rings would span machines, which this server does not allow.
+        """
+        ...
+
+    @property
+    def takes_slots(self) -> bool:
+        """Whether ranks take the worker slots of the job, so that flat workers must leave theirs first."""
+        ...
+
+    def adopt(self, slots: Mapping[int, pb.SlotHello]) -> None:
+        """Reserve the slots of the job's flat workers, by the worker's number, for its rings."""
+        ...
+
+    def reachable(self, members: Sequence[int]) -> tuple[int, ...]:
+        """Return those of the waiting members whose machines have a free slot."""
+        ...
+
+    def claim(self, shape: RingShape) -> Ring:
+        """Return a ring of this shape, which starts in the background; the job's own one if it has one."""
+        ...
+
+    def end(self, rings: Sequence[Ring]) -> None:
+        """End these rings in the background; their slots have been dismissed."""
+        ...
+
+    def release(self, *, usable: bool) -> None:
+        """Release the rings of the job at its end; ``usable``: their ranks can serve another job."""
+        ...

@@ -1,0 +1,128 @@
+"""Batches that workers make themselves: a worker reports how many it has, and leases those it has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from nfdt.schedulers.tasks import Position, Task
+
+
+@dataclass
+class _Stock:
+    """Last report of a worker: its batches that wait, and whether no more will come."""
+
+    waiting: int = 0
+    over: bool = False
+
+    @property
+    def exhausted(self) -> bool:
+        return self.over and not self.waiting
+
+
+class PulledTasks:
+    """Tasks of one epoch without content: each is the next batch of the worker that leases it.
+
+    The epoch ends after ``steps``, or when every worker that takes part has no more batches.
+
+    Args:
+        steps: Maximum number of steps; None: no limit.
+        begin: Position at which the epoch begins.
+    """
+
+    def __init__(self, steps: int | None = None, begin: Position | None = None) -> None:
+        self._steps = steps
+        self._issued = 0
+        self._begin = begin or Position()
+        self._next = self._begin.task
+        self._stocks: dict[str, _Stock] = {}
+        self._dropped = False
+
+    # ---- reports of workers
+
+    def join(self, worker: str) -> None:
+        """Let a worker take part; until it reports, it may have batches."""
+        self._stocks[worker] = _Stock()
+
+    def report(self, worker: str, waiting: int, over: bool) -> None:
+        """Record the batches that wait at a worker and are not leased, and whether no more will come."""
+        if worker in self._stocks:
+            self._stocks[worker] = _Stock(waiting, over)
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the workers have no more batches."""
+        return bool(self._stocks) and all(stock.exhausted for stock in self._stocks.values())
+
+    @property
+    def issued(self) -> int:
+        """Number of batches leased, without returned ones."""
+        return self._issued
+
+    # ---- TaskSource
+
+    def take(self, worker: str, limit: int) -> list[Task]:
+        """Lease up to ``limit`` of the batches that wait at this worker."""
+        stock = self._stocks.get(worker)
+        count = min(limit, stock.waiting, self._left) if stock is not None and not self._dropped else 0
+        if stock is None or count < 1:
+            return []
+        stock.waiting -= count
+        tasks = [Task(self._next + index, 0, 0) for index in range(count)]
+        self._next += count
+        self._issued += count
+        return tasks
+
+    def take_round(self) -> list[Task]:
+        """Return nothing: batches of workers form no rounds."""
+        return []
+
+    def returned(self, tasks: Sequence[Task]) -> Sequence[Task]:
+        """Take tasks back: their batches wait at their worker, or are lost with it; no other worker can train them."""
+        self._issued -= len(tasks)
+        return ()
+
+    def divide(self, weights: Mapping[str, float]) -> None:
+        """Do nothing: batches belong to the workers that make them."""
+
+    def release(self, worker: str) -> None:
+        """Forget a lost worker."""
+        self._stocks.pop(worker, None)
+
+    def drop(self) -> None:
+        """End the epoch after the leased tasks."""
+        self._dropped = True
+
+    def available(self, worker: str) -> bool:
+        """Whether a batch waits at this worker; "" stands for any worker."""
+        if self._dropped or not self._left:
+            return False
+        stocks = [self._stocks.get(worker)] if worker else self._stocks.values()
+        return any(stock is not None and stock.waiting for stock in stocks)
+
+    def exhausted(self, worker: str) -> bool:
+        """Whether the worker gets no more tasks in this epoch."""
+        stock = self._stocks.get(worker)
+        return self.finished or (stock is not None and stock.exhausted)
+
+    @property
+    def remaining(self) -> int:
+        """Number of steps left, else of batches that wait."""
+        if self._dropped:
+            return 0
+        waiting = sum(stock.waiting for stock in self._stocks.values())
+        return waiting if self._steps is None else self._left
+
+    @property
+    def finished(self) -> bool:
+        """Whether no task is left or will come."""
+        return self._dropped or not self._left or self.ran_out
+
+    @property
+    def end_position(self) -> Position:
+        """Position at which the numbers of the next epoch begin."""
+        return Position(0, 0, self._next, self._begin.round)
+
+    @property
+    def _left(self) -> int:
+        return 2**62 if self._steps is None else max(0, self._steps - self._issued)

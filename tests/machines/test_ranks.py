@@ -1,0 +1,101 @@
+"""Rings and groups whose ranks are slots of several machines, over TLS but for the allreduce itself."""
+
+from __future__ import annotations
+
+import psutil
+
+from tests.support.cluster_of_machines import MachinesCluster
+from tests.support.machines import Machine
+from tests.support.scripts import DIGITS, answer
+
+PLAIN_TEXT = "--insecure-allreduce"
+TRAIN = (
+    DIGITS
+    + """
+import nfdt
+{before}
+with nfdt.session(workers={workers}, **{options}):
+    model = build()
+    history = model.fit(x[:1500], y[:1500], batch_size=32, epochs={epochs}, verbose=0, callbacks={callbacks})
+workers = history.nfdt
+print(json.dumps(dict(
+    loss=history.history["loss"],
+    groups=sorted(w.get("group", []) for w in workers.values()),
+    ranks=[w.get("ranks") for w in workers.values()],
+    samples=sum(w.get("samples", 0) for w in workers.values()),
+)))
+"""
+)
+EPOCHS = """
+import logging
+logging.basicConfig(level="INFO")
+class Epochs(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        print("epoch", epoch, flush=True)
+"""
+
+
+def training(workers: int, epochs: int, *, before: str = "", callbacks: str = "[]", **options) -> str:
+    return TRAIN.format(workers=workers, epochs=epochs, before=before, callbacks=callbacks, options=options)
+
+
+def test_an_allreduce_spans_machines(machines, tmp_path):
+    rig = machines(3)
+    with MachinesCluster(tmp_path, rig[0], PLAIN_TEXT) as cluster:
+        for machine in rig:
+            cluster.offer(machine, slots=1)
+        got = answer(cluster.run_script(training(3, 2, algorithm="allreduce")))
+    assert got["ranks"] == [3]
+    assert got["samples"] == 3000
+    assert got["loss"][1] < got["loss"][0]
+
+
+def test_an_allreduce_over_machines_needs_the_servers_consent(machines, tmp_path):
+    rig = machines(2)
+    with MachinesCluster(tmp_path, rig[0]) as cluster:
+        for machine in rig:
+            cluster.offer(machine, slots=1)
+        done = cluster.run_script(training(2, 1, algorithm="allreduce"))
+    assert done.returncode != 0
+    assert "PolicyRefused" in done.stderr
+    assert "Received: 1 on node0, 1 on node1" in done.stderr
+    assert "--insecure-allreduce" in done.stderr
+
+
+def test_groups_without_plain_text_stay_on_their_machines(machines, tmp_path):
+    rig = machines(3)
+    with MachinesCluster(tmp_path, rig[0]) as cluster:
+        for machine in rig[1], rig[2]:
+            cluster.offer(machine, slots=2)
+        got = answer(cluster.run_script(training(4, 2, algorithm="group-sync", groups="0,1;2,3")))
+    assert got["groups"] == [[0, 1], [2, 3]]
+    assert got["samples"] == 3000
+
+
+def kill_slot(machine: Machine) -> None:
+    found = [process for process in map(psutil.Process, machine.processes()) if process.name() == "nfdt worker 0"]
+    assert len(found) == 1
+    found[0].kill()
+
+
+def test_a_group_over_machines_goes_on_when_a_rank_is_killed(machines, tmp_path):
+    rig = machines(3)
+    with MachinesCluster(tmp_path, rig[0], PLAIN_TEXT) as cluster:
+        for machine in rig:
+            cluster.offer(machine, slots=1)
+        source = training(
+            3,
+            8,
+            before=EPOCHS,
+            callbacks="[Epochs()]",
+            algorithm="group-sync",
+            groups="0,1;2",
+            emulate={"step_ms": [20, 20, 20]},
+        )
+        process = cluster.start_script(source)
+        cluster.await_text(process, process.output, r"(epoch 1)")
+        kill_slot(rig[1])
+        assert process.wait(240) == 0, process.error_output()[-4000:]
+        log = process.error_output()
+        assert "is formed again" in log
+        assert '"samples": 12000' in process.output()
