@@ -321,8 +321,7 @@ print(json.dumps(dict(ranks=history.nfdt["worker-0"]["ranks"], samples=history.n
         **shared_server.env(),
     )
     assert answer(done) == {"ranks": 2, "samples": 2 * 1797}
-    ranks = [p for p in descendants(shared_server.process.pid) if "hfdt.runtime.rank" in " ".join(p.cmdline())]
-    _, alive = psutil.wait_procs(ranks, timeout=20)
+    _, alive = psutil.wait_procs(descendants(shared_server.process.pid, "hfdt.runtime.rank"), timeout=20)
     assert alive == []
 
 

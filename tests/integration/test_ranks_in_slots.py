@@ -81,7 +81,7 @@ def test_ranks_in_slots_equal_one_process_with_the_global_batch(run_script, serv
     got = answer(run_script(DIGITS + EQUALS, **server.env()))
     assert got["ranks"] == 2
     assert got["difference"] < 2e-5
-    assert not [p for p in descendants(server.process.pid) if "mpirun" in p.name()]
+    assert not descendants(server.process.pid, "mpirun")
 
 
 def test_an_exception_of_a_rank_reaches_the_script(run_script, server):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from unittest.mock import patch
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,7 +19,9 @@ def ray_cluster(nodes: int, cpus: int) -> Iterator[Cluster]:
     """Run a head without CPUs and ``nodes`` nodes with ``cpus`` each; nothing of it is left after the block."""
     folder = tempfile.mkdtemp(prefix="ray-")  # a short path: Ray's sockets lie below it
     cluster = Cluster()
+    wait = patch.dict("os.environ", RAY_gcs_server_port_wait_time_s=str(START_S))  # 30 s are too few on a busy machine
     try:
+        wait.start()
         cluster.add_node(
             wait=False, num_cpus=0, object_store_memory=STORE_BYTES, include_dashboard=False, temp_dir=folder
         )
@@ -27,5 +30,6 @@ def ray_cluster(nodes: int, cpus: int) -> Iterator[Cluster]:
         cluster.wait_for_nodes(timeout=START_S)
         yield cluster
     finally:
+        wait.stop()
         cluster.shutdown()
         shutil.rmtree(folder, ignore_errors=True)

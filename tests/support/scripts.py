@@ -62,8 +62,16 @@ class ServerProcess:
         return {"NFDT_SERVER": self.address, "NFDT_TOKEN_FILE": str(self.token_file)}
 
 
-def descendants(pid: int) -> list[psutil.Process]:
-    return psutil.Process(pid).children(recursive=True)
+def descendants(pid: int, word: str = "") -> list[psutil.Process]:
+    """Return the live descendants of a process whose command line contains ``word``."""
+    return [p for p in psutil.Process(pid).children(recursive=True) if not word or word in _command_line(p)]
+
+
+def _command_line(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # also a zombie
+        return ""
 
 
 def start_server(directory: Path, *options: str, **variables: str) -> ServerProcess:
