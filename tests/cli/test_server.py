@@ -39,8 +39,8 @@ def test_a_server_without_tensorflow_stops_starting_slots_and_fails_jobs_with_th
     assert "pip install '.[cpu]'" in reason
     log = (tmp_path / "server.log").read_text()
     assert log.count("ERROR nfdt.launch.processes 3 times in a row") == 1
-    ends = len(re.findall("(?:worker|shard) slot local-", log))
-    assert ends in (3, 4), "the other role's slot may have been starting when the third ended"
+    assert log.count("worker slot local-worker-0") <= 3
+    assert len(re.findall("(?:worker|shard) slot local-", log)) >= 3
 
 
 def test_workers_without_tensorflow_end_with_the_reason(tmp_path, without_tensorflow):

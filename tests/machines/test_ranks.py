@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import psutil
+import pytest
 
 from tests.support.cluster_of_machines import MachinesCluster
 from tests.support.machines import Machine
@@ -78,24 +79,54 @@ def kill_slot(machine: Machine) -> None:
     found[0].kill()
 
 
+def grouped(epochs: int) -> str:
+    options = dict(algorithm="group-sync", groups="0,1;2", emulate={"step_ms": [20, 20, 20]})
+    return training(3, epochs, before=EPOCHS, callbacks="[Epochs()]", **options)
+
+
+def lose(machine: Machine, how: str) -> None:
+    if how == "a killed rank":
+        kill_slot(machine)
+    elif how == "a killed machine":
+        machine.kill()
+    else:
+        machine.cut()
+
+
 def test_a_group_over_machines_goes_on_when_a_rank_is_killed(machines, tmp_path):
     rig = machines(3)
     with MachinesCluster(tmp_path, rig[0], PLAIN_TEXT) as cluster:
         for machine in rig:
             cluster.offer(machine, slots=1)
-        source = training(
-            3,
-            8,
-            before=EPOCHS,
-            callbacks="[Epochs()]",
-            algorithm="group-sync",
-            groups="0,1;2",
-            emulate={"step_ms": [20, 20, 20]},
-        )
-        process = cluster.start_script(source)
+        process = cluster.start_script(grouped(8))
         cluster.await_text(process, process.output, r"(epoch 1)")
-        kill_slot(rig[1])
+        lose(rig[1], "a killed rank")
         assert process.wait(240) == 0, process.error_output()[-4000:]
-        log = process.error_output()
-        assert "is formed again" in log
+        assert "is formed again" in process.error_output()
         assert '"samples": 12000' in process.output()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("how", "spare", "expected"),
+    [
+        ("a killed machine", False, "goes on without 1: their machines offer no slot"),
+        ("a killed machine", True, "1: spare-worker-0"),
+        ("a cut link", False, "goes on without 1: their machines offer no slot"),
+    ],
+)
+def test_a_group_loses_a_machine(machines, tmp_path, how, spare, expected):
+    names = ["one", "two", "three"]
+    rig = machines(["server", *names, *(["spare"] if spare else [])])
+    with MachinesCluster(tmp_path, rig["server"], PLAIN_TEXT) as cluster:
+        for name in names:
+            cluster.offer(rig[name], slots=1)
+        process = cluster.start_script(grouped(60))
+        cluster.await_text(process, process.output, r"(epoch 1)")
+        if spare:
+            cluster.offer(rig["spare"], slots=1)
+        lost = cluster.await_text(process, process.error_output, r"1: (\w+)-worker")
+        lose(rig[lost], how)
+        assert process.wait(400) == 0, process.error_output()[-4000:]
+        assert expected in process.error_output()
+        assert '"samples": 90000' in process.output()
