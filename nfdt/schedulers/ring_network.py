@@ -52,8 +52,8 @@ class RingLink:
 
 
 # Measured by scripts/bench allreduce; docs/benchmarks.md has the figures. NETWORK is a link of 1 Gbit/s.
-ONE_MACHINE = RingLink(latency_s=0.0007, s_per_byte=1.75e-9)
-NETWORK = RingLink(latency_s=0.00075, s_per_byte=8.8e-9)
+ONE_MACHINE = RingLink(latency_s=0.00054, s_per_byte=1.65e-9)
+NETWORK = RingLink(latency_s=0.0, s_per_byte=9.0e-9)
 
 
 @dataclass(frozen=True)
