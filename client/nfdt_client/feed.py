@@ -36,13 +36,13 @@ class Feeder:
         self.error: Exception | None = None
         self._job, self._epoch = job, epoch
         self._orders: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        self._outbox: queue.SimpleQueue[pb.FedBatch | None] = queue.SimpleQueue()
+        self._batches: queue.SimpleQueue[pb.FedBatch | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._credits: dict[int, int] = {}
         self._current: int | None = None
         self._closed = False
-        self._outbox.put(pb.FedBatch(job_id=job.job_id))
-        self._call = job.connection.stub.Feed(iter(self._outbox.get, None))
+        self._batches.put(pb.FedBatch(job_id=job.job_id))
+        self._call = job.connection.stub.Feed(iter(self._batches.get, None))
         self._threads = [
             threading.Thread(target=self._listen, name="feed-credits", daemon=True),
             threading.Thread(target=self._work, name="feed", daemon=True),
@@ -63,7 +63,7 @@ class Feeder:
             self._closed = True
             self._changed.notify_all()
         self._orders.put(None)
-        self._outbox.put(None)
+        self._batches.put(None)
         self._call.cancel()
         for thread in self._threads:
             thread.join(JOIN_TIMEOUT_S)
@@ -84,7 +84,7 @@ class Feeder:
                 self._feed(epoch)
             except Exception as error:  # any exception of the user's code ends the job
                 self.error = error  # set before the job fails from it: handlers of that failure read it
-                self._outbox.put(pb.FedBatch(epoch=epoch, error=f"{type(error).__name__}: {error}"))
+                self._batches.put(pb.FedBatch(epoch=epoch, error=f"{type(error).__name__}: {error}"))
                 return
 
     def _feed(self, epoch: int) -> None:
@@ -93,9 +93,9 @@ class Feeder:
         while self._spend_credit(epoch):
             batch = next(batches, None)
             if batch is None:
-                self._outbox.put(pb.FedBatch(epoch=epoch, step=step, end_of_epoch=True))
+                self._batches.put(pb.FedBatch(epoch=epoch, step=step, end_of_epoch=True))
                 return
-            self._outbox.put(pb.FedBatch(epoch=epoch, step=step, samples=rows_of(batch), data=encode_batch(batch)))
+            self._batches.put(pb.FedBatch(epoch=epoch, step=step, samples=rows_of(batch), data=encode_batch(batch)))
             step += 1
 
     def _spend_credit(self, epoch: int) -> bool:

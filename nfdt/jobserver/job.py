@@ -21,8 +21,8 @@ from nfdt.jobserver.job_log import JobLog
 from nfdt.jobserver.job_slots import JobSlots
 from nfdt.jobserver.job_start import start_training
 from nfdt.jobserver.outcome import JobOutcome, outcome_of
+from nfdt.jobserver.pool_slot import PoolSlot, SlotMessageKind
 from nfdt.jobserver.slot_events import SlotEvents
-from nfdt.jobserver.slot_pool import PoolSlot, SlotMessageKind
 from nfdt.jobserver.termination import ServerStopping
 from nfdt.jobserver.topologies.base import Topology
 from nfdt.jobserver.training_loop import TrainingLoop

@@ -19,9 +19,9 @@ from nfdt.jobserver.client_feed import ClientFeed
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job_log import JobLog
 from nfdt.jobserver.job_slots import JobSlots
+from nfdt.jobserver.pool_slot import SlotListener
 from nfdt.jobserver.ring_makers import make_rings
 from nfdt.jobserver.shard_clients import ShardClients
-from nfdt.jobserver.slot_pool import SlotListener
 from nfdt.jobserver.snapshots import StateComposer
 from nfdt.jobserver.termination import Termination
 from nfdt.jobserver.topologies.base import Topology, TopologyContext

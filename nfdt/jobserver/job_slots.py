@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from nfdt.coordinator.coordinator import Coordinator
@@ -16,7 +16,7 @@ from nfdt.core.wire.channel import LOOPBACK, is_loopback
 from nfdt.core.wire.job_token import worker_token
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.placement import spread_over_machines
-from nfdt.jobserver.slot_pool import PoolSlot, SlotChoice, SlotListener
+from nfdt.jobserver.pool_slot import PoolSlot, SlotChoice, SlotListener, SlotUser
 from nfdt.launch.ring import Ring
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ class JobSlots:
         wanted: int,
     ) -> None:
         self._server, self._job_id, self.spec, self.wanted = server, job_id, spec, wanted
-        self._session = session or job_id
-        self._token, self._listener = token, listener
+        self._token = token
+        self._user = SlotUser(job_id, listener, session or job_id, spec.code)
         self._joined = 0
         self._quick_deaths = 0
         self._newcomers = 0  # number of the first worker that joined after the first of these deaths
@@ -139,20 +139,17 @@ class JobSlots:
 
     def evict_other_sessions(self) -> None:
         """End free slots that have run code of other sessions and so cannot serve this job."""
-        self._server.pool.evict_other_sessions("shard", self._session, self.ring)
-        self._server.pool.evict_other_sessions("worker", self._session, self.ring)
+        self._server.pool.evict_other_sessions("shard", self._user.session, self.ring)
+        self._server.pool.evict_other_sessions("worker", self._user.session, self.ring)
 
     def acquire_shards(self, count: int) -> int:
         """Take free shard slots; return the number of the job's shards."""
         taken = self._server.pool.take(
+            self._user,
             "shard",
             count - len(self.shards),
-            self._job_id,
-            self._listener,
-            session=self._session,
-            code=self.spec.code,
-            accepts=self.accepts_shard,
             ring=self.ring,
+            accepts=self.accepts_shard,
             order=lambda slots: spread_over_machines(slots, self._server.is_here),
         )
         for slot in taken:
@@ -161,17 +158,8 @@ class JobSlots:
 
     def acquire_workers(self, count: int) -> list[JobSlot]:
         """Take free worker slots for up to ``count`` more workers, which get new numbers."""
-        taken = self._server.pool.take(
-            "worker",
-            min(count, self.may_join),
-            self._job_id,
-            self._listener,
-            session=self._session,
-            code=self.spec.code,
-            accepts=self.accepts,
-            ring=self.ring,
-        )
-        return [self._add(slot) for slot in taken]
+        pool, most = self._server.pool, min(count, self.may_join)
+        return [self._add(slot) for slot in pool.take(self._user, "worker", most, ring=self.ring, accepts=self.accepts)]
 
     @property
     def may_join(self) -> int:
@@ -192,13 +180,11 @@ class JobSlots:
 
     def take_ranks(self, choose: SlotChoice, listener: SlotListener) -> list[PoolSlot]:
         """Take the free worker slots that a function chooses for the ranks of a ring, with their own listener."""
-        pool, session, code = self._server.pool, self._session, self.spec.code
-        return pool.take_chosen("worker", self._job_id, listener, choose, session=session, code=code)
+        return self._server.pool.take_chosen(replace(self._user, listener=listener), "worker", choose)
 
     def acquire_leader(self, ring: Ring) -> JobSlot | None:
         """Take the slot of a group's rank 0, if it is registered."""
-        pool, session = self._server.pool, self._session
-        taken = pool.take("worker", 1, self._job_id, self._listener, session=session, ring=ring.name)
+        taken = self._server.pool.take(self._user, "worker", 1, ring=ring.name)
         return self._add(taken[0], ring.shape.members) if taken else None
 
     def _add(self, slot: PoolSlot, members: tuple[int, ...] = ()) -> JobSlot:
@@ -214,7 +200,7 @@ class JobSlots:
             return False
         for job_slot in (shard, worker):
             role: Role = "shard" if job_slot is shard else "worker"
-            (slot,) = pool.take(role, 1, self._job_id, self._listener, session=self._session, ring=ring)
+            (slot,) = pool.take(self._user, role, 1, ring=ring)
             job_slot.slot, job_slot.address, job_slot.failing_over, job_slot.call = slot, "", False, 0
         return True
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.jobserver.slot_pool import PoolSlot
+from nfdt.jobserver.pool_slot import PoolSlot
 
 MachineId = tuple[str, str]
 """Boot identifier and host name: containers of one machine have host names of their own."""

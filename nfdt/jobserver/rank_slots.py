@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from nfdt.jobserver.placement import MachineId, machine_of
-from nfdt.jobserver.slot_pool import PoolSlot
+from nfdt.jobserver.pool_slot import PoolSlot
 
 
 def place_groups(free: Sequence[PoolSlot], groups: Sequence[Sequence[int]], *, together: bool) -> dict[int, PoolSlot]:

@@ -9,7 +9,7 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.job_context import JobContext
 from nfdt.jobserver.job_slots import QUICK_DEATHS, QUICK_S, JobSlot
 from nfdt.jobserver.outcome import SlotError
-from nfdt.jobserver.slot_pool import PoolSlot, SlotMessageKind
+from nfdt.jobserver.pool_slot import PoolSlot, SlotMessageKind
 
 TOO_QUICK = (
     f"{QUICK_DEATHS} workers in a row or more ended within {QUICK_S:.0f} s or before their first step, and nobody is "

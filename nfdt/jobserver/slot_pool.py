@@ -6,15 +6,13 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Sequence
 
 from nfdt.core.errors import ProtocolError
 from nfdt.core.jobs.launcher import Role
 from nfdt.core.jobs.runner import RegisteredSlot, SlotCounts
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.core.work.numbered import NumberedOutbox
+from nfdt.jobserver.pool_slot import JoinedSlot, PoolSlot, SlotChoice, SlotUser
 
 _log = logging.getLogger(__name__)
 
@@ -22,68 +20,6 @@ MAX_SLOTS = 8192
 MAX_NAME = 200
 MOST_PATIENCE_S = 3600.0
 RETURN_POLL_S = 0.1  # interval of checks of a process whose stream broke
-
-SlotMessageKind = Literal["ready", "finished", "failed", "lost"]
-SlotListener = Callable[["PoolSlot", SlotMessageKind, "pb.SlotMessage | None"], None]
-SlotChoice = Callable[[Sequence["PoolSlot"], int], Sequence["PoolSlot"]]
-"""Chooses from the free slots, in order of registration, at most a number of them."""
-
-
-@dataclass(eq=False)
-class PoolSlot:
-    """One registered process. Only the :class:`SlotPool` changes it.
-
-    Attributes:
-        hello: First message of the process.
-        job_id: Job that uses it; None: it is free.
-        assigned: Whether it has been sent an assignment of that job; otherwise no release message is needed.
-        used: Whether it has been sent an assignment of any job.
-        session: Client session whose code it has run; "" for none: it can serve any session.
-        dismissed: Whether it was requested to exit, or has ended.
-        listener: Function that receives its messages while a job uses it.
-        outbox: Assignments to send to the process.
-        stream: Number of its current stream.
-        away: Whether that stream broke and the process may still resume it.
-        received: Number of its last message.
-    """
-
-    hello: pb.SlotHello
-    job_id: str | None = None
-    assigned: bool = False
-    used: bool = False
-    session: str = ""
-    dismissed: bool = False
-    listener: SlotListener | None = None
-    outbox: NumberedOutbox[pb.Assignment] = field(default_factory=NumberedOutbox)
-    stream: int = 0
-    away: bool = False
-    received: int = 0
-
-    @property
-    def name(self) -> str:
-        """Name of the slot."""
-        return self.hello.name
-
-    @property
-    def versions(self) -> Mapping[str, str]:
-        """Versions of Python, Keras and TensorFlow in the process."""
-        return dict(self.hello.versions)
-
-    def send(self, assignment: pb.Assignment) -> None:
-        """Send an assignment to the process."""
-        if assignment.WhichOneof("assignment") in ("shard", "worker", "rank"):
-            self.assigned = self.used = True
-        assignment.received = self.received
-        self.outbox.put(assignment)
-
-
-@dataclass(frozen=True)
-class JoinedSlot:
-    """Slot, number of its current stream, and whether it had an earlier one."""
-
-    slot: PoolSlot
-    stream: int
-    resumed: bool
 
 
 class SlotPool:
@@ -114,8 +50,8 @@ class SlotPool:
             slot = found or PoolSlot(hello)
             if found is None:
                 self._slots.append(slot)
-            slot.outbox.arrived(received)
-            slot.stream, slot.away = slot.outbox.open(), False
+            slot.to_send.arrived(received)
+            slot.stream, slot.away = slot.to_send.open(), False
             self._changed.notify_all()
             _log.info("%s slot %s attends%s", hello.role, hello.name, " again" if found else "")
             return JoinedSlot(slot, slot.stream, found is not None)
@@ -128,7 +64,7 @@ class SlotPool:
         with self._changed:
             if slot.stream == stream:
                 slot.away = True
-                slot.outbox.open()  # ends the broken stream
+                slot.to_send.open()  # ends the broken stream
                 self._changed.notify_all()
 
     def await_return(self, slot: PoolSlot, stream: int) -> None:
@@ -154,7 +90,7 @@ class SlotPool:
             if slot not in self._slots or stream not in (None, slot.stream):
                 return
             self._slots.remove(slot)
-            slot.outbox.end()
+            slot.to_send.end()
             listener, slot.listener, slot.dismissed = slot.listener, None, True
             self._changed.notify_all()
         _log.info("%s slot %s is gone", slot.hello.role, slot.name)
@@ -165,7 +101,7 @@ class SlotPool:
         """Forward a message to the listener; drop repeated messages and those of another job."""
         kind = message.WhichOneof("message")
         with self._changed:
-            slot.outbox.arrived(message.received)
+            slot.to_send.arrived(message.received)
             if slot.received < message.number:
                 slot.received = message.number
             elif message.number:
@@ -187,56 +123,40 @@ class SlotPool:
 
     def take(
         self,
+        user: SlotUser,
         role: Role,
         count: int,
-        job_id: str,
-        listener: SlotListener,
         *,
-        session: str = "",
-        code: bool = False,
-        accepts: Callable[[PoolSlot], bool] = lambda slot: True,
         ring: str = "",
+        accepts: Callable[[PoolSlot], bool] = lambda slot: True,
         order: Callable[[list[PoolSlot]], list[PoolSlot]] = list,
     ) -> list[PoolSlot]:
         """Assign up to ``count`` free slots to a job.
 
         Args:
+            user: The job.
             role: Role of the slots.
             count: Maximum number of slots.
-            job_id: The job.
-            listener: Function that receives their messages, and their loss; called without any lock held.
-            session: Client session of the job: a slot that has run code of one session never serves another.
-            code: Whether the job carries code.
-            accepts: Function that returns whether the job can use a slot.
             ring: Name of the allreduce ring whose slots are requested; "" for slots without a ring.
+            accepts: Function that returns whether the job can use a slot.
             order: Function that sorts the free slots; the first ones are taken.
         """
+
+        def choose(free: Sequence[PoolSlot], most: int) -> Sequence[PoolSlot]:
+            return order([slot for slot in free if accepts(slot)])[: max(min(count, most), 0)]
+
         with self._changed:
             if count > 0:
-                self.evict_other_sessions(role, session, ring)
+                self.evict_other_sessions(role, user.session, ring)
+            return self.take_chosen(user, role, choose, ring)
 
-            def choose(free: Sequence[PoolSlot], most: int) -> Sequence[PoolSlot]:
-                return order([slot for slot in free if accepts(slot)])[: max(min(count, most), 0)]
-
-            return self.take_chosen(role, job_id, listener, choose, session=session, code=code, ring=ring)
-
-    def take_chosen(
-        self,
-        role: Role,
-        job_id: str,
-        listener: SlotListener,
-        choose: SlotChoice,
-        *,
-        session: str = "",
-        code: bool = False,
-        ring: str = "",
-    ) -> list[PoolSlot]:
+    def take_chosen(self, user: SlotUser, role: Role, choose: SlotChoice, ring: str = "") -> list[PoolSlot]:
         """Assign the free slots that a function chooses to a job; see :meth:`take`."""
         with self._changed:
-            taken = list(choose(self._free(role, ring), self._spare(role, ring, job_id)))
+            taken = list(choose(self._free(role, ring), self._spare(role, ring, user.job_id)))
             for slot in taken:
-                slot.job_id, slot.listener, slot.assigned = job_id, listener, False
-                slot.session = session if code else slot.session
+                slot.job_id, slot.listener, slot.assigned = user.job_id, user.listener, False
+                slot.session = user.session if user.code else slot.session
             return taken
 
     def reserve(self, job_id: str, choose: SlotChoice) -> list[PoolSlot]:
@@ -328,7 +248,7 @@ class SlotPool:
         with self._changed:
             for slot in self._slots:
                 self._dismiss(slot)
-                slot.outbox.end()
+                slot.to_send.end()
             self._changed.notify_all()
 
     def slot_counts(self) -> SlotCounts:

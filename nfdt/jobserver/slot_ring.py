@@ -15,7 +15,7 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.channel import is_loopback
 from nfdt.jobserver.outcome import SlotError
 from nfdt.jobserver.placement import machine_of
-from nfdt.jobserver.slot_pool import PoolSlot, SlotMessageKind
+from nfdt.jobserver.pool_slot import PoolSlot, SlotMessageKind
 from nfdt.launch.horovod import RING_END_S
 from nfdt.launch.horovod_command import RingShape
 from nfdt.launch.horovod_log import RingStall

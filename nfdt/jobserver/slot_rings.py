@@ -17,8 +17,8 @@ from nfdt.jobserver.job_log import JobLog
 from nfdt.jobserver.job_slots import JobSlots
 from nfdt.jobserver.outcome import SlotError
 from nfdt.jobserver.placement import MachineId, machine_of
+from nfdt.jobserver.pool_slot import PoolSlot
 from nfdt.jobserver.rank_slots import place_groups, reachable_members, returning_slots
-from nfdt.jobserver.slot_pool import PoolSlot
 from nfdt.jobserver.slot_ring import RankStart, SlotRing, count_neighbours
 from nfdt.launch.horovod import NAME
 from nfdt.launch.horovod_command import RingShape

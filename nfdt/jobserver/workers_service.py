@@ -12,8 +12,8 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire import workers_pb2_grpc
 from nfdt.core.wire.status import answering
 from nfdt.jobserver.context import ServerContext
+from nfdt.jobserver.pool_slot import PoolSlot
 from nfdt.jobserver.scheduler import Scheduler
-from nfdt.jobserver.slot_pool import PoolSlot
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class WorkersService(workers_pb2_grpc.WorkersServicer):
         threading.Thread(target=self._listen, args=arguments, name=slot.name, daemon=True).start()
         if first.hello.key:
             yield pb.Assignment(welcome=pb.Welcome(resumed=joined.resumed), received=slot.received)
-        yield from slot.outbox.messages(stream)
+        yield from slot.to_send.messages(stream)
 
     def _listen(self, slot: PoolSlot, stream: int, messages: Iterator[pb.SlotMessage]) -> None:
         try:

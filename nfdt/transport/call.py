@@ -77,7 +77,7 @@ class ShardCall:
     ) -> None:
         self._stream, self._offer, self._offered = stream, offer, False
         self._emulated, self._threads = emulated, threads
-        self._outbox: queue.SimpleQueue[ShardRequest | None] = queue.SimpleQueue()
+        self._to_send: queue.SimpleQueue[ShardRequest | None] = queue.SimpleQueue()
         self._on_the_way: queue.SimpleQueue[ShardAnswer | Exception] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[ShardAnswer | Exception] = queue.SimpleQueue()
         self._requests: deque[ShardRequest] = deque()
@@ -95,7 +95,7 @@ class ShardCall:
         """Send a request. Errors are raised by the wait for its reply."""
         self._requests.append(request)
         if self._threads:
-            self._outbox.put(request)
+            self._to_send.put(request)
         else:
             self._send(request)
 
@@ -130,14 +130,14 @@ class ShardCall:
         """Close the stream; a wait in another thread ends."""
         if self._offer:
             self._offer.withdraw()  # first, so that its name is gone when the call is over
-        self._outbox.put(None)
+        self._to_send.put(None)
         self._stream.close()
 
     # -- out
 
     def _send_all(self) -> None:
         try:
-            while (request := self._outbox.get()) is not None:
+            while (request := self._to_send.get()) is not None:
                 self._send(request)
         except Exception as error:  # no reply will arrive: waiting for one fails at once
             self._answers.put(error)
@@ -173,7 +173,7 @@ class ShardCall:
         except Exception as error:  # raised by waiting for a reply
             answers.put(error)
         finally:
-            self._outbox.put(None)
+            self._to_send.put(None)
 
     def _delay(self) -> None:
         """Delay replies as an emulated link would, and pass on the error that ended the stream."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.placement import machine_of, spread_over_machines
-from nfdt.jobserver.slot_pool import PoolSlot
+from nfdt.jobserver.pool_slot import PoolSlot
 
 
 def slots(hosts: str) -> list[PoolSlot]:

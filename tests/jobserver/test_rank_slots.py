@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.jobserver.pool_slot import PoolSlot, SlotUser
 from nfdt.jobserver.rank_slots import place_groups, reachable_members, returning_slots
-from nfdt.jobserver.slot_pool import PoolSlot, SlotPool
+from nfdt.jobserver.slot_pool import SlotPool
 
 
 def slots(machines: str) -> list[PoolSlot]:
@@ -52,7 +53,7 @@ def test_a_member_without_its_machine_may_go_elsewhere(elsewhere, expected):
 
 
 def take(pool: SlotPool, job: str, count: int) -> int:
-    return len(pool.take("worker", count, job, lambda *message: None))
+    return len(pool.take(SlotUser(job, lambda *message: None), "worker", count))
 
 
 def pool_of(count: int) -> tuple[SlotPool, list[PoolSlot]]:

@@ -9,7 +9,8 @@ import pytest
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job_slots import SPARE_JOINS, JobSlots
-from nfdt.jobserver.slot_pool import PoolSlot, SlotPool
+from nfdt.jobserver.pool_slot import PoolSlot, SlotUser
+from nfdt.jobserver.slot_pool import SlotPool
 
 
 def hello(name="worker", **fields) -> pb.SlotHello:
@@ -27,7 +28,7 @@ def pool() -> SlotPool:
 
 
 def taken(pool, job_id, received, **options) -> PoolSlot:
-    (slot,) = pool.take("worker", 1, job_id, received, **options)
+    (slot,) = pool.take(SlotUser(job_id, received, **options), "worker", 1)
     slot.send(pb.Assignment(worker=pb.WorkerAssignment(job_id=job_id)))
     return slot
 
@@ -53,13 +54,13 @@ def test_a_late_message_about_another_job_is_dropped(pool):
 def test_a_slot_that_ran_code_of_another_session_is_dismissed_and_not_taken(pool):
     pool.join(hello())
     pool.receive(taken(pool, "job", Messages(), session="one", code=True), finished("job"))
-    assert pool.take("worker", 1, "other", Messages(), session="two") == []
+    assert pool.take(SlotUser("other", Messages(), session="two"), "worker", 1) == []
     assert pool.attending("worker") == (0, 0)
 
 
 def test_a_slot_that_was_taken_but_not_assigned_is_free_when_its_job_ends(pool):
     pool.join(hello())
-    (slot,) = pool.take("worker", 1, "job", Messages())
+    (slot,) = pool.take(SlotUser("job", Messages()), "worker", 1)
     pool.release(slot, "job")
     assert pool.attending("worker") == (1, 1)
     assigned = taken(pool, "job", Messages())
@@ -82,11 +83,11 @@ def test_what_a_slot_did_not_receive_is_sent_again_on_its_next_stream(pool):
     joined = pool.join(hello(key="k", patience_s=60.0))
     for job_id in ("first", "second", "third"):
         joined.slot.send(pb.Assignment(release=pb.Release(job_id=job_id)))
-    sent = joined.slot.outbox.messages(joined.stream)
+    sent = joined.slot.to_send.messages(joined.stream)
     assert [next(sent).release.job_id, next(sent).release.job_id] == ["first", "second"]
     again = pool.join(hello(key="k", patience_s=60.0), received=1)
     assert next(sent, None) is None
-    sent = again.slot.outbox.messages(again.stream)
+    sent = again.slot.to_send.messages(again.stream)
     assert [next(sent).release.job_id, next(sent).release.job_id] == ["second", "third"]
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from unittest.mock import patch
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest.mock import patch
 
 from ray.cluster_utils import Cluster
 

@@ -20,7 +20,7 @@ from nfdt.core.errors import JobCancelled, NfdtError, ServerUnreachable
 from nfdt.core.host.machine import boot_id, versions
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.status import translated
-from nfdt.core.work.numbered import NumberedOutbox
+from nfdt.core.work.resend_queue import ResendQueue
 
 logger = logging.getLogger(__name__)
 
@@ -124,14 +124,14 @@ class SlotStream:
 
     def __init__(self, stub: Any, hello: pb.SlotHello, address: str) -> None:
         self._stub, self._hello, self._address = stub, hello, address
-        self._outbox: NumberedOutbox[pb.SlotMessage] = NumberedOutbox()
+        self._to_send: ResendQueue[pb.SlotMessage] = ResendQueue()
         self._received = 0
         self._registered = False
         self._closed = threading.Event()
 
     def send(self, **message: Any) -> None:
         """Send a message to the server."""
-        self._outbox.put(pb.SlotMessage(received=self._received, **message))
+        self._to_send.put(pb.SlotMessage(received=self._received, **message))
 
     @property
     def closed(self) -> bool:
@@ -143,7 +143,7 @@ class SlotStream:
         self._closed.set()
         if self._hello.key:
             self.send(leaving=pb.SlotLeaving())
-        self._outbox.end()
+        self._to_send.end()
 
     def assignments(self) -> Iterator[pb.Assignment]:
         """Yield the server's assignments, each once, until it ends the stream; a release if it has lost this slot.
@@ -166,21 +166,21 @@ class SlotStream:
 
     def _messages(self) -> Iterator[pb.SlotMessage]:
         hello = pb.SlotMessage(hello=self._hello, received=self._received)
-        return itertools.chain([hello], self._outbox.messages(self._outbox.open()))
+        return itertools.chain([hello], self._to_send.messages(self._to_send.open()))
 
     def _taken(self, assignment: pb.Assignment) -> Iterator[pb.Assignment]:
         if assignment.WhichOneof("assignment") == "welcome":
             if self._registered and not assignment.welcome.resumed:
                 self._received = 0
-                self._outbox.forget()
+                self._to_send.forget()
                 yield pb.Assignment(release=pb.Release())
             if not self._registered:
                 logger.info("%s %s %s", self._hello.name, REGISTERED, self._address)
             self._registered = True
-            self._outbox.arrived(assignment.received)
+            self._to_send.arrived(assignment.received)
         elif assignment.number > self._received:
             self._received = assignment.number
-            self._outbox.arrived(assignment.received)
+            self._to_send.arrived(assignment.received)
             yield assignment
 
 

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 Message = TypeVar("Message", bound=Any)
 
 
-class NumberedOutbox(Generic[Message]):
+class ResendQueue(Generic[Message]):
     """Numbers messages (their field ``number``) and sends them on the stream that was opened last.
 
     Every method may be called from any thread.
@@ -56,7 +56,7 @@ class NumberedOutbox(Generic[Message]):
             return self._stream
 
     def messages(self, stream: int) -> Iterator[Message]:
-        """Yield messages to send on a stream: kept ones, then new ones, until the stream or the outbox ends."""
+        """Yield messages to send on a stream: kept ones, then new ones, until the stream or the queue ends."""
         sent = 0
         while (message := self._next(stream, sent)) is not None:
             yield message

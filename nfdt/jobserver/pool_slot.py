@@ -1,0 +1,89 @@
+"""One registered slot process, and the job that uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.work.resend_queue import ResendQueue
+
+SlotMessageKind = Literal["ready", "finished", "failed", "lost"]
+SlotListener = Callable[["PoolSlot", SlotMessageKind, "pb.SlotMessage | None"], None]
+SlotChoice = Callable[[Sequence["PoolSlot"], int], Sequence["PoolSlot"]]
+"""Chooses from the free slots, in order of registration, at most a number of them."""
+
+
+@dataclass(eq=False)
+class PoolSlot:
+    """One registered process. Only the :class:`~nfdt.jobserver.slot_pool.SlotPool` changes it.
+
+    Attributes:
+        hello: First message of the process.
+        job_id: Job that uses it; None: it is free.
+        assigned: Whether it has been sent an assignment of that job; otherwise no release message is needed.
+        used: Whether it has been sent an assignment of any job.
+        session: Client session whose code it has run; "" for none: it can serve any session.
+        dismissed: Whether it was requested to exit, or has ended.
+        listener: Function that receives its messages while a job uses it.
+        to_send: Assignments to send to the process.
+        stream: Number of its current stream.
+        away: Whether that stream broke and the process may still resume it.
+        received: Number of its last message.
+    """
+
+    hello: pb.SlotHello
+    job_id: str | None = None
+    assigned: bool = False
+    used: bool = False
+    session: str = ""
+    dismissed: bool = False
+    listener: SlotListener | None = None
+    to_send: ResendQueue[pb.Assignment] = field(default_factory=ResendQueue)
+    stream: int = 0
+    away: bool = False
+    received: int = 0
+
+    @property
+    def name(self) -> str:
+        """Name of the slot."""
+        return self.hello.name
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Versions of Python, Keras and TensorFlow in the process."""
+        return dict(self.hello.versions)
+
+    def send(self, assignment: pb.Assignment) -> None:
+        """Send an assignment to the process."""
+        if assignment.WhichOneof("assignment") in ("shard", "worker", "rank"):
+            self.assigned = self.used = True
+        assignment.received = self.received
+        self.to_send.put(assignment)
+
+
+@dataclass(frozen=True)
+class JoinedSlot:
+    """Slot, number of its current stream, and whether it had an earlier one."""
+
+    slot: PoolSlot
+    stream: int
+    resumed: bool
+
+
+@dataclass(frozen=True)
+class SlotUser:
+    """Job that takes slots.
+
+    Attributes:
+        job_id: The job.
+        listener: Function that receives the slots' messages, and their loss; called without any lock held.
+        session: Client session of the job: a slot that has run code of one session never serves another.
+        code: Whether the job carries code.
+    """
+
+    job_id: str
+    listener: SlotListener
+    session: str = ""
+    code: bool = False
