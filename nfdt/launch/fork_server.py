@@ -81,7 +81,7 @@ class ForkServer:
         try:
             pid = os.fork()
         except OSError as error:
-            print(f"nursery: cannot fork: {error}", file=sys.stderr, flush=True)
+            print(f"fork server: cannot fork: {error}", file=sys.stderr, flush=True)
             pid = -1
         if pid == 0:
             self._leave(parent, stdin, log)
@@ -140,8 +140,8 @@ def _require_one_thread() -> None:
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         raise RuntimeError(
-            f"Nursery: expected one thread before a fork. Received: {threads}; something that was imported starts "
-            "threads. Slots are started without a nursery now."
+            f"Fork server: expected one thread before a fork. Received: {threads}; something that was imported starts "
+            "threads. Slots are started without a fork server now."
         )
 
 

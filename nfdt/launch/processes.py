@@ -229,7 +229,7 @@ class LocalLauncher:
         try:
             if self._fork_server is None:
                 shared = shared_environment(self._options, os.environ)
-                self._fork_server = ForkServerClient(shared, self._options.logs / "nursery.log")
+                self._fork_server = ForkServerClient(shared, self._options.logs / "fork-server.log")
             return self._fork_server.fork(arguments, name, environment, log)
         except OSError as error:
             _log.warning("%s is started, not forked: %s", name, error)
@@ -237,7 +237,7 @@ class LocalLauncher:
 
     def _lose(self, fork_server: ForkServerClient) -> None:
         """Stop a fork server that has ended; another one is started if it has ever been ready."""
-        _log.warning("the nursery of slots ended with %s; see %s", fork_server.returncode, fork_server.log)
+        _log.warning("the fork server of slots ended with %s; see %s", fork_server.returncode, fork_server.log)
         self._forks_slots = fork_server.ready
         fork_server.stop()
         self._fork_server = None

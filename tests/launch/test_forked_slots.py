@@ -123,7 +123,7 @@ def test_where_imports_start_threads_slots_are_started_without_a_fork_server(lau
     launcher = launch(environment={"PYTHONPATH": path})
     launcher.ensure("worker", 1)
     assert parent_of(server.next().pid).pid == os.getpid()
-    assert "one thread" in (tmp_path / "logs" / "nursery.log").read_text()
+    assert "one thread" in (tmp_path / "logs" / "fork-server.log").read_text()
     assert launcher.failure is None
 
 
