@@ -186,7 +186,7 @@ def test_the_commands_of_the_containers_train(documents, pods, tmp_path):
         script.write_text(DIGITS + "h = build().fit(x[:600], y[:600], epochs=1, verbose=0)\nprint(json.dumps(h.nfdt))")
         files = {"NFDT_TOKEN_FILE": worker.root / "token" / "token", "NFDT_CA_FILE": worker.root / "tls" / "ca.crt"}
         done = subprocess.run(
-            [*NFDT, "run", "--server", address, str(script)],
+            [*NFDT, "run", "--server", address, "--workers", "1", str(script)],
             env=environment(**{name: str(path) for name, path in files.items()}),
             capture_output=True,
             text=True,

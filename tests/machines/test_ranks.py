@@ -120,7 +120,7 @@ def test_a_group_loses_a_machine(machines, tmp_path, how, spare, expected):
     rig = machines(["server", *names, *(["spare"] if spare else [])])
     with MachinesCluster(tmp_path, rig["server"], PLAIN_TEXT) as cluster:
         for name in names:
-            cluster.offer(rig[name], slots=1)
+            cluster.offer(rig[name], slots=1, options=["--wait", "5"])
         process = cluster.start_script(grouped(60))
         cluster.await_text(process, process.output, r"(epoch 1)")
         if spare:

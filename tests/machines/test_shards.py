@@ -50,7 +50,7 @@ def test_the_servers_machine_makes_up_for_missing_shards(machines, tmp_path):
 def test_a_lost_shard_machine_ends_the_job_and_is_named(machines, tmp_path):
     server, worker, one = machines(["server", "worker", "one"])
     with MachinesCluster(tmp_path, server) as cluster:
-        cluster.offer(one, shards=1)
+        cluster.offer(one, shards=1, options=["--wait", "5"])
         cluster.offer(worker, slots=1)
         script = """
 import keras

@@ -19,17 +19,13 @@ def ray_cluster(nodes: int, cpus: int) -> Iterator[Cluster]:
     """Run a head without CPUs and ``nodes`` nodes with ``cpus`` each; nothing of it is left after the block."""
     folder = tempfile.mkdtemp(prefix="ray-")  # a short path: Ray's sockets lie below it
     cluster = Cluster()
-    wait = patch.dict("os.environ", RAY_gcs_server_port_wait_time_s=str(START_S))  # 30 s are too few on a busy machine
     try:
-        wait.start()
-        cluster.add_node(
-            wait=False, num_cpus=0, object_store_memory=STORE_BYTES, include_dashboard=False, temp_dir=folder
-        )
+        with patch.dict("os.environ", RAY_TMPDIR=folder, RAY_gcs_server_port_wait_time_s=str(START_S)):
+            cluster.add_node(wait=False, num_cpus=0, object_store_memory=STORE_BYTES, include_dashboard=False)
         for _ in range(nodes):
             cluster.add_node(wait=False, num_cpus=cpus, object_store_memory=STORE_BYTES)
         cluster.wait_for_nodes(timeout=START_S)
         yield cluster
     finally:
-        wait.stop()
         cluster.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
