@@ -61,6 +61,7 @@ def test_accuracy_compares_the_algorithms_on_the_same_seeds(monkeypatch, tmp_pat
 
 
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
+@pytest.mark.long
 def test_hfdt_compares_a_script_with_loops_written_by_hand(monkeypatch, tmp_path):
     monkeypatch.setattr(hfdt, "LAUNCHERS", ("mpirun",))
     report = Report("hfdt", [0])
@@ -231,6 +232,7 @@ def test_link_compares_codecs_and_what_is_learnt_with_adaptive(monkeypatch, tmp_
     assert {"identity", "int8", "adaptive", "adaptive, 100Mbit"} == peers_of(got)
 
 
+@pytest.mark.long
 def test_scale_adds_workers_and_shards(tmp_path):
     report = Report("scale", [scale.SEED])
     scale.run(report, {"tiny": 1000}, seconds=0.01, runs=1, workers=(1, 2), shards=(1,))

@@ -59,12 +59,14 @@ def test_everything_holds_on_two_ranks_under_mpirun():
 
 
 @needs_horovod
+@pytest.mark.long
 def test_training_holds_on_two_ranks_under_horovodrun():
     run_tests(HOROVODRUN, 2, "tests/parallel/test_equals_keras.py", "tests/parallel/test_collectives.py")
 
 
 @needs_horovod
 @needs_mpi
+@pytest.mark.long
 def test_training_holds_on_four_ranks_under_mpirun():
     run_tests(MPIRUN, 4, "tests/parallel/test_equals_keras.py", "tests/parallel/test_adasum.py")
 

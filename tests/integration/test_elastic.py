@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 
+import pytest
+
 from nfdt.core.host.launcher_rank import local_names
 from tests.support.horovod_scripts import MODELS, left_behind, needs_horovod
 from tests.support.scripts import answer
@@ -66,6 +68,7 @@ print(json.dumps(dict(
     assert left_behind(str(tmp_path)) == []
 
 
+@pytest.mark.long
 def test_a_rank_joins_and_one_is_killed_while_a_discovery_file_changes(run_script, tmp_path):
     (tmp_path / "hosts").write_text("localhost:2\n")
     script = tmp_path / "discover.sh"

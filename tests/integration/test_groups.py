@@ -100,6 +100,7 @@ print(json.dumps(dict(lost=rows[0, 1]["steps"], samples=samples(history), accura
     assert "signal 9" in got["reason"]
 
 
+@pytest.mark.long
 def test_groups_may_push_what_some_steps_of_their_own_optimizer_have_changed(run_script):
     got = answer(
         run_script(
@@ -163,7 +164,7 @@ print(json.dumps(dict(
 )
 
 
-@pytest.mark.parametrize("launcher", ["slots", "mpirun"])
+@pytest.mark.parametrize("launcher", ["slots", pytest.param("mpirun", marks=pytest.mark.long)])
 def test_auto_turns_to_groups_between_two_epochs_and_loses_nothing(run_script, server_that_plans, launcher):
     got = answer(run_script(AUTO.replace("LAUNCHER", launcher), **server_that_plans))
     assert got["members"] == [None, None, None, [1], [0, 2]]
@@ -177,7 +178,7 @@ def refuse_ranks(self, slots, start):
     raise JobFailed("these slots are no ranks")
 
 
-@pytest.mark.parametrize("launcher", ["slots", "mpirun"])
+@pytest.mark.parametrize("launcher", ["slots", pytest.param("mpirun", marks=pytest.mark.long)])
 def test_auto_stays_flat_where_worlds_do_not_come_up(run_script, server_that_plans, monkeypatch, launcher):
     monkeypatch.setattr(RingLauncher, "_group_options", lambda self, shape: ["--no-such-option"])
     monkeypatch.setattr(SlotRing, "assign", refuse_ranks)

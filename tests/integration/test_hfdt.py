@@ -69,7 +69,7 @@ print(json.dumps([outcome, few]))
 """
 
 
-@pytest.mark.parametrize(("ranks", "launcher"), [(3, "mpirun"), (2, "horovodrun")])
+@pytest.mark.parametrize(("ranks", "launcher"), [pytest.param(3, "mpirun", marks=pytest.mark.long), (2, "horovodrun")])
 def test_a_ring_equals_one_process_with_the_global_batch(run_script, ranks, launcher):
     source = MODELS + EQUALS.replace("RANKS", str(ranks)).replace("LAUNCHER", launcher)
     got, few = answer(run_script(source))
@@ -168,7 +168,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", "horovodrun"])
+@pytest.mark.parametrize("launcher", ["mpirun", pytest.param("horovodrun", marks=pytest.mark.long)])
 def test_a_rank_that_raises_ends_the_job_with_its_traceback(run_script, launcher, tmp_path):
     done = run_script(DIGITS + FAILS, NFDT_LAUNCHER=launcher, RING_TEST=str(tmp_path))
     assert done.returncode == 1
@@ -185,7 +185,7 @@ def test_in_a_world_a_rank_that_raises_ends_every_rank(run_script, tmp_path):
     assert left_behind(str(tmp_path)) == []
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", "horovodrun"])
+@pytest.mark.parametrize("launcher", ["mpirun", pytest.param("horovodrun", marks=pytest.mark.long)])
 def test_a_rank_that_is_killed_ends_the_job_and_is_named(run_script, launcher, tmp_path):
     done = run_script(
         DIGITS
@@ -228,7 +228,13 @@ with hfdt.session(workers=2):
     assert left_behind(str(tmp_path)) == []
 
 
-@pytest.mark.parametrize("options", ["workers=2", "workers=2, min_workers=1"], ids=["static", "elastic"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param("workers=2", id="static", marks=pytest.mark.long),
+        pytest.param("workers=2, min_workers=1", id="elastic"),
+    ],
+)
 def test_a_server_that_is_killed_takes_its_ring_along(start_script, tmp_path, options):
     process = start_script(
         DIGITS
@@ -271,7 +277,10 @@ print("ANSWER " + json.dumps(dict(difference=difference(model, alone), again=dif
 """
 
 
-@pytest.mark.parametrize("launcher", [MPIRUN, HOROVODRUN], ids=["mpirun", "horovodrun"])
+@pytest.mark.parametrize(
+    "launcher",
+    [pytest.param(MPIRUN, id="mpirun"), pytest.param(HOROVODRUN, id="horovodrun", marks=pytest.mark.long)],
+)
 def test_a_script_under_a_launcher_joins_its_world(run_script, launcher, tmp_path):
     done = run_script(MODELS + WORLD, command=(*launcher, "-np", "2", sys.executable), RING_TEST=str(tmp_path))
     assert done.returncode == 0, done.stderr[-4000:]

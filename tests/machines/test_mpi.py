@@ -66,6 +66,7 @@ def test_mpirun_trains_on_two_machines(machines, tmp_path):
     assert got["loss"][1] < got["loss"][0]
 
 
+@pytest.mark.long
 @needs_horovod
 @pytest.mark.timeout(600)
 def test_groups_of_an_mpi_launch_stay_on_their_machines(machines, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.cluster_of_machines import MachinesCluster
 from tests.support.scripts import DIGITS, answer
 
@@ -38,6 +40,7 @@ def test_shards_are_placed_on_the_machines_that_offer_them(machines, tmp_path):
             assert f"shard {number} serves at {machine.address}:" in log
 
 
+@pytest.mark.long
 def test_the_servers_machine_makes_up_for_missing_shards(machines, tmp_path):
     server, worker, one = machines(["server", "worker", "one"])
     with MachinesCluster(tmp_path, server) as cluster:
