@@ -108,6 +108,11 @@ def read_token(path: Path) -> str:
         raise UsageError(f"The token file {path} cannot be read: {error.strerror}.") from None
     if not token:
         raise UsageError(f"The token file {path} is empty. Expected: the server's token.")
+    if len(token.split()) > 1:
+        raise UsageError(
+            f"The token file {path}: expected one token and nothing else. Received: {len(token.split())} words. "
+            "Copy your own token from the server's file into a file of yours."
+        )
     return token
 
 

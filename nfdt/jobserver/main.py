@@ -23,11 +23,12 @@ from nfdt.core.host.machine import versions
 from nfdt.core.host.parent import Parent
 from nfdt.core.host.private_files import ensure_folder
 from nfdt.core.jobs.artifacts import ArtifactStore
+from nfdt.core.jobs.audit import AuditLog
+from nfdt.core.jobs.rights import Holder, Holders
 from nfdt.core.jobs.service import JobsService
-from nfdt.core.jobs.tokens import MIN_LENGTH, ensure_token_file
+from nfdt.core.jobs.tokens import ensure_token_file
 from nfdt.core.wire import jobs_pb2_grpc, workers_pb2_grpc
-from nfdt.core.wire import workers_pb2 as pb
-from nfdt.core.wire.channel import is_loopback, join_address, make_server, same_token, split_address
+from nfdt.core.wire.channel import is_loopback, join_address, make_server, split_address
 from nfdt.core.wire.descriptors import raise_descriptor_limit
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.options import ServerOptions, certificate_warning, shard_host
@@ -54,10 +55,11 @@ class RunningServer:
         scheduler: Scheduler,
         context: ServerContext,
         launcher: LocalLauncher | None,
+        audit: AuditLog,
         lock: int,
     ) -> None:
         self.address = address
-        self._lock = lock
+        self._audit, self._lock = audit, lock
         self._server, self._scheduler, self._context, self._launcher = server, scheduler, context, launcher
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
@@ -76,6 +78,7 @@ class RunningServer:
             self._context.store.wake()
             self._server.stop(GRACE_S).wait()
             self._context.store.close()
+            self._audit.close()
             os.close(self._lock)
             self._stopped.set()
 
@@ -104,15 +107,14 @@ def _occupy(state_dir: Path) -> int:
     return lock
 
 
-def _bind(options: ServerOptions, slot_token: str) -> tuple[grpc.Server, str, str]:
+def _bind(options: ServerOptions, holders: Holders) -> tuple[grpc.Server, str, str]:
     """Create the server; return it, its address, and a plain-text loopback address for this machine's own slots."""
-    slots_only = f"/{pb.DESCRIPTOR.services_by_name['Workers'].full_name}/"
 
     def authenticate(method: str, token: str) -> bool:
-        accepted = (*options.tokens, slot_token) if method.startswith(slots_only) else options.tokens
-        return any(
-            [same_token(one, token) for one in accepted]
-        )  # compares all of them, so that the duration reveals nothing
+        holder = holders.find(token)
+        if holder is not None:
+            holder.check_call(method)
+        return holder is not None
 
     server, address = make_server(
         options.listen,
@@ -136,13 +138,13 @@ def serve(options: ServerOptions) -> RunningServer:
         UsageError: There is no token, the address cannot be bound, or the state directory is in use.
         Refused: The address is not loopback, without TLS and without ``insecure``.
     """
-    if not options.tokens or min(map(len, options.tokens)) < MIN_LENGTH:
-        raise UsageError(f"A job server needs a token of at least {MIN_LENGTH} characters. Received: none.")
     slot_token = secrets.token_hex(32)
+    holders = Holders(options.tokens, Holder(slot_token, "own slots", "work"))
     raise_descriptor_limit()
-    server, address, local = _bind(options, slot_token)
+    server, address, local = _bind(options, holders)
     options = replace(options, advertise=shard_host(options))
     lock = _occupy(options.state_dir)
+    audit = AuditLog(options.state_dir / "audit.log")
     schedulers: list[Scheduler] = []
     artifacts = ArtifactStore(
         options.state_dir / "artifacts",
@@ -159,6 +161,8 @@ def serve(options: ServerOptions) -> RunningServer:
         context.store,
         artifacts,
         scheduler,
+        holders=holders,
+        audit=audit,
         versions=versions(),
         allow_code=options.allow_code or options.embedded,
         limits=options.limits,
@@ -180,7 +184,7 @@ def serve(options: ServerOptions) -> RunningServer:
         _log.info("workers are sent to %s for shards of this machine (--advertise)", options.advertise)
         if warning := certificate_warning(options, options.advertise):
             _log.warning("%s", warning)
-    return RunningServer(address, server, scheduler, context, launcher, lock)
+    return RunningServer(address, server, scheduler, context, launcher, audit, lock)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -20,7 +20,7 @@ class ServerOptions:
 
     Attributes:
         state_dir: Directory of database, artifacts and logs; created with mode 0700. One server at a time.
-        tokens: Secrets of clients and slots; any of them is accepted.
+        tokens: Lines of a token file, for clients and slots; see :mod:`nfdt.core.jobs.rights`.
         listen: ``host:port``; port 0 takes a free one.
         tls_cert: PEM certificate chain; it enables TLS.
         tls_key: PEM private key.

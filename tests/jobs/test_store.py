@@ -81,11 +81,11 @@ def test_old_progress_is_thinned_to_the_last_of_each_epoch(store):
     assert kept == [(0, 2), (1, 2), (2, 2), (3, 0), (3, 1), (3, 2)]
 
 
-def test_active_jobs_are_counted_by_owner(store):
+def test_active_jobs_are_found_by_owner(store):
     store.add("b", "{}", session="", owner="me")
     store.transition("b", "cancelled")
-    assert store.active_of("me") == 1
-    assert store.active_of("you") == 0
+    assert [job.job_id for job in store.active_of("me")] == ["a"]
+    assert store.active_of("you") == []
 
 
 def test_a_restart_queues_what_waited_and_fails_what_ran(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from nfdt.core.errors import AuthenticationFailed
+from nfdt.core.errors import PolicyRefused
 from nfdt.core.wire import jobs_pb2, workers_pb2
 from nfdt.jobserver import main as server
 from tests.support.fakes import DEADLINE_S, of
@@ -40,7 +40,7 @@ def test_the_token_of_the_server_s_own_slots_is_for_slots(tmp_path, monkeypatch)
         client = cluster.start()
         cluster.add("shard", token=token), cluster.add("worker", token=token)
         assert client.finish(client.submit(client.spec(epochs=1, workers=1)))[-1][1]["state"] == "succeeded"
-        with pytest.raises(AuthenticationFailed):
+        with pytest.raises(PolicyRefused, match="whose role is work"):
             cluster.client(token).call("List", jobs_pb2.ListRequest())
     finally:
         cluster.stop()

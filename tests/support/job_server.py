@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from nfdt.jobserver.main import RunningServer, ServerOptions, serve
@@ -17,9 +18,9 @@ class LocalJobServer:
         self.clients: list[Client] = []
         self.server: RunningServer | None = None
 
-    def start(self, *, workers: int = 0, shards: int = 0, **options) -> Client:
+    def start(self, *, workers: int = 0, shards: int = 0, tokens: Sequence[str] = (TOKEN,), **options) -> Client:
         """Start the server and slots; returns a client."""
-        self.server = serve(ServerOptions(self.state_dir, (TOKEN,), slot_command=(), **options))
+        self.server = serve(ServerOptions(self.state_dir, tokens, slot_command=(), **options))
         self.add("shard", shards)
         self.add("worker", workers)
         return self.client()

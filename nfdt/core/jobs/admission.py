@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nfdt.core.errors import PolicyRefused, UsageError, VersionMismatch
 from nfdt.core.jobs.artifacts import ArtifactStore
+from nfdt.core.jobs.rights import Holder
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work.artifacts import artifact_names
@@ -23,6 +24,32 @@ class Limits:
     jobs_per_token: int = 64
     artifact_bytes: int = 2**38
     state_dir_bytes: int = 2**40
+
+
+def check_quotas(spec: JobSpec, active: Sequence[JobSpec], holder: Holder, limits: Limits) -> None:
+    """Refuse a job beyond the quotas of its owner.
+
+    Args:
+        spec: The new job.
+        active: Jobs of the owner that have not ended.
+        holder: Holder of the token that came with the job.
+        limits: Limits of an owner without quotas.
+
+    Raises:
+        PolicyRefused: The owner has as many jobs as allowed, or the job's workers would be too many.
+    """
+    most = limits.jobs_per_token if holder.jobs is None else holder.jobs
+    if len(active) >= most:
+        raise PolicyRefused(
+            f"This token has {len(active)} jobs that have not ended. Expected: at most {most}. "
+            "Wait for one, or cancel one with `nfdt jobs cancel ID`."
+        )
+    taken = sum(job.cluster.workers for job in active)
+    if holder.workers is not None and taken + spec.cluster.workers > holder.workers:
+        raise PolicyRefused(
+            f"workers={spec.cluster.workers}: expected at most {max(0, holder.workers - taken)}, as {taken} of the "
+            f"{holder.workers} workers of {holder.name} are in use. Ask for fewer, or wait for a job to end."
+        )
 
 
 def version_conflict(client: Mapping[str, str], worker: Mapping[str, str]) -> str | None:

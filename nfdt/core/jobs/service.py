@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import secrets
@@ -12,15 +11,17 @@ from dataclasses import asdict
 from typing import Any
 
 import nfdt
-from nfdt.core.errors import NfdtError, PolicyRefused, ProtocolError, UsageError
+from nfdt.core.errors import AuthenticationFailed, NfdtError, ProtocolError, UsageError
 from nfdt.core.events import Event
 from nfdt.core.jobs import admission
 from nfdt.core.jobs.artifacts import ArtifactStore
+from nfdt.core.jobs.audit import AuditLog
 from nfdt.core.jobs.feed import BatchFeed, StreamedBatch
 from nfdt.core.jobs.lifecycle import is_terminal
 from nfdt.core.jobs.resuming import checkpoint_of
+from nfdt.core.jobs.rights import Holder, Holders
 from nfdt.core.jobs.runner import JobRunner
-from nfdt.core.jobs.store import JobRecord, JobStore
+from nfdt.core.jobs.store import JobRecord, JobStore, unknown_job
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import JobSpec, parse_job
 from nfdt.core.wire import jobs_pb2 as pb
@@ -35,11 +36,7 @@ POLL_S = 5.0
 MAX_NAMES = 10_000
 MAX_CHUNK_BYTES = 4 * 2**20
 MAX_SPEC_BYTES = 4 * 2**20
-
-
-def owner_of(context: Any) -> str:
-    """Return the caller's identity: a hash of the token, never the token."""
-    return hashlib.sha256(token_of(context.invocation_metadata()).encode()).hexdigest()[:16]
+OTHER_OWNER = "(another owner's)"
 
 
 class JobsService(jobs_pb2_grpc.JobsServicer):
@@ -49,6 +46,8 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
         store: Jobs and events.
         artifacts: Uploaded and produced files.
         runner: Runs the jobs.
+        holders: Holders of the tokens that the server accepts.
+        audit: Log of the users' actions.
         versions: Versions of Python, Keras and TensorFlow on this server's machine.
         allow_code: Whether jobs may carry pickled code.
         limits: Limits of one client.
@@ -61,14 +60,38 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
         artifacts: ArtifactStore,
         runner: JobRunner,
         *,
+        holders: Holders,
+        audit: AuditLog,
         versions: Mapping[str, str],
         allow_code: bool,
         limits: admission.Limits,
         shared_dir: str = "",
     ) -> None:
         self._store, self._artifacts, self._runner = store, artifacts, runner
+        self._holders, self._audit = holders, audit
         self._versions, self._allow_code, self._limits, self._shared_dir = versions, allow_code, limits, shared_dir
         self._admitting = threading.Lock()
+
+    def _holder(self, context: Any) -> Holder:
+        """Return the holder of the token that came with a call."""
+        holder = self._holders.find(token_of(context.invocation_metadata()))
+        if holder is None:
+            raise AuthenticationFailed("The server does not accept this token.")
+        return holder
+
+    def _record(self, job_id: str, context: Any) -> JobRecord:
+        """Return a job that the caller may know of.
+
+        Raises:
+            UsageError: There is no such job, or it belongs to another owner.
+        """
+        record = self._store.get(job_id)
+        if not self._holder(context).sees(record.owner):
+            raise unknown_job(job_id)
+        return record
+
+    def _note(self, action: str, job_id: str, context: Any, **details: str) -> None:
+        self._audit.write(action, self._holder(context), context.peer(), job_id, **details)
 
     @answering
     def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.ServerDescription:
@@ -128,7 +151,7 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
     @answering
     def Resume(self, request: pb.JobRef, context: Any) -> pb.SubmitReply:
         """Queue a job that goes on from the last epoch's state of another one."""
-        checkpoint = checkpoint_of(self._store.get(request.job_id))
+        checkpoint = checkpoint_of(self._record(request.job_id, context))
         admission.check_artifacts(checkpoint.spec, self._artifacts)
         before = admission.read_manifest(checkpoint.spec, self._artifacts)
         program = self._artifacts.put(checkpoint.manifest(before).to_bytes())
@@ -145,14 +168,12 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
         admission.check_code(spec, manifest, allow_code=self._allow_code)
         self._runner.admit(spec, manifest)
         admission.check_versions(spec, self._runner.slot_counts().versions)
-        owner, job_id = owner_of(context), f"job-{secrets.token_hex(5)}"
+        holder, job_id = self._holder(context), f"job-{secrets.token_hex(5)}"
         with self._admitting:
-            if self._store.active_of(owner) >= self._limits.jobs_per_token:
-                raise PolicyRefused(
-                    f"This token has {self._limits.jobs_per_token} jobs that have not ended, which is the limit. "
-                    "Wait for one, or cancel one with `nfdt jobs cancel ID`."
-                )
-            self._store.add(job_id, spec.model_dump_json(), session=session, owner=owner)
+            active = [parse_job(record.spec_json) for record in self._store.active_of(holder.owner)]
+            admission.check_quotas(spec, active, holder, self._limits)
+            self._store.add(job_id, spec.model_dump_json(), session=session, owner=holder.owner)
+        self._note("submit", job_id, context, name=spec.name, user=spec.user, script=spec.script)
         _log.info(
             "job %s (%s) submitted by %s with %s at %s: %s, %d workers, %d epochs",
             *(job_id, spec.name, spec.user or "-", spec.script or "-", context.peer()),
@@ -164,7 +185,7 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
     @answering
     def Watch(self, request: pb.WatchRequest, context: Any) -> Iterator[pb.JobEvent]:
         """Send the events after a cursor, until the job has ended."""
-        self._store.get(request.job_id)
+        self._record(request.job_id, context)
         self._runner.watching(request.job_id, 1)
         try:
             context.add_callback(self._store.wake)
@@ -185,16 +206,21 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
     @answering
     def Control(self, request: pb.ControlRequest, context: Any) -> pb.ControlReply:
         """Forward an action to the job."""
-        if request.WhichOneof("action") is None:
+        action = request.WhichOneof("action")
+        if action is None:
             raise UsageError("Control: expected an action. Received: none.")
-        if request.WhichOneof("action") == "set_weights":
+        self._record(request.job_id, context)
+        if action == "set_weights":
             self._artifacts.path(request.set_weights.artifact)
+        if action == "cancel":
+            self._note("cancel", request.job_id, context)
         self._runner.control(request)
         return pb.ControlReply()
 
     @answering
     def Snapshot(self, request: pb.JobRef, context: Any) -> pb.SnapshotReply:
         """Return the job's state as an artifact."""
+        self._record(request.job_id, context)
         return pb.SnapshotReply(artifact=self._runner.snapshot(request.job_id))
 
     @answering
@@ -203,6 +229,7 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
         first = next(request_iterator, None)
         if first is None:
             return
+        self._record(first.job_id, context)
         feed = self._runner.feed(first.job_id)
         failures: list[Exception] = []
         reader = threading.Thread(
@@ -217,27 +244,34 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
 
     @answering
     def List(self, request: pb.ListRequest, context: Any) -> pb.JobList:
-        """Return all jobs, oldest first."""
-        places = self._runner.places()
-        return pb.JobList(jobs=[describe(record, places) for record in self._store.jobs()])
+        """Return the jobs that the caller may know of, oldest first."""
+        places, holder = self._runner.places(), self._holder(context)
+        return pb.JobList(jobs=[describe(one, places) for one in self._store.jobs() if holder.sees(one.owner)])
 
     @answering
     def Show(self, request: pb.JobRef, context: Any) -> pb.JobDescription:
         """Return the description of one job."""
-        return describe(self._store.get(request.job_id), self._runner.places())
+        return describe(self._record(request.job_id, context), self._runner.places())
 
     @answering
     def Slots(self, request: pb.SlotsRequest, context: Any) -> pb.SlotList:
-        """Return the registered slots."""
-        return pb.SlotList(slots=[pb.SlotDescription(**asdict(slot)) for slot in self._runner.slots()])
+        """Return the registered slots, with the jobs that the caller may know of."""
+        holder = self._holder(context)
+        known = {record.job_id for record in self._store.jobs() if holder.sees(record.owner)}
+        found = [pb.SlotDescription(**asdict(slot)) for slot in self._runner.slots()]
+        for slot in found:
+            if slot.job_id and slot.job_id not in known:
+                slot.job_id = OTHER_OWNER
+        return pb.SlotList(slots=found)
 
     @answering
     def Delete(self, request: pb.DeleteRequest, context: Any) -> pb.DeleteReply:
         """Remove one job that has ended, or all that ended long ago, and the artifacts that no other job needs."""
         if request.job_id:
-            records = [self._store.get(request.job_id)]
+            records = [self._record(request.job_id, context)]
         else:
-            records = self._store.ended_before(request.older_than_s)
+            holder = self._holder(context)
+            records = [one for one in self._store.ended_before(request.older_than_s) if holder.sees(one.owner)]
         for record in records:
             self._store.delete(record.job_id)
         needed = self._runner.artifacts_in_use().union(*map(artifacts_of, self._store.jobs()))
@@ -245,6 +279,7 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
         freed = sum(self._artifacts.delete(name) for name in unneeded)
         for record in records:
             _log.info("job %s is deleted", record.job_id)
+            self._note("delete", record.job_id, context)
         return pb.DeleteReply(job_ids=[record.job_id for record in records], bytes=freed)
 
 

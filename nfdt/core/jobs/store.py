@@ -80,6 +80,11 @@ class JobRecord:
     started_at: float | None
 
 
+def unknown_job(job_id: str) -> UsageError:
+    """Return the error about a job that is not there."""
+    return UsageError(f"No job {job_id!r} on this server. `nfdt jobs list` shows the jobs there are.")
+
+
 class JobStore:
     """Database of jobs and events; every method is atomic and may be called from any thread.
 
@@ -151,7 +156,7 @@ class JobStore:
         with self._using() as database:
             row = database.execute("SELECT * FROM jobs WHERE job_id=?", (job_id,)).fetchone()
         if row is None:
-            raise UsageError(f"No job {job_id!r} on this server. `nfdt jobs list` shows the jobs there are.")
+            raise unknown_job(job_id)
         return JobRecord(**dict(row))
 
     def jobs(self, states: tuple[JobState, ...] | None = None) -> list[JobRecord]:
@@ -166,9 +171,9 @@ class JobStore:
         last = self._now() - age_s
         return [record for record in self.jobs(TERMINAL) if record.ended_at is not None and record.ended_at <= last]
 
-    def active_of(self, owner: str) -> int:
-        """Count the jobs of this owner that have not ended."""
-        return sum(record.owner == owner for record in self.jobs(ACTIVE))
+    def active_of(self, owner: str) -> list[JobRecord]:
+        """Return the jobs of this owner that have not ended."""
+        return [record for record in self.jobs(ACTIVE) if record.owner == owner]
 
     def transition(
         self, job_id: str, state: JobState, *, reason: str | None = None, error: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""Token files: one secret per line, readable by their owner only."""
+"""Token files: one token per line, readable by their owner only; see :mod:`nfdt.core.jobs.rights` for the lines."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import stat
 from pathlib import Path
 
 from nfdt.core.errors import UsageError
-
-MIN_LENGTH = 8
+from nfdt.core.jobs.rights import Holders
 
 
 def read_tokens(path: Path) -> tuple[str, ...]:
-    """Return the tokens in a file; empty lines and lines that begin with # are skipped.
+    """Return the lines of a file; empty lines and lines that begin with # are skipped.
 
     Raises:
-        UsageError: the file does not exist, other users may read it, or it holds no token.
+        UsageError: the file does not exist, other users may read it, or a line describes no token.
     """
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
@@ -26,13 +25,12 @@ def read_tokens(path: Path) -> tuple[str, ...]:
     if mode & 0o077:
         raise UsageError(f"Token file {path}: expected mode 0600. Received: {mode:04o}. Run: chmod 600 {path}")
     tokens = tuple(line for line in lines if line and not line.startswith("#"))
-    if not tokens or min(map(len, tokens)) < MIN_LENGTH:
-        raise UsageError(f"Token file {path}: expected tokens of at least {MIN_LENGTH} characters, one per line.")
+    Holders(tokens)
     return tokens
 
 
 def ensure_token_file(path: Path) -> tuple[str, ...]:
-    """Return the tokens in a file, which is created with a new token if it does not exist."""
+    """Return the lines of a file, which is created with a new token if it does not exist."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:

@@ -6,11 +6,12 @@ import hmac
 import ipaddress
 from collections.abc import Callable, Sequence
 from concurrent import futures
+from functools import partial
 from typing import Any
 
 import grpc
 
-from nfdt.core.errors import AuthenticationFailed, Refused, UsageError
+from nfdt.core.errors import AuthenticationFailed, NfdtError, Refused, UsageError
 from nfdt.core.wire.connection import client_tls, server_tls
 from nfdt.core.wire.descriptors import most_connections
 from nfdt.core.wire.doorkeeper import ConnectionLimits, Doorkeeper
@@ -130,10 +131,18 @@ class _TokenGate(grpc.ServerInterceptor):
         method = handler_call_details.method
         token = token_of(handler_call_details.invocation_metadata)
         open_to_all = method == _HEALTH_CHECK
-        if open_to_all or self._authenticate(method, token):
+        try:
+            accepted = open_to_all or self._authenticate(method, token)
+        except NfdtError as refusal:
+            return grpc.stream_stream_rpc_method_handler(partial(_refuse, refusal))
+        if accepted:
             handler = continuation(handler_call_details)
             return handler and self._parser.wrapped(handler, method, None if open_to_all else self._admit)
         return grpc.stream_stream_rpc_method_handler(_refuse_without_token if not token else _refuse_token)
+
+
+def _refuse(refusal: NfdtError, _requests: Any, context: grpc.ServicerContext) -> Any:
+    abort(context, refusal)
 
 
 def _refuse_without_token(_requests: Any, context: grpc.ServicerContext) -> Any:
@@ -167,7 +176,8 @@ def make_server(
 
     Args:
         address: ``host:port``; port 0 selects a free one.
-        authenticate: Called with (method, token) before a call is read; compare with :func:`same_token`.
+        authenticate: Called with (method, token) before a call is read; compare with :func:`same_token`. An NfdtError
+            that it raises is the answer.
         cert: PEM certificate chain; TLS is used when it is given.
         key: PEM private key of ``cert``.
         client_ca: PEM certificates; clients must present a certificate signed by one of them (mutual TLS).

@@ -1,0 +1,120 @@
+"""Rights of the holders of tokens: what each role may do, whose jobs a holder sees, and the holder's quotas.
+
+A line of a token file is a secret, whose holder is an administrator, or ``NAME ROLE SECRET [jobs=N] [workers=N]``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from nfdt.core.errors import PolicyRefused, UsageError
+from nfdt.core.wire import jobs_pb2, workers_pb2
+from nfdt.core.wire.channel import same_token
+
+MIN_LENGTH = 8
+TokenRole = Literal["read", "train", "work", "admin"]
+ROLES: dict[str, TokenRole] = {role: role for role in get_args(TokenRole)}
+_QUOTAS = ("jobs", "workers")
+_JOBS = jobs_pb2.DESCRIPTOR.services_by_name["Jobs"].full_name
+_WORKERS = workers_pb2.DESCRIPTOR.services_by_name["Workers"].full_name
+_READING = frozenset({"Describe", "Download", "List", "Show", "Slots", "Watch"})
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Holder of one token.
+
+    Attributes:
+        secret: The token.
+        name: Name in the token file; "" for a secret alone. Tokens with one name belong to one owner of jobs.
+        role: ``read``: look at the owner's jobs; ``train``: also submit and change them; ``work``: offer slots;
+            ``admin``: all of it, for the jobs of all owners.
+        jobs: Maximum number of the owner's jobs that have not ended; None: the server's limit.
+        workers: Maximum number of workers of these jobs together; None: no limit.
+    """
+
+    secret: str = field(repr=False)
+    name: str = ""
+    role: TokenRole = "admin"
+    jobs: int | None = None
+    workers: int | None = None
+
+    @classmethod
+    def parse(cls, line: str) -> Holder:
+        """Return the holder that a line of a token file describes.
+
+        Raises:
+            UsageError: The line is neither a secret nor a name, a role, a secret and quotas.
+        """
+        words = line.split()
+        secret = words[0] if len(words) == 1 else words[2] if len(words) > 2 else ""
+        if len(secret) < MIN_LENGTH:
+            raise UsageError(
+                f"Token file: expected a token of at least {MIN_LENGTH} characters in each line, alone or as NAME "
+                f"{'|'.join(ROLES)} TOKEN [jobs=N] [workers=N]. Received: a line of {len(words)} words, "
+                f"{len(secret)} characters of a token."
+            )
+        if len(words) == 1:
+            return cls(secret)
+        name, role, quotas = words[0], ROLES.get(words[1]), dict(word.partition("=")[::2] for word in words[3:])
+        if role is None:
+            raise UsageError(f"Token of {name}: expected a role of {', '.join(ROLES)}. Received: {words[1]}.")
+        wrong = [f"{key}={value}" for key, value in quotas.items() if key not in _QUOTAS or not value.isdecimal()]
+        if wrong:
+            raise UsageError(f"Token of {name}: expected jobs=N or workers=N. Received: {', '.join(wrong)}.")
+        limits: dict[str, Any] = {key: int(value) for key, value in quotas.items()}
+        return cls(secret, name, role, **limits)
+
+    @property
+    def owner(self) -> str:
+        """Owner of the jobs that are submitted with this token: the name, else a hash of the token."""
+        return self.name or hashlib.sha256(self.secret.encode()).hexdigest()[:16]
+
+    def sees(self, owner: str) -> bool:
+        """Whether this holder may know of the jobs of an owner."""
+        return self.role == "admin" or owner == self.owner
+
+    def may_call(self, method: str) -> bool:
+        """Whether the role includes a method, ``/package.Service/Name``."""
+        _, service, name = method.rsplit("/", 2)
+        if self.role == "admin" or service not in (_JOBS, _WORKERS):
+            return True
+        if self.role == "work":
+            return service == _WORKERS or name == "Describe"
+        return service == _JOBS and (self.role == "train" or name in _READING)
+
+    def check_call(self, method: str) -> None:
+        """Raise PolicyRefused if the role does not include a method."""
+        if not self.may_call(method):
+            raise PolicyRefused(
+                f"{method.rpartition('/')[2]}: expected a token with another role. Received: the token of "
+                f"{self.name}, whose role is {self.role}. Ask the administrator of the server for one."
+            )
+
+
+class Holders:
+    """All tokens of a server.
+
+    Args:
+        lines: Lines of a token file.
+        *others: More holders.
+
+    Raises:
+        UsageError: A line describes no token, two lines have the same token, or there is no line.
+    """
+
+    def __init__(self, lines: Iterable[str], *others: Holder) -> None:
+        found = [Holder.parse(line) for line in lines]
+        if not found:
+            raise UsageError(f"A job server needs a token of at least {MIN_LENGTH} characters. Received: none.")
+        if len({holder.secret for holder in found}) < len(found):
+            raise UsageError("Token file: expected different tokens. Received: one of them twice.")
+        self._holders = (*found, *others)
+
+    def find(self, secret: str) -> Holder | None:
+        """Return the holder of a token; None for an unknown one. The duration reveals nothing about the tokens."""
+        found = [holder for holder in self._holders if same_token(holder.secret, secret)]
+        return found[0] if found else None

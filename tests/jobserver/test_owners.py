@@ -1,0 +1,119 @@
+"""Owners of jobs on a server with several tokens: what each sees and may do, and the audit log."""
+
+from __future__ import annotations
+
+import json
+import stat
+
+import pytest
+
+from nfdt.core.errors import PolicyRefused, UsageError
+from nfdt.core.wire import jobs_pb2
+from tests.support.fakes import TOKEN
+
+ALICE, BOARD, BOB, RACK = ("a" * 16, "b" * 16, "c" * 16, "d" * 16)
+TOKENS = (
+    TOKEN,
+    f"vision train {ALICE} workers=2",
+    f"vision read {BOARD}",
+    f"speech train {BOB}",
+    f"rack work {RACK}",
+)
+
+
+@pytest.fixture
+def job(start, cluster):
+    """A job of the owner ``vision`` that has ended."""
+    start(workers=1, shards=1, tokens=TOKENS)
+    alice = cluster.client(ALICE)
+    job = alice.submit(alice.spec(workers=1, epochs=1))
+    assert alice.finish(job)[-1][1]["state"] == "succeeded"
+    return job
+
+
+def jobs(client) -> list[str]:
+    return [one.job_id for one in client.call("List", jobs_pb2.ListRequest()).jobs]
+
+
+def test_only_the_owner_and_administrators_see_a_job(job, cluster):
+    assert jobs(cluster.client(ALICE)) == jobs(cluster.client(BOARD)) == jobs(cluster.client(TOKEN)) == [job]
+    stranger = cluster.client(BOB)
+    assert jobs(stranger) == []
+    reference = jobs_pb2.JobRef(job_id=job)
+    for method in ("Show", "Snapshot", "Resume"):
+        with pytest.raises(UsageError, match="No job"):
+            stranger.call(method, reference)
+    with pytest.raises(UsageError, match="No job"):
+        stranger.control(job, cancel=jobs_pb2.Cancel())
+    with pytest.raises(UsageError, match="No job"):
+        stranger.finish(job)
+    with pytest.raises(UsageError, match="No job"):
+        stranger.call("Delete", jobs_pb2.DeleteRequest(job_id=job))
+    assert list(stranger.call("Delete", jobs_pb2.DeleteRequest(older_than_s=0)).job_ids) == []
+    assert jobs(cluster.client(TOKEN)) == [job]
+
+
+def test_a_reader_changes_nothing(job, cluster):
+    reader = cluster.client(BOARD)
+    assert reader.show(job).state == "succeeded"
+    with pytest.raises(PolicyRefused, match="the token of vision, whose role is read"):
+        reader.call("Delete", jobs_pb2.DeleteRequest(job_id=job))
+    with pytest.raises(PolicyRefused, match="FindMissing"):
+        reader.call("FindMissing", jobs_pb2.ArtifactNames(sha256=["0" * 64]))
+
+
+def test_a_worker_s_token_is_for_slots(job, cluster):
+    worker = cluster.client(RACK)
+    worker.call("Describe", jobs_pb2.DescribeRequest())
+    with pytest.raises(PolicyRefused, match="whose role is work"):
+        worker.call("List", jobs_pb2.ListRequest())
+
+
+def test_the_slots_of_another_owner_s_job_are_shown_as_taken(start, cluster):
+    start(shards=1, tokens=TOKENS)
+    alice = cluster.client(ALICE)
+    job = alice.submit(alice.spec(workers=1))
+
+    seen = {}
+
+    def on_task(slot, task):
+        for token in (ALICE, BOB):
+            slots = cluster.client(token).call("Slots", jobs_pb2.SlotsRequest()).slots
+            seen[token] = {slot.job_id for slot in slots}
+
+    cluster.add("worker", on_task=on_task)
+    alice.finish(job)
+    assert seen == {ALICE: {job}, BOB: {"(another owner's)"}}
+
+
+def test_a_quota_of_workers_is_kept(start, cluster):
+    start(tokens=TOKENS)
+    alice = cluster.client(ALICE)
+    alice.submit(alice.spec(workers=1))
+    with pytest.raises(PolicyRefused, match="workers=2: expected at most 1"):
+        alice.submit(alice.spec(workers=2))
+    other = cluster.client(BOB)
+    other.submit(other.spec(workers=2))
+
+
+def test_the_audit_log_has_who_did_what_and_no_token(job, cluster):
+    cluster.client(TOKEN).call("Delete", jobs_pb2.DeleteRequest(job_id=job))
+    path = cluster.state_dir / "audit.log"
+    text = path.read_text()
+    submitted, deleted = map(json.loads, text.splitlines())
+    assert (submitted["action"], submitted["who"], submitted["role"]) == ("submit", "vision", "train")
+    assert (deleted["action"], deleted["role"]) == ("delete", "admin")
+    assert submitted["job"] == deleted["job"] == job
+    assert submitted["from"].startswith("ipv4:127.0.0.1:")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert not any(token in text for token in (TOKEN, ALICE))
+
+
+def test_the_audit_log_is_appended_to_by_the_next_server(job, cluster):
+    before = (cluster.state_dir / "audit.log").read_text()
+    cluster.stop()
+    client = cluster.start(tokens=TOKENS)
+    client.call("Delete", jobs_pb2.DeleteRequest(job_id=job))
+    after = (cluster.state_dir / "audit.log").read_text()
+    assert after.startswith(before)
+    assert len(after.splitlines()) == len(before.splitlines()) + 1
