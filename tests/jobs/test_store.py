@@ -29,6 +29,31 @@ def test_a_new_job_is_queued_and_reports_it(store):
     assert states(store) == ["queued"]
 
 
+@pytest.mark.parametrize(
+    ("change", "durable"),
+    [
+        (lambda store: store.add("b", "{}", session="", owner=""), True),
+        (lambda store: store.transition("a", "starting"), True),
+        (lambda store: store.update("a", checkpoint_artifact="0" * 64, checkpoint_epochs=1), True),
+        (lambda store: store.update("a", epoch=1), False),
+        (lambda store: store.append("a", "log", {"text": "x"}), False),
+    ],
+    ids=["new job", "state", "checkpoint", "epoch", "event"],
+)
+def test_states_and_checkpoints_are_on_the_disk_before_others_learn_of_them(store, change, durable):
+    modes = []
+
+    def note(statement):
+        if statement.startswith("PRAGMA synchronous="):
+            modes.append(statement.rpartition("=")[2])
+        elif statement == "COMMIT":
+            modes.append("commit")
+
+    store._database.set_trace_callback(note)
+    change(store)
+    assert modes == (["FULL", "commit", "NORMAL"] if durable else ["commit"])
+
+
 def test_events_are_numbered_within_their_job(store):
     store.add("b", "{}", session="", owner="")
     store.append("a", "log", {"text": "x"})

@@ -34,6 +34,15 @@ def check_name(sha256: str) -> str:
     return sha256
 
 
+def sync_folder(folder: Path) -> None:
+    """Write the names in a folder to the disk, so that a loss of power does not undo a renaming."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 class ArtifactStore:
     """A directory of artifacts; every method may be called from any thread.
 
@@ -145,6 +154,7 @@ class ArtifactStore:
                 partial.unlink()
                 raise ProtocolError(f"Artifact {sha256}: the content has the hash {digest.hexdigest()}. Upload again.")
             partial.replace(self.root / sha256)
+            sync_folder(self.root)
         finally:
             now = partial.stat().st_size if partial.exists() else total if self.has(sha256) else 0
             with self._idle:

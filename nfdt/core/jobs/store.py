@@ -126,8 +126,11 @@ class JobStore:
                 ) from error
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
+        """Commit what the block executes; ``durable``: a loss of power after it does not undo it."""
         with self._using() as database:
+            if durable:
+                database.execute("PRAGMA synchronous=FULL")  # the commit waits for the disk
             database.execute("BEGIN IMMEDIATE")
             try:
                 yield database
@@ -136,11 +139,14 @@ class JobStore:
                 if database.in_transaction:  # a full disk has ended it already
                     database.execute("ROLLBACK")
                 raise
+            finally:
+                if durable:
+                    database.execute("PRAGMA synchronous=NORMAL")
             self._changed.notify_all()
 
     def add(self, job_id: str, spec_json: str, *, session: str, owner: str) -> None:
         """Add a new job, queued."""
-        with self._transaction() as database:
+        with self._transaction(durable=True) as database:
             database.execute(
                 "INSERT INTO jobs (job_id, spec_json, session, owner, state, submitted_at) VALUES (?,?,?,?,'queued',?)",
                 (job_id, spec_json, session, owner, self._now()),
@@ -183,7 +189,7 @@ class JobStore:
         Raises:
             UsageError: the current state does not allow this transition.
         """
-        with self._transaction():
+        with self._transaction(durable=True):
             self._transition(job_id, state, reason, error)
 
     def _transition(self, job_id: str, state: JobState, reason: str | None, error: dict[str, Any] | None) -> None:
@@ -206,7 +212,7 @@ class JobStore:
         if unknown := set(facts) - set(_FACTS):
             raise UsageError(f"Job facts: expected {', '.join(_FACTS)}. Received: {', '.join(sorted(unknown))}.")
         columns = ", ".join(f"{name}=?" for name in facts)
-        with self._transaction() as database:
+        with self._transaction(durable=any(name.endswith("_artifact") for name in facts)) as database:
             database.execute(f"UPDATE jobs SET {columns} WHERE job_id=?", (*facts.values(), job_id))
 
     def delete(self, job_id: str) -> None:
