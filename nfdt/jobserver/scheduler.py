@@ -23,6 +23,7 @@ from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job import Job
 from nfdt.jobserver.need import SlotNeed
 from nfdt.jobserver.outcome import outcome_of
+from nfdt.jobserver.restart import take_up
 from nfdt.jobserver.ring_makers import takes_slots
 from nfdt.jobserver.topologies.base import Topology
 from nfdt.jobserver.topologies.registry import topology_class
@@ -68,7 +69,7 @@ class Scheduler:
 
     def start(self) -> None:
         """Queue the unfinished jobs of an earlier server, and start the dispatcher."""
-        for job_id in self._server.store.recover():
+        for job_id in take_up(self._server.store, self._server.artifacts):
             self.submitted(job_id)
         self._thread.start()
 

@@ -1,7 +1,7 @@
 import pytest
 
 from nfdt.core.errors import UsageError
-from nfdt.core.jobs.lifecycle import ACTIVE, TERMINAL, TRANSITIONS, after_restart, check_transition, is_terminal
+from nfdt.core.jobs.lifecycle import ACTIVE, TERMINAL, TRANSITIONS, check_transition, is_terminal
 
 
 def test_every_state_is_active_or_terminal_and_named_once():
@@ -24,11 +24,3 @@ def test_every_active_job_can_fail_and_be_cancelled(state):
 def test_a_queued_job_does_not_succeed():
     with pytest.raises(UsageError, match="starting"):
         check_transition("j", "queued", "succeeded")
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [("queued", "queued"), ("starting", "queued"), ("running", "failed"), ("succeeded", "succeeded")],
-)
-def test_a_restart_keeps_what_had_not_begun(before, after):
-    assert after_restart(before) == after

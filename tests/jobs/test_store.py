@@ -113,30 +113,15 @@ def test_active_jobs_are_found_by_owner(store):
     assert store.active_of("you") == []
 
 
-def test_a_restart_queues_what_waited_and_fails_what_ran(tmp_path):
-    path = tmp_path / "jobs.sqlite"
-    store = JobStore(path)
-    for job in ("waiting", "starting", "running", "done"):
-        store.add(job, "{}", session="", owner="")
-    for job in ("starting", "running", "done"):
-        store.transition(job, "starting")
-    for job in ("running", "done"):
-        store.transition(job, "running")
-    store.transition("done", "succeeded")
-    store.update("running", checkpoint_artifact="abc", epoch=4)
-    store.close()
-    store = JobStore(path)
-    assert store.recover() == ["waiting", "starting"]
-    assert store.get("starting").state == "queued"
-    last = store.events("starting")[-1]
-    assert (last.kind, last.data) == ("state", {"state": "queued", "reason": "server restarted", "error": None})
-    assert [event.data["state"] for event in store.events("waiting")] == ["queued"]
-    record = store.get("running")
-    assert record.state == "failed"
-    assert record.reason.startswith("server restarted")
-    assert "abc" in record.reason
-    assert store.get("done").state == "succeeded"
-    store.close()
+def test_a_job_is_queued_again_and_its_restarts_are_counted_until_an_epoch_ends(store):
+    for spec in ("", '{"epochs": 2}'):
+        store.transition("a", "starting")
+        store.requeue("a", "server restarted; from the beginning", spec)
+    record = store.get("a")
+    assert (record.state, record.started_at, record.spec_json) == ("queued", None, '{"epochs": 2}')
+    assert store.restarts("a") == 2
+    store.append("a", "epoch_end", {"epoch": 0})
+    assert store.restarts("a") == 0
 
 
 def test_a_full_disk_is_an_error_of_its_own_and_the_store_continues_when_there_is_room(store, tmp_path):

@@ -6,9 +6,12 @@ import pytest
 from nfdt.core.errors import AuthenticationFailed, PolicyRefused, ServerUnreachable, UsageError, VersionMismatch
 from nfdt.core.host.machine import Memory
 from nfdt.core.jobs.admission import Limits
+from nfdt.core.jobs.lifecycle import RESTARTED
+from nfdt.core.jobs.store import JobStore
 from nfdt.core.wire import jobs_pb2, workers_pb2
 from nfdt.core.wire.job_token import worker_token
 from nfdt.jobserver.main import ServerOptions, serve
+from nfdt.jobserver.restart import MOST_RESTARTS
 from tests.support.fakes import DEADLINE_S, TOKEN, VERSIONS, of
 
 
@@ -347,21 +350,55 @@ def test_an_iterator_that_raises_fails_the_job(start):
     assert "bad row" in last(client.finish(job))["reason"]
 
 
-def test_a_restart_fails_what_ran_and_runs_what_waited(cluster, gate):
+@pytest.mark.parametrize(("stopped_in", "expected"), [(0, "from the beginning"), (1, "from the end of epoch 1")])
+def test_after_a_restart_what_ran_goes_on_and_what_waited_runs(cluster, gate, stopped_in, expected):
     client = cluster.start(shards=1)
-    cluster.add("worker", on_task=lambda slot, task: gate(slot, task) if task.task >= 10 else None)
+    cluster.add("worker", on_task=lambda slot, task: gate(slot, task) if task.task >= 10 * stopped_in + 5 else None)
     running = client.submit(client.spec(epochs=3, workers=1))
     waiting = client.submit(client.spec(epochs=1, workers=1))
     assert gate.reached.wait(DEADLINE_S)
     cluster.server.stop()
     gate.open.set()
     cluster.stop()
-    client = cluster.start(workers=1, shards=1)
-    record = client.show(running)
-    assert record.state == "failed"
-    assert "server restarted" in record.reason
-    assert client.call("Snapshot", jobs_pb2.JobRef(job_id=running)).artifact in record.reason
+    client = cluster.start(shards=1)
+    (slot,) = cluster.add("worker")
+    events = client.finish(running)
+    assert last(events)["state"] == "succeeded"
+    assert any(expected in data["text"] for data in of(events, "log"))
+    assert [data["epoch"] for data in of(events, "epoch_end")] == [0, 1, 2]
     assert last(client.finish(waiting))["state"] == "succeeded"
+    assert len(slot.trained) == 10 * (3 - stopped_in) + 10
+
+
+def test_a_job_that_ends_no_epoch_between_restarts_fails(cluster, gate):
+    client = cluster.start(shards=1)
+    cluster.add("worker", on_task=gate)
+    job = client.submit(client.spec(epochs=1, workers=1))
+    assert gate.reached.wait(DEADLINE_S)
+    gate.open.set()
+    for _ in range(MOST_RESTARTS):
+        cluster.stop()
+        store = JobStore(cluster.state_dir / "jobs.sqlite")
+        store.requeue(job, RESTARTED)
+        store.transition(job, "starting")
+        store.transition(job, "running")
+        store.close()
+    client = cluster.start()
+    record = client.show(job)
+    assert record.state == "failed"
+    assert "may be their cause" in record.reason
+
+
+def test_a_restart_fails_a_job_that_its_script_fed(start, cluster):
+    client = start(workers=1, shards=1)
+    job = client.submit(client.spec(workers=1, attended=True, train={"kind": "stream", "structure": 0}))
+    client.control(job, proceed=jobs_pb2.Proceed(epoch=0))
+    client.until(job, "worker_joined")
+    cluster.server.stop()
+    cluster.stop()
+    record = cluster.start().show(job)
+    assert record.state == "failed"
+    assert "was fed by its script" in record.reason
 
 
 def test_a_state_directory_serves_one_server(cluster):

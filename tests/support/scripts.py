@@ -75,15 +75,17 @@ def _command_line(process: psutil.Process) -> str:
 
 
 def start_server(directory: Path, *options: str, **variables: str) -> ServerProcess:
+    """Start a job server; another one with the same directory has the same token and state."""
     token_file = directory / "token"
-    token_file.write_text(secrets.token_hex(16))
-    token_file.chmod(0o600)
+    if not token_file.exists():
+        token_file.write_text(secrets.token_hex(16))
+        token_file.chmod(0o600)
     process = subprocess.Popen(
         [*NFDT, "server", "--listen", "127.0.0.1:0", "--state-dir", str(directory / "state")]
         + ["--token-file", str(token_file), *options],
         env=environment(**variables),
         stdout=subprocess.PIPE,
-        stderr=(directory / "server.log").open("w"),
+        stderr=(directory / "server.log").open("a"),
         text=True,
     )
     line = process.stdout.readline()

@@ -40,11 +40,3 @@ def check_transition(job_id: str, old: JobState, new: JobState) -> None:
     if new not in TRANSITIONS[old]:
         allowed = ", ".join(TRANSITIONS[old]) or "nothing, it has ended"
         raise UsageError(f"Job {job_id} is {old}. Expected next: {allowed}. Received: {new}.")
-
-
-def after_restart(state: JobState) -> JobState:
-    """Return a job's state after a restart of its server, which loses the training state in memory.
-
-    A job that had not begun to train is queued again; a job that had is failed.
-    """
-    return {"queued": "queued", "starting": "queued", "running": "failed"}.get(state, state)  # type: ignore[return-value]

@@ -51,17 +51,28 @@ def checkpoint_of(record: JobRecord) -> Checkpoint:
         raise UsageError(
             f"Job {record.job_id}: expected a job that failed or was cancelled. Received: one that is {record.state}."
         )
-    spec = parse_job(record.spec_json)
+    checkpoint = last_state(record, parse_job(record.spec_json))
+    if checkpoint is None:
+        raise UsageError(
+            f"Job {record.job_id}: expected a state at the end of an epoch. Received: none, because the job ended in "
+            "its first epoch. Submit it again."
+        )
+    return checkpoint
+
+
+def last_state(record: JobRecord, spec: JobSpec) -> Checkpoint | None:
+    """Return the last stored state of a job; None before the end of its first epoch.
+
+    Raises:
+        UsageError: The job's data came from its script, or all epochs are trained.
+    """
     if spec.train.kind != "arrays":
         raise UsageError(
             f"Job {record.job_id}: expected a job whose data are on the server. Received: one that was fed by its "
             "script. Run the script again."
         )
     if not record.checkpoint_artifact or not record.checkpoint_epochs:
-        raise UsageError(
-            f"Job {record.job_id}: expected a state at the end of an epoch. Received: none, because the job ended in "
-            "its first epoch. Submit it again."
-        )
+        return None
     if record.checkpoint_epochs >= spec.fit.epochs:
         raise UsageError(f"Job {record.job_id}: all of its {spec.fit.epochs} epochs are trained. Nothing is left.")
     return Checkpoint(spec, record.checkpoint_artifact, record.checkpoint_epochs)

@@ -16,7 +16,7 @@ from typing import Any
 
 from nfdt.core.errors import NfdtError, UsageError
 from nfdt.core.events import Event, EventKind
-from nfdt.core.jobs.lifecycle import ACTIVE, RESTARTED, TERMINAL, JobState, after_restart, check_transition, is_terminal
+from nfdt.core.jobs.lifecycle import ACTIVE, RESTARTED, TERMINAL, JobState, check_transition, is_terminal
 
 _log = logging.getLogger(__name__)
 
@@ -283,27 +283,22 @@ class JobStore:
         with self._changed:
             self._changed.notify_all()
 
-    def recover(self) -> list[str]:
-        """Settle the jobs that an earlier server left behind.
+    def requeue(self, job_id: str, reason: str, spec_json: str = "") -> None:
+        """Queue a job again that an earlier server began; ``spec_json``: its specification from now on."""
+        with self._transaction(durable=True) as database:
+            database.execute(
+                "UPDATE jobs SET state='queued', started_at=NULL, spec_json=? WHERE job_id=?",
+                (spec_json or self.get(job_id).spec_json, job_id),
+            )
+            self._insert(job_id, "state", {"state": "queued", "reason": reason, "error": None})
 
-        Returns:
-            The jobs to run, oldest first: those that had not begun to train.
-        """
-        waiting = []
-        for record in self.jobs(ACTIVE):
-            if after_restart(record.state) == "queued":
-                self._requeue(record)
-                waiting.append(record.job_id)
-            else:
-                name = record.checkpoint_artifact
-                left = (
-                    f"its last checkpoint is {name} (end of epoch {record.epoch})" if name else "it left no checkpoint"
-                )
-                self.transition(record.job_id, "failed", reason=f"{RESTARTED}; {left}")
-        return waiting
-
-    def _requeue(self, record: JobRecord) -> None:
-        with self._transaction() as database:
-            if record.state != "queued":
-                database.execute("UPDATE jobs SET state='queued', started_at=NULL WHERE job_id=?", (record.job_id,))
-                self._insert(record.job_id, "state", {"state": "queued", "reason": RESTARTED, "error": None})
+    def restarts(self, job_id: str) -> int:
+        """Return how often a job was queued again since the last end of an epoch."""
+        with self._using() as database:
+            return int(
+                database.execute(
+                    "SELECT COUNT(*) FROM events WHERE job_id=:job AND kind='state' AND data_json LIKE :restarted "
+                    "AND cursor > (SELECT COALESCE(MAX(cursor), 0) FROM events WHERE job_id=:job AND kind='epoch_end')",
+                    {"job": job_id, "restarted": f"%{RESTARTED}%"},
+                ).fetchone()[0]
+            )
