@@ -26,6 +26,9 @@ class Gate:
         assert self.open.wait(DEADLINE_S)
 
 
+FED = {"workers": 1, "attended": True, "train": {"kind": "stream", "structure": 0}}
+
+
 @pytest.fixture
 def gate():
     gate = Gate()
@@ -324,7 +327,7 @@ def test_an_epoch_that_stands_still_goes_on_when_its_client_is_gone(start):
 
 def test_a_remote_job_that_is_fed_fails_without_its_client(start):
     client = start(workers=1, shards=1, attend_timeout_s=0.0)
-    job = client.submit(client.spec(workers=1, attended=True, train={"kind": "stream", "structure": 0}))
+    job = client.submit(client.spec(**FED))
     assert "the batches that it fed" in _ended(client, job).reason
 
 
@@ -343,7 +346,7 @@ def test_a_worker_whose_slot_is_given_up_gets_no_more_work(start, cluster, gate)
 
 def test_an_iterator_that_raises_fails_the_job(start):
     client = start(workers=1, shards=1)
-    job = client.submit(client.spec(workers=1, attended=True, train={"kind": "stream", "structure": 0}))
+    job = client.submit(client.spec(**FED))
     client.control(job, proceed=jobs_pb2.Proceed(epoch=0))
     messages = [jobs_pb2.FedBatch(job_id=job), jobs_pb2.FedBatch(error="ValueError: bad row")]
     list(client.stub.Feed(iter(messages), timeout=DEADLINE_S))
@@ -391,7 +394,7 @@ def test_a_job_that_ends_no_epoch_between_restarts_fails(cluster, gate):
 
 def test_a_restart_fails_a_job_that_its_script_fed(start, cluster):
     client = start(workers=1, shards=1)
-    job = client.submit(client.spec(workers=1, attended=True, train={"kind": "stream", "structure": 0}))
+    job = client.submit(client.spec(**FED))
     client.control(job, proceed=jobs_pb2.Proceed(epoch=0))
     client.until(job, "worker_joined")
     cluster.server.stop()
