@@ -44,16 +44,17 @@ def up(count: int, rate: float | None, cpu: float | None) -> None:
 @click.argument("name")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def shell(name: str, command: tuple[str, ...]) -> None:
-    """Run COMMAND, or a shell, in the machine NAME of the rig that was made last."""
+    """Run COMMAND, or a shell, in the machine NAME; of several with this name, in that of the newest rig."""
     states = sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{STATE}"), key=lambda path: path.stat().st_mtime)
     if not states:
         raise click.ClickException("there are no machines: make some with 'scripts/machines up 2'")
-    rig = RigPlan.parse(states[-1].read_text())
-    machines = {machine.name: machine for machine in rig.machines}
+    rigs = [RigPlan.parse(path.read_text()) for path in states]
+    machines = {machine.name: (rig, machine) for rig in rigs for machine in rig.machines}  # the last one counts
     if name not in machines:
         raise click.ClickException(f"no machine is called {name!r}, the machines are {', '.join(machines)}")
-    words = entering(rig, machines[name], command or [os.environ.get("SHELL", "sh")], Path.cwd())
-    os.execvpe(words[0], words, environment(rig, machines[name], os.environ))
+    rig, machine = machines[name]
+    words = entering(rig, machine, command or [os.environ.get("SHELL", "sh")], Path.cwd())
+    os.execvpe(words[0], words, environment(rig, machine, os.environ))
 
 
 if __name__ == "__main__":
