@@ -39,10 +39,12 @@ class SlotPool:
         """Add a process, or resume its stream after the assignment of number ``received``.
 
         Raises:
-            ProtocolError: The role is unknown, the name is missing, or there are too many slots.
+            ProtocolError: The role is unknown, the name is missing, the patience is no time, or there are too many slots.
         """
         if hello.role not in ("worker", "shard") or not 0 < len(hello.name) <= MAX_NAME:
             raise ProtocolError(f"Slot: expected a name and the role worker or shard. Received: {hello.role!r}.")
+        if not (seconds := hello.patience_s) >= 0:  # not for NaN either
+            raise ProtocolError(f"Slot {hello.name}: expected a patience of at least 0 s. Received: {seconds}.")
         with self._changed:
             found = next((slot for slot in self._slots if hello.key and slot.hello.key == hello.key), None)
             if found is None and len(self._slots) >= MAX_SLOTS:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from nfdt.core.errors import ProtocolError
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job_slots import SPARE_JOINS, JobSlots
@@ -66,6 +67,13 @@ def test_a_slot_that_was_taken_but_not_assigned_is_free_when_its_job_ends(pool):
     assigned = taken(pool, "job", Messages())
     pool.release(assigned, "job")
     assert pool.attending("worker") == (1, 0), "it has to answer first"
+
+
+@pytest.mark.parametrize("patience_s", [-1.0, float("nan")])
+def test_a_patience_that_is_no_time_is_refused(pool, patience_s):
+    with pytest.raises(ProtocolError, match="expected a patience"):
+        pool.join(hello(key="k", patience_s=patience_s))
+    assert pool.attending("worker") == (0, 0)
 
 
 def test_an_earlier_stream_s_end_is_nothing_to_a_slot_that_came_back(pool):
