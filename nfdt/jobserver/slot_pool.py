@@ -39,7 +39,7 @@ class SlotPool:
         """Add a process, or resume its stream after the assignment of number ``received``.
 
         Raises:
-            ProtocolError: The role is unknown, the name is missing, the patience is no time, or there are too many slots.
+            ProtocolError: Role, name or patience are not valid, or there are too many slots.
         """
         if hello.role not in ("worker", "shard") or not 0 < len(hello.name) <= MAX_NAME:
             raise ProtocolError(f"Slot: expected a name and the role worker or shard. Received: {hello.role!r}.")
