@@ -40,6 +40,7 @@ def peers_of(got: dict) -> set[str]:
     return {row["peer"] for row in got["rows"]}
 
 
+@pytest.mark.long
 def test_overhead_compares_one_worker_with_plain_fit(tmp_path, capsys):
     report = Report("overhead", [0])
     overhead.run(report, None, {"mlp": Work(samples=512, epochs=2, runs=1)})
@@ -198,6 +199,7 @@ def test_every_process_of_a_tensorflow_cluster_has_its_own_port():
     assert len({address for own in tasks[0]["cluster"].values() for address in own}) == 3
 
 
+@pytest.mark.long
 def test_wire_compares_transports_with_tensorflow_s_parameter_server(monkeypatch, tmp_path):
     peers = ("nfdt tcp", "nfdt shared memory", "tensorflow ps", "raw tcp", "memcpy")
     monkeypatch.setattr(wire, "PEERS", {name: wire.PEERS[name] for name in peers})

@@ -32,6 +32,7 @@ logging.getLogger("nfdt_client").setLevel("INFO")
 """
 
 
+@pytest.mark.long
 def test_a_ring_that_loses_its_leader_and_gets_another_rank_equals_one_process(run_script, tmp_path):
     got = answer(
         run_script(

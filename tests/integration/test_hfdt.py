@@ -178,6 +178,7 @@ def test_a_rank_that_raises_ends_the_job_with_its_traceback(run_script, launcher
     assert left_behind(str(tmp_path)) == []
 
 
+@pytest.mark.long
 def test_in_a_world_a_rank_that_raises_ends_every_rank(run_script, tmp_path):
     done = run_script(DIGITS + FAILS, command=(*MPIRUN, "-np", "2", sys.executable), RING_TEST=str(tmp_path))
     assert done.returncode != 0

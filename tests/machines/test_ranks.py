@@ -93,6 +93,7 @@ def lose(machine: Machine, how: str) -> None:
         machine.cut()
 
 
+@pytest.mark.long
 def test_a_group_over_machines_goes_on_when_a_rank_is_killed(machines, tmp_path):
     rig = machines(3)
     with MachinesCluster(tmp_path, rig[0], PLAIN_TEXT) as cluster:
