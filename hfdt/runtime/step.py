@@ -74,7 +74,7 @@ class AllreduceStep:
         Returns:
             The logs of ``train_step`` on this rank; empty without rows.
         """
-        share = tf.constant(weight, tf.float32)
+        share = tf.constant(np.float32(weight))  # of a Python number TensorFlow keeps the tensor for ever
         if batch is None:
             self._reduce_and_apply(tf.zeros([self.layout.size]))
             return {}

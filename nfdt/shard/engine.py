@@ -48,7 +48,7 @@ class StepResult:
 @functools.lru_cache(maxsize=1024)
 def _scalar(value: float) -> Any:
     """Return a cached constant: most values recur, and creating a constant takes as long as a small step."""
-    return tf.constant(value, tf.float32)
+    return tf.constant(np.float32(value))  # of a Python number TensorFlow keeps the tensor for ever
 
 
 def _state(state: Mapping[str, Any]) -> RuleState:

@@ -1,5 +1,8 @@
 """Equality of Keras' own step and a worker's gradient applied by the user's optimizer."""
 
+import gc
+import tracemalloc
+
 import keras
 import numpy as np
 import pytest
@@ -260,3 +263,27 @@ def test_no_state_of_the_step_grows(worker, batches):
     there = worker(model, batches[0])
     there.step(np.asarray(there.weights), batches[0])
     assert there.model.optimizer._gradients._recorded == {}
+
+
+def test_a_step_keeps_nothing_of_its_number(worker, batches):
+    """Case: TensorFlow keeps the tensors that it makes of Python numbers for ever, 0.7 kB for each."""
+    model = network()
+    model.compile("sgd", "mse")
+    there = worker(model, batches[0])
+    weights, batch = np.asarray(there.weights), there.step.prepare(batches[0])
+
+    def train(versions):
+        for version in versions:
+            there.step(weights, batch, version=version)
+
+    train(range(1000, 1010))
+    tracemalloc.start()
+    try:
+        before = tracemalloc.take_snapshot()
+        train(range(2000, 2300))
+        gc.collect()
+        grown = tracemalloc.take_snapshot().compare_to(before, "filename")
+    finally:
+        tracemalloc.stop()
+    kept = sum(one.count_diff for one in grown if one.traceback[0].filename.endswith("core/training/gradient_step.py"))
+    assert kept < 100

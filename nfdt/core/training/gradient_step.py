@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from nfdt.core.arrays.layout import ParameterLayout
@@ -86,7 +87,8 @@ class GradientStep:
         self._version = self._version + 1 if version is None else version + 1
         batch = batch if isinstance(batch, Prepared) else self.prepare(batch)
         dense = self._tables.show(weights) if self._tables else weights
-        gradient, index, logs, finite = self._run(dense, batch, tf.constant(self._version - 1, tf.int64))
+        now = np.array(self._version - 1, np.int64)  # of a Python number TensorFlow keeps the tensor for ever
+        gradient, index, logs, finite = self._run(dense, batch, tf.constant(now))
         return GradientResult(self._tables.gradient(gradient, index) if self._tables else gradient, logs, bool(finite))
 
     def _traced(self, weights: Any, batch: Any, version: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any], Any]:
