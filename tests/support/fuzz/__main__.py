@@ -12,6 +12,7 @@ from pathlib import Path
 from random import Random
 
 import click
+import psutil
 
 from nfdt.core.wire.channel import open_channel
 from tests.support.fuzz import made_up
@@ -74,7 +75,7 @@ def main(minutes: float, seed: int, threads: int) -> None:
         traffic.stop()
         faults = list(traffic.failures)
         for one in processes:
-            if not one.is_running():
+            if not one.is_running() or one.status() == psutil.STATUS_ZOMBIE:
                 faults.append(f"process {one.pid} has ended")
                 continue
             growth = one.memory_info().rss / before[one.pid] - 1
