@@ -5,7 +5,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 # What a client does without that only submits jobs to a server elsewhere; see nfdt/core/host/packages.py.
-SERVER = ["cryptography>=42", "grpcio-health-checking>=1.75.1", "psutil>=5.9"]
+SERVER = ["cryptography>=50", "grpcio-health-checking>=1.75.1", "psutil>=5.9"]
 
 setup(
     name="nfdt",
@@ -28,7 +28,7 @@ setup(
         "grpcio>=1.75.1",
         "keras>=3.14",
         "numpy>=1.26",
-        "protobuf>=6.31.1,<8",
+        "protobuf>=6.33.5,<8",
         "pydantic>=2.8",
         "pyyaml>=6.0",
         "safetensors>=0.4",
@@ -40,7 +40,7 @@ setup(
         "cpu": [*SERVER, "tensorflow-cpu>=2.20"],
         "horovod": ["mpi4py>=4.0"],  # Horovod itself does not compile as pip gets it: ./scripts/install-horovod
         "plots": ["matplotlib>=3.8"],
-        "ray": ["ray>=2.40"],
+        "ray": ["ray>=2.54"],
         "dev": [
             *SERVER,
             "grpc-stubs",
@@ -51,9 +51,10 @@ setup(
             "pytest>=8.2",
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",
-            "ray>=2.40",
+            "ray>=2.54",
             "ruff>=0.6",
             "scikit-learn>=1.5",
+            "setuptools>=78.1.1",  # scripts/audit judges that of the environment, which Python brings in an old version
             "tensorboard>=2.18",
             "types-protobuf",
             "types-psutil",

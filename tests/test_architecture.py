@@ -47,13 +47,23 @@ SERVERS = {
     "nfdt.shard": ("nfdt.codecs", "nfdt.consistency", "nfdt.transport", "nfdt.update_rules", *FLOOR),
     "nfdt.worker": ("nfdt.transport", *FLOOR),
     # A slot becomes one of them.
-    "nfdt.worker.slot": ("hfdt.runtime.slot_rank", "nfdt.shard.servicer", "nfdt.transport", "nfdt.worker", *FLOOR),
+    "nfdt.worker.slot": ("nfdt.worker", *FLOOR),
+    "nfdt.worker.run_rank": ("hfdt.runtime.slot_rank", "nfdt.worker.assignment_context", *FLOOR),
+    "nfdt.worker.run_shard": (
+        "nfdt.shard.servicer",
+        "nfdt.shard.kept_engine",
+        "nfdt.worker.assignment_context",
+        *FLOOR,
+    ),
     "nfdt.launch": FLOOR,
     "nfdt.jobserver": ("nfdt.coordinator", "nfdt.launch", "nfdt.planning", "nfdt.schedulers", *FLOOR),
     # The servers' own code under a virtual clock: docs/decisions/0013.
     "nfdt.simulate": ("nfdt.shard", "nfdt.transport", "nfdt.worker", *PURE, *FLOOR),
     "nfdt.engines": ("nfdt_client", "nfdt.launch", *FLOOR),
-    "nfdt.cli": ("nfdt", "nfdt_client", "hfdt", "nfdt.jobserver", "nfdt.launch", "nfdt.shard", "nfdt.simulate")
+    # It starts the commands of a cluster as processes and reads what they record.
+    "nfdt.chaos": FLOOR,
+    "nfdt.cli": ("nfdt", "nfdt_client", "hfdt", "nfdt.chaos", "nfdt.jobserver", "nfdt.launch", "nfdt.shard")
+    + ("nfdt.simulate",)
     + ("nfdt.engines", *PURE, *FLOOR),
 }
 CLIENTS = {
@@ -72,8 +82,8 @@ ARROWS = Arrows(
 )
 
 KERAS_ROOMS = (
-    *("nfdt.core.keras_internals", "nfdt.core.program", "nfdt.core.training", "nfdt.shard", "nfdt.worker.slot"),
-    *("nfdt_client", "hfdt.keras", "hfdt.runtime"),
+    *("nfdt.core.keras_internals", "nfdt.core.program", "nfdt.core.training", "nfdt.shard"),
+    *("nfdt.worker.devices", "nfdt.worker.slot", "nfdt_client", "hfdt.keras", "hfdt.runtime"),
 )
 IMPURE = {
     *("asyncio", "concurrent", "logging", "multiprocessing", "os", "pathlib", "queue", "random", "select", "signal"),

@@ -18,7 +18,20 @@ from benchmarks.peers.keras2 import python_of_keras2
 from benchmarks.peers.processes import PeerFailed, run_together, tensorflow_cluster
 from benchmarks.reports import convergence_report
 from benchmarks.reports.report import Report, Row
-from benchmarks.run import accuracy, batched, convergence, hetero, hfdt, link, machines, overhead, scale, simulate, wire
+from benchmarks.run import (
+    accuracy,
+    batched,
+    convergence,
+    hetero,
+    hfdt,
+    link,
+    machines,
+    overhead,
+    scale,
+    simulate,
+    snapshots,
+    wire,
+)
 from benchmarks.workloads import embedding, pipelines
 from benchmarks.workloads.emulated import Training
 from benchmarks.workloads.epochs import Work, measured
@@ -41,6 +54,13 @@ def peers_of(got: dict) -> set[str]:
 
 
 @pytest.mark.long
+@pytest.mark.long
+def test_snapshots_compares_intervals(tmp_path, capsys):
+    report = Report("snapshots", [0])
+    snapshots.run(report, None, {"mlp": Work(samples=512, epochs=2, runs=1)})
+    assert set(report.ratios) == {"10 s@mlp", "1 s@mlp"}
+
+
 def test_overhead_compares_one_worker_with_plain_fit(tmp_path, capsys):
     report = Report("overhead", [0])
     overhead.run(report, None, {"mlp": Work(samples=512, epochs=2, runs=1)})

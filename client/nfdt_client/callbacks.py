@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nfdt_client.captured import Capture
+from nfdt_client.fit_record import FitRecord
 from nfdt_client.mirror import Validation
 from nfdt_client.options import Options
 
@@ -69,6 +70,15 @@ def callback_list(captured: Capture, options: Options) -> Any:
         steps=captured.steps(options),
         model=captured.model,
     )
+
+
+def finish_without_epochs(captured: Capture, listeners: Any) -> Any:
+    """Finish a fit without epochs as Keras does: no training, no logs."""
+    if captured.epochs > 0 and captured.model.optimizer.built:
+        captured.model.optimizer.finalize_variable_values(captured.model.trainable_weights)
+    listeners.on_train_end(None)
+    captured.model.history.nfdt = FitRecord({}, where="nowhere", reason="no epoch is left to train")
+    return captured.model.history
 
 
 def local_validation(captured: Capture, callbacks: Any) -> Validation | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import logging
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.errors import CaptureError, UsageError
+from nfdt.core.host.keras_backend import ignored_backend, require_tensorflow
 from nfdt_client import callbacks, placement, training_data
 from nfdt_client.captured import Capture
 from nfdt_client.options import Options
@@ -40,20 +41,19 @@ def capture(
 
     Raises:
         UsageError: bad arguments, empty data, lengths that differ.
-        CaptureError: another backend than TensorFlow, or data that cannot be shipped.
+        CaptureError: another backend than TensorFlow, a model with a ``make_train_function`` of its own, or data
+            that cannot be shipped.
     """
-    import keras
-
     from nfdt.core import keras_internals
 
-    if keras.backend.backend() != "tensorflow":
-        raise CaptureError(f"Expected Keras on TensorFlow. Received: KERAS_BACKEND={keras.backend.backend()!r}.")
+    _check_backend()
     keras_internals.require_compiled(model)
     if (strategy := keras_internals.distribution_strategy(model)) is not None:
         raise CaptureError(
             f"Expected a model made outside tf.distribute. Received: one made under {strategy!r}. "
             "Remove the strategy's scope: the workers take its place."
         )
+    _refuse_own_loop(model)
     arguments = {**arguments, "epochs": _limited_epochs(arguments["epochs"])}
     if arguments["epochs"] < 0 or arguments["initial_epoch"] < 0:
         raise UsageError(f"epochs: expected 0 or more. Received: {arguments['epochs']}, {arguments['initial_epoch']}.")
@@ -64,9 +64,11 @@ def capture(
         sample_weight,
         batch_size=arguments["batch_size"],
         steps_per_epoch=arguments["steps_per_epoch"],
+        steps_per_execution=int(model.steps_per_execution or 1),
         shuffle=arguments["shuffle"],
         class_weight=arguments["class_weight"],
     )
+    arguments["steps_per_epoch"] = keras_internals.limited_steps(arguments["steps_per_epoch"])
     terms = PlacementTerms(
         options.data,
         allows_code,
@@ -75,10 +77,36 @@ def capture(
         _why_no_datasets(options),
     )
     choice = placement.choose(train, x, arguments["class_weight"], terms)
-    if isinstance(choice.data, Arrays | Indexed):
-        arguments["steps_per_epoch"] = _limited_steps(arguments["steps_per_epoch"], choice.data, options)
     captured = Capture(model, arguments, choice)
     return captured if validation_data is None else _with_validation(captured, validation_data, terms)
+
+
+def _refuse_own_loop(model: Any) -> None:
+    """Raise CaptureError if the user replaces the function that trains on the batches of an iterator."""
+    if _replaces(model, "make_train_function"):
+        raise CaptureError(
+            "Expected Keras' own make_train_function(). Received: one of "
+            f"{type(model).__name__}, which would not be called: the workers call train_step() with each batch. Move "
+            "what it does with a batch to train_step(), and what it does between batches to a callback; "
+            "gradient_accumulation_steps of the optimizer accumulates gradients."
+        )
+
+
+def _replaces(model: Any, method: str) -> bool:
+    """Whether the user's class, or the model itself, has another method than ``keras.Model``."""
+    from nfdt.core.program.compiling import overrides
+
+    return overrides(model, method) or method in vars(model)
+
+
+def _check_backend() -> None:
+    require_tensorflow()
+    if name := ignored_backend():
+        logger.warning(
+            "KERAS_BACKEND=%s has no effect, because it was set after Keras had been imported: the model trains on "
+            "TensorFlow. Set it before the script is started, or remove it from the script.",
+            name,
+        )
 
 
 def _limited_epochs(epochs: int) -> int:
@@ -114,21 +142,6 @@ def _why_no_datasets(options: Options) -> str:
     return ""
 
 
-def _limited_steps(steps: int | None, train: Arrays | Indexed, options: Options) -> int | None:
-    """Limit the steps to one pass over the data, with Keras' own warning."""
-    workers = options.cluster.workers if options.algorithm.consistency_facts.synchronous else 1
-    available = -(-train.batches // workers)
-    if steps is None or steps < available:
-        return steps
-    if steps > available:
-        warnings.warn(
-            f"Your input ran out of data: steps_per_epoch={steps}, but the data have {available} steps. "
-            "Each epoch is one pass over them.",
-            stacklevel=2,
-        )
-    return None
-
-
 def _with_validation(captured: Capture, validation_data: Any, terms: PlacementTerms) -> Capture:
     import keras
 
@@ -137,7 +150,7 @@ def _with_validation(captured: Capture, validation_data: Any, terms: PlacementTe
     arguments = captured.arguments
     x, y, sample_weight = keras_internals.unpack_batch(validation_data)
     captured.validation_data = (x, y, sample_weight)
-    if callbacks.watches_tests(arguments["callbacks"]):
+    if callbacks.watches_tests(arguments["callbacks"]) or _replaces(captured.model, "make_test_function"):
         return captured
     steps = arguments["validation_steps"]
     if isinstance(x, keras.utils.PyDataset):
@@ -158,7 +171,7 @@ def _with_validation(captured: Capture, validation_data: Any, terms: PlacementTe
 def check_batch(model: Any, batch: Any) -> None:
     """Run one batch through a built model symbolically, so that wrong shapes are reported before anything is sent.
 
-    Done only for Functional and Sequential models with Keras' own ``train_step``.
+    Done only for Functional and Sequential models with Keras' own ``train_step``, and for data that are not ragged.
     For others the symbolic run could fail although the real one does not.
 
     Raises:
@@ -171,17 +184,16 @@ def check_batch(model: Any, batch: Any) -> None:
     known = isinstance(model, keras_internals.Functional | keras.Sequential) and type(model).__module__.startswith(
         "keras."
     )
-    if not known or not model.built:
+    if not known or not model.built or any(isinstance(leaf, RaggedArray) for leaf in training_data.leaves(batch)):
         return
 
     def symbolic(leaf: Any) -> Any:
         dtype = "string" if leaf.dtype.kind in "OSU" else keras.backend.standardize_dtype(leaf.dtype)
-        return keras.KerasTensor(leaf.shape, dtype)
+        return keras.KerasTensor(leaf.shape, dtype, sparse=isinstance(leaf, SparseArray))
 
     try:
         x, y, sample_weight = keras_internals.unpack_batch(training_data.map_arrays(symbolic, batch))
-        prediction = keras_internals.output_spec(model, x)
-        keras_internals.loss_spec(model, x, y, prediction, sample_weight)
+        keras_internals.loss_spec(model, x, y, sample_weight)
     except ValueError as error:
         raise UsageError(f"The training data do not fit the model: {error}") from error
     except Exception as error:  # the symbolic run is optional: the workers do the real one

@@ -62,9 +62,19 @@ class Capture:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Steps per epoch of the job; None for one pass over arrays and for streams, whose epochs end by themselves."""
-        steps = self.arguments["steps_per_epoch"]
-        return int(steps) if steps and not isinstance(self.train, Stream) else None
+        """Steps per epoch that ``fit`` asks for, as in Keras a multiple of ``steps_per_execution``.
+
+        None for one pass over the data, and for streams, whose epochs end by themselves.
+        """
+        steps, size = self.arguments["steps_per_epoch"], int(self.model.steps_per_execution or 1)
+        return -(-int(steps) // size) * size if steps and not isinstance(self.train, Stream) else None
+
+    def steps_of_job(self, options: Options) -> int | None:
+        """Return the steps per epoch of the job; None where each epoch is a whole pass."""
+        steps, batches = self.steps_per_epoch, self.train.batches
+        if isinstance(self.train, Arrays | Indexed) and steps and batches and steps >= -(-batches // _parts(options)):
+            return None
+        return steps
 
     def sample_batch(self) -> Any:
         """Return a first batch, to build the model with."""
@@ -72,8 +82,15 @@ class Capture:
 
     def steps(self, options: Options) -> int | None:
         """Return the steps per epoch to display until the cluster reports the actual number."""
-        workers = options.cluster.workers if options.algorithm.consistency_facts.synchronous else 1
-        if isinstance(self.train, Stream):
-            return self.train.batches and -(-self.train.batches // workers)
-        batches = self.train.batches
-        return self.steps_per_epoch or (batches and -(-batches // workers))
+        batches = self.train.batches and -(-self.train.batches // _parts(options))
+        return batches if isinstance(self.train, Stream) else self.arguments["steps_per_epoch"] or batches
+
+    @property
+    def local_steps(self) -> int | None:
+        """Steps per epoch of Keras' own fit in this process; None: unknown."""
+        return int(self.arguments["steps_per_epoch"] or 0) or self.train.batches
+
+
+def _parts(options: Options) -> int:
+    """Return the number of batches in a step."""
+    return options.cluster.workers if options.algorithm.consistency_facts.synchronous else 1

@@ -7,11 +7,11 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
-from nfdt.core.errors import JobCancelled, NfdtError, ProtocolError, ServerUnreachable
+from nfdt.core.errors import JobCancelled, NfdtError, NotStored, ProtocolError, ServerUnreachable
 from nfdt.core.events import Event
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire import jobs_pb2_grpc
@@ -23,11 +23,14 @@ logger = logging.getLogger(__name__)
 DESCRIBE_TIMEOUT_S = 20.0
 CALL_TIMEOUT_S = 60.0
 SNAPSHOT_TIMEOUT_S = 600.0
-RECONNECT_S = 30.0
-SETTLED_S = 5.0  # a stream that was open this long had a server behind it
+RECONNECT_S = 90.0
+SETTLED_S = 5.0  # a connected call that lasted this long had a server behind it
+REPORT_S = 5.0  # time without an answer after which the terminal shows that the client waits
 PAUSE_S = 0.2
 RECORDED_S, RECORDED_BATCH = 1.0, 1000  # a live job sends fewer events than this in this time
 TERMINAL = ("succeeded", "failed", "cancelled")
+
+_T = TypeVar("_T")
 
 
 def _ignore() -> None:
@@ -44,7 +47,7 @@ class JobsClient:
         cert_file: Certificate of this client, for servers that ask for one.
         key_file: Its private key.
         check: Called before each reconnection attempt; raises when another attempt is pointless.
-        reconnect_s: Time in seconds to retry a broken event stream while no event arrives.
+        reconnect_s: Time in seconds to retry while the server does not answer: it may be restarted.
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class JobsClient:
         reconnect_s: float = RECONNECT_S,
     ) -> None:
         self.address = address
-        self._check, self._reconnect_s = check, reconnect_s
+        self._check, self.reconnect_s = check, reconnect_s
         self._channel = open_channel(address, token, ca_file=ca_file, cert_file=cert_file, key_file=key_file)
         self.stub: Any = jobs_pb2_grpc.JobsStub(self._channel)
 
@@ -72,11 +75,11 @@ class JobsClient:
         with translated(self.address):
             return self.stub.Describe(pb.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S)
 
-    def submit(self, spec_json: str, session: str) -> str:
-        """Submit a job and return its id."""
+    def submit(self, spec_json: str, session: str, name: str = "") -> pb.SubmitReply:
+        """Submit a job; with a name, find the one that has it."""
         with translated(self.address):
-            request = pb.SubmitRequest(spec_json=spec_json, session=session)
-            return str(self.stub.Submit(request, timeout=CALL_TIMEOUT_S).job_id)
+            request = pb.SubmitRequest(spec_json=spec_json, session=session, name=name)
+            return self.stub.Submit(request, timeout=CALL_TIMEOUT_S)
 
     def show(self, job_id: str) -> pb.JobDescription:
         """Return a job's description."""
@@ -109,33 +112,66 @@ class JobsClient:
         with translated(self.address):
             self.stub.Control(pb.ControlRequest(job_id=job_id, **action), timeout=timeout_s)
 
-    def snapshot(self, job_id: str) -> str:
-        """Return the name of the state artifact of a job that is paused at an epoch's end."""
+    def snapshot(self, job_id: str) -> pb.SnapshotReply:
+        """Return the name and the position of a job's current state."""
         with translated(self.address):
-            return str(self.stub.Snapshot(pb.JobRef(job_id=job_id), timeout=SNAPSHOT_TIMEOUT_S).artifact)
+            return self.stub.Snapshot(pb.JobRef(job_id=job_id), timeout=SNAPSHOT_TIMEOUT_S)
 
-    def watch(self, job_id: str, after: int = 0) -> Iterator[Event]:
+    def watch(self, job_id: str, after: int = 0, session: str = "") -> Iterator[Event]:
         """Yield the events after a cursor until the job has ended, each once; reconnects broken streams.
 
+        Args:
+            job_id: The job.
+            after: The cursor.
+            session: Session of the client whose callbacks the job waits for; "" for one that only looks on.
+
         Raises:
+            JobTaken: the client of another session is attached to the job.
             ServerUnreachable: the stream broke and no event came for ``reconnect_s`` seconds of trying.
         """
-        cursor, ended = after, False
-        broken_since: float | None = None
+        cursor, ended, outage = after, False, _Outage(self, settles=True)
         while not ended:
-            opened = time.monotonic()
+            outage.attempt()
             try:
-                for event in self._stream(job_id, cursor):
-                    cursor, ended, broken_since = event.cursor, ended or is_end(event), None
+                for event in self._stream(job_id, cursor, session):
+                    cursor, ended = event.cursor, ended or is_end(event)
+                    outage.over()
                     yield event
                 problem: NfdtError = ServerUnreachable(f"{self.address} ended the events of job {job_id} early.")
                 ended = ended or self.show(job_id).state in TERMINAL
             except (ServerUnreachable, JobCancelled) as error:
                 problem = error
             if not ended:
-                now = time.monotonic()
-                broken_since = now if broken_since is None or now - opened > SETTLED_S else broken_since
-                self._pause(problem, broken_since + self._reconnect_s)
+                outage.wait(problem)
+
+    def persist(self, action: Callable[[], _T], *, transfers: bool = False, stores: bool = False) -> _T:
+        """Return the result of an action; repeat it while the server does not answer.
+
+        Args:
+            action: Calls of this server that may be repeated.
+            transfers: Whether the action takes long and goes on where it broke.
+            stores: Whether to repeat it also while the server's disk is full.
+
+        Raises:
+            ServerUnreachable: the server has not answered for ``reconnect_s`` seconds.
+            NotStored: the server's disk is full; with ``stores``, for as long.
+        """
+        outage = _Outage(self, settles=transfers)
+        passing = (ServerUnreachable, NotStored) if stores else (ServerUnreachable,)
+        while True:
+            outage.attempt()
+            try:
+                return action()
+            except passing as error:
+                outage.wait(error)
+
+    def answers(self) -> bool:
+        """Whether the server answers now."""
+        try:
+            self.describe()
+        except ServerUnreachable:
+            return False
+        return True
 
     def recorded(self, job_id: str) -> Iterator[Event]:
         """Yield the events so far. The service only streams, so a pause in the stream marks their end."""
@@ -148,8 +184,8 @@ class JobsClient:
                 if is_end(event):
                     return
 
-    def _stream(self, job_id: str, after: int, timeout_s: float | None = None) -> Iterator[Event]:
-        call = self.stub.Watch(pb.WatchRequest(job_id=job_id, after=after), timeout=timeout_s)
+    def _stream(self, job_id: str, after: int, session: str = "", *, timeout_s: float | None = None) -> Iterator[Event]:
+        call = self.stub.Watch(pb.WatchRequest(job_id=job_id, after=after, session=session), timeout=timeout_s)
         try:
             for message in call:
                 if message.cursor > after:
@@ -158,19 +194,12 @@ class JobsClient:
         except grpc.RpcError as error:
             if timeout_s is not None and error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
                 return
-            raise translate(error, self.address) from error
+            raise translate(error, self.address) from None
         finally:
             call.cancel()
 
-    def _pause(self, problem: NfdtError, deadline: float) -> None:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise ServerUnreachable(f"{problem} Gave up after {self._reconnect_s:.0f} s.") from problem
-        logger.info("%s Trying again.", problem)
-        self.wait_ready(min(left, 1.0))
-
-    def wait_ready(self, timeout_s: float) -> None:
-        """Wait a moment for the server to answer again.
+    def wait_ready(self, timeout_s: float) -> bool:
+        """Wait a moment for the server to answer again; return whether it is connected.
 
         Raises:
             NfdtError: raised by ``check`` when waiting is pointless.
@@ -179,6 +208,53 @@ class JobsClient:
         with contextlib.suppress(grpc.FutureTimeoutError):
             grpc.channel_ready_future(self._channel).result(timeout=timeout_s)
             time.sleep(min(timeout_s, PAUSE_S))
+            return True
+        return False
+
+
+class _Outage:
+    """Time for which calls of a server have failed.
+
+    Args:
+        connection: Connection to the server.
+        settles: Whether a connected call that lasted long shows that the server was there meanwhile.
+    """
+
+    def __init__(self, connection: JobsClient, *, settles: bool) -> None:
+        self._connection, self._settles = connection, settles
+        self._since: float | None = None
+        self._connected, self._reported = True, False
+        self._attempted_at = 0.0
+
+    def attempt(self) -> None:
+        """Begin another attempt."""
+        self._attempted_at = time.monotonic()
+
+    def over(self) -> None:
+        """Record that the server has answered."""
+        self._since, self._reported = None, False
+
+    def wait(self, problem: NfdtError) -> None:
+        """Wait before the next attempt.
+
+        Raises:
+            ServerUnreachable: the time limit has passed.
+            NotStored: as well, and the problem is one of these.
+        """
+        now, limit_s = time.monotonic(), self._connection.reconnect_s
+        settled = self._settles and self._connected and now - self._attempted_at > SETTLED_S
+        if self._since is None or settled:
+            self.over()
+            self._since = now
+        gone_s = now - self._since
+        if gone_s >= limit_s:
+            kind = NotStored if isinstance(problem, NotStored) else ServerUnreachable
+            raise kind(f"{problem} Gave up after {limit_s:.0f} s.") from problem
+        if gone_s >= REPORT_S and not self._reported:
+            self._reported = True
+            logger.warning("%s Trying again for %.0f s, in case it is being restarted.", problem, limit_s)
+        logger.info("%s Trying again.", problem)
+        self._connected = self._connection.wait_ready(min(limit_s - gone_s, 1.0))
 
 
 def is_end(event: Event) -> bool:

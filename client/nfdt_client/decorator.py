@@ -5,12 +5,17 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from nfdt.core.errors import UsageError
+from nfdt.core.host.keras_backend import require_tensorflow
 from nfdt.core.specs.presets import DEFAULT_PRESET
+from nfdt_client.job_names import JobNames
+from nfdt_client.local_fit import Fallback
 from nfdt_client.options import Options, resolve
 from nfdt_client.session import Session
+from nfdt_client.tracebacks import hide_frames
 
 if TYPE_CHECKING:
     from nfdt_client.handle import JobHandle
@@ -22,7 +27,10 @@ def _options(options: Mapping[str, Any] | None, arguments: Mapping[str, Any], de
     if options is not None and not isinstance(options, Mapping):
         raise UsageError(f"options: expected a mapping of names to values. Received: {options!r}.")
     given = {**(options or {}), **{name: value for name, value in arguments.items() if value is not None}}
-    return resolve(given, default_algorithm=default)
+    resolved = resolve(given, default_algorithm=default)
+    if resolved.fallback == "error":
+        require_tensorflow()
+    return resolved
 
 
 @overload
@@ -38,6 +46,7 @@ def distribute(
     default_algorithm: str = DEFAULT_PRESET,
     **overrides: Any,
 ) -> Callable[[F], F]: ...
+@hide_frames
 def distribute(
     fn: Any = None,
     *,
@@ -61,16 +70,20 @@ def distribute(
 
     Raises:
         UsageError: unknown options or bad values; raised at decoration, and the message names the valid ones.
+        CaptureError: Keras runs, or will run, on another backend than TensorFlow; raised at decoration as well.
     """
     named = {"workers": workers, "algorithm": algorithm, "server": server, **overrides}
     resolved = _options(options, named, default_algorithm)
 
+    names = JobNames(resolved.job)
+
     def decorate(function: F) -> F:
         _check_function(function, "distribute")
 
+        @hide_frames
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            with Session(resolved):
+            with Session(resolved, names=names):
                 return function(*args, **kwargs)
 
         return call  # type: ignore[return-value]
@@ -78,6 +91,7 @@ def distribute(
     return decorate if fn is None else decorate(fn)
 
 
+@hide_frames
 def session(
     *,
     workers: int | None = None,
@@ -105,7 +119,7 @@ class _Submitter(Session):
 
     tells_idle = False
 
-    def _fit(self, model: Any, arguments: dict[str, Any]) -> Any:
+    def _fit(self, model: Any, arguments: dict[str, Any], fallback: Fallback) -> Any:
         from nfdt_client.capture import capture, check_batch
         from nfdt_client.handle import JobHandle
         from nfdt_client.training_data import Stream
@@ -128,10 +142,11 @@ class _Submitter(Session):
         if initial_epoch >= captured.epochs:
             raise UsageError(f"submit: expected epochs above {initial_epoch}. Received: {captured.epochs}.")
         submission, _ = self.prepare(captured, batch, initial_epoch, interactive=False)
-        job_id = self.send(submission)
+        job_id = self.send(replace(submission, name=self._names.next())).job_id
         raise _Submitted(JobHandle(job_id, self.release_connection()))
 
 
+@hide_frames
 def submit(
     fn: Callable[..., Any],
     *args: Any,
@@ -168,7 +183,7 @@ def submit(
             "embedded in this script would end with it."
         )
     try:
-        with _Submitter(resolved):
+        with _Submitter(replace(resolved, fallback="error")):
             fn(*args)
     except _Submitted as submitted:
         return submitted.handle

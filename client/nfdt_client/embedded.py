@@ -11,13 +11,15 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from nfdt.core.errors import ServerUnreachable
 from nfdt.core.host.packages import require_server_packages
 from nfdt.core.host.private_files import make_folder, private, sweep
+from nfdt_client import ring
+from nfdt_client.options import Options
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,26 @@ def server_command(
         *("--state-dir", str(folder / "state"), "--folder", str(folder)),
         *(part for ring in rings for part in ("--ring", json.dumps(ring))),
     ]
+
+
+class StartedServer(Protocol):
+    """A job server that this process has started, or its caller.
+
+    Attributes:
+        token: Secret that it accepts.
+        ca_file: PEM certificates to trust; None: it talks in plain text.
+    """
+
+    token: str
+    ca_file: str | None
+
+    def address(self) -> str:
+        """Wait until the server serves and return its ``HOST:PORT``."""
+        ...
+
+    def check(self) -> None:
+        """Raise an error with the reason if the server cannot serve any more."""
+        ...
 
 
 class EmbeddedServer:
@@ -162,6 +184,23 @@ class EmbeddedServer:
             if lines:
                 return f"The embedded job server {what}. The end of its log:\n" + "\n".join(lines)
         return f"The embedded job server {what} and left no log."
+
+
+@contextlib.contextmanager
+def embedded_server(options: Options) -> Iterator[StartedServer]:
+    """Start a job server with the workers that the options ask for; stop it at the end of the block."""
+    cluster, topology = options.cluster, options.algorithm.topology_facts
+    if topology.allreduce:
+        server = EmbeddedServer(0, 0, rings=[ring.describe_ring(cluster)])
+    elif topology.grouped:
+        server = EmbeddedServer(0, cluster.shards, rings=ring.describe_groups(options.algorithm, cluster))
+    else:
+        server = EmbeddedServer(cluster.workers, cluster.shards)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 
 from nfdt.core import errors
 from nfdt.core.errors import JobCancelled, JobFailed, WorkerFailed
+from nfdt_client.tracebacks import filter_text
 
+TRAINED = "Training had begun."
 _NEVER = (StopIteration, StopAsyncIteration)  # would end a loop silently
 
 
@@ -40,7 +42,7 @@ def _worker_failure(job_id: str, error: Mapping[str, Any], reason: str) -> Excep
     name = str(error.get("type") or error.get("exception_type") or "")
     message = str(error.get("message") or reason)
     worker = str(error.get("worker") or error.get("slot") or "a worker")
-    remote = str(error.get("traceback") or "(no traceback)").rstrip()
+    remote = filter_text(str(error.get("traceback") or "(no traceback)")).rstrip()
     report = WorkerFailed(f"{worker} of job {job_id} failed: {name}: {message}\n\nTraceback of {worker}:\n{remote}")
     original = rebuild(module, name, message)
     if original is None:
@@ -48,6 +50,11 @@ def _worker_failure(job_id: str, error: Mapping[str, Any], reason: str) -> Excep
     original.__cause__ = report
     original.add_note(f"Raised on {worker} of job {job_id}; its traceback is shown above.")
     return original
+
+
+def trained_before(error: BaseException) -> bool:
+    """Whether the job that this error ended had begun its first epoch."""
+    return TRAINED in getattr(error, "__notes__", ())
 
 
 def rebuild(module: str, name: str, message: str) -> Exception | None:

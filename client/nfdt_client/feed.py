@@ -27,18 +27,23 @@ class Feeder:
     Args:
         job: The job to feed.
         epoch: Yields the batches of the next epoch; called once per epoch, in the feeder's thread.
+        rewind: Called in that thread before an epoch that an earlier feeder has begun; raises if its batches cannot be
+            read again.
 
     Attributes:
         error: Exception of the user's iterator or of a broken stream; None without an error.
     """
 
-    def __init__(self, job: InteractiveJob, epoch: Callable[[], Iterator[Any]]) -> None:
+    def __init__(
+        self, job: InteractiveJob, epoch: Callable[[], Iterator[Any]], rewind: Callable[[], None] = lambda: None
+    ) -> None:
         self.error: Exception | None = None
-        self._job, self._epoch = job, epoch
-        self._orders: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._job, self._epoch, self._rewind = job, epoch, rewind
+        self._orders: queue.SimpleQueue[tuple[int, bool] | None] = queue.SimpleQueue()
         self._batches: queue.SimpleQueue[pb.FedBatch | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._credits: dict[int, int] = {}
+        self._passed: dict[int, int] = {}  # batches of an epoch that the job had before this feed
         self._current: int | None = None
         self._closed = False
         self._batches.put(pb.FedBatch(job_id=job.job_id))
@@ -50,12 +55,12 @@ class Feeder:
         for thread in self._threads:
             thread.start()
 
-    def begin(self, epoch: int) -> None:
-        """Feed this epoch, as soon as the server grants credits for it."""
+    def begin(self, epoch: int, *, again: bool = False) -> None:
+        """Feed this epoch, as soon as the server grants credits for it; ``again``: from its beginning once more."""
         with self._changed:
             self._current = epoch
             self._changed.notify_all()
-        self._orders.put(epoch)
+        self._orders.put((epoch, again))
 
     def close(self) -> None:
         """Stop feeding; the user's iterator keeps its position."""
@@ -72,15 +77,20 @@ class Feeder:
         try:
             for credit in self._call:
                 with self._changed:
+                    self._passed.setdefault(credit.epoch, credit.accepted)
                     self._credits[credit.epoch] = self._credits.get(credit.epoch, 0) + credit.batches
                     self._changed.notify_all()
         except grpc.RpcError as error:
-            if not self._closed:
+            alone = not self._closed and self._job.connection.answers()  # else the server is gone, not this stream
+            if alone and not self._closed:
                 self._fail(translate(error, self._job.connection.address))
 
     def _work(self) -> None:
-        while (epoch := self._orders.get()) is not None:
+        while (order := self._orders.get()) is not None:
+            epoch, again = order
             try:
+                if again:
+                    self._rewind()
                 self._feed(epoch)
             except Exception as error:  # any exception of the user's code ends the job
                 self.error = error  # set before the job fails from it: handlers of that failure read it
@@ -91,6 +101,8 @@ class Feeder:
         batches = self._epoch()
         step = 0
         while self._spend_credit(epoch):
+            for _ in range(self._passed.pop(epoch, 0) if step == 0 else 0):
+                next(batches, None)
             batch = next(batches, None)
             if batch is None:
                 self._batches.put(pb.FedBatch(epoch=epoch, step=step, end_of_epoch=True))

@@ -1,4 +1,4 @@
-"""Record of one fit on the cluster, in ``history.nfdt``."""
+"""Record of one fit, in ``history.nfdt``."""
 
 from __future__ import annotations
 
@@ -7,16 +7,30 @@ from typing import Any
 
 
 class FitRecord(dict[str, Any]):
-    """Statistics of each worker by its name.
+    """Statistics of each worker by its name; ``record["where"]`` is the attribute of that name, and no entry.
 
     Args:
-        workers: Statistics of each worker.
-        data: Place where the training data were read, and the reason: ``{"where": ..., "reason": ...}``.
+        workers: Statistics of each worker; empty for a fit in the script's process.
+        redone_samples: Number of samples that were trained again because shards were lost.
+        where: Place where the fit trained.
+        reason: Why it did not train on the cluster.
 
     Attributes:
-        data: As given.
+        where: ``cluster``; ``local`` for a fit in the script's process, ``nowhere`` for one without epochs.
+        reason: As given; "" for a fit on the cluster.
+        redone_samples: As given.
+        data: Place where the training data were read, and the reason: ``{"where": ..., "reason": ...}``.
     """
 
-    def __init__(self, workers: Mapping[str, Any], data: Mapping[str, str]) -> None:
+    def __init__(
+        self, workers: Mapping[str, Any], redone_samples: int = 0, *, where: str = "cluster", reason: str = ""
+    ) -> None:
         super().__init__(workers)
-        self.data = dict(data)
+        self.redone_samples = redone_samples
+        self.where, self.reason = where, reason
+        self.data: dict[str, str] = {}
+
+    def __missing__(self, name: str) -> Any:
+        if name in ("where", "reason"):
+            return getattr(self, name)
+        raise KeyError(name)

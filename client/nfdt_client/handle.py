@@ -21,6 +21,7 @@ from nfdt.core.wire import jobs_pb2 as pb
 from nfdt_client.connection import TERMINAL, JobsClient, is_end
 from nfdt_client.failures import failure_of
 from nfdt_client.options import resolve
+from nfdt_client.tracebacks import hide_frames
 from nfdt_client.upload import download
 
 POLL_S = 0.5
@@ -33,6 +34,7 @@ class JobStatus:
     """Status of a job as reported by its server; times are Unix seconds, 0 when not reached.
 
     Attributes:
+        given_name: Name that the script gave to the job; "" for none.
         place: Place in the queue, from 1 on; 0 for a job that does not wait.
         resumable_from: Number of epochs from which a failed or cancelled job can be resumed; 0: it cannot.
     """
@@ -54,6 +56,7 @@ class JobStatus:
     started_at: float = 0.0
     place: int = 0
     resumable_from: int = 0
+    given_name: str = ""
 
     @property
     def duration_s(self) -> float | None:
@@ -111,6 +114,7 @@ class JobHandle:
         """``HOST:PORT`` of the job's server."""
         return self._connection.address
 
+    @hide_frames
     def status(self) -> JobStatus:
         """Return the current status of the job."""
         return status_of(self._connection.show(self.job_id))
@@ -124,6 +128,7 @@ class JobHandle:
         events = self.events() if follow else self._connection.recorded(self.job_id)
         return map(format_event, events)
 
+    @hide_frames
     def result(self, timeout_s: float | None = None) -> JobResult:
         """Wait for the job's end and fetch its result.
 
@@ -143,6 +148,7 @@ class JobHandle:
                 raise failure_of(self.job_id, event.data)
         return self._fetch(produced, history)
 
+    @hide_frames
     def cancel(self, reason: str = "cancelled by its owner") -> None:
         """Cancel the job; it ends as cancelled."""
         self._connection.control(self.job_id, cancel=pb.Cancel(reason=reason))
@@ -177,6 +183,7 @@ class JobHandle:
         return JobResult(weights, history, workers, manifest, state)
 
 
+@hide_frames
 def attach(job_id: str, server: str | None = None, *, token: str | None = None, **connection: Any) -> JobHandle:
     """Return a handle of a job that runs or has run on a server.
 
@@ -218,6 +225,7 @@ def status_of(description: pb.JobDescription) -> JobStatus:
         started_at=description.started_at,
         place=description.place,
         resumable_from=description.resumable_from,
+        given_name=description.given_name,
     )
 
 
@@ -263,6 +271,8 @@ def format_event(event: Event) -> str:
         "state": lambda: " ".join(str(data[k]) for k in ("state", "reason") if data.get(k)),
         "worker_joined": lambda: f"{data.get('worker')} joined ({data.get('host')}, {data.get('device')})",
         "worker_lost": lambda: f"{data.get('worker')}: {data.get('reason')}; {data.get('requeued', 0)} tasks redone",
+        "shard_lost": lambda: f"{data.get('shard')}: {data.get('reason')}",
+        "shards_restored": lambda: f"after {data.get('seconds')} s; {data.get('redone_samples', 0)} samples redone",
         "epoch_begin": lambda: f"epoch {epoch} begins",
         "progress": lambda: f"epoch {epoch} step {data.get('steps')} {_numbers(data.get('logs') or {})}",
         "speed": lambda: ", ".join(

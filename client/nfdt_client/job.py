@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
 
 from nfdt.core.errors import NfdtError
-from nfdt.core.events import Event
+from nfdt.core.events import MAX_LOGS_BYTES, Event
 from nfdt.core.program.state import State, load_state
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt_client.connection import JobsClient
@@ -18,42 +22,70 @@ logger = logging.getLogger(__name__)
 CANCEL_TIMEOUT_S = 5.0
 
 
+class StateLost(NfdtError):
+    """The server was restarted before it had stored a state; the steps that led to it are trained again."""
+
+
 class InteractiveJob:
     """The client's side of a job whose callbacks run here.
+
+    Requests are repeated while the server does not answer. A restarted server has forgotten the requests of before,
+    except those that its job's stored state contains.
 
     Args:
         connection: Connection to the job's server.
         job_id: The job.
+        session: Session of this client, the only one whose callbacks the job waits for.
+        name: Name by which a later script finds the job; "": none.
+        replayed: Cursor of the last event that is older than this client; 0: there is none.
     """
 
-    def __init__(self, connection: JobsClient, job_id: str) -> None:
-        self.connection, self.job_id = connection, job_id
+    def __init__(
+        self, connection: JobsClient, job_id: str, session: str = "", *, name: str = "", replayed: int = 0
+    ) -> None:
+        self.connection, self.job_id, self.replayed = connection, job_id, replayed
+        self._session, self._name = session, name
 
     def events(self) -> Iterator[Event]:
-        """Yield all events of the job until its end."""
-        return self.connection.watch(self.job_id)
+        """Yield all events of the job until its end.
+
+        Raises:
+            JobTaken: another client is attached to the job.
+        """
+        return self.connection.watch(self.job_id, session=self._session)
 
     def proceed(self, epoch: int, until: int | None = None) -> None:
         """Start or resume this epoch; it pauses after ``until`` of its steps (None: at no step) and at its end."""
-        self.connection.control(self.job_id, proceed=pb.Proceed(epoch=epoch, until=until or 0))
+        self._control(proceed=pb.Proceed(epoch=epoch, until=until or 0))
 
     def stop_training(self) -> None:
         """Finish the job now; it succeeds."""
-        self.connection.control(self.job_id, stop_training=pb.StopTraining())
+        self._control(stop_training=pb.StopTraining())
 
     def set_learning_rate(self, value: float) -> None:
         """Set the learning rate from the next update on."""
-        self.connection.control(self.job_id, set_learning_rate=pb.SetLearningRate(value=value))
+        self._control(set_learning_rate=pb.SetLearningRate(value=value))
 
     def set_state(self, state: State) -> None:
         """Continue from other weights, optimizer and untrained variables; only while training is paused."""
         blob = Blob(encode(state))
         upload(self.connection, {blob.sha256: blob})
-        self.connection.control(self.job_id, set_weights=pb.SetWeights(artifact=blob.sha256))
+        self._control(set_weights=pb.SetWeights(artifact=blob.sha256))
 
-    def snapshot(self) -> State:
-        """Return the state at the end of the epoch; within an epoch, the current state of every shard."""
-        return self.fetch(self.connection.snapshot(self.job_id))
+    def snapshot(self, epochs: int = 0, steps: int = 0) -> State:
+        """Return the state at the end of the epoch; within an epoch, the current state of every shard.
+
+        Args:
+            epochs: Number of epochs that ended before the state that the caller needs.
+            steps: Number of finished steps of the epoch after them.
+
+        Raises:
+            StateLost: the server's state is an earlier one.
+        """
+        reply = self.connection.persist(lambda: self.connection.snapshot(self.job_id))
+        if (reply.epochs, reply.steps) < (epochs, steps):
+            raise StateLost(f"Job {self.job_id}: the state after {epochs} epochs and {steps} steps is lost.")
+        return self.fetch(reply.artifact)
 
     def fetch(self, artifact: str) -> State:
         """Download a state artifact."""
@@ -61,7 +93,32 @@ class InteractiveJob:
 
     def result_artifact(self) -> str:
         """Return the name of the result artifact of a job that has succeeded."""
-        return str(self.connection.show(self.job_id).result_artifact)
+        return str(self.connection.persist(lambda: self.connection.show(self.job_id)).result_artifact)
+
+    def validated(self, epoch: int, logs: Mapping[str, Any]) -> None:
+        """Store the numbers of a validation in this process, for a script that attaches to the job later.
+
+        Numbers that are too long to store are left out; such a script then validates again.
+        """
+        text = json.dumps(logs, default=lambda value: np.asarray(value).tolist()) if self._name else ""
+        if 0 < len(text) <= MAX_LOGS_BYTES:
+            self._control(validated=pb.Validated(epoch=epoch, logs_json=text))
+
+    def _control(self, **action: Any) -> None:
+        self.connection.persist(lambda: self.connection.control(self.job_id, **action))
+
+    def leave(self, last_epoch: int) -> bool:
+        """Let a job with a name train its remaining epochs without callbacks; return whether it does."""
+        if not self._name:
+            return False
+        try:
+            proceed = pb.Proceed(epoch=last_epoch)
+            self.connection.control(self.job_id, CANCEL_TIMEOUT_S, proceed=proceed)
+        except NfdtError as error:
+            logger.info("Job %s could not be left: %s", self.job_id, error)
+            return False
+        logger.warning("Job %s goes on without this script; run it again with --job %s.", self.job_id, self._name)
+        return True
 
     def cancel(self, reason: str) -> None:
         """Cancel the job; never raises, because the server may be gone."""

@@ -9,21 +9,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from nfdt.core.errors import JobFailed, Terminated
+from nfdt.core.errors import JobFailed, JobTaken, NotStored, PolicyRefused, Terminated
+from nfdt.core.events import Event
 from nfdt.core.program.state import State
+from nfdt.core.wire.parsing import Seldom
 from nfdt_client.backup import back_up
 from nfdt_client.batch_hooks import BatchHooks, Pauses
-from nfdt_client.failures import failure_of
+from nfdt_client.failures import TRAINED, failure_of
 from nfdt_client.feed import Feeder
+from nfdt_client.fit_record import FitRecord
 from nfdt_client.handle import describe_stall, epoch_logs
-from nfdt_client.job import InteractiveJob
+from nfdt_client.job import InteractiveJob, StateLost
 from nfdt_client.model_state import ModelState
+from nfdt_client.replay import REPLAYED, validations, without_saving
+from nfdt_client.requests import Requests
 
 logger = logging.getLogger(__name__)
 
 Logs = dict[str, Any]
 REFRESH_FACTOR = 9.0
-TRAINED = "Training had begun."
 
 
 class Validation(Protocol):
@@ -46,6 +50,7 @@ class Fit:
         initial_epoch: First epoch to run.
         epochs: Index after the last epoch.
         steps_per_execution: Batches between two calls of the batch hooks.
+        steps_per_epoch: Steps of an epoch that the job was asked for, where its data may end before.
         watches_weights: Whether a callback may read or change the weights between epochs.
         watches_batches: Whether a callback may read the weights between batches without a pause of the training.
         pauses: Plan of the pauses for the batch hooks; None: training never pauses.
@@ -59,6 +64,7 @@ class Fit:
     initial_epoch: int
     epochs: int
     steps_per_execution: int = 1
+    steps_per_epoch: int | None = None
     watches_weights: bool = True
     watches_batches: bool = False
     pauses: Pauses | None = None
@@ -79,27 +85,32 @@ class Mirror:
     Args:
         fit: The call.
         job: The job, submitted.
-        feeder: Feeder of a job whose batches come from this process.
+        feed: Makes the feeder of a job whose batches come from this process, one for each server.
     """
 
-    def __init__(self, fit: Fit, job: InteractiveJob, feeder: Feeder | None = None) -> None:
-        self._fit, self._job, self._feeder = fit, job, feeder
+    def __init__(self, fit: Fit, job: InteractiveJob, feed: Callable[[], Feeder] | None = None) -> None:
+        self._fit, self._job = fit, job
+        self._requests = Requests(job, feed, fit.initial_epoch, muted=job.replayed > 0)
+        self._validated: Mapping[int, Mapping[str, Any]] = {}  # validations of replayed epochs in an earlier script
+        self._closed = fit.initial_epoch - 1  # last epoch whose end the callbacks have seen
+        self._queued = False
         self._callbacks, self._model = fit.callbacks, fit.model
         self._hooks = BatchHooks(fit.callbacks, fit.model, fit.steps_per_execution)
         self._epoch, self._steps = fit.initial_epoch, 0  # of the epoch, 0 if not known beforehand
         self._until: int | None = None  # steps after which training pauses
         self._known: State | None = None  # the cluster's state, if callbacks may change it
         self._rate = fit.state.learning_rate
-        self._stopping = False
         self._last: Mapping[str, Any] | None = None  # the final epoch_end, kept until the result has arrived
         self._loaded = False
         self._refresh_at = 0.0
+        self._warnings = Seldom(logger)
         self._ended = False
         self._began = False
         self._result: dict[str, Any] = {}
+        self._redone_samples = 0
         self._logs: Logs | None = None
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> FitRecord:
         """Mirror the job to its end; the model then holds the result.
 
         Returns:
@@ -112,23 +123,61 @@ class Mirror:
         try:
             return self._run()
         except BaseException as error:
-            if not self._ended:
-                if isinstance(error, Terminated):
-                    back_up(self._fit.state, self._job, self._callbacks, self._epoch)
-                self._job.cancel(f"the script stopped: {type(error).__name__}: {error}"[:500])
+            if not self._ended and not isinstance(error, JobTaken):
+                self._end_early(error)
             if self._began:
                 error.add_note(TRAINED)
-            if self._feeder is not None and self._feeder.error is not None and isinstance(error, Exception):
-                raise self._feeder.error from error
+            if self._requests.feed_error is not None and isinstance(error, Exception):
+                raise self._requests.feed_error from error
             raise
         finally:
-            if self._feeder is not None:
-                self._feeder.close()
+            self._requests.close()
 
-    def _run(self) -> dict[str, Any]:
+    def _end_early(self, error: BaseException) -> None:
+        """Cancel the job; after a signal, leave it if a later script can find it and it needs no batches from here."""
+        if isinstance(error, Terminated):
+            back_up(self._fit.state, self._job, self._callbacks, self._epoch)
+            if not self._requests.feeds and self._job.leave(self._fit.epochs - 1):
+                error.code = 0
+                return
+        self._job.cancel(f"the script stopped: {type(error).__name__}: {error}"[:500])
+
+    def _run(self) -> FitRecord:
         if self._fit.watches_weights:
             self._known = self._fit.state.read()
         self._proceed(self._fit.initial_epoch)
+        replayed: list[Event] = []
+        for event in self._job.events():
+            if event.cursor <= self._job.replayed:
+                replayed.append(event)
+                if event.cursor < self._job.replayed:
+                    continue
+            self._replay(replayed)
+            if event.cursor > self._job.replayed:
+                self._handle(event)
+        return self._finish()
+
+    def _replay(self, events: list[Event]) -> None:
+        """Call the callbacks for the epochs that were trained before this script attached to the job.
+
+        They see the newest weights, not those of each epoch.
+        """
+        if not self._requests.muted:
+            return
+        if self._fit.watches_weights:
+            self._load(self._job.snapshot())
+        self._validated = validations(events)
+        with without_saving(self._callbacks, self._model):
+            for event in events:
+                if event.kind in REPLAYED:
+                    self._handle(event)
+        if self._fit.watches_weights:
+            self._known = self._fit.state.read()
+        self._rate = self._fit.state.learning_rate
+        if not self._ended:
+            self._requests.unmute(self._rate)
+
+    def _handle(self, event: Event) -> None:
         handlers: dict[str, Callable[[Mapping[str, Any]], None]] = {
             "state": self._on_state,
             "epoch_begin": self._on_epoch_begin,
@@ -136,14 +185,17 @@ class Mirror:
             "epoch_end": self._on_epoch_end,
             "result": lambda data: self._result.update(data),
             "worker_lost": lambda d: logger.warning("%s is lost: %s", d.get("worker"), d.get("reason")),
+            "shard_lost": lambda d: logger.warning("%s is lost: %s", d.get("shard"), d.get("reason")),
+            "shards_restored": self._on_shards_restored,
             "stalled": lambda d: logger.warning("%s", describe_stall(d)),
             "log": self._on_log,
             "plan": lambda d: print(f"plan: {d.get('reason')}", file=sys.stderr),
         }
-        for event in self._job.events():
-            if handler := handlers.get(event.kind):
+        if handler := handlers.get(event.kind):
+            try:
                 handler(event.data)
-        return self._finish()
+            except StateLost as error:  # the event comes again
+                logger.info("%s", error)
 
     def _begin(self, epoch: int) -> None:
         self._epoch = epoch
@@ -153,17 +205,15 @@ class Mirror:
 
     def _proceed(self, epoch: int) -> None:
         self._hooks.begin_epoch()
-        if self._feeder is not None:
-            self._feeder.begin(epoch)
         self._go_on()
 
     def _go_on(self) -> None:
         self._until = self._fit.pauses(self._hooks.done) if self._fit.pauses is not None else None
-        self._job.proceed(self._epoch, self._until)
+        self._requests.permit(self._epoch, self._until)
 
     def _send_changes(self) -> None:
         """Send the cluster the changes that callbacks made to the model since the last synchronized state."""
-        if self._known is not None:
+        if self._known is not None and not self._requests.muted:
             now = self._fit.state.read()
             if self._fit.state.differs(self._known, now):
                 self._job.set_state(now)
@@ -173,7 +223,7 @@ class Mirror:
     def _send_learning_rate(self) -> None:
         rate = self._fit.state.learning_rate
         if rate is not None and rate != self._rate:
-            self._job.set_learning_rate(rate)
+            self._requests.set_learning_rate(rate)
         self._rate = rate
 
     def _on_state(self, data: Mapping[str, Any]) -> None:
@@ -181,6 +231,12 @@ class Mirror:
         self._ended = state in ("succeeded", "failed", "cancelled")
         if state in ("failed", "cancelled"):
             raise failure_of(self._job.job_id, data)
+        if state == "queued":
+            if self._queued:
+                self._requests.run_again(int(data.get("epoch", self._epoch)), self._fit.state.learning_rate)
+            self._queued = True
+        elif state == "starting":
+            self._requests.started()
         logger.info("Job %s is %s", self._job.job_id, state)
 
     def _on_log(self, data: Mapping[str, Any]) -> None:
@@ -188,12 +244,12 @@ class Mirror:
         logger.log(level, "%s: %s", data.get("worker") or "server", data.get("text"))
 
     def _on_epoch_begin(self, data: Mapping[str, Any]) -> None:
-        """Set the progress bar to the cluster's number of steps, which replaces the client's estimate."""
+        """Set the progress bar to the cluster's number of steps, unless ``fit`` was given one."""
         self._began = True
         params = self._callbacks.params or {}
         steps = data.get("steps")
-        self._steps = int(steps or 0) if self._feeder is None else 0  # a stream may end before its declared length
-        if steps and steps != params.get("steps"):
+        self._steps = int(steps or 0) if not self._requests.feeds else 0  # a stream may end before its declared length
+        if steps and not self._fit.steps_per_epoch and steps != params.get("steps"):
             self._callbacks.set_params({**params, "steps": steps})
             from nfdt.core import keras_internals
 
@@ -202,10 +258,10 @@ class Mirror:
                 bar.target = steps
 
     def _on_progress(self, data: Mapping[str, Any]) -> None:
-        if data.get("epoch", self._epoch) != self._epoch or self._stopping:
+        if data.get("epoch", self._epoch) != self._epoch or self._requests.stopping:
             return
         steps, logs, more = int(data["steps"]), data.get("logs") or {}, data.get("pause")
-        if more is not None:
+        if more is not None and not self._requests.muted:
             self._on_pause(steps, logs, more)
             return
         self._refresh()
@@ -216,7 +272,7 @@ class Mirror:
 
     def _on_pause(self, steps: int, logs: Logs, more: bool) -> None:
         """Call the hooks while training is paused: callbacks read the state of this step, and changes apply at once."""
-        self._load(self._job.snapshot())
+        self._load(self._job.snapshot(self._epoch, steps))
         if self._fit.watches_weights:
             self._known = self._fit.state.read()
         self._hooks.advance(steps, self._fit.state.metric_logs(logs), flush=True)
@@ -224,45 +280,60 @@ class Mirror:
             self._hooks.begin()
         self._send_changes()
         if self._hooks.stopped:
-            self._stop()
+            self._requests.stop()
         else:
             self._go_on()
 
     def _refresh(self) -> None:
         """Fetch the current weights for callbacks between batches, using at most a tenth of the time."""
         began = time.monotonic()
-        if self._fit.watches_batches and began >= self._refresh_at:
-            self._load(self._job.snapshot())
+        if self._fit.watches_batches and not self._requests.muted and began >= self._refresh_at:
+            try:
+                self._load(self._job.snapshot())
+            except (NotStored, PolicyRefused) as error:  # the disk or the quota is full
+                self._warnings.warn("The callbacks between batches see older weights: %s", error)
             now = time.monotonic()
             self._refresh_at = now + REFRESH_FACTOR * (now - began)
 
     def _advance(self, steps: int, logs: Logs, flush: bool = False) -> None:
         self._hooks.advance(steps, logs, flush=flush)
         if self._hooks.stopped:
-            self._stop()
-
-    def _stop(self) -> None:
-        if not self._stopping:
-            self._stopping = True
-            self._job.stop_training()
+            self._requests.stop()
 
     def _on_epoch_end(self, data: Mapping[str, Any]) -> None:
-        if data.get("epoch", self._epoch) != self._epoch:
+        epoch = data.get("epoch", self._epoch)
+        if epoch != self._epoch or epoch <= self._closed:
+            self._on_epoch_repeated(epoch)
             return
         logs = epoch_logs({"logs": data.get("logs")})
         self._advance(int(data.get("steps") or self._hooks.done), logs, flush=True)
-        if self._stopping or self._epoch + 1 >= self._fit.epochs:
+        self._warn_of_missing_data()
+        if self._requests.stopping or self._epoch + 1 >= self._fit.epochs:
             self._last = data
             return
-        if self._fit.watches_weights:
-            self._load(self._job.snapshot())
+        if self._fit.watches_weights and not self._requests.muted:
+            self._load(self._job.snapshot(self._epoch + 1))
             self._known = self._fit.state.read()
         self._close_epoch(data)
         if self._model.stop_training:
             self._loaded = self._fit.watches_weights
-            self._stop()
+            self._requests.stop()
         else:
             self._begin(self._epoch + 1)
+
+    def _warn_of_missing_data(self) -> None:
+        """Emit Keras' warning if the epoch had fewer calls of the hooks than ``steps_per_epoch`` asks for."""
+        from nfdt.core import keras_internals
+
+        size, wanted = self._fit.steps_per_execution, self._fit.steps_per_epoch or 0
+        if -(-self._hooks.done // size) < wanted // size and not self._requests.stopping:
+            keras_internals.warn_of_missing_data()
+
+    def _on_epoch_repeated(self, epoch: int) -> None:
+        """Go on after an epoch whose end was seen before, and which a restarted server has trained again."""
+        self._requests.trained_again(epoch)
+        if epoch == self._epoch and self._model.stop_training:
+            self._requests.stop()
 
     def _load(self, state: State) -> None:
         """Load a state of the cluster, except the learning rate, which the client decides."""
@@ -270,16 +341,22 @@ class Mirror:
 
     def _close_epoch(self, data: Mapping[str, Any]) -> None:
         logs = epoch_logs({"logs": data.get("logs")})
-        validation = (
-            self._fit.validate(self._epoch)
-            if self._fit.validate is not None
-            else epoch_logs({"logs": data.get("val_logs")})
-        )
+        validation = self._validate() if self._fit.validate is not None else epoch_logs({"logs": data.get("val_logs")})
         if validation and self._fit.validate is None:
             self._replay_test_hooks(validation)
         logs.update(epoch_logs({"val_logs": validation}))
         self._callbacks.on_epoch_end(self._epoch, logs)
-        self._logs = logs
+        self._logs, self._closed = logs, self._epoch
+
+    def _validate(self) -> Logs | None:
+        """Evaluate the model here; in a replayed epoch return what an earlier script has sent, if it has."""
+        assert self._fit.validate is not None
+        if self._requests.muted and self._epoch in self._validated:
+            return epoch_logs({"logs": self._validated[self._epoch]})
+        logs = self._fit.validate(self._epoch)
+        if logs is not None and not self._requests.muted:
+            self._job.validated(self._epoch, logs)
+        return logs
 
     def _replay_test_hooks(self, logs: Logs) -> None:
         self._callbacks.on_test_begin()
@@ -288,7 +365,12 @@ class Mirror:
             self._callbacks.on_test_batch_end(step, dict(logs))
         self._callbacks.on_test_end(dict(logs))
 
-    def _finish(self) -> dict[str, Any]:
+    def _on_shards_restored(self, data: Mapping[str, Any]) -> None:
+        seconds, redone = data.get("seconds", 0.0), int(data.get("redone_samples", 0))
+        logger.warning("training goes on with restored shards after %.1f s; %d samples are redone", seconds, redone)
+        self._redone_samples += redone
+
+    def _finish(self) -> FitRecord:
         if not self._ended:
             raise JobFailed(f"Job {self._job.job_id} has ended, but its server did not say how.")
         if not self._loaded:
@@ -297,14 +379,9 @@ class Mirror:
             self._close_epoch(self._last)
         self._model.optimizer.finalize_variable_values(self._model.trainable_weights)
         self._callbacks.on_train_end(self._logs)
-        workers = dict(self._result.get("workers") or {})
-        _warn_of_dropped(workers)
-        return workers
-
-
-def trained_before(error: BaseException) -> bool:
-    """Whether the job that this error ended had begun its first epoch."""
-    return TRAINED in getattr(error, "__notes__", ())
+        record = FitRecord(self._result.get("workers") or {}, self._redone_samples)
+        _warn_of_dropped(record)
+        return record
 
 
 def _warn_of_dropped(workers: Mapping[str, Mapping[str, Any]]) -> None:

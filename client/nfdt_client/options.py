@@ -11,6 +11,7 @@ from typing import Any
 
 from nfdt.core.errors import UsageError
 from nfdt.core.host.launcher_rank import LauncherRank, find_world
+from nfdt.core.jobs.names import check_name
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.job import (
     CLUSTER_OPTIONS,
@@ -24,7 +25,7 @@ from nfdt.core.specs.job import (
     resolve_cluster,
 )
 from nfdt.core.specs.presets import DEFAULT_PRESET
-from nfdt_client import batch_hooks, placement, ring
+from nfdt_client import batch_hooks, local_fit, placement, ring
 from nfdt_client.layers import (
     ARGUMENT,
     Setting,
@@ -40,13 +41,13 @@ logger = logging.getLogger(__name__)
 TLS = ("ca_file", "cert_file", "key_file")
 CONNECTION = ("server", "token", "token_file", *TLS)
 TIMEOUTS = ("start_timeout_s", "step_timeout_s")
+OF_FITS = ("batch_hooks", "data", "fallback", "job")
 EMULATION = tuple(f"emulate.{name}" for name in Emulation.model_fields)
 NAMES: tuple[str, ...] = (
     "algorithm",
     *CONNECTION,
     *TIMEOUTS,
-    "batch_hooks",
-    "data",
+    *OF_FITS,
     *(name for name in OVERRIDES if name != "emulate"),
     *EMULATION,
 )
@@ -61,6 +62,8 @@ class Options:
         server: ``HOST:PORT`` of a job server; None for the embedded one.
         batch_hooks: Timing of the callbacks' batch hooks: auto, exact, or approximate.
         data: Place where the data of ``fit`` are read: auto, client, or workers.
+        fallback: What to do with a fit that cannot be distributed: error, or local.
+        job: Name of the job of the first fit at the server; later fits are numbered. None: the jobs have no names.
         workers_given: Whether the number of workers is given; otherwise it is the default.
         world: Launcher's world that this script is a rank of, for jobs that run on these ranks.
         settings: Every option by name with its value and origin, for ``nfdt config``.
@@ -74,6 +77,8 @@ class Options:
     step_timeout_s: float = 600.0
     batch_hooks: str = "auto"
     data: str = "auto"
+    fallback: str = "error"
+    job: str | None = None
     workers_given: bool = False
     world: LauncherRank | None = None
     settings: Mapping[str, Setting] = field(default_factory=dict, repr=False)
@@ -137,6 +142,17 @@ def _checked_server(value: Any) -> str:
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise UsageError(f"server: expected HOST:PORT. Received: {value!r}.")
     return str(value)
+
+
+def _checked_job(name: Any, server: Any) -> str | None:
+    if name is None:
+        return None
+    if server is None:
+        raise UsageError(
+            f"job={name!r}: expected server='HOST:PORT' with it, or NFDT_SERVER in the environment. Received: none. "
+            "The server that a script starts ends with the script, and its jobs too."
+        )
+    return check_name(str(name))
 
 
 def resolve(
@@ -261,6 +277,8 @@ def _validated(given: dict[str, Setting], default_algorithm: str) -> Options:
     connection = {name: values.pop(name) for name in CONNECTION if name in values}
     hooks = values.pop("batch_hooks", "auto")
     data = placement.check_mode(values.pop("data", "auto"))
+    fallback = local_fit.check_fallback(values.pop("fallback", "error"))
+    job = _checked_job(values.pop("job", None), connection.get("server"))
     algorithm = resolve_algorithm(preset, **values)
     check_groups(algorithm, cluster)
     server = _checked_server(connection["server"]) if "server" in connection else None
@@ -271,6 +289,8 @@ def _validated(given: dict[str, Setting], default_algorithm: str) -> Options:
         tls={name: connection[name] for name in TLS if connection.get(name)},
         batch_hooks=batch_hooks.check_mode(hooks, algorithm),
         data=data,
+        fallback=fallback,
+        job=job,
         workers_given="workers" in given,
         settings=_explained(given, preset, algorithm, cluster),
         _token=connection.get("token"),
@@ -288,6 +308,7 @@ def _explained(
         "algorithm": preset,
         "batch_hooks": "auto",
         "data": "auto",
+        "fallback": "error",
         **{name: JobSpec.model_fields[name].default for name in TIMEOUTS},
         **{name: getattr(cluster, name) for name in CLUSTER_OPTIONS},
         **{name: value for name, value in algorithm.model_dump().items() if name != "name"},
@@ -301,6 +322,6 @@ def _explained(
         elif name == "token":
             settings[name] = Setting("(hidden)", origin)
         else:
-            as_given = name in given and name in (*CONNECTION, *TIMEOUTS, "batch_hooks", "data")
+            as_given = name in given and name in (*CONNECTION, *TIMEOUTS, *OF_FITS)
             settings[name] = Setting(given[name].value if as_given else resolved.get(name), origin)
     return settings

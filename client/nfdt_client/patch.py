@@ -8,6 +8,9 @@ from collections.abc import Callable
 from contextvars import ContextVar, Token
 from typing import Any, Protocol
 
+from nfdt_client.local_fit import ELSEWHERE, LocalFits
+from nfdt_client.tracebacks import hide_frames
+
 FitFunction = Callable[..., Any]
 
 
@@ -19,24 +22,28 @@ class FitHandler(Protocol):
         ...
 
 
-# Session that a fit of this context belongs to; None: Keras' own fit. Each thread has its own context.
+# Session that a fit of this context belongs to; None outside of all. Each thread has its own context.
 _current: ContextVar[FitHandler | None] = ContextVar("nfdt_session", default=None)
 
 
 def enter(handler: FitHandler | None) -> Token[FitHandler | None]:
-    """Route this context's fits to ``handler``; None routes them to Keras."""
+    """Route this context's fits to ``handler``."""
     return _current.set(handler)
 
 
 def leave(token: Token[FitHandler | None]) -> None:
     """Undo the matching :func:`enter`."""
-    _current.reset(token)
+    try:
+        _current.reset(token)
+    except ValueError:  # entered in another context, whose end this is
+        _current.set(None)
 
 
 class FitPatch:
     """Reference-counted replacement of the attribute ``fit`` of one model class.
 
     The replacement looks the session up in the context: without one, as in other threads, the fit is Keras' own.
+    While a session is open anywhere, it reports such a fit.
     """
 
     def __init__(self) -> None:
@@ -50,7 +57,7 @@ class FitPatch:
         with self._lock:
             if self._users == 0:
                 self._own = vars(model_class).get("fit")
-                self._ours = _capturing(model_class.fit)
+                self._ours = self._capturing(model_class.fit)
                 model_class.fit = self._ours
             self._users += 1
 
@@ -68,14 +75,14 @@ class FitPatch:
             else:
                 model_class.fit = self._own
 
+    def _capturing(self, original: FitFunction) -> FitFunction:
+        @hide_frames
+        @functools.wraps(original)
+        def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
+            handler = _current.get() or (LocalFits(ELSEWHERE) if self._users else None)
+            return original(model, *args, **kwargs) if handler is None else handler.fit(original, model, args, kwargs)
 
-def _capturing(original: FitFunction) -> FitFunction:
-    @functools.wraps(original)
-    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        handler = _current.get()
-        return original(self, *args, **kwargs) if handler is None else handler.fit(original, self, args, kwargs)
-
-    return fit
+        return fit
 
 
 PATCH = FitPatch()  # of keras.Model: one class per process, so one patch

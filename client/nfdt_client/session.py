@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import uuid
 from collections.abc import Callable
 from contextvars import Token
+from dataclasses import replace
+from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
-from nfdt.core.errors import PolicyRefused, ServerUnreachable, UnreadableData, UsageError
+from nfdt.core.errors import NfdtError, PolicyRefused, ServerUnreachable, UnreadableData
+from nfdt.core.host.keras_backend import require_tensorflow
 from nfdt.core.program.manifest import Manifest
-from nfdt.core.sharding import why_uncuttable
 from nfdt.core.specs.job import ClusterSpec
+from nfdt.core.wire import jobs_pb2 as pb
 from nfdt_client import batch_hooks, callbacks, patch, placement, ring
 from nfdt_client.capture import bind, capture, check_batch
 from nfdt_client.captured import Capture
 from nfdt_client.connection import JobsClient
-from nfdt_client.embedded import EmbeddedServer
+from nfdt_client.embedded import StartedServer, embedded_server
+from nfdt_client.failures import trained_before
 from nfdt_client.feed import Feeder
 from nfdt_client.fit_record import FitRecord
 from nfdt_client.job import InteractiveJob
-from nfdt_client.mirror import Fit, Mirror, begin_epoch, trained_before
+from nfdt_client.job_names import JobNames
+from nfdt_client.local_fit import IN_A_FIT, Fallback, LocalFits, may_train_here
+from nfdt_client.mirror import Fit, Mirror, begin_epoch
 from nfdt_client.model_state import ModelState
 from nfdt_client.options import Options
+from nfdt_client.program_checks import check_shards, look_at_metrics
 from nfdt_client.specify import Submission, specify
+from nfdt_client.tracebacks import hide_frames
 from nfdt_client.training_data import Stream
 from nfdt_client.upload import upload
 
@@ -35,26 +44,6 @@ IDLE = (
     "No model.fit was called: nothing was distributed. Only model.fit trains on workers; train_on_batch, a loop of "
     "your own, and a fit in another thread run in this process."
 )
-
-
-class StartedServer(Protocol):
-    """A job server that this process has started, or its caller.
-
-    Attributes:
-        token: Secret that it accepts.
-        ca_file: PEM certificates to trust; None: it talks in plain text.
-    """
-
-    token: str
-    ca_file: str | None
-
-    def address(self) -> str:
-        """Wait until the server serves and return its ``HOST:PORT``."""
-        ...
-
-    def check(self) -> None:
-        """Raise an error with the reason if the server cannot serve any more."""
-        ...
 
 
 class Session:
@@ -67,6 +56,7 @@ class Session:
     Args:
         options: The options.
         server: A server that the caller started for this session and stops after it; the options name none then.
+        names: Names of the jobs of this session and of others; by default those of the option ``job``.
 
     Attributes:
         fits: ``history.nfdt`` of every fit so far.
@@ -76,25 +66,34 @@ class Session:
 
     tells_idle = True
 
-    def __init__(self, options: Options, server: StartedServer | None = None) -> None:
+    def __init__(self, options: Options, server: StartedServer | None = None, names: JobNames | None = None) -> None:
         self.options, self._given = options, server
+        self._names = names or JobNames(options.job)
         self.fits: list[dict[str, Any]] = []
         self._id = uuid.uuid4().hex
         self._idle = True
         self._outer: patch.FitHandler | None = None
         self._link: JobsClient | None = None
         self._embedded: StartedServer | None = None
+        self._refusal: NfdtError | None = None  # why no fit of this session can be distributed
         self._undo = contextlib.ExitStack()
 
+    @hide_frames
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as undo:
-            self._open(undo)
+            try:
+                require_tensorflow()
+                self._open(undo)
+            except NfdtError as error:
+                if self.options.fallback == "error" or not may_train_here(error):
+                    raise
+                self._refusal = error
             import keras
 
             patch.PATCH.install(keras.Model)
             undo.callback(patch.PATCH.remove, keras.Model)
             token = patch.enter(self)
-            undo.callback(_leave, token)
+            undo.callback(patch.leave, token)
             self._idle, self._outer = True, None if token.old_value is Token.MISSING else token.old_value
             self._undo = undo.pop_all()
         return self
@@ -115,10 +114,10 @@ class Session:
             ring.follow(self.options.cluster)
         self._embedded = self._given
         if self._given is None and self.options.server is None:
-            self._embedded = undo.enter_context(_embedded(self.options))
+            self._embedded = undo.enter_context(embedded_server(self.options))
         undo.callback(self._disconnect)
         if self._embedded is None:
-            self.connection().describe()  # reports a wrong address or token before the script's own work begins
+            self._describe(waits=self.options.job is not None)  # reports a wrong address before the script's own work
 
     def connection(self) -> JobsClient:
         """Return the connection to the session's server; wait for the embedded one to start."""
@@ -130,6 +129,11 @@ class Session:
                 self._link = JobsClient(str(self.options.server), self.options.token(), **self.options.tls)
         return self._link
 
+    def _describe(self, *, waits: bool = True) -> pb.ServerDescription:
+        """Return the description of the session's server; ``waits``: it may be restarted just now."""
+        link = self.connection()
+        return link.persist(link.describe) if waits else link.describe()
+
     def release_connection(self) -> JobsClient:
         """Return the connection; from now on the caller closes it."""
         link, self._link = self.connection(), None
@@ -138,16 +142,32 @@ class Session:
     def fit(self, original: patch.FitFunction, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Train ``model`` on the cluster as ``original`` would here; fits inside callbacks are Keras' own."""
         self.note_fit()
-        arguments = bind(original, model, args, kwargs)
-        token = patch.enter(None)
+        fallback = Fallback(bind(original, model, args, kwargs), self.options.fallback)
+        token = patch.enter(LocalFits(IN_A_FIT))
         try:
-            return self._fit(model, arguments)
-        except ServerUnreachable:
-            if self._embedded is not None:
-                self._embedded.check()  # raises with a more precise reason
+            if self._refusal is not None:
+                raise self._refusal
+            return self._fit(model, fallback.arguments, fallback)
+        except Exception as error:
+            reason = self._explained(error)
+            if fallback.applies(reason):
+                return fallback.run(original, model, reason)
+            if reason is not error:
+                raise reason from None
             raise
         finally:
             patch.leave(token)
+
+    def _explained(self, error: Exception) -> Exception:
+        """Return the error; for an embedded server that has ended, with the reason."""
+        if isinstance(error, ServerUnreachable) and self._embedded is not None:
+            try:
+                self._embedded.check()
+            except ServerUnreachable as precise:
+                for note in getattr(error, "__notes__", ()):
+                    precise.add_note(note)
+                return precise
+        return error
 
     def note_fit(self) -> None:
         """Record that this session, or one nested in it, has distributed a fit."""
@@ -155,26 +175,28 @@ class Session:
         if isinstance(self._outer, Session):
             self._outer.note_fit()
 
-    def _fit(self, model: Any, arguments: dict[str, Any]) -> Any:
+    def _fit(self, model: Any, arguments: dict[str, Any], fallback: Fallback) -> Any:
         from nfdt.core import keras_internals
 
         captured = capture(model, arguments, self.options, self.allows_code)
         batch = captured.sample_batch()
         check_batch(model, batch)
+        name = self._names.next()
         listeners = callbacks.callback_list(captured, self.options)
         model.stop_training = False
         listeners.on_train_begin()
         initial_epoch = int(keras_internals.restored_epoch(model) or captured.arguments["initial_epoch"])
         if initial_epoch >= captured.epochs:
-            return _nothing_to_train(captured, listeners)
+            return callbacks.finish_without_epochs(captured, listeners)
         begin_epoch(model, listeners, initial_epoch)
+        fallback.begin(listeners, captured.local_steps)
         each = callbacks.each(listeners)
         size = int(model.steps_per_execution or 1)
         pauses = batch_hooks.plan_pauses(self.options.batch_hooks, self.options.algorithm, each, size)
 
-        def train() -> dict[str, Any]:
+        def train() -> FitRecord:
             submission, manifest = self.prepare(captured, batch, initial_epoch, interactive=True)
-            job = self._start(submission, manifest)
+            job = self._start(replace(submission, name=name), manifest)
             validate = callbacks.local_validation(captured, listeners)
             fit = Fit(
                 model,
@@ -183,6 +205,7 @@ class Session:
                 initial_epoch,
                 captured.epochs,
                 steps_per_execution=size,
+                steps_per_epoch=captured.steps_per_epoch,
                 watches_weights=validate is not None or callbacks.watches_weights(listeners),
                 watches_batches=self.options.batch_hooks != "exact" and batch_hooks.look_at_batches(each),
                 pauses=pauses,
@@ -191,12 +214,13 @@ class Session:
             )
             return Mirror(fit, job, self._feed(job, captured)).run()
 
-        workers = self._with_readable_data(captured, train)
-        model.history.nfdt = FitRecord(workers, {"where": captured.choice.where, "reason": captured.choice.reason})
-        self.fits.append(model.history.nfdt)
+        record = self._with_readable_data(captured, train)
+        record.data = {"where": captured.choice.where, "reason": captured.choice.reason}
+        model.history.nfdt = record
+        self.fits.append(record)
         return model.history
 
-    def _with_readable_data(self, captured: Capture, train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def _with_readable_data(self, captured: Capture, train: Callable[[], FitRecord]) -> FitRecord:
         """Train; if the workers cannot read data before anything is trained, train with data read in this process.
 
         Raises:
@@ -215,7 +239,7 @@ class Session:
 
     def allows_code(self) -> bool:
         """Whether the session's server takes code."""
-        return self._embedded is not None or self.connection().describe().allow_code
+        return self._embedded is not None or self._describe().allow_code
 
     def prepare(
         self, captured: Capture, batch: Any, initial_epoch: int, *, interactive: bool
@@ -238,7 +262,7 @@ class Session:
 
     def _place(self, code: bool) -> ClusterSpec:
         """Return the cluster with its numbers of workers and shards; ``code``: the job carries code of the script."""
-        server = self.connection().describe()
+        server = self._describe()
         if code and not server.allow_code:
             raise PolicyRefused(
                 "The job carries code of the script (custom layers, losses, functions). Expected: a server started "
@@ -251,92 +275,31 @@ class Session:
         return cluster
 
     def _start(self, submission: Submission, manifest: Manifest) -> InteractiveJob:
-        """Submit the job; ``manifest`` is that of its program."""
-        return InteractiveJob(self.connection(), self.send(submission))
+        """Submit the job, or attach to the one of its name; ``manifest`` is that of its program."""
+        reply, name = self.send(submission), submission.name
+        if reply.cursor:
+            print(f"Attached to {reply.job_id} ({name}): its epochs so far are replayed.", file=sys.stderr)
+        return InteractiveJob(self.connection(), reply.job_id, self._id, name=name, replayed=reply.cursor)
 
-    def _feed(self, job: InteractiveJob, captured: Capture) -> Feeder | None:
-        """Return the feeder of a stream's batches, or None."""
-        return Feeder(job, captured.train.epoch) if isinstance(captured.train, Stream) else None
+    def _feed(self, job: InteractiveJob, captured: Capture) -> Callable[[], Feeder] | None:
+        """Return the maker of feeders of a stream's batches, or None."""
+        train = captured.train
+        return partial(Feeder, job, train.epoch, train.rewind) if isinstance(train, Stream) else None
 
-    def send(self, submission: Submission) -> str:
-        """Upload missing artifacts, submit the job, and return its id."""
-        connection = self.connection()
-        sent = upload(connection, submission.blobs)
-        job_id = connection.submit(submission.spec.model_dump_json(), self._id)
-        logger.info("Submitted job %s (%d bytes uploaded)", job_id, sent)
-        return job_id
+    def send(self, submission: Submission) -> pb.SubmitReply:
+        """Upload missing artifacts and submit the job.
+
+        With a name, find the job that has it; as a second call finds the job of the first, it is made again while the
+        server is away or its disk is full.
+        """
+        connection, spec, name = self.connection(), submission.spec.model_dump_json(), submission.name
+        sent = upload(connection, submission.blobs, waits=bool(name))
+        submit = partial(connection.submit, spec, self._id, name)
+        reply = connection.persist(submit, stores=True) if name else submit()
+        logger.info("Submitted job %s (%d bytes uploaded)", reply.job_id, sent)
+        return reply
 
     def _disconnect(self) -> None:
         if self._link is not None:
             self._link.close()
             self._link = None
-
-
-@contextlib.contextmanager
-def _embedded(options: Options) -> Any:
-    cluster, topology = options.cluster, options.algorithm.topology_facts
-    if topology.allreduce:
-        server = EmbeddedServer(0, 0, rings=[ring.describe_ring(cluster)])
-    elif topology.grouped:
-        server = EmbeddedServer(0, cluster.shards, rings=ring.describe_groups(options.algorithm, cluster))
-    else:
-        server = EmbeddedServer(cluster.workers, cluster.shards)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.stop()
-
-
-def _leave(token: Token[Any]) -> None:
-    try:
-        patch.leave(token)
-    except ValueError:  # exited in another context than entered; that context ends anyway
-        patch.enter(None)
-
-
-def _nothing_to_train(captured: Capture, listeners: Any) -> Any:
-    """Finish a fit without epochs as Keras does: no training, no logs."""
-    if captured.epochs > 0 and captured.model.optimizer.built:
-        captured.model.optimizer.finalize_variable_values(captured.model.trainable_weights)
-    listeners.on_train_end(None)
-    captured.model.history.nfdt = {}
-    return captured.model.history
-
-
-def look_at_metrics(captured: Capture, batch: Any, *, interactive: bool) -> None:
-    """Move the validation into this process if ``test_step`` returns logs that workers cannot compute.
-
-    Raises:
-        CaptureError: a metric cannot be merged.
-        UsageError: a detached job has no process that validates.
-    """
-    from nfdt.core.program.metrics import check_metrics
-
-    validation = captured.validation
-    sample = None if validation is None else validation.first()
-    own = check_metrics(captured.model, batch, sample)
-    if not own:
-        return
-    what = f"test_step returns logs that are no results of metrics: {', '.join(own)}."
-    if not interactive:
-        raise UsageError(
-            f"submit: {what} Workers validate with metrics alone. Expected: for instance keras.metrics.Mean, updated "
-            "and returned by test_step; or nfdt.distribute, which validates such a model in this script."
-        )
-    logger.warning("%s The model is therefore validated in this process, not on the workers.", what)
-    captured.validation = None
-
-
-def check_shards(model: Any, manifest: Manifest, cluster: ClusterSpec) -> None:
-    """Raise UsageError if the optimizer needs all variables in one place but there are several shards."""
-    if cluster.shards == 1:
-        return
-    obstacle, name = why_uncuttable(manifest), type(model.optimizer).__name__
-    if obstacle is None:
-        return
-    reason = {
-        "global norm": f"global_clipnorm of {name} is a norm over all variables",
-        "unattributed": f"the variables of {name} cannot be attributed to the model's variables",
-    }[obstacle]
-    raise UsageError(f"shards={cluster.shards}: expected 1, because {reason}. Remove the option shards.")

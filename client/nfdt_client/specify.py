@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import getpass
 import os
+import random
+import secrets
 import sys
 import unicodedata
 from collections.abc import Sequence
@@ -22,7 +24,7 @@ from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec
 from nfdt_client.captured import Capture
 from nfdt_client.options import Options
 from nfdt_client.placement import Choice
-from nfdt_client.training_data import GraphData, Indexed, Stream
+from nfdt_client.training_data import Arrays, GraphData, Indexed, Stream
 from nfdt_client.upload import Blob, array_blob
 
 
@@ -47,10 +49,11 @@ class Packed(Protocol):
 
 @dataclass(frozen=True)
 class Submission:
-    """A job's specification and all artifacts it names."""
+    """A job's specification, all artifacts it names, and the name by which a later script finds it ("": none)."""
 
     spec: JobSpec
     blobs: dict[str, Blob]
+    name: str = ""
 
 
 def specify(
@@ -82,7 +85,7 @@ def specify(
             code=packed.code or captured.ships_code,
             algorithm=options.algorithm,
             cluster=cluster,
-            fit=_fit_spec(captured, initial_epoch),
+            fit=_fit_spec(captured, options, initial_epoch),
             train=train,
             validation=validation,
             attended=interactive,  # the stored field keeps its name
@@ -114,22 +117,37 @@ def _script() -> str:
     return Path(sys.argv[0] if sys.argv else "").name
 
 
-def _fit_spec(captured: Capture, initial_epoch: int) -> FitSpec:
-    """Return the fit's specification; ``keras.utils.set_random_seed`` sets its seed, drawn from NumPy's generator."""
+def _fit_spec(captured: Capture, options: Options, initial_epoch: int) -> FitSpec:
     arguments = captured.arguments
     frequency = arguments["validation_freq"]
     return FitSpec(
         epochs=captured.epochs,
         initial_epoch=initial_epoch,
         batch_size=captured.batch_size,
-        # "batch" permutes rows inside each batch: the batches hold the same rows, so there is nothing to permute.
-        shuffle=bool(arguments["shuffle"]) and arguments["shuffle"] != "batch",
-        seed=int(np.random.randint(2**31)),
-        steps_per_epoch=captured.steps_per_epoch,
+        **_order(captured),
+        steps_per_epoch=captured.steps_of_job(options),
         validation_freq=int(frequency) if np.ndim(frequency) == 0 else tuple(int(e) for e in frequency),
         validation_batch_size=captured.validation.batch_size if captured.validation is not None else None,
         validation_steps=None,  # the data are already cut to that many rows
     )
+
+
+def _order(captured: Capture) -> dict[str, Any]:
+    """Return the fields of the fit's specification on the order of the samples.
+
+    The seed is that of Keras' own shuffle: TensorFlow's for arrays, Python's for other data.
+    ``keras.utils.set_random_seed`` sets both.
+    """
+    from nfdt.core import keras_internals
+
+    shuffle, data = captured.arguments["shuffle"], captured.train
+    if not shuffle or not isinstance(data, Arrays):
+        return {"shuffle": bool(shuffle), "seed": random.getrandbits(31)}
+    in_batches = shuffle == "batch"  # each batch has the rows that it has without shuffle, in another order
+    seed = keras_internals.shuffle_seed()
+    if seed is None:
+        return {"shuffle": not in_batches, "seed": secrets.randbits(31)}
+    return {"shuffle": True, "seed": seed, "block": data.batch_size if in_batches else data.samples}
 
 
 def _data_spec(choice: Choice, blobs: dict[str, Blob]) -> DataSpec:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nfdt.core.errors import UsageError
-from nfdt.core.training.host_batches import as_batch, dense_array, leaves, map_arrays, refuse_ragged, rows_of
+from nfdt.core.errors import CaptureError, UsageError
+from nfdt.core.training.host_batches import as_batch, is_composite, leaves, map_arrays, rows_of
 
 if TYPE_CHECKING:
     from nfdt.core.program.shipped_data import ShippedSource
@@ -71,8 +71,23 @@ class Stream:
         batch = self._iterator.peek()
         return as_batch(batch)
 
+    def rewind(self) -> None:
+        """Begin the data again, after an epoch that was not read to its end.
+
+        Raises:
+            CaptureError: the data can be read only once.
+        """
+        from nfdt.core import keras_internals
+
+        if keras_internals.is_read_once(self._iterator):
+            raise CaptureError(
+                "The server was restarted, and the epoch cannot be fed again: batches of a generator are read only "
+                "once. Expected: arrays, a keras.utils.PyDataset or a tf.data.Dataset."
+            )
+        self._iterator.reset()
+
     def epoch(self) -> Iterator[Any]:
-        """Yield the batches of the next epoch as pytrees of NumPy arrays."""
+        """Yield the batches of the next epoch as pytrees of arrays."""
         for _, _, buffer in self._iterator:
             yield from map(as_batch, buffer)
 
@@ -136,13 +151,6 @@ class GraphData:
 TrainingData = Arrays | Indexed | GraphData | Stream
 
 
-def is_sparse(pytree: Any) -> bool:
-    """Whether any leaf is a sparse matrix or tensor; such batches are made dense one by one."""
-    from nfdt.core import keras_internals
-
-    return any(keras_internals.is_sparse_leaf(leaf) for leaf in leaves(pytree))
-
-
 def read(x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Arrays | Stream:
     """Read the training data as Keras does.
 
@@ -150,22 +158,21 @@ def read(x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Ar
         x: As for ``fit``.
         y: As for ``fit``.
         sample_weight: As for ``fit``.
-        **options: ``batch_size``, ``steps_per_epoch``, ``shuffle`` and ``class_weight`` of ``fit``.
+        **options: ``batch_size``, ``steps_per_epoch``, ``shuffle`` and ``class_weight`` of ``fit``;
+            ``steps_per_execution`` of ``compile``.
 
     Raises:
         UsageError: no data, or data that Keras' adapters refuse (lengths that differ, unknown types, ...).
-        CaptureError: ragged tensors.
     """
     from nfdt.core import keras_internals
 
     check_not_empty(x, y, sample_weight)
-    refuse_ragged((x, y, sample_weight))
     try:
         iterator = keras_internals.ReplayingIterator(x, y, sample_weight, **options)
     except ValueError as error:
         raise UsageError(f"Training data: {error}") from error
     arrays = keras_internals.array_inputs(iterator)
-    if arrays is None or is_sparse((x, y, sample_weight)):
+    if arrays is None or is_composite((x, y, sample_weight)):
         return Stream(iterator)
     inputs, samples, batch_size = arrays
     return Arrays(_whole(inputs), samples, batch_size)
@@ -188,12 +195,11 @@ def is_arrays(pytree: Any) -> bool:
     """Whether these are dense arrays that can go with a job."""
     from nfdt.core import keras_internals
 
-    ragged = any(keras_internals.is_tensorflow_ragged(leaf) for leaf in leaves(pytree))
-    return keras_internals.can_be_sliced(pytree) and not is_sparse(pytree) and not ragged
+    return keras_internals.can_be_sliced(pytree) and not is_composite(pytree)
 
 
 def _whole(inputs: Any) -> Any:
     """Convert the adapter's inputs to NumPy arrays as it converts batches (float64 to floatx, pandas, strings)."""
     from nfdt.core import keras_internals
 
-    return map_arrays(lambda leaf: dense_array(keras_internals.sliced_array(leaf)), inputs)
+    return map_arrays(lambda leaf: np.asarray(keras_internals.sliced_array(leaf)), inputs)

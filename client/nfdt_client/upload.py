@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from nfdt.core.arrays.pytree import as_array
-from nfdt.core.errors import ProtocolError, ServerUnreachable
+from nfdt.core.errors import ProtocolError
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire.status import translated
 from nfdt_client.connection import CALL_TIMEOUT_S, JobsClient
@@ -19,11 +19,7 @@ from nfdt_client.connection import CALL_TIMEOUT_S, JobsClient
 logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 2 * 2**20
-ATTEMPTS = 4
-RETRY_PAUSE_S = 1.0
 TRANSFER_TIMEOUT_S = 24 * 3600.0
-
-_T = TypeVar("_T")
 
 
 class Blob:
@@ -70,14 +66,19 @@ def find_missing(connection: JobsClient, names: Iterable[str]) -> dict[str, int]
     return {item.sha256: int(item.have_bytes) for item in reply.missing}
 
 
-def upload(connection: JobsClient, blobs: Mapping[str, Blob]) -> int:
+def upload(connection: JobsClient, blobs: Mapping[str, Blob], *, waits: bool = False) -> int:
     """Send the artifacts missing on the server, each once; a broken transfer is resumed.
+
+    Args:
+        connection: Connection to the server.
+        blobs: The artifacts by their names.
+        waits: Whether to wait for room if the server's disk is full.
 
     Returns:
         Bytes sent.
 
     Raises:
-        ServerUnreachable: the connection broke ``ATTEMPTS`` times.
+        ServerUnreachable: the server has not answered for a while; see :meth:`JobsClient.persist`.
     """
 
     def send_missing() -> int:
@@ -86,17 +87,7 @@ def upload(connection: JobsClient, blobs: Mapping[str, Blob]) -> int:
             sent += _send(connection, blobs[name], have_bytes)
         return sent
 
-    return _persist(connection, send_missing)
-
-
-def _persist(connection: JobsClient, action: Callable[[], _T]) -> _T:
-    for attempt in range(1, ATTEMPTS):
-        try:
-            return action()
-        except ServerUnreachable as error:
-            logger.info("Transfer broke (attempt %d of %d): %s", attempt, ATTEMPTS, error)
-            connection.wait_ready(RETRY_PAUSE_S * attempt)
-    return action()
+    return connection.persist(send_missing, transfers=True, stores=waits)
 
 
 def _send(connection: JobsClient, blob: Blob, have_bytes: int) -> int:
@@ -126,7 +117,7 @@ def download(connection: JobsClient, sha256: str) -> bytes:
 
     Raises:
         ProtocolError: the received bytes have another hash.
-        ServerUnreachable: the connection broke ``ATTEMPTS`` times.
+        ServerUnreachable: the server has not answered for a while; see :meth:`JobsClient.persist`.
     """
     received = bytearray()
 
@@ -136,7 +127,7 @@ def download(connection: JobsClient, sha256: str) -> bytes:
             for chunk in connection.stub.Download(request, timeout=TRANSFER_TIMEOUT_S):
                 received.extend(chunk.data)
 
-    _persist(connection, receive)
+    connection.persist(receive, transfers=True)
     if (arrived := hashlib.sha256(received).hexdigest()) != sha256:
         raise ProtocolError(f"Artifact {sha256}: {len(received)} bytes arrived with the hash {arrived}.")
     return bytes(received)

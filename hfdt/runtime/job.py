@@ -21,11 +21,11 @@ from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.step import AllreduceStep
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import ProtocolError
+from nfdt.core.program.batch_tensors import as_tensors
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State, load_state
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.training import data, merge
-from nfdt.core.training.direct_call import as_tensors
 from nfdt.core.training.gradient_step import in_graph, numbers, step_logs
 from nfdt.core.training.host_batches import rows_of
 from nfdt.core.training.job_model import JobModel

@@ -12,10 +12,10 @@ import tensorflow as tf
 from nfdt.core import keras_internals
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import ShapeMismatch, UsageError
+from nfdt.core.program.batch_tensors import as_tensors
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.optimizer import inner_optimizer
 from nfdt.core.program.state import State
-from nfdt.core.training.direct_call import as_tensors
 from nfdt.core.training.gradient_step import in_graph, own_loss_scale, replace_optimizer, step_logs
 
 GRADIENT = "hfdt_gradient"
@@ -97,7 +97,8 @@ class AllreduceStep:
         return logs
 
     def _reduce_and_apply(self, gradient: Any) -> None:
-        self._apply(self._reduce(gradient))
+        if self._variables:
+            self._apply(self._reduce(gradient))
 
     def _computed(self, batch: Any) -> tuple[Any, dict[str, Any]]:
         self._recording.begin(tf.cast(self.optimizer.iterations.value, tf.int64))

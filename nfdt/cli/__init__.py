@@ -6,6 +6,7 @@ import click
 
 import nfdt
 from nfdt.cli.certs import certs
+from nfdt.cli.chaos import chaos
 from nfdt.cli.config import config
 from nfdt.cli.doctor import doctor
 from nfdt.cli.errors import Commands
@@ -32,7 +33,10 @@ def cli() -> None:
     """
 
 
-COMMANDS = (run, server, worker, workers, mpi, submit, jobs, simulate, plan, doctor, health, kubernetes, config, certs)
+COMMANDS = (
+    *(run, server, worker, workers, mpi, submit, jobs, simulate, plan, doctor, health, kubernetes, config, certs),
+    chaos,
+)
 for _command in COMMANDS:
     cli.add_command(_command)
 

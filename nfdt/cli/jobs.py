@@ -72,13 +72,13 @@ def _duration(status: JobStatus) -> str:
     return "-" if status.duration_s is None else f"{timedelta(seconds=round(status.duration_s))}"
 
 
-COLUMNS = ("job", "state", "user", "script", "algorithm", "workers", "epoch", "duration", "submitted")
+COLUMNS = ("job", "name", "state", "user", "script", "algorithm", "workers", "epoch", "duration", "submitted")
 
 
 def _row(status: JobStatus) -> tuple[str, ...]:
     who = (status.user or "-", status.script or "-")
     numbers = (str(status.workers), _epoch(status, "/"), _duration(status), _when(status.submitted_at))
-    return (status.job_id, _state(status), *who, status.algorithm, *numbers)
+    return (status.job_id, status.given_name or "-", _state(status), *who, status.algorithm, *numbers)
 
 
 @jobs.command("list")
@@ -91,12 +91,12 @@ def list_(format_: str, server: str | None, token_file: str | None, ca_file: str
     if format_ == "json":
         click.echo(json.dumps([asdict(status) for status in statuses], indent=2))
     else:
-        click.echo(render(COLUMNS, [_row(status) for status in statuses], left=5))
+        click.echo(render(COLUMNS, [_row(status) for status in statuses], left=6))
 
 
 def _description(status: JobStatus) -> str:
     facts = [
-        ("job", f"{status.job_id} ({status.name})"),
+        ("job", f"{status.job_id} ({', '.join(filter(None, [status.given_name, status.name]))})"),
         ("state", _state(status) + (f": {status.reason}" if status.reason else "")),
         ("by", f"{status.user or '-'}, {status.script or '-'}"),
         ("algorithm", f"{status.algorithm}, {status.workers} workers"),

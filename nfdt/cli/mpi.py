@@ -14,7 +14,7 @@ import click
 from nfdt_client.embedded import EmbeddedServer
 from nfdt_client.options import resolve
 
-from nfdt.cli.attend import attend, wait_for_server
+from nfdt.cli.offered_slots import offer_slots, wait_for_server
 from nfdt.cli.options import (
     FILE,
     ScriptCommand,
@@ -207,4 +207,4 @@ def work(rank: LauncherRank) -> None:
             gpus=gpus[rank.local_rank % len(gpus) :][:1] if gpus else (),
         )
         wait_for_server(options, START_S)
-        attend(options, 1)
+        offer_slots(options, 1)

@@ -24,6 +24,7 @@ from nfdt.cli.script import Script, describe_failure, exit_code_of
 from nfdt.cli.table import format_bytes, render
 from nfdt.cli.work import Profile, ProfiledWork
 from nfdt.core.errors import UsageError
+from nfdt.core.host.keras_backend import require_tensorflow
 from nfdt.core.specs.presets import PRESETS
 from nfdt.planning import Cluster
 from nfdt.planning.accuracy import measured_trainings
@@ -111,6 +112,7 @@ def _profiled(profile: Profile, work: ProfiledWork, count: int | None) -> str:
 def _seen(context: click.Context, script: Script, options: Options, *, profiled: bool) -> ProfiledWork:
     """Return the size of the script's first ``fit``."""
     try:
+        require_tensorflow()
         with quiet_start():
             from nfdt.cli.simulated import first_fit
 

@@ -22,6 +22,7 @@ from nfdt.cli.options import (
 )
 from nfdt.cli.quiet import quiet_start
 from nfdt.cli.script import Script, describe_failure, exit_code_of, run_script
+from nfdt.cli.serve import end_as_killed
 from nfdt.cli.table import worker_table
 from nfdt.core.errors import UsageError
 from nfdt.core.host.fast_imports import quick_imports
@@ -70,7 +71,9 @@ def _exiting(context: click.Context) -> Iterator[None]:
 @click.command(cls=ScriptCommand)
 @click.option("--workers", metavar="N", help="How many workers train.")
 @click.option("--data", metavar="WHERE", help="Where fit's data are read: auto, client or workers.")
+@click.option("--fallback", metavar="MODE", help="What to do with a fit that cannot be distributed: error or local.")
 @click.option("--shards", metavar="N", help="Into how many parts the weights are divided (1).")
+@click.option("--job", metavar="NAME", help="Name of the job: the script, run again, attaches to it or resumes it.")
 @click.option("--detach", is_flag=True, help="Submit the first fit as a job that needs no client, and print its id.")
 @training_options
 @server_options
@@ -95,6 +98,7 @@ def run(
     """Run SCRIPT, or with -m a module, unmodified; every model.fit in it trains on workers.
 
     Without --server, a job server and its workers are started here and taken down at the end.
+    With --job, SCRIPT run again goes on with the job of that name; see `nfdt jobs list` for the names.
     With --detach, SCRIPT runs only up to its first model.fit: see `nfdt jobs` for what becomes of the job.
     With --on ray, the job server is started here and its workers on a Ray cluster.
     """
@@ -108,7 +112,10 @@ def run(
     if detach:
         submit_script(context, script, given)
     elif engine is None:
-        train_script(context, script, Session(resolve(given)))
+        options = resolve(given)
+        if options.job is not None:
+            end_as_killed()
+        train_script(context, script, Session(options))
     else:
         require_server_packages("nfdt run --on ray")
         from nfdt.engines.ray_server import SlotResources, serve_on_ray

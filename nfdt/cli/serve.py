@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -14,14 +15,14 @@ from typing import Any
 import click
 from nfdt_client.options import resolve
 
-from nfdt.cli.attend import attend, wait_for_server
+from nfdt.cli.offered_slots import offer_slots, wait_for_server
 from nfdt.cli.options import FILE, LOG_LEVELS, log_to_stderr, server_options
 from nfdt.core.errors import ServerUnreachable, Terminated, UsageError
 from nfdt.core.host.packages import require_server_packages
 from nfdt.core.host.private_files import ensure_folder
 from nfdt.core.jobs.tokens import ensure_token_file
 from nfdt.core.wire.channel import split_address
-from nfdt.core.work.slot_connection import PATIENCE_S
+from nfdt.core.work.slot_connection import GRACE_S, PATIENCE_S
 from nfdt.jobserver.main import ServerOptions, serve
 from nfdt.launch.machine import find_gpus, route_address
 from nfdt.launch.slot_options import SlotOptions
@@ -38,6 +39,19 @@ def _terminate(_signal: int, _frame: FrameType | None) -> None:
 def end_on_sigterm() -> None:
     """Make SIGTERM an orderly exit that closes files and ends child processes."""
     signal.signal(signal.SIGTERM, _terminate)
+
+
+def end_in_order() -> threading.Event:
+    """Make the first SIGTERM set the event that is returned, and the second one an exit that ends child processes."""
+    ending = threading.Event()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if ending.is_set():
+            _terminate(number, frame)
+        ending.set()
+
+    signal.signal(signal.SIGTERM, end)
+    return ending
 
 
 def end_as_killed() -> None:
@@ -98,6 +112,15 @@ def server(state_dir: Path, token_file: Path | None, log_level: str, **options: 
 @click.option("--host", default="", metavar="ADDRESS", help="Of this machine for its shards; default: the route's.")
 @click.option("--name", default=socket.gethostname(), show_default=True, help="Prefix of the slots' names.")
 @click.option("--wait", "wait_s", type=click.FloatRange(0), default=PATIENCE_S, show_default=True, metavar="SECONDS")
+@click.option(
+    "--grace",
+    "grace_s",
+    type=click.FloatRange(0),
+    default=GRACE_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time for slots to hand over after SIGTERM.",
+)
 @click.option("--log-dir", type=DIRECTORY, default=LOG_DIR, show_default=True)
 @click.option("--log-level", type=LOG_LEVELS, default="info", show_default=True)
 def worker(
@@ -106,6 +129,7 @@ def worker(
     host: str,
     name: str,
     wait_s: float,
+    grace_s: float,
     log_dir: Path,
     log_level: str,
     **connection: str | None,
@@ -114,6 +138,8 @@ def worker(
 
     Slots that end are started again. When the server does not answer, the slots wait for it (--wait), go on
     where they stopped when it is back, and end otherwise: the exit code is 4 then.
+
+    After SIGTERM workers finish their step and shards are handed over (--grace); a second SIGTERM ends all at once.
     """
     log_to_stderr(log_level)
     require_server_packages("nfdt worker")
@@ -132,10 +158,14 @@ def worker(
         tls=chosen.tls,
         gpus=find_gpus(os.environ),
         wait_s=wait_s,
+        grace_s=grace_s,
     )
     wait_for_server(options, wait_s)
     options = replace(options, host=host or route_address(split_address(options.server)[0]))
     offered = f"{slots} slots" + (f" and {shards} shards at {options.host}" if shards else "")
     click.echo(f"{offered} attend {chosen.server}", err=True)
-    attend(options, slots, shards, wait_s=wait_s)
+    ending = end_in_order()
+    offer_slots(options, slots, shards, wait_s=wait_s, ending=ending)
+    if ending.is_set():
+        return
     raise ServerUnreachable(f"{chosen.server} has not answered for {wait_s:g} s. Start it, then this command again.")

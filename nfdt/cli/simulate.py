@@ -15,6 +15,7 @@ from nfdt.cli.quiet import quiet_start
 from nfdt.cli.script import Script, describe_failure, exit_code_of, run_script
 from nfdt.cli.table import format_bytes, render
 from nfdt.core.errors import UsageError
+from nfdt.core.host.keras_backend import require_tensorflow
 from nfdt.simulate.cluster import ClusterDescription, read_cluster
 
 COLUMNS = (
@@ -95,6 +96,7 @@ def simulated_fits(
     script: Script, algorithm: str, options: Any, cluster: ClusterDescription, seed: int
 ) -> list[dict[str, Any]]:
     """Run the script once and return one result per ``fit`` in it."""
+    require_tensorflow()
     with quiet_start():
         from nfdt.cli.simulated import SimulatedSession
         from nfdt.core.training.reset_keras import reset_keras

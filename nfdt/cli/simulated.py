@@ -12,6 +12,7 @@ from nfdt_client.capture import capture
 from nfdt_client.captured import Capture
 from nfdt_client.feed import Feeder
 from nfdt_client.job import InteractiveJob
+from nfdt_client.local_fit import Fallback
 from nfdt_client.options import Options
 from nfdt_client.session import Session
 from nfdt_client.specify import Submission
@@ -38,7 +39,7 @@ class VirtualFeeder:
     def __init__(self, job: SimulatedJob, epoch: Callable[[], Iterator[Any]]) -> None:
         self._job, self._epoch = job, epoch
 
-    def begin(self, epoch: int) -> None:
+    def begin(self, epoch: int, *, again: bool = False) -> None:
         """Feed this epoch."""
         self._job.feed(epoch, ((encode_batch(batch), rows_of(batch)) for batch in self._epoch()))
 
@@ -73,7 +74,7 @@ class SimulatedSession(Session):
                 "batch_hooks: expected 'auto' or 'approximate' in the simulator, whose epochs do not stand still. "
                 "Received: 'exact'."
             )
-        super().__init__(replace(options, batch_hooks="approximate", data="client"))
+        super().__init__(replace(options, batch_hooks="approximate", data="client", fallback="error"))
         self.jobs: list[SimulatedJob] = []
         self._described = cluster
 
@@ -91,10 +92,11 @@ class SimulatedSession(Session):
         self.jobs.append(SimulatedJob(submission.spec, manifest, read, self._described))
         return cast(InteractiveJob, self.jobs[-1])  # has all methods that the client uses
 
-    def _feed(self, job: InteractiveJob, captured: Capture) -> Feeder | None:
-        if not isinstance(captured.train, Stream):
+    def _feed(self, job: InteractiveJob, captured: Capture) -> Callable[[], Feeder] | None:
+        train = captured.train
+        if not isinstance(train, Stream):
             return None
-        return cast(Feeder, VirtualFeeder(self.jobs[-1], captured.train.epoch))
+        return lambda: cast(Feeder, VirtualFeeder(self.jobs[-1], train.epoch))
 
 
 class FitCaptured(BaseException):
@@ -116,13 +118,13 @@ class FitProbe(Session):
     tells_idle = False
 
     def __init__(self, options: Options, *, profiled: bool) -> None:
-        super().__init__(replace(options, data="client"))
+        super().__init__(replace(options, data="client", fallback="error"))
         self._profiled = profiled
 
     def _open(self, undo: contextlib.ExitStack) -> None:
         """Do nothing; there is no server."""
 
-    def _fit(self, model: Any, arguments: dict[str, Any]) -> Any:
+    def _fit(self, model: Any, arguments: dict[str, Any], fallback: Fallback) -> Any:
         captured = capture(model, arguments, self.options)
         batch = captured.sample_batch()
         program = pack(model, batch)  # builds the model

@@ -40,6 +40,10 @@ class ConsistencyPolicy(Protocol):
         """Record that no task is left for the worker in this epoch: it blocks no other until it starts again."""
         ...
 
+    def rewound(self) -> None:
+        """Record that the weights have gone back to an earlier state, and that no task is begun any more."""
+        ...
+
     def may_start(self, worker: str, in_flight: int = 0) -> bool:
         """Whether the worker may start its next task now, with ``in_flight`` tasks begun but not finished."""
         ...

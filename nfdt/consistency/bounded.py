@@ -18,7 +18,7 @@ class BoundedStaleness(Free):
 
     A worker that joins starts with the step count of the slowest active one: its missing past must neither block the
     others nor itself. A worker that returns after it was idle continues with its own step count, or with that of the
-    slowest if that is greater. When no worker is active, all counts restart at 0.
+    slowest if that is greater. When no worker is active, or the weights have gone back, all counts restart at 0.
 
     References:
         Ho et al., NIPS 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server".
@@ -73,6 +73,12 @@ class BoundedStaleness(Free):
         self._count(self._steps[worker], -1)
         if not self._levels:
             self._steps = dict.fromkeys(self._steps, 0)
+
+    def rewound(self) -> None:
+        """Restart all counts: each worker pulls the weights for its next step."""
+        self._steps = dict.fromkeys(self._steps, 0)
+        self._levels = Counter({0: active} if (active := len(self._steps) - len(self._idle)) else {})
+        self._seen.clear()
 
     def may_start(self, worker: str, in_flight: int = 0) -> bool:
         """Whether the worker is at most ``bound`` steps ahead of the slowest active one."""

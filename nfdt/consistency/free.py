@@ -27,6 +27,9 @@ class Free:
     def idle(self, worker: str) -> None:
         """Do nothing: no state depends on this event."""
 
+    def rewound(self) -> None:
+        """Do nothing: no state depends on this event."""
+
     def may_start(self, worker: str, in_flight: int = 0) -> bool:
         """Return True."""
         return True

@@ -14,7 +14,6 @@ effects of :meth:`Coordinator.drain` after each call. For a worker whose instruc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from nfdt.consistency import ConsistencyPolicy
@@ -22,40 +21,21 @@ from nfdt.coordinator.decisions import Decisions
 from nfdt.coordinator.effect_queue import EffectQueue
 from nfdt.coordinator.epoch_plan import EpochPlanner
 from nfdt.coordinator.epoch_run import EpochRun
+from nfdt.coordinator.epochs import EpochSequence
 from nfdt.coordinator.gate import Gate
 from nfdt.coordinator.leasing import stream_warning
 from nfdt.coordinator.membership import Membership
 from nfdt.coordinator.online_planner import ShardLoad
+from nfdt.coordinator.recovery import Recovery
+from nfdt.coordinator.stream_feed import FeedCredit
 from nfdt.coordinator.training import TrainingPhase
 from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.clock import Clock
-from nfdt.core.errors import ProtocolError
 from nfdt.core.specs.job import JobSpec
-from nfdt.core.work.instructions import (
-    BeginEpoch,
-    Effect,
-    EpochDone,
-    Failed,
-    ForgetWorker,
-    GiveUp,
-    Instruction,
-    Leave,
-    Report,
-    TrainingDone,
-    Wait,
-)
+from nfdt.core.work.instructions import Effect, ForgetWorker, GiveUp, Instruction, Leave, Report, Wait
 from nfdt.planning import PlanChoice
 from nfdt.schedulers.local_sizes import LocalSizes
 from nfdt.schedulers.row_splits import RowSplit
-
-
-@dataclass(frozen=True)
-class FeedCredit:
-    """Total number of batches of ``epoch`` that the client may send, and the number of batches still free."""
-
-    epoch: int
-    total: int
-    free: int
 
 
 class Coordinator:
@@ -68,11 +48,11 @@ class Coordinator:
         merger: Untrained state that all workers share.
         sizes: Batch sizes that another part of the job decides; None: the sizes of the job's batch policy.
         held: Whether every epoch waits for :meth:`release` too.
+        restorable: Whether the server takes snapshots of the shards and restores lost ones, in a flat topology.
 
     Attributes:
-        epoch: Number of the current epoch, or of the next one between two epochs.
-        epoch_s: Duration of the last epoch, in seconds.
         merger: Untrained state that all workers share.
+        recovery: Snapshots of the shards, and their loss.
     """
 
     def __init__(
@@ -84,33 +64,40 @@ class Coordinator:
         sizes: LocalSizes | None = None,
         *,
         held: bool = False,
+        restorable: bool = False,
     ) -> None:
-        self.epoch = spec.fit.initial_epoch
         self.merger = merger or StateMerger()
-        self._spec = spec
         self._clock = clock
         self._members = Membership(spec.cluster.workers, clock.now())
-        self._planner = EpochPlanner(spec, synchronous=policy.facts.synchronous)
-        self._feed = self._planner.feed()
+        self._planner = EpochPlanner(spec, synchronous=policy.facts.synchronous, restorable=restorable)
         self._decisions = Decisions.of(spec, policy, sizes)
         self._effects = EffectQueue(clock.now())
-        self._run: EpochRun | None = None
-        self._began_at = clock.now()
-        self.epoch_s = 0.0
         self._gate = Gate(-1 if spec.attended else spec.fit.epochs, held=held)
-        self._stopping = False
-        self._ended: Leave | None = None
         if text := stream_warning(spec):
             self._effects.emit("log", worker=None, level="warning", text=text)
-        if self.epoch >= spec.fit.epochs:
-            self._finish()
+        parts = self._planner, self._members, self._decisions, self.merger, self._gate, self._effects, clock
+        self._epochs = EpochSequence(*parts)
+        self.recovery = Recovery(self._epochs, self._planner, self._members, self._effects, clock)
+
+    @property
+    def epoch(self) -> int:
+        """Number of the current epoch, or of the next one between two epochs."""
+        return self._epochs.epoch
+
+    @property
+    def epochs_ended(self) -> int:
+        """Number of epochs that have ended, those before the job's first one included."""
+        return self._epochs.epochs_ended
+
+    @property
+    def epoch_s(self) -> float:
+        """Duration of the last epoch, in seconds."""
+        return self._epochs.epoch_s
 
     @property
     def phase(self) -> str:
         """``hold``, ``train``, ``collect``, ``validate``, ``summarise`` or ``ended`` (done or failed)."""
-        if self._ended:
-            return "ended"
-        return self._run.current.name if self._run else "hold"
+        return self._epochs.phase
 
     @property
     def standing(self) -> bool:
@@ -118,9 +105,18 @@ class Coordinator:
         return self._run is not None and self._gate.standing
 
     @property
+    def steps_finished(self) -> int:
+        """Number of finished steps of the running epoch, also where lost shards went back since then; 0 without one."""
+        return max(self._run.training.book.steps_finished, self._gate.stood_at) if self._run else 0
+
+    @property
     def fresh(self) -> bool:
         """Whether nothing of the current epoch is trained yet."""
         return self._run is None or not self._run.training.book.samples_finished
+
+    @property
+    def _run(self) -> EpochRun | None:
+        return self._epochs.run
 
     # ---- workers
 
@@ -143,7 +139,7 @@ class Coordinator:
         self._effects.add(ForgetWorker(worker))
         if self._planner.dataset is not None:
             self._planner.dataset.forget(worker)
-        self._advance()
+        self._epochs.advance()
 
     def retire_all(self) -> None:
         """Release all workers between two epochs; :meth:`expect` sets the number of their successors."""
@@ -162,11 +158,10 @@ class Coordinator:
 
         ``machines`` has the name of each worker's machine, where it is known.
         """
-        return self._decisions.plan.look_at_groups(self._ready(), load, remaining_s, machines)
+        return self._decisions.plan.look_at_groups(self._members.ready_names(), load, remaining_s, machines)
 
     def renew(self, spec: JobSpec, sizes: LocalSizes | None) -> None:
         """Continue the job after :meth:`retire_all` with another preset and the workers of the specification."""
-        self._spec = spec
         self._planner.plan_with(spec)
         self._decisions.renew(spec, sizes)
         self.expect(spec.cluster.workers)
@@ -200,7 +195,7 @@ class Coordinator:
             self._members.set_ready(member)
             self._decisions.joined(worker)
         if report and report.busy:
-            return self._ended or Wait()
+            return self._epochs.ended or Wait()
         if report:
             member.in_flight = report.in_flight
         if report and report.supply and self._planner.dataset is not None:
@@ -208,18 +203,20 @@ class Coordinator:
         if self._run and report and self._run.current.absorb(member, report, now):
             training = self._run.current if isinstance(self._run.current, TrainingPhase) else None
             self._effects.useful(now, self.epoch, training)
-            if training is not None:
-                self._report_speeds(now)
-        self._advance()
-        if self._ended:
+            for kind, data in self._decisions.changes(self._members, now) if training is not None else ():
+                self._effects.emit(kind, **data)
+        self._epochs.advance()
+        if self._epochs.ended:
             member.released = True
-            return self._ended
-        return self._run.current.instruct(member, now) if self._run else Wait()
+            return self._epochs.ended
+        if self._run is None or self._epochs.suspended:
+            return Wait()
+        return self._run.current.instruct(member, now)
 
     def take_rows(self, worker: str, iteration: int, pass_index: int, number: int) -> RowSplit | None:
         """Give a worker rows of a dataset that workers run; None: no rows are left for it."""
         dataset = self._planner.dataset
-        if dataset is None or self._ended or self._members.get(worker) is None:
+        if dataset is None or self._epochs.ended or self._members.get(worker) is None:
             return None
         return dataset.take_rows(worker, iteration, pass_index, number)
 
@@ -233,7 +230,7 @@ class Coordinator:
         self._gate.permit(epoch, until)
         if self._run and epoch == self.epoch:
             self._gate.go_on(until)
-        self._advance()
+        self._epochs.advance()
 
     def replaced(self) -> None:
         """Make the workers of a paused epoch continue with the shared state, which was replaced."""
@@ -242,11 +239,7 @@ class Coordinator:
 
     def stop_training(self) -> None:
         """End cleanly: drop unleased tasks, complete leased ones, then end the epoch and the job."""
-        self._stopping = True
-        if self._run and self.phase == "train":
-            self._run.training.book.stop()
-            self._gate.go_on(None)
-        self._advance()
+        self._epochs.stop()
 
     def fed(self, epoch: int, data: bytes, samples: int) -> None:
         """Queue one more batch of a stream; drop it if its epoch accepts no more batches.
@@ -254,63 +247,51 @@ class Coordinator:
         Raises:
             ProtocolError: The client sent more batches than it had credit for.
         """
-        if self._feed is None or epoch != self.epoch or self.phase not in ("hold", "train"):
-            return
-        if self.feed_credit.free < 1:
-            raise ProtocolError(
-                f"Feed of epoch {epoch}: expected at most {self.feed_credit.total} batches by now. "
-                "Received one more. The client must wait for credit."
-            )
-        self._feed.feed(data, samples)
-        self._advance()
+        if epoch == self.epoch:
+            self._epochs.fed(data, samples)
 
     def feed_ended(self, epoch: int) -> None:
         """Record that the client's iterator has no more batches for this epoch."""
-        if self._feed is not None and epoch == self.epoch:
-            self._feed.end()
-            self._advance()
+        if epoch == self.epoch:
+            self._epochs.feed_ended()
 
     @property
     def feed_credit(self) -> FeedCredit:
         """Credit of the client for the current epoch; zero while the epoch accepts no batches."""
-        if self._feed is None or self.phase not in ("hold", "train"):
-            return FeedCredit(self.epoch, 0, 0)
-        capacity = 2 * max(self._spec.cluster.workers, self._feed.parts) + 2
-        free = max(0, capacity - self._feed.remaining)
-        return FeedCredit(self.epoch, self._feed.accepted + free, free)
+        return self._epochs.feed_credit
 
     # ---- server
 
     def release(self) -> None:
         """Let the next epoch begin once the client permits it; only for a coordinator that is ``held``."""
         self._gate.release()
-        self._advance()
+        self._epochs.advance()
 
     def flushed(self, epoch: int) -> None:
-        """Record the answer to FlushShards: the shards have applied every push of this epoch."""
+        """Record the answer to FlushShards: a stored snapshot contains every push of this epoch.
+
+        Each effect is answered once. An answer to one from before a loss of the shards does not count.
+        """
         if self._run and epoch == self.epoch:
             self._run.flushed()
-            self._advance()
+            self._epochs.advance()
 
     def fail(self, reason: str) -> None:
         """End the job as failed; do nothing once it has ended."""
-        if not self._ended:
-            self._ended = Leave(f"The job has failed: {reason}")
-            self._run = None
-            self._effects.add(Failed(reason))
+        self._epochs.fail(reason)
 
     def tick(self) -> None:
         """Check the timeouts: silent workers, a job without workers, stalls."""
-        if self._ended:
-            return
-        now, limit_s = self._clock.now(), self._spec.step_timeout_s
-        for member in self._members.silent(now, limit_s):
-            reason = f"it was silent for more than {limit_s:g} s"
-            self._effects.add(GiveUp(member.name, reason))
-            self.left(member.name, reason)
-        self._fail_if_alone(now)
-        self._advance()
-        if not self._ended:
+        now, spec = self._clock.now(), self._planner.spec
+        if not self._epochs.ended and not self._epochs.suspended:
+            for member in self._members.silent(now, spec.step_timeout_s):
+                reason = f"it was silent for more than {spec.step_timeout_s:g} s"
+                self._effects.add(GiveUp(member.name, reason))
+                self.left(member.name, reason)
+            if (failure := self._members.failure(now, spec.start_timeout_s)) is not None:
+                self.fail(failure)
+            self._epochs.advance()
+        if not self._epochs.ended:
             self._effects.stall(now, self.waiting_for())
 
     def drain(self) -> list[Effect]:
@@ -320,94 +301,12 @@ class Coordinator:
     @property
     def handed_out(self) -> bool:
         """Whether every task of the epoch is leased: waiting workers keep waiting until one is returned."""
-        run = self._run
-        return run is not None and isinstance(run.current, TrainingPhase) and not run.training.book.remaining
+        return self._run is not None and self._run.handed_out
 
     def waiting_for(self) -> tuple[str, ...]:
         """Return the causes of the wait: names of workers, or "client", "shards", "workers"."""
-        if self._ended:
-            return ()
-        if self._run is None:
-            return ("workers",) if self._gate.is_permitted(self.epoch) else ("client",)
-        names = self._run.waiting_for()
-        if not names and len(self._members) and self._feed and self.phase == "train":
-            return ("client",)
-        return names or ("workers",)
+        return self._epochs.waiting_for()
 
     def speeds(self) -> dict[str, dict[str, Any]]:
         """Return each worker's last known speed: samples per second, seconds per step and per exchange, batch size."""
         return self._decisions.report.described
-
-    # ---- transitions
-
-    def _advance(self) -> None:
-        if self._ended:
-            return
-        if self._run is None:
-            self._leave_hold()
-        if self._run and self._run.advance():
-            self._end_epoch(self._run)
-
-    def _leave_hold(self) -> None:
-        if self._stopping:
-            self._finish()
-        elif self._gate.may_begin(self.epoch) and self._members.may_begin(
-            self._clock.now(), self._spec.start_timeout_s
-        ):
-            self._begin_epoch()
-
-    def _begin_epoch(self) -> None:
-        self._members.accept_any_number()
-        workers = self._ready()
-        parts = self._decisions.policy.round_parts(len(workers))
-        epoch = self._planner.begin(self.epoch, parts, workers, self._feed, self._decisions.speeds.sizes)
-        begin = BeginEpoch(self.epoch, self.merger.encoded, epoch.order_crc, iteration=epoch.iteration)
-        self._gate.begin_epoch()
-        training = TrainingPhase(begin, epoch.book, self._decisions, self._members, epoch.ranks, self._gate)
-        self.merger.metrics = b""
-        validation = self._planner.validation
-        number = self.epoch
-        self._run = EpochRun(number, training, self._members, self.merger, self._effects, lambda: validation(number))
-        self._began_at = self._clock.now()
-        self._effects.useful(self._began_at, self.epoch, None)
-        self._effects.emit("epoch_begin", epoch=self.epoch, steps=epoch.steps)
-
-    def _end_epoch(self, run: EpochRun) -> None:
-        self._decisions.report.describe(self._ready())
-        self.epoch_s = self._clock.now() - self._began_at
-        run.finish(self.epoch_s)
-        self._effects.add(EpochDone(self.epoch))
-        if self._planner.dataset is not None and self._planner.dataset.ran_out and not self._stopping:
-            text = f"The data ended before steps_per_epoch={self._spec.fit.steps_per_epoch} of epoch {self.epoch + 1}."
-            self._effects.emit("log", worker=None, level="warning", text=text)
-        self._run = None
-        if self._stopping or self.epoch + 1 >= self._spec.fit.epochs:
-            self._finish()
-            return
-        self._planner.feed_over(self._feed)
-        self.epoch += 1
-        self._feed = self._planner.feed()
-        self._advance()
-
-    def _finish(self) -> None:
-        self._ended = Leave("Training is over.")
-        self._effects.add(TrainingDone())
-
-    def _report_speeds(self, now: float) -> None:
-        report, plan = self._decisions.report, self._decisions.plan
-        if report.is_due(now) and (speeds := report.look(self._ready(), now)):
-            self._effects.emit("speed", workers=speeds)
-        plan.reported()
-        if plan.is_due(len(self._members)) and (decision := plan.look(self._ready())):
-            self._effects.emit("plan", **decision)
-
-    def _ready(self) -> list[str]:
-        return [member.name for member in self._members.ready()]
-
-    def _fail_if_alone(self, now: float) -> None:
-        since, limit_s = self._members.alone_since, self._spec.start_timeout_s
-        if since is None or now - since < limit_s:
-            return
-        loss = self._members.last_loss
-        what = f"All workers are gone; the last was {loss}." if loss else "No worker has joined."
-        self.fail(f"{what} Nobody joined within {limit_s:g} s. Start workers, then submit the job again.")

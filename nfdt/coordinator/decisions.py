@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from nfdt.consistency import ConsistencyPolicy
 from nfdt.coordinator.leasing import LeaseSizer
+from nfdt.coordinator.membership import Membership
 from nfdt.coordinator.plan_follower import PlanFollower
 from nfdt.coordinator.speed_report import SpeedReport
 from nfdt.coordinator.speeds import SpeedTracker
@@ -46,6 +49,14 @@ class Decisions:
         """Forget a worker."""
         self.policy.left(worker)
         self.speeds.left(worker)
+
+    def changes(self, members: Membership, now: float) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the events that follow from a report of a worker: kind and data of changed speeds and of a new plan."""
+        if self.report.is_due(now) and (speeds := self.report.look(members.ready_names(), now)):
+            yield "speed", {"workers": speeds}
+        self.plan.reported()
+        if self.plan.is_due(len(members)) and (decision := self.plan.look(members.ready_names())):
+            yield "plan", decision
 
     def renew(self, spec: JobSpec, sizes: LocalSizes | None) -> None:
         """Continue between two epochs with other workers and another preset."""

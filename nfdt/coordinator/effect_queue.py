@@ -27,6 +27,12 @@ class EffectQueue:
         """Append an event."""
         self.add(Emit(kind, data))
 
+    def withdraw(self, effect: Effect) -> bool:
+        """Remove an effect unless it is drained already; return whether it was removed."""
+        found = effect in self._effects
+        self._effects = [each for each in self._effects if each != effect]
+        return found
+
     def progress(self, epoch: int, training: TrainingPhase, **more: Any) -> None:
         """Emit a progress event at once."""
         book = training.book

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from nfdt.coordinator.dataset_epochs import DatasetEpochs
-from nfdt.core.specs.job import JobSpec
+from nfdt.core.specs.job import EpochProgress, JobSpec
 from nfdt.schedulers import (
     FedTasks,
     LeaseBook,
@@ -14,8 +15,8 @@ from nfdt.schedulers import (
     Position,
     SizedTasks,
     TaskPlan,
+    TaskSource,
     order_crc,
-    sample_order,
 )
 from nfdt.schedulers.local_sizes import LocalSizes
 
@@ -28,7 +29,7 @@ class Epoch:
         book: Lease book of the tasks.
         steps: Number of steps; None for a stream of unknown length.
         order_crc: CRC-32 of the sample order of the job's pass 0; it detects workers with another order from NumPy;
-            0 for streams.
+            0 where NumPy draws none.
         ranks: Preferred part of a round for each worker.
         iteration: Number of the iteration over a dataset that workers run.
     """
@@ -43,17 +44,24 @@ class Epoch:
 class EpochPlanner:
     """Builder of each epoch's lease book; stores the position at which the next epoch begins.
 
+    Args:
+        spec: The job.
+        synchronous: Whether workers train in rounds.
+        restorable: Whether the server takes snapshots of the shards of flat topologies.
+
     Attributes:
+        spec: The job, with the batch sizes of the epochs that begin from now on.
         dataset: Iterations of a dataset that workers run; None for other data.
     """
 
-    def __init__(self, spec: JobSpec, synchronous: bool) -> None:
-        self._spec = spec
+    def __init__(self, spec: JobSpec, synchronous: bool, *, restorable: bool = False) -> None:
+        self.spec = spec
         self._synchronous = synchronous
+        self._restorable = restorable
         self._position: Position | None = None
         self.dataset = DatasetEpochs(spec) if spec.train.rows is not None else None
-        fit = spec.fit
-        self._order_crc = order_crc(sample_order(spec.train.planned or 0, fit.shuffle, fit.seed, 0))
+        drawn = spec.train.planned and spec.fit.shuffle and not spec.fit.block
+        self._order_crc = order_crc(spec.sample_order(0)) if drawn else 0
 
     def begin(
         self, epoch: int, parts: int, workers: Sequence[str], feed: FedTasks | None, sizes: LocalSizes | None = None
@@ -65,30 +73,61 @@ class EpochPlanner:
         ranks = {name: rank for rank, name in enumerate(workers)}
         if feed is not None:
             feed.parts = parts
-            return Epoch(LeaseBook(feed, rounds=self._synchronous), self._spec.train.batches, 0, ranks)
+            return Epoch(self._book(feed, rounds=self._synchronous), self.spec.train.batches, 0, ranks)
         if (dataset := self.dataset) is not None:
-            return Epoch(LeaseBook(dataset.begin(), counted=True), dataset.steps, 0, ranks, dataset.iteration)
-        plan = self._plan(epoch, parts)
-        if sizes is not None:
-            return self._cut(plan, sizes)
-        self._position = plan.end
-        book = LeaseBook(PlannedTasks(plan), rounds=self._synchronous, counted=not self._spec.train.sized)
+            return Epoch(self._book(dataset.begin(), counted=True), dataset.steps, 0, ranks, dataset.iteration)
+        return self._planned(epoch, self._plan(epoch, parts), ranks, sizes)
+
+    def beginning(self, epoch: int) -> EpochProgress | None:
+        """Return the state of an epoch before it begins; None: it begins with the job, or its rows have no numbers."""
+        if not self._keeps or self.spec.train.planned is None:
+            return None
+        return self._begun(epoch) if self._position is None else self._progress_at(epoch, self._position)
+
+    def _planned(self, epoch: int, plan: TaskPlan, ranks: Mapping[str, int], sizes: LocalSizes | None) -> Epoch:
+        """Plan steps of batches of one size, or of as many rows: a round, or b0."""
+        begun = self._begun(epoch) or self._progress_at(epoch, plan.begin)
+        dropped = _source(plan, sizes).skip(begun.rows)
+        plan = replace(plan, begin=replace(plan.begin, round=begun.round + 1 - dropped))
+        source = _source(plan, sizes)
+        if isinstance(source, SizedTasks):
+            self._position, ranks = SizedTasks.end(plan), source.ranks
+            book = self._book(source, rounds=self._synchronous, step_samples=plan.round_rows)
+        else:
+            self._position = plan.end
+            book = self._book(source, rounds=self._synchronous, counted=not self.spec.train.sized)
+        book.skip(begun)
         return Epoch(book, len(plan), self._order_crc, ranks)
 
-    def _cut(self, plan: TaskPlan, sizes: LocalSizes) -> Epoch:
-        """Plan steps of as many rows as with batches of one size: a round, or b0."""
-        self._position = SizedTasks.end(plan)
-        source = SizedTasks(plan, sizes)
-        book = LeaseBook(source, rounds=self._synchronous, step_samples=plan.round_rows)
-        return Epoch(book, len(plan), self._order_crc, source.ranks)
+    def _progress_at(self, epoch: int, begin: Position) -> EpochProgress:
+        """Return the progress of an epoch that has not begun."""
+        rows = ((begin.pass_index, begin.row, begin.row),)
+        return EpochProgress(epoch=epoch, round=begin.round - 1 if self._synchronous else 0, rows=rows)
+
+    def _book(self, source: TaskSource, **options: Any) -> LeaseBook:
+        return LeaseBook(source, keeps=self._keeps, **options)
+
+    @property
+    def _keeps(self) -> bool:
+        return self._restorable and self.spec.algorithm.topology_facts.flat
+
+    def _begun(self, epoch: int) -> EpochProgress | None:
+        """Return the progress of the first epoch of a restarted job; None for others.
+
+        Its rounds are numbered from 1 if the shards have no records of earlier ones.
+        """
+        begun = self.spec.fit.begun
+        if begun is None or not begun.epoch == epoch == self.spec.fit.initial_epoch:
+            return None
+        return begun if begun.records else begun.model_copy(update={"round": 0})
 
     def plan_with(self, spec: JobSpec) -> None:
         """Set the specification of the epochs that begin from now on; their data and order do not change."""
-        self._spec = spec
+        self.spec = spec
 
     def feed(self) -> FedTasks | None:
         """Return the queue of the next epoch's batches, or None if the training data are no stream."""
-        if self._spec.train.kind != "stream":
+        if self.spec.train.kind != "stream":
             return None
         return FedTasks(begin=self._position, synchronous=self._synchronous)
 
@@ -99,7 +138,7 @@ class EpochPlanner:
 
     def validation(self, epoch: int) -> LeaseBook | None:
         """Return the rows to evaluate after this epoch; None if workers have nothing to validate."""
-        data, fit = self._spec.validation, self._spec.fit
+        data, fit = self.spec.validation, self.spec.fit
         if data is None or data.planned is None or not self._validates(epoch):
             return None
         plan = TaskPlan(data.planned, fit.validation_batch_size or fit.batch_size if data.sized else 1)
@@ -108,16 +147,28 @@ class EpochPlanner:
         return LeaseBook(PlannedTasks(plan))
 
     def _validates(self, epoch: int) -> bool:
-        frequency = self._spec.fit.validation_freq
+        frequency = self.spec.fit.validation_freq
         if isinstance(frequency, int):
             return (epoch + 1) % frequency == 0
         return epoch + 1 in frequency
 
     def _plan(self, epoch: int, parts: int) -> TaskPlan:
-        fit = self._spec.fit
+        fit = self.spec.fit
         steps = fit.steps_per_epoch
-        begin = self._position or Position(pass_index=epoch if steps is None else 0)
-        rows = self._spec.train.planned or 0
-        if self._spec.train.sized:
+        begin = self._position or self._first_position(epoch)
+        rows = self.spec.train.planned or 0
+        if self.spec.train.sized:
             return TaskPlan(rows, fit.batch_size, parts, steps, begin, self._synchronous)
         return TaskPlan(rows, 1, parts, steps, begin, self._synchronous, row_samples=fit.batch_size)
+
+    def _first_position(self, epoch: int) -> Position:
+        """Return the position of the first epoch: in a restarted job, that of the first row of its progress."""
+        steps, begun = self.spec.fit.steps_per_epoch, self._begun(epoch)
+        if begun is None or not begun.rows:
+            return Position(pass_index=epoch if steps is None else 0)
+        pass_index, row, _ = begun.rows[0]
+        return Position(pass_index, 0 if steps is None else row)
+
+
+def _source(plan: TaskPlan, sizes: LocalSizes | None) -> PlannedTasks | SizedTasks:
+    return PlannedTasks(plan) if sizes is None else SizedTasks(plan, sizes)

@@ -20,8 +20,9 @@ class EpochRun:
     ::
 
         train --all tasks done--> collect --states in, shards flushed--> validate, if due --> summarise
-          |  ^
-          v  |  pause for the client, after collecting all states: a phase that is called train as well
+          |  ^                      |
+          v  |                      '--shards lost before they were flushed--> train
+          pause for the client, after collecting all states: a phase that is called train as well
 
     Attributes:
         current: Current phase.
@@ -43,12 +44,44 @@ class EpochRun:
         self._merger = merger
         self._effects = effects
         self._validation = validation
+        self._flush_requested = False
+        self._void_answers = 0  # to flushes that were requested before a loss of the shards
         self._flushed = False
         self._metrics = b""
 
     def flushed(self) -> None:
-        """Record that the shards have applied every push of this epoch."""
-        self._flushed = True
+        """Record the answer to a request: the shards have applied every push of this epoch."""
+        if self._void_answers:
+            self._void_answers -= 1
+        elif self._flush_requested:
+            self._flushed = True
+            self.training.book.settle()
+
+    @property
+    def trained(self) -> bool:
+        """Whether all tasks of the epoch are trained."""
+        return self.current.name != TrainingPhase.name
+
+    def suspend(self) -> None:
+        """Record the loss of the shards: a flush that they have not confirmed is void."""
+        if self._flush_requested and not self._flushed:
+            self._flush_requested = False
+            self._void_answers += not self._effects.withdraw(FlushShards(self.epoch))
+
+    def rewind(self) -> int:
+        """Train again what the shards lack after their loss; return the number of samples.
+
+        After the confirmed end of the training they lack nothing.
+        """
+        if self._flushed:
+            return 0
+        self.current = self.training
+        return self.training.rewind()
+
+    @property
+    def handed_out(self) -> bool:
+        """Whether every task of the epoch is leased, and some may be returned."""
+        return self.current is self.training and not self.training.book.remaining
 
     def waiting_for(self) -> tuple[str, ...]:
         """Return the causes of the wait: workers by name, or "shards"."""
@@ -110,6 +143,7 @@ class EpochRun:
     def _collect(self, training: TrainingPhase) -> None:
         self._effects.progress(self.epoch, training)
         self._effects.add(FlushShards(self.epoch))
+        self._flush_requested = True
         self.current = Collecting(self.epoch, self._taking_part())
 
     def _taking_part(self) -> dict[str, int]:

@@ -12,6 +12,7 @@ class Gate:
 
     Attributes:
         standing: Whether the epoch is paused: the client has been notified and has not answered.
+        stood_at: Number of finished steps of the epoch at its last pause; 0 before the first one.
     """
 
     def __init__(self, permitted: int, *, held: bool = False) -> None:
@@ -20,7 +21,7 @@ class Gate:
         self._held, self._released = held, not held
         self._until: int | None = None  # steps of the epoch that are permitted; None: all
         self._next_until: int | None = None  # the same for the epoch that begins next
-        self._stood_at = 0  # number of finished steps at the last pause
+        self.stood_at = 0
 
     # ---- epochs
 
@@ -43,7 +44,7 @@ class Gate:
 
     def begin_epoch(self) -> None:
         """Begin an epoch that has not paused yet."""
-        self.standing, self._until, self._stood_at = False, self._next_until, 0
+        self.standing, self._until, self.stood_at = False, self._next_until, 0
         self._released = not self._held
 
     # ---- steps
@@ -62,13 +63,13 @@ class Gate:
         """Whether the epoch must pause after ``finished`` steps; ``ended``: it has no more steps."""
         if self._until is None or self.standing:
             return False
-        return finished > self._stood_at and (finished >= self._until or ended)
+        return finished > self.stood_at and (finished >= self._until or ended)
 
     def stand(self, finished: int) -> None:
         """Pause after ``finished`` steps, unless the gate was opened meanwhile."""
-        self.standing, self._stood_at = not self.open, finished
+        self.standing, self.stood_at = not self.open, finished
 
     def go_on(self, until: int | None) -> None:
         """Permit more steps; a number that is not greater than before has no effect."""
-        if until is None or until > self._stood_at:
+        if until is None or until > self.stood_at:
             self.standing, self._until = False, until

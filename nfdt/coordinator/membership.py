@@ -84,6 +84,10 @@ class Membership:
             self._ready = sorted((m for m in self._members.values() if m.ready), key=lambda m: (m.index, m.name))
         return self._ready
 
+    def ready_names(self) -> list[str]:
+        """Return the names of the members whose model is built, by index."""
+        return [member.name for member in self.ready()]
+
     def all(self) -> list[Member]:
         """Return all live members."""
         return list(self._members.values())
@@ -99,6 +103,20 @@ class Membership:
     def silent(self, now: float, timeout_s: float) -> list[Member]:
         """Return the members whose last call is longer ago than ``timeout_s``."""
         return [m for m in self._members.values() if not m.released and now - m.seen_at > timeout_s]
+
+    def failure(self, now: float, start_timeout_s: float) -> str | None:
+        """Return the reason why the job fails if it has had no workers for too long, else None."""
+        if self.alone_since is None or now - self.alone_since < start_timeout_s:
+            return None
+        loss = self.last_loss
+        what = f"All workers are gone; the last was {loss}." if loss else "No worker has joined."
+        return f"{what} Nobody joined within {start_timeout_s:g} s. Start workers, then submit the job again."
+
+    def interrupted(self, now: float) -> None:
+        """Restart every timeout, and forget the tasks that were begun: the shards were away."""
+        for member in self._members.values():
+            member.seen_at, member.in_flight = now, frozenset()
+        self.alone_since = None if self._members else now
 
     def may_begin(self, now: float, start_timeout_s: float) -> bool:
         """Whether all expected workers (without lost ones) are ready, or some are and the timeout has passed."""

@@ -113,7 +113,8 @@ class TrainingPhase:
 
     def absorb(self, member: Member, report: Report, now: float) -> bool:
         """Mark tasks as finished, requeue those that the worker has not begun, record its speed and running logs."""
-        finished = (self.book.finish(member.name, number, report.samples.get(number)) for number in report.finished)
+        name, samples, sequences = member.name, report.samples, report.sequences
+        finished = (self.book.finish(name, n, samples.get(n), sequences.get(n, 0)) for n in report.finished)
         tasks = [task for task in finished if task]
         if report.finished or report.in_flight:
             self._given.add(member.name)
@@ -133,6 +134,11 @@ class TrainingPhase:
     def lost(self, worker: str) -> int:
         """Requeue the tasks of a lost worker."""
         return self.book.lose(worker)
+
+    def rewind(self) -> int:
+        """Requeue what the shards have lost; return its samples."""
+        self._policy.rewound()
+        return self.book.rewind()
 
     def _divide(self) -> None:
         """Divide the epoch among the workers once, as soon as the task policy can."""

@@ -5,15 +5,18 @@
     NfdtError                      1
      ├─ UsageError (ValueError)    2   an option, name or value that cannot be used
      ├─ CaptureError (TypeError)   2   an object of the script that cannot be sent to the cluster
-     │   └─ UnreadableData         2   ... data that only the script's process can read
+     │   ├─ UnreadableData         2   ... data that only the script's process can read
+     │   └─ ModelMismatch          2   ... a model that another process builds differently
      ├─ NotInstalled (ImportError) 2   a requested optional component is not installed
+     ├─ NotStored                  1   the server's disk is full, or it cannot write there
      ├─ JobFailed                  3   the job failed on the cluster
      │   └─ WorkerFailed           3   ... because a worker's code raised
      ├─ ServerUnreachable          4   no server at the address
      ├─ Refused                    5   the server refused the request
      │   ├─ AuthenticationFailed   5   wrong or missing token
      │   ├─ VersionMismatch        5   Python, Keras or TensorFlow differ
-     │   └─ PolicyRefused          5   the server's policy forbids this job
+     │   ├─ PolicyRefused          5   the server's policy forbids this job
+     │   └─ JobTaken               5   another client is attached to the job
      ├─ JobCancelled               6   the job was cancelled
      └─ ProtocolError              3   a peer sent an invalid message
          └─ ShapeMismatch          3   ... a payload of another size
@@ -46,10 +49,18 @@ class UnreadableData(CaptureError):
     """Training or validation data that the workers cannot read; the script's own process may be able to."""
 
 
+class ModelMismatch(CaptureError):
+    """A worker built another model than the script has."""
+
+
 class NotInstalled(NfdtError, ImportError):
     """A requested optional component is not installed; the message holds the command that installs it."""
 
     exit_code = 2
+
+
+class NotStored(NfdtError):
+    """The server could not write to its disk; the same call may succeed once there is room."""
 
 
 class JobFailed(NfdtError, RuntimeError):
@@ -84,6 +95,10 @@ class VersionMismatch(Refused):
 
 class PolicyRefused(Refused):
     """The server's policy forbids this job."""
+
+
+class JobTaken(Refused):
+    """Another client is attached to the job."""
 
 
 class JobCancelled(NfdtError, RuntimeError):

@@ -10,11 +10,16 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+MAX_LOGS_BYTES = 4 * 2**20  # of a validation by the client, as JSON
+
 EventKind = Literal[
     "state",  # {"state": "queued|starting|running|succeeded|failed|cancelled", "reason": str|None, "error": {...}|None}
+    # a job that a restarted server queues again: also "epoch": int, with which it goes on
     "data",  # {"where": "server arrays|workers|client", "reason": str}: where the training data are read
     "worker_joined",  # {"worker": str, "index": int, "pid": int, "host": str, "device": str}
     "worker_lost",  # {"worker": str, "reason": str, "requeued": int}
+    "shard_lost",  # {"shard": str, "reason": str}
+    "shards_restored",  # {"seconds": float, "redone_samples": int}: all shards, from their newest snapshot
     "epoch_begin",  # {"epoch": int, "steps": int|None}
     "groups",  # {"groups": [{"members", "rows", "step_s", "staleness", "rate", "local_steps"}], "reason": str}
     "progress",  # {"epoch": int, "steps": int (finished in this epoch), "samples": int, "logs": {name: float}}
@@ -23,6 +28,7 @@ EventKind = Literal[
     "codec",  # {"worker": str, "push": str, "reply": str, "at_push": int, "predicted_ms", "before_ms", ...: float}
     "epoch_end",  # {"epoch", "logs": {...}, "val_logs": {...}|None, "seconds": float, "steps": int, "samples": int}: in
     # the logs a metric whose result is an array has nested lists of numbers
+    "validated",  # {"epoch": int, "val_logs": {...}}: validation by the client, after the epoch's end
     "stalled",  # {"waiting_for": [worker or rank], "since_s": float, "tensors": [str] (that ranks have not submitted)}
     "log",  # {"worker": str|None, "level": str, "text": str}
     "result",  # {"artifact": sha256, "workers": {name: {...statistics...}}}
@@ -31,7 +37,7 @@ EventKind = Literal[
 
 @dataclass(frozen=True)
 class Event:
-    """One event: ``cursor`` counts from 1 within the job, ``at`` is Unix time in seconds."""
+    """One event: ``cursor`` grows from 1 within the job, ``at`` is Unix time in seconds."""
 
     cursor: int
     at: float

@@ -6,13 +6,20 @@ New releases of Keras are checked against this module. All other modules use onl
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
+import numpy as np
+import tensorflow as tf
 
 # Functional: kind of a model that is a graph of layers; keras.Model(inputs, outputs) returns one.
 from keras.src.models.functional import Functional
+
+# map_graph: the nodes of a graph, which their operations' numbers identify.
+from keras.src.ops.function import map_graph
 
 # Serialisation calls these functions as attributes of their modules: a replacement there takes effect everywhere.
 # ObjectSharingScope preserves the identity of an object that occurs twice. record_object_after_serialization and
@@ -29,14 +36,20 @@ from keras.src.trainers.data_adapters.data_adapter_utils import (
     is_scipy_sparse,
     is_tensorflow_ragged,
     is_tensorflow_sparse,
+    jax_sparse_to_tf_sparse,
+    scipy_sparse_to_tf_sparse,
     unpack_x_y_sample_weight,
 )
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
 
 # tracking: containers that Keras substitutes for a layer's own, to track the variables in them.
 from keras.src.utils import tracking
+
+# DynamicBackend: a preprocessing layer's choice between the backend and TensorFlow's graphs.
+from keras.src.utils.backend_utils import DynamicBackend
 
 # Decorator that removes frames of Keras from tracebacks, as fit() does.
 from keras.src.utils.traceback_utils import filter_traceback
@@ -47,9 +60,7 @@ __all__ = [
     "Functional",
     "KerasSaveable",
     "filter_traceback",
-    "is_scipy_sparse",
     "is_tensorflow_ragged",
-    "is_tensorflow_sparse",
     "object_registration",
     "serialization_lib",
     "tracking",
@@ -109,6 +120,16 @@ def set_stacked_layers(layer: Any, members: Any) -> None:
     layer._layers = members
 
 
+def own_variables(layer: Any) -> list[Any]:
+    """Return the variables of a layer without those of its layers: ``_trainable_variables``, and those not trained."""
+    return [*layer._trainable_variables, *layer._non_trainable_variables]
+
+
+def seed_generators(layer: Any) -> list[Any]:
+    """Return the seed generators of a layer without those of its layers: ``_seed_generators``."""
+    return list(layer._seed_generators)
+
+
 def distribution_strategy(model: Any) -> Any:
     """Return the tf.distribute strategy that a model was made under: ``_distribute_strategy``, None without one."""
     return getattr(model, "_distribute_strategy", None)
@@ -120,19 +141,20 @@ def restored_epoch(model: Any) -> int | None:
     return epoch
 
 
-def loss_spec(model: Any, x: Any, y: Any, prediction: Any, sample_weight: Any) -> Any:
-    """Compute the loss on shapes: ``_compute_loss`` accepts the same arguments with and without ``training``."""
+def loss_spec(model: Any, x: Any, y: Any, sample_weight: Any) -> Any:
+    """Compute outputs and loss on shapes: ``backend.compute_output_spec`` runs a function symbolically.
+
+    ``_compute_loss`` accepts the same arguments with and without ``training``. Only a scope that collects losses, which
+    ``compute_output_spec`` does not open, keeps those of ``add_loss``.
+    """
     from keras.src import backend
 
-    arguments = {"sample_weight": sample_weight, "training": False}
-    return backend.compute_output_spec(model._compute_loss, x, y, prediction, **arguments)
+    def loss(x: Any, y: Any, sample_weight: Any) -> Any:
+        with keras.StatelessScope(collect_losses=True):
+            prediction = model(x, training=False)
+            return model._compute_loss(x, y, prediction, sample_weight=sample_weight, training=False)
 
-
-def output_spec(model: Any, x: Any) -> Any:
-    """Compute a model's outputs on shapes: ``backend.compute_output_spec`` runs it symbolically."""
-    from keras.src import backend
-
-    return backend.compute_output_spec(model, x, training=False)
+    return backend.compute_output_spec(loss, x, y, sample_weight)
 
 
 def epoch_limit() -> int | None:
@@ -141,6 +163,131 @@ def epoch_limit() -> int | None:
 
     limit: int | None = config.max_epochs()
     return limit
+
+
+def limited_steps(steps: int | None) -> int | None:
+    """Limit steps per epoch by ``keras.config.set_max_steps_per_epoch``: ``backend.config`` returns the limit."""
+    from keras.src.backend import config
+
+    limit = config.max_steps_per_epoch()
+    return min(steps or limit, limit) if limit else steps
+
+
+# ---- forward passes
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed Python, NumPy, Keras and TensorFlow in the block, and restore their generators.
+
+    Relies on the attribute ``global_seed_generator`` of Keras, and ``_seed``, ``_rng`` of TensorFlow's context.
+    """
+    from keras.src.backend.common import global_state
+    from tensorflow.python.eager.context import context
+
+    eager, name = context(), "global_seed_generator"
+    held = (random.getstate(), np.random.get_state(), global_state.get_global_attribute(name))
+    of_tensorflow = {key: vars(eager).pop(key) for key in ("_seed", "_rng") if key in vars(eager)}
+    random.seed(seed)
+    np.random.seed(seed)
+    eager._set_global_seed(seed)
+    global_state.set_global_attribute(name, keras.random.SeedGenerator(seed))
+    try:
+        yield
+    finally:
+        random.setstate(held[0])
+        np.random.set_state(held[1])
+        global_state.set_global_attribute(name, held[2])
+        del eager._seed, eager._rng
+        vars(eager).update(of_tensorflow)
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Compute products of float32 with all their bits in the block, also on GPUs."""
+    allowed = tf.config.experimental.tensor_float_32_execution_enabled()
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    try:
+        yield
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(allowed)
+
+
+# ---- objects by value
+
+SET_BY_KERAS = ("build", "quantize", "loss")
+"""Methods that Keras replaces on objects: ``Layer.__new__`` wraps two of them, ``compile`` sets ``Model.loss``."""
+
+_OF_ONE_PROCESS: tuple[tuple[type, str, Callable[[], Any]], ...] = (
+    (keras.Operation, "_outbound_nodes", list),
+    (keras.Layer, "_losses", list),
+    (keras.Layer, "_loss_ids", set),
+    (keras.Model, "train_function", lambda: None),
+    (keras.Model, "test_function", lambda: None),
+    (keras.Model, "predict_function", lambda: None),
+    (keras.Model, "_compile_config", lambda: None),
+    (tracking.Tracker, "stored_ids", dict),
+    (keras.Variable, "_value", lambda: None),
+)
+
+
+def attributes_of_one_process(obj: Any) -> dict[str, Any]:
+    """Return the attributes that another process cannot have, with the values that they have there.
+
+    They are compiled functions, tensors of the last call, the record of the last ``fit``, numbers of objects, a second
+    copy of the arguments of ``compile``, the memory of a variable, and the uses of a layer's outputs, also those in
+    other models (``_outbound_nodes``).
+    """
+    found = {name: make() for cls, name, make in _OF_ONE_PROCESS if isinstance(obj, cls) and name in vars(obj)}
+    records = [name for name, value in vars(obj).items() if isinstance(value, keras.callbacks.History)]
+    return {**found, **dict.fromkeys(records)}
+
+
+def is_checkpoint_attribute(name: str) -> bool:
+    """Return whether TensorFlow keeps an attribute for its checkpoints: ``_self_...``, made again when needed."""
+    return name.startswith("_self_")
+
+
+def is_built_by(obj: Any, method: Any) -> bool:
+    """Return whether a method is the closure that ``Layer.__new__`` made for this object; ``__wrapped__`` is bound."""
+    wrapped = getattr(method, "__wrapped__", None)
+    return wrapped is not None and getattr(wrapped, "__self__", None) is obj
+
+
+def blank_layer(cls: type) -> Any:
+    """Return a layer without attributes: ``Layer.__new__`` wraps ``build`` and creates the tracker."""
+    layer: Any = keras.Layer.__new__(cls)
+    for name in [name for name in vars(layer) if name not in SET_BY_KERAS]:
+        del vars(layer)[name]
+    return layer
+
+
+def initialize_variable(variable: Any, value: Any) -> None:
+    """Give a variable that has all other attributes its value: ``_initialize`` creates the one of TensorFlow."""
+    variable._initialize(value)
+
+
+def renew_ids(obj: Any) -> None:
+    """Correct the numbers of other objects that an object holds: a tracker's ``stored_ids``, a graph's ``_nodes``."""
+    if isinstance(obj, tracking.Tracker):
+        obj.stored_ids = {name: {id(held) for held in store} for name, (_, store) in obj.config.items()}
+    elif isinstance(obj, Functional):
+        obj._nodes = map_graph(obj._inputs, obj._outputs)[0]
+
+
+def unwrapped(obj: Any) -> Any:
+    """Return the container that TensorFlow has wrapped to track a layer's attribute: ``__wrapped__``; else ``obj``."""
+    from tensorflow.python.trackable import data_structures
+
+    if isinstance(obj, data_structures.ListWrapper):
+        return list(obj)
+    wrappers = (data_structures._DictWrapper, data_structures._TupleWrapper)
+    return obj.__wrapped__ if type(obj) in wrappers else obj
+
+
+def backend_choice(obj: Any) -> str | None:
+    """Return the backend of a preprocessing layer's ``DynamicBackend``, which reads all attributes from it."""
+    return str(obj.name) if type(obj) is DynamicBackend else None
 
 
 # ---- optimizers
@@ -259,6 +406,18 @@ def is_sparse_leaf(leaf: Any) -> bool:
     return is_tensorflow_sparse(leaf) or is_scipy_sparse(leaf) or bool(is_jax_sparse(leaf))
 
 
+def is_composite_leaf(leaf: Any) -> bool:
+    """Return whether a leaf is a ragged tensor, or sparse."""
+    return bool(is_tensorflow_ragged(leaf)) or is_sparse_leaf(leaf)
+
+
+def sparse_tensor(leaf: Any) -> Any:
+    """Return a sparse leaf as the ``tf.SparseTensor`` that Keras' adapters make of it."""
+    if is_scipy_sparse(leaf):
+        return scipy_sparse_to_tf_sparse(leaf)
+    return jax_sparse_to_tf_sparse(leaf) if is_jax_sparse(leaf) else leaf
+
+
 def can_be_sliced(pytree: Any) -> bool:
     """Return whether Keras reads the data as arrays: ``can_convert_arrays`` selects its ArrayDataAdapter."""
     return bool(array_data_adapter.can_convert_arrays(pytree))
@@ -268,6 +427,21 @@ def sliced_array(leaf: Any) -> Any:
     """Return a leaf in the form of its batches: ``convert_to_sliceable`` casts float64 to floatx, pandas, strings."""
     sliceable = array_slicing.convert_to_sliceable(leaf, target_backend="numpy")
     return sliceable.convert_to_numpy(sliceable.array)
+
+
+def shuffle_seed() -> int | None:
+    """Return the seed with which Keras shuffles arrays now; None without ``keras.utils.set_random_seed`` or the like.
+
+    ArrayDataAdapter calls ``tf.random.shuffle`` in a graph of its own, whose first seed this is.
+
+    Raises:
+        RuntimeError: operations have to be deterministic, and no seed is set.
+    """
+    import tensorflow as tf
+
+    seeds: list[int | None] = []
+    tf.function(lambda: seeds.extend(tf.compat.v1.random.get_seed(None)), autograph=False).get_concrete_function()
+    return seeds[0]
 
 
 def array_inputs(iterator: Any) -> tuple[Any, int, int] | None:
@@ -299,8 +473,11 @@ def tensorflow_dataset(iterator: Any) -> Any:
 class ReplayingIterator(EpochIterator):
     """Keras' iterator over NumPy batches; ``peek`` reads the first batch without losing it.
 
-    Relies on ``_get_iterator``, which EpochIterator calls once per epoch, and on ``_standardize_batch``, which
-    PyDatasetAdapter applies to each batch of a PyDataset.
+    Batches of arrays or datasets with sparse or ragged parts are tensors, because Keras makes NumPy batches dense.
+
+    Relies on ``_get_iterator``, which EpochIterator calls once per epoch, on ``_epoch_iterator``, which yields the
+    executions of an epoch, on ``get_tf_dataset`` of the adapters, and on ``_standardize_batch``, which PyDatasetAdapter
+    applies to each batch of a PyDataset.
     """
 
     _peeked: Any = None
@@ -321,9 +498,43 @@ class ReplayingIterator(EpochIterator):
         self._peeked = itertools.chain([first], iterator)
         return first
 
+    def __next__(self) -> Any:
+        """Return the first step, the last step and the batches of the next execution.
+
+        As with TFEpochIterator, the last execution may have fewer batches; one without batches ends the epoch.
+        """
+        first, last, iterator = next(self._epoch_iterator)
+        batches = list(itertools.islice(iterator, self.steps_per_execution))
+        if not batches:
+            with self.catch_stop_iteration():
+                raise StopIteration
+            raise StopIteration
+        return first, last, batches
+
     def _get_iterator(self) -> Any:
         peeked, self._peeked = self._peeked, None
-        return super()._get_iterator() if peeked is None else peeked
+        if peeked is not None:
+            return peeked
+        return self.data_adapter.get_tf_dataset() if self._has_composites() else super()._get_iterator()
+
+    def _has_composites(self) -> bool:
+        """Return whether arrays or a dataset have sparse or ragged parts: ``_inputs`` and ``_dataset`` of adapters."""
+        adapter = self.data_adapter
+        if isinstance(adapter, TFDatasetAdapter):
+            specs = keras.tree.flatten(adapter._dataset.element_spec)
+            return any(type(spec).__name__ in ("SparseTensorSpec", "RaggedTensorSpec") for spec in specs)
+        arrays = adapter._inputs if isinstance(adapter, array_data_adapter.ArrayDataAdapter) else ()
+        return any(map(is_composite_leaf, keras.tree.flatten(arrays)))
+
+
+def warn_of_missing_data() -> None:
+    """Emit the warning of ``fit`` for an epoch whose data end early: ``_interrupted_warning`` of EpochIterator."""
+    EpochIterator._interrupted_warning(None)
+
+
+def is_read_once(iterator: EpochIterator) -> bool:
+    """Whether the data come from a generator, which cannot begin again."""
+    return isinstance(iterator.data_adapter, GeneratorDataAdapter)
 
 
 # ---- evaluation

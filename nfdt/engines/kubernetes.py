@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from nfdt.core.work.slot_connection import GRACE_S
+
 if TYPE_CHECKING:
     from nfdt.core.wire.certificates import CertificateAuthority
 
@@ -18,6 +20,7 @@ TLS = "/etc/nfdt/tls"
 HOME = "/home/nfdt"
 PROBE_PERIOD_S = 30
 PROBE_TIMEOUT_S = 20  # a probe starts Python, on a machine that may be busy
+END_S = int(GRACE_S) + 10  # from SIGTERM to SIGKILL: slots end in order before
 START_PROBES = 20  # number of probes until the server must serve
 
 KubernetesObject = dict[str, Any]
@@ -181,7 +184,11 @@ def _offer(options: KubernetesOptions, role: str, count: int, offer: tuple[str, 
     spec = {
         "replicas": count,
         "selector": {"matchLabels": _labels(options, role)},
-        "template": _template(options, role, container, volumes, topologySpreadConstraints=[spread]),
+        "template": _template(
+            *(options, role, container, volumes),
+            topologySpreadConstraints=[spread],
+            terminationGracePeriodSeconds=END_S,
+        ),
     }
     return _document(options, "apps/v1", "Deployment", f"{options.name}-{role}", role, {"spec": spec})
 

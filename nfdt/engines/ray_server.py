@@ -16,7 +16,7 @@ from nfdt.launch.one_time_tls import authority_file, one_time_tls
 
 
 class RayServer:
-    """A running job server with slots on a Ray cluster; a :class:`~nfdt_client.session.StartedServer`."""
+    """A running job server with slots on a Ray cluster; a :class:`~nfdt_client.embedded.StartedServer`."""
 
     def __init__(self, server: EmbeddedServer, cluster: RayCluster, ca_file: str) -> None:
         self.token = server.token

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
-from nfdt.core.errors import UsageError
+from nfdt.core.errors import JobTaken, UsageError
 
 
 @dataclass
@@ -18,7 +19,9 @@ class ClientControl:
         until: Number of steps of that epoch after which it pauses, as at its end; None: no pause.
         stop_training: Whether the client has requested a clean end of the job; taken once.
         learning_rate: Last learning rate that was set.
+        weights: Artifact of the state that was set before training began.
         watchers: Number of clients that watch the job.
+        attached: Number of watches of each client session that runs callbacks; more than one while it reconnects.
     """
 
     interactive: bool
@@ -27,12 +30,31 @@ class ClientControl:
     until: int | None = None
     stop_training: bool = False
     learning_rate: float | None = None
+    weights: str | None = None
     watchers: int = 0
+    attached: Counter[str] = field(default_factory=Counter)
 
-    def watch(self, change: int, now: float) -> None:
-        """Add ``change`` to the number of watching clients."""
+    def watch(self, change: int, now: float, session: str = "") -> None:
+        """Add ``change`` to the number of watching clients; one with a session permits the epochs from then on.
+
+        Raises:
+            JobTaken: The client of another session does so.
+        """
+        if session:
+            if change > 0:
+                self.check_free(session)
+                self.interactive = True
+            self.attached[session] += change
         self.watchers += change
         self.unwatched_since = now
+
+    def check_free(self, session: str) -> None:
+        """Raise JobTaken if the client of another session is attached."""
+        if any(count > 0 and one != session for one, count in self.attached.items()):
+            raise JobTaken(
+                "The job is attached to another script. Expected: one script at a time. End that script first; where "
+                "its machine has failed, the server notices within 90 s."
+            )
 
     def permit(self, epoch: int, until: int | None) -> None:
         """Permit an epoch to begin, or to resume after a pause."""

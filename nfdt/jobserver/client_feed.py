@@ -9,6 +9,7 @@ from collections.abc import Callable
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.core.errors import JobFailed
 from nfdt.core.jobs.feed import StreamedBatch
+from nfdt.core.wire import jobs_pb2 as pb
 
 
 class ClientFeed:
@@ -30,7 +31,8 @@ class ClientFeed:
     ) -> None:
         self._changed, self._coordinator, self._has_ended, self._fail = changed, coordinator, has_ended, fail
         self._epoch = -1
-        self._announced = 0  # credits of the epoch that the client has been sent
+        self._announced = 0  # credits of the epoch that clients have been sent
+        self._accepted = 0  # batches of the epoch that the job had when its client began
 
     @property
     def closed(self) -> bool:
@@ -58,14 +60,19 @@ class ClientFeed:
                 coordinator.feed_ended(epoch)
             self._changed.notify_all()
 
-    def grant(self, timeout_s: float) -> tuple[int, int] | None:
-        """Return (epoch, new credits) to announce; None when the job is over or after ``timeout_s`` without any."""
+    def open(self) -> None:
+        """Begin with a client: announce all credits of the epoch that the batches so far have not used."""
+        with self._changed:
+            self._epoch = -1
+
+    def grant(self, timeout_s: float) -> pb.FeedCredit | None:
+        """Return new credits to announce; None when the job is over or after ``timeout_s`` without any."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while True:
                 if new := self._unannounced():
                     self._announced += new
-                    return self._epoch, new
+                    return pb.FeedCredit(epoch=self._epoch, batches=new, accepted=self._accepted)
                 left_s = deadline - time.monotonic()
                 if left_s <= 0 or self._has_ended():
                     return None
@@ -79,5 +86,6 @@ class ClientFeed:
             return 0
         credit = coordinator.feed_credit
         if credit.epoch != self._epoch:
-            self._epoch, self._announced = credit.epoch, 0
+            self._epoch = credit.epoch
+            self._announced = self._accepted = credit.total - credit.free
         return max(0, credit.total - self._announced)

@@ -14,13 +14,14 @@ from nfdt.core.jobs.feed import BatchFeed
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import jobs_pb2
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.jobserver.client_control import ClientControl
 from nfdt.jobserver.client_requests import ClientRequests
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job_context import JobContext
 from nfdt.jobserver.job_log import JobLog
 from nfdt.jobserver.job_slots import JobSlots
 from nfdt.jobserver.job_start import start_training
-from nfdt.jobserver.outcome import JobOutcome, outcome_of
+from nfdt.jobserver.outcome import JobOutcome, PartLost, outcome_of
 from nfdt.jobserver.pool_slot import PoolSlot, SlotMessageKind
 from nfdt.jobserver.slot_events import SlotEvents
 from nfdt.jobserver.termination import ServerStopping
@@ -39,15 +40,20 @@ class Job:
         job_id: The job.
         spec: Specification of the job.
         session: Client session; slots that have run its code serve no other.
+        control: Requests of the clients in an earlier run of the job; None: there was none.
 
     Attributes:
         job_id: The job.
         thread: Thread that runs the job; started once the job has its slots.
+        broken_off: Reason why the run has ended although the job can go on; "" for none.
     """
 
-    def __init__(self, server: ServerContext, job_id: str, spec: JobSpec, session: str) -> None:
+    def __init__(
+        self, server: ServerContext, job_id: str, spec: JobSpec, session: str, control: ClientControl | None = None
+    ) -> None:
         self.job_id = job_id
-        self._context = JobContext(server, job_id, spec, session, self._on_slot)
+        self.broken_off = ""
+        self._context = JobContext(server, job_id, spec, session, self._on_slot, control)
         self._slot_events = SlotEvents(self._context)
         self._workers = WorkerCalls(self._context)
         self._clients = ClientRequests(self._context)
@@ -86,6 +92,11 @@ class Job:
         return self._context.slots
 
     @property
+    def control_of_clients(self) -> ClientControl:
+        """Requests of the job's clients."""
+        return self._context.control
+
+    @property
     def topology(self) -> Topology:
         """Topology of the job."""
         return self._context.topology
@@ -111,16 +122,20 @@ class Job:
 
     # ---- clients
 
-    def watching(self, change: int) -> None:
+    def watching(self, change: int, session: str) -> None:
         """Add ``change`` to the number of clients that watch the job."""
-        self._clients.watching(change)
+        self._clients.watching(change, session)
+
+    def check_free(self, session: str) -> None:
+        """Raise JobTaken if the client of another session is attached to the job."""
+        self._clients.check_free(session)
 
     def control(self, request: jobs_pb2.ControlRequest) -> None:
         """Execute an action of a client; see :meth:`ClientRequests.control`."""
         self._clients.control(request)
 
-    def snapshot(self) -> str:
-        """Return the artifact of the job's state; see :meth:`ClientRequests.snapshot`."""
+    def snapshot(self) -> jobs_pb2.SnapshotReply:
+        """Return the job's state; see :meth:`ClientRequests.snapshot`."""
         return self._clients.snapshot()
 
     # ---- end
@@ -129,6 +144,14 @@ class Job:
         """Return the reason why the job ends before it has begun, or None."""
         with self._context.changed:
             return self._context.termination.cause
+
+    def store_progress(self) -> None:
+        """Store the state of the shards, so that the next server leases nothing twice; does nothing without shards."""
+        with self._context.changed:
+            training = None if self._context.ended else self._context.training
+        if training is not None and training.snapshots is not None:
+            with contextlib.suppress(NfdtError):  # the next server goes on from the snapshot before
+                training.snapshots.take()
 
     def stop_with_server(self) -> None:
         """End the job because the server stops."""
@@ -139,11 +162,10 @@ class Job:
         """Release all resources, then write the outcome of the job; each step runs even if an earlier one fails.
 
         Args:
-            outcome: Last state of the job; None: the server stops and writes nothing.
+            outcome: Last state of the job; None: the job goes on later, and no end is written.
         """
         with contextlib.ExitStack() as last_things:
-            if outcome is not None:
-                last_things.callback(self.job_log.end, outcome)
+            last_things.callback(self.job_log.end, outcome)
             last_things.callback(self._release, usable=outcome is not None and outcome.state != "failed")
             if outcome is not None:
                 self.topology.report()
@@ -175,4 +197,6 @@ class Job:
         if not isinstance(error, (NfdtError, ServerStopping)):
             _log.exception("job %s", self.job_id)
         reason = self.topology.explain(self._context.termination.reason_behind(error))
-        return None if isinstance(reason, ServerStopping) else outcome_of(reason)
+        if isinstance(reason, PartLost):
+            self.broken_off = str(reason)
+        return None if isinstance(reason, (PartLost, ServerStopping)) else outcome_of(reason)

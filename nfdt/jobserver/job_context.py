@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.effect_queue import STALL_AFTER_S
 from nfdt.coordinator.progress import StallWatch
-from nfdt.core.errors import JobFailed
+from nfdt.core.errors import JobFailed, NotStored
 from nfdt.core.jobs.admission import read_manifest
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.work.artifacts import artifact_names
 from nfdt.jobserver.client_control import ClientControl
 from nfdt.jobserver.client_feed import ClientFeed
 from nfdt.jobserver.context import ServerContext
+from nfdt.jobserver.full_disk import LIMIT_S, PAUSE_S, DiskPatience
 from nfdt.jobserver.job_log import JobLog
 from nfdt.jobserver.job_slots import JobSlots
 from nfdt.jobserver.pool_slot import SlotListener
@@ -24,8 +25,10 @@ from nfdt.jobserver.ring_makers import make_rings
 from nfdt.jobserver.shard_clients import ShardClients
 from nfdt.jobserver.snapshots import StateComposer
 from nfdt.jobserver.termination import Termination
-from nfdt.jobserver.topologies.base import Topology, TopologyContext
+from nfdt.jobserver.topologies.base import Topology
+from nfdt.jobserver.topologies.context import TopologyContext
 from nfdt.jobserver.topologies.registry import topology_class
+from nfdt.jobserver.topologies.shard_snapshots import ShardSnapshots
 
 START_POLL_S = 0.2  # interval of checks for the parts that must start
 START_TIMEOUT_S = 180.0  # limit for shards, and for the rings of groups
@@ -33,11 +36,17 @@ START_TIMEOUT_S = 180.0  # limit for shards, and for the rings of groups
 
 @dataclass(frozen=True)
 class ActiveTraining:
-    """Parts of a job that exist once its shards serve."""
+    """Parts of a job that exist once its shards serve; ``snapshots`` only if lost shards are restored."""
 
     shards: ShardClients
     composer: StateComposer
     coordinator: Coordinator
+    snapshots: ShardSnapshots | None
+
+    @property
+    def between_epochs(self) -> bool:
+        """Whether no epoch is running."""
+        return self.coordinator.phase in ("hold", "ended")
 
 
 class JobContext:
@@ -49,6 +58,7 @@ class JobContext:
         spec: Specification of the job.
         session: Client session; slots that have run its code serve no other.
         listener: Called for each message of the job's slots.
+        control: Requests of the clients in an earlier run of the job; None: there was none.
 
     Attributes:
         server: The server.
@@ -66,23 +76,29 @@ class JobContext:
         control: Requests of the clients.
         training: Parts that exist once the shards serve; None before.
         readers: Number of clients that read or write the state; no epoch begins in the meantime.
-        epochs_ended: Number of epochs whose end has been processed; equal numbers imply equal state.
         ended: Whether the job is over.
     """
 
-    def __init__(self, server: ServerContext, job_id: str, spec: JobSpec, session: str, listener: SlotListener) -> None:
+    def __init__(
+        self,
+        server: ServerContext,
+        job_id: str,
+        spec: JobSpec,
+        session: str,
+        listener: SlotListener,
+        control: ClientControl | None = None,
+    ) -> None:
         self.server, self.clock, self.job_id = server, server.clock, job_id
         self.manifest = read_manifest(spec, server.artifacts)
         self.artifacts = artifact_names(spec)
         keep = frozenset({*self.artifacts, self.manifest.state})
-        self.job_log = JobLog(server.store, server.artifacts, job_id, keep)
+        self.job_log = JobLog(server.store, server.artifacts, job_id, keep, self.clock)
         self.token = secrets.token_hex(32)
         self.changed = threading.Condition()
         self.termination = Termination(self.changed, self.clock)
-        self.control = ClientControl(spec.attended, self.clock.now())
+        self.control = control or ClientControl(spec.attended, self.clock.now())
         self.training: ActiveTraining | None = None
         self.readers = 0
-        self.epochs_ended = 0
         self.ended = False
         self.feed = ClientFeed(
             self.changed,
@@ -128,12 +144,45 @@ class JobContext:
         stall = StallWatch(self.clock.now(), STALL_AFTER_S)
         while waiting := missing():
             self.termination.check()
+            self.job_log.retry()
             now = self.clock.now()
             if now >= deadline:
                 raise JobFailed(f"{', '.join(waiting)} did not come up within {START_TIMEOUT_S:.0f} s; see its log.")
             if (since := stall.stalled_s(now)) is not None:
                 self.job_log.stalled(waiting, since)
             self.changed.wait(START_POLL_S)
+
+    def store_state(self, training: ActiveTraining, moment: object) -> str:
+        """Return the artifact of the state, which does not change meanwhile; wait for room on a full disk.
+
+        Raises:
+            NotStored: The disk was full for too long.
+        """
+        patience = DiskPatience(self.job_id, self.clock)
+        while True:
+            try:
+                return training.composer.compose(moment)
+            except NotStored as error:
+                if patience.failure(error):
+                    self.job_log.write("warning", f"{error} Training waits until then, up to {LIMIT_S:.0f} s.")
+                patience.check(error)
+            with self.changed:
+                self.changed.wait_for(self.termination.check, PAUSE_S)
+
+    def replace_state(self, training: ActiveTraining, artifact: str) -> None:
+        """Replace the state by an artifact that a client uploaded; a restarted server begins with it as well."""
+        stored = False
+        while not stored:
+            with self.changed:
+                incarnation = self.slots.incarnation
+            training.composer.replace(artifact)
+            stored = training.snapshots is None or training.snapshots.renew(incarnation) or self.ended
+        with self.changed:
+            training.coordinator.replaced()
+            epochs = training.coordinator.epochs_ended
+            between = training.between_epochs
+        if between and self.server.keeps_checkpoints:
+            self.job_log.checkpoint(artifact, epochs)
 
     def set_learning_rate(self, training: ActiveTraining, value: float) -> None:
         """Set the learning rate of the user's optimizer, on the shards or in the workers."""

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-from collections.abc import Iterable, Mapping
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
-from nfdt.core.errors import NfdtError, UsageError
+from nfdt.core.clock import Clock
+from nfdt.core.errors import NotStored, UsageError
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.store import JobStore
+from nfdt.core.specs.job import EpochProgress
+from nfdt.jobserver.full_disk import DiskPatience
 from nfdt.jobserver.outcome import JobOutcome
 from nfdt.launch.horovod_log import RingStall, describe
 
@@ -17,54 +24,97 @@ _log = logging.getLogger(__name__)
 
 
 class JobLog:
-    """Writer of the records of one job.
+    """Writer of the records of one job; every method may be called from any thread.
+
+    On a full disk the records stay in memory, in order, and are written once there is room: by the next record, or by
+    :meth:`retry`.
 
     Args:
         store: Store of jobs and events.
         artifacts: Store of files, where old checkpoints are deleted.
         job_id: The job.
         keep: Artifacts that the job was submitted with; they are never deleted.
+        clock: Clock of the server.
     """
 
-    def __init__(self, store: JobStore, artifacts: ArtifactStore, job_id: str, keep: frozenset[str]) -> None:
+    def __init__(
+        self, store: JobStore, artifacts: ArtifactStore, job_id: str, keep: frozenset[str], clock: Clock
+    ) -> None:
         self._store, self._artifacts, self._job_id, self._keep = store, artifacts, job_id, keep
-        self._unstored: JobOutcome | None = None  # last state of the job, until it is stored
         self._passing = ""
+        self._lock = threading.Lock()
+        self._unwritten: deque[Callable[[], object]] = deque()
+        self._patience = DiskPatience(job_id, clock)
+
+    def _write(self, *writes: Callable[[], object]) -> None:
+        """Execute transactions after those that are still unwritten."""
+        with self._lock:
+            self._unwritten.extend(writes)
+            with contextlib.suppress(NotStored):
+                self._write_all()
+
+    def _write_all(self) -> None:
+        while self._unwritten:
+            write = self._unwritten.popleft()
+            try:
+                write()
+            except NotStored as error:
+                self._unwritten.appendleft(write)
+                self._patience.failure(error)
+                raise
+        self._patience.success()
+
+    def retry(self) -> None:
+        """Write what found no room before.
+
+        Raises:
+            NotStored: There has been no room for too long: the job must fail.
+        """
+        try:
+            self.settled()
+        except NotStored as error:
+            self._patience.check(error)
+
+    def settled(self) -> bool:
+        """Write what found no room before; return True.
+
+        Raises:
+            NotStored: There is still no room.
+        """
+        with self._lock:
+            self._write_all()
+        return True
 
     def begin(self, outcome: JobOutcome) -> None:
         """Store the job's next state."""
-        self._store.transition(self._job_id, outcome.state, reason=outcome.reason, error=outcome.error)
+        self._write(partial(self._transition, outcome, self._store.now()))
 
-    def end(self, outcome: JobOutcome) -> None:
-        """Store the job's last state; if that fails now, :meth:`settled` tries again."""
-        self._unstored = outcome
+    def _transition(self, outcome: JobOutcome, at: float) -> None:
+        self._store.transition(self._job_id, outcome.state, reason=outcome.reason, error=outcome.error, at=at)
+
+    def end(self, outcome: JobOutcome | None) -> None:
+        """Store the job's last state, if it has one yet; if there is no room now, :meth:`settled` tries again."""
+        self._write(*([] if outcome is None else [partial(self._end, outcome, self._store.now())]))
+
+    def _end(self, outcome: JobOutcome, at: float) -> None:
         try:
-            self.settled()
-        except NfdtError:
-            _log.exception("job %s: its end could not be stored yet: %s", self._job_id, outcome)
-
-    def settled(self) -> bool:
-        """Store the job's last state if it is not stored yet; return True.
-
-        Raises:
-            NfdtError: It still cannot be stored.
-        """
-        if self._unstored is not None:
-            try:
-                self.begin(self._unstored)
-            except UsageError:
-                _log.exception("job %s: its end does not follow from its state", self._job_id)
-            self._unstored = None
-        return True
+            self._transition(outcome, at)
+        except UsageError:
+            _log.exception("job %s: its end does not follow from its state", self._job_id)
 
     def record(self, kind: str, data: Mapping[str, Any]) -> None:
         """Append an event, and update the job's description."""
-        self._store.append(self._job_id, kind, dict(data))  # type: ignore[arg-type]
+        event: tuple[Any, ...] = (kind, dict(data), self._store.now())
+        writes: list[Callable[[], object]] = [partial(self._store.append, self._job_id, *event)]
         if kind == "epoch_begin":
-            self._store.update(self._job_id, epoch=data["epoch"])
+            writes.append(self._update(epoch=data["epoch"]))
         elif kind in ("progress", "epoch_end"):
             validation = {f"val_{name}": value for name, value in (data.get("val_logs") or {}).items()}
-            self._store.update(self._job_id, last_logs_json=json.dumps({**data["logs"], **validation}))
+            writes.append(self._update(last_logs_json=json.dumps({**data["logs"], **validation})))
+        self._write(*writes)
+
+    def _update(self, **facts: Any) -> Callable[[], object]:
+        return partial(self._store.update, self._job_id, **facts)
 
     def write(self, level: str, text: str) -> None:
         """Append a line of the job's log."""
@@ -83,24 +133,48 @@ class JobLog:
 
     def workers(self, statistics: Mapping[str, Any]) -> None:
         """Update the statistics of the workers."""
-        self._store.update(self._job_id, workers_json=json.dumps(statistics))
+        self._write(self._update(workers_json=json.dumps(statistics)))
 
     def checkpoint(self, artifact: str, epochs: int) -> None:
         """Store the state after ``epochs`` epochs and delete the previous one."""
+        self._write(partial(self._checkpoint, artifact, epochs))
+
+    def _checkpoint(self, artifact: str, epochs: int) -> None:
         before = self._store.get(self._job_id).checkpoint_artifact
         self._store.update(self._job_id, checkpoint_artifact=artifact, checkpoint_epochs=epochs)
         if before and before != artifact and before not in self._keep:
             self._artifacts.delete(before)
 
+    def needed(self) -> set[str]:
+        """Return the artifacts that the job was submitted with, and its stored states but that of its snapshot.
+
+        Raises:
+            NotStored: There is no room for what must be written before.
+        """
+        self.settled()
+        job = self._store.get(self._job_id)
+        names = (self._passing, job.checkpoint_artifact, job.result_artifact)
+        return {*self._keep, *(name for name in names if name)}
+
+    def snapshot(self, artifact: str, progress: EpochProgress | None, records: str) -> None:
+        """Store the state of the shards in an epoch, of which it contains a part.
+
+        Raises:
+            NotStored: There is no room; the job can do without.
+        """
+        self.settled()
+        text = progress.model_copy(update={"records": records}).model_dump_json() if progress is not None else None
+        self._store.update(self._job_id, snapshot_artifact=artifact or None, snapshot_json=text)
+
     def passing(self, artifact: str) -> None:
         """Record a state in the middle of an epoch and delete the previous one."""
         before, self._passing = self._passing, artifact
-        job = self._store.get(self._job_id)
-        if before not in ("", artifact, job.checkpoint_artifact, job.result_artifact, *self._keep):
-            self._artifacts.delete(before)
+        with contextlib.suppress(NotStored):  # a checkpoint that is still unwritten may be the same artifact
+            if before and before not in self.needed():
+                self._artifacts.delete(before)
 
     def result(self, artifact: str, statistics: Mapping[str, Any]) -> None:
         """Store the state at the end of training."""
-        self._store.update(self._job_id, result_artifact=artifact)
+        self._write(self._update(result_artifact=artifact))
         self.workers(statistics)
         self.record("result", {"artifact": artifact, "workers": dict(statistics)})

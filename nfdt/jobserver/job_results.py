@@ -24,19 +24,20 @@ class JobResults:
     def end_epoch(self) -> None:
         """Write the statistics and the state at an epoch's end, before the next one may begin."""
         context = self._context
-        context.epochs_ended += 1
+        epochs = self._training.coordinator.epochs_ended
         counts = self._training.shards.statistics() if context.topology.view.pushes else []
         statistics = self._statistics(counts)
         context.job_log.workers(statistics)
         self._report_refused(statistics)
         if context.server.keeps_checkpoints:
-            state = self._training.composer.compose(context.epochs_ended)
-            context.job_log.checkpoint(state, context.spec.fit.initial_epoch + context.epochs_ended)
+            context.job_log.checkpoint(context.store_state(self._training, epochs), epochs)
 
     def end_training(self) -> None:
         """Write the state at the end of training."""
-        artifact = self._training.composer.compose(self._context.epochs_ended)
+        artifact = self._context.store_state(self._training, self._training.coordinator.epochs_ended)
         self._context.job_log.result(artifact, self._statistics(self._training.shards.statistics()))
+        if self._training.snapshots is not None:
+            self._training.snapshots.forget()
 
     def _report_refused(self, statistics: Mapping[str, Mapping[str, Any]]) -> None:
         """Warn per epoch about workers whose pushes the shards refused."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
+import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.core.jobs.admission import version_conflict
 from nfdt.core.jobs.launcher import Role
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.core.wire.channel import LOOPBACK, is_loopback
+from nfdt.core.wire.channel import is_loopback
 from nfdt.core.wire.job_token import worker_token
 from nfdt.jobserver.context import ServerContext
+from nfdt.jobserver.job_slot import JobSlot, ShardState
 from nfdt.jobserver.placement import spread_over_machines
 from nfdt.jobserver.pool_slot import PoolSlot, SlotChoice, SlotListener, SlotUser
 from nfdt.launch.ring import Ring
@@ -25,51 +27,6 @@ if TYPE_CHECKING:
 QUICK_DEATHS = 3  # consecutive number after which a job without older workers fails
 QUICK_S = 10.0
 SPARE_JOINS = 8  # replacements that are allowed in addition to twice the wanted number of workers
-
-
-@dataclass
-class JobSlot:
-    """Position of one slot in the job.
-
-    Attributes:
-        slot: The slot.
-        name: Name of the shard or worker.
-        index: Number of the shard or worker.
-        address: Address of a shard that has started.
-        gone: Whether the slot has left the job.
-        members: Numbers of the workers in the group that the slot leads.
-        started_at: Time of the worker's assignment; None before.
-        admitted: Whether the worker takes part in the training; until then it waits.
-        failing_over: Whether the leader of the job's ring is lost and another one will take this position.
-        report: Last statistics of the worker.
-        call: Number of its last call of Next.
-        reply: Answer to that call, once there is one.
-    """
-
-    slot: PoolSlot
-    name: str
-    index: int
-    address: str = ""
-    gone: bool = False
-    members: tuple[int, ...] = ()
-    started_at: float | None = None
-    admitted: bool = False
-    failing_over: bool = False
-    report: dict[str, Any] = field(default_factory=dict)
-    call: int = 0
-    reply: pb.NextReply | None = None
-
-    @property
-    def host(self) -> str:
-        """Host at which workers reach the slot; loopback if it states none."""
-        return self.slot.hello.address or LOOPBACK
-
-    @property
-    def details(self) -> dict[str, Any]:
-        """Process, host and device of the slot, for events and statistics."""
-        hello = self.slot.hello
-        process = {"slot": hello.name, "pid": hello.pid, "host": hello.host, "device": hello.device}
-        return {**process, "group": list(self.members)} if self.members else process
 
 
 class JobSlots:
@@ -91,6 +48,9 @@ class JobSlots:
         last_death: Text about the last worker whose process ended.
         shards: Shards by number.
         workers: Workers by name, including lost ones.
+        shard_key: Key of the current shards; the job's key until they are restored.
+        shard_state: State from which shards start.
+        incarnation: Number of the restorations of the shards.
     """
 
     def __init__(
@@ -104,7 +64,7 @@ class JobSlots:
         wanted: int,
     ) -> None:
         self._server, self._job_id, self.spec, self.wanted = server, job_id, spec, wanted
-        self._token = token
+        self._token = self.shard_key = token
         self._user = SlotUser(job_id, listener, session or job_id, spec.code)
         self._joined = 0
         self._quick_deaths = 0
@@ -113,6 +73,8 @@ class JobSlots:
         self.ring = ""  # of an allreduce job, once it has one
         self.shards: list[JobSlot] = []
         self.workers: dict[str, JobSlot] = {}
+        self.shard_state = ShardState()
+        self.incarnation = 0
 
     def accepts(self, slot: PoolSlot) -> bool:
         """Whether a worker slot runs the versions that this job's code requires."""
@@ -144,17 +106,19 @@ class JobSlots:
 
     def acquire_shards(self, count: int) -> int:
         """Take free shard slots; return the number of the job's shards."""
-        taken = self._server.pool.take(
+        for slot in self._take_shards(count - len(self.shards)):
+            self.shards.append(JobSlot(slot, f"shard-{len(self.shards)}", len(self.shards)))
+        return len(self.shards)
+
+    def _take_shards(self, count: int) -> list[PoolSlot]:
+        return self._server.pool.take(
             self._user,
             "shard",
-            count - len(self.shards),
+            count,
             ring=self.ring,
             accepts=self.accepts_shard,
             order=lambda slots: spread_over_machines(slots, self._server.is_here),
         )
-        for slot in taken:
-            self.shards.append(JobSlot(slot, f"shard-{len(self.shards)}", len(self.shards)))
-        return len(self.shards)
 
     def acquire_workers(self, count: int) -> list[JobSlot]:
         """Take free worker slots for up to ``count`` more workers, which get new numbers."""
@@ -225,7 +189,10 @@ class JobSlots:
             index=job_slot.index,
             shards=len(self.shards),
             artifact_dir=self.artifact_dir(job_slot.slot),
-            job_token=self._token,
+            job_token=self.shard_key,
+            state=self.shard_state.state,
+            records=self.shard_state.records,
+            incarnation=self.incarnation,
         )
         if self._authority is not None and not is_loopback(job_slot.host):
             pair = self._authority.issue([job_slot.host])
@@ -244,10 +211,44 @@ class JobSlots:
             shards=[shard.address for shard in self.shards],
             artifact_dir=self.artifact_dir(job_slot.slot),
             job_token=worker_token(self._token, job_slot.name),
+            shard_token=worker_token(self.shard_key, job_slot.name),
+            incarnation=self.incarnation,
             shard_ca=self.shard_ca or b"",
             threads=max(1, self._server.cores // max(1, here)) if local and not job_slot.slot.hello.ring else 0,
         )
         job_slot.slot.send(pb.Assignment(worker=message))
+
+    def replace_shard(self, job_slot: JobSlot) -> bool:
+        """Give the position of a lost shard to a free slot; return whether there is one."""
+        taken = self._take_shards(1)
+        if taken:
+            job_slot.slot, job_slot.failing_over = taken[0], False
+        return bool(taken)
+
+    def restart_shards(self) -> None:
+        """Start every shard again from ``shard_state``, with another key."""
+        self.incarnation += 1
+        self.shard_key = secrets.token_hex(32)
+        for job_slot in self.shards:
+            job_slot.address = ""
+        for job_slot in self.shards:
+            self.start_shard(job_slot)
+
+    def move_message(self, worker: JobSlot) -> pb.MoveShards:
+        """Return the message with which a worker finds the restored shards."""
+        return pb.MoveShards(
+            job_id=self._job_id,
+            incarnation=self.incarnation,
+            shards=[shard.address for shard in self.shards],
+            shard_token=worker_token(self.shard_key, worker.name),
+            shard_ca=self.shard_ca or b"",
+        )
+
+    def move_workers(self) -> None:
+        """Send the addresses of the restored shards to all workers."""
+        for job_slot in self.living():
+            if job_slot.started_at is not None:
+                job_slot.slot.send(pb.Assignment(move_shards=self.move_message(job_slot)))
 
     def count_here(self) -> int:
         """Return the number of live workers on this machine."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.core.specs.job import JobSpec
 from nfdt.jobserver.job_context import ActiveTraining, JobContext
+from nfdt.jobserver.job_slot import ShardState
 from nfdt.jobserver.outcome import JobOutcome
 from nfdt.jobserver.shard_clients import ShardClients, connect_shards
 from nfdt.jobserver.snapshots import StateComposer, merger_of
+from nfdt.jobserver.topologies.shard_snapshots import ShardSnapshots
 
 
 def start_training(context: JobContext) -> ActiveTraining:
@@ -18,7 +20,9 @@ def start_training(context: JobContext) -> ActiveTraining:
     """
     context.job_log.begin(JobOutcome("starting"))
     context.job_log.record("data", {"where": context.spec.train.where, "reason": context.spec.train.reason})
+    begun = context.spec.fit.begun
     with context.changed:
+        context.slots.shard_state = ShardState(records=begun.records if begun is not None else "")
         for job_slot in context.slots.shards:
             context.slots.start_shard(job_slot)
         context.wait_for(lambda: [job_slot.name for job_slot in context.slots.shards if not job_slot.address])
@@ -26,7 +30,10 @@ def start_training(context: JobContext) -> ActiveTraining:
     training = _assemble(context)
     with context.changed:
         context.training = training
-        rate = context.control.learning_rate
+        rate, weights = context.control.learning_rate, context.control.weights
+        context.control.weights = None
+    if weights is not None:
+        context.replace_state(training, weights)
     if rate is not None:
         context.set_learning_rate(training, rate)
     with context.changed:
@@ -40,13 +47,28 @@ def _assemble(context: JobContext) -> ActiveTraining:
     merger = merger_of(context.manifest, server.artifacts)
     shards = topology.connect(lambda: _connect(context))
     policy = topology.view.policy(topology.spec)
-    coordinator = Coordinator(_coordinator_spec(context), policy, context.clock, merger, topology.sizes)
-    return ActiveTraining(shards, StateComposer(shards, merger, server.artifacts), coordinator)
+    coordinator = Coordinator(
+        _coordinator_spec(context),
+        policy,
+        context.clock,
+        merger,
+        topology.sizes,
+        restorable=topology.recovery is not None,
+    )
+    composer = StateComposer(shards, merger, server.artifacts)
+    return ActiveTraining(shards, composer, coordinator, _snapshots(context, coordinator))
+
+
+def _snapshots(context: JobContext, coordinator: Coordinator) -> ShardSnapshots | None:
+    topology, interval_s = context.topology, context.spec.cluster.snapshot_s
+    if topology.recovery is None:
+        return None
+    return ShardSnapshots(topology.context, coordinator, topology.recovery, context.artifacts, interval_s)
 
 
 def _connect(context: JobContext) -> ShardClients:
     addresses = [job_slot.address for job_slot in context.slots.shards]
-    return connect_shards(addresses, context.manifest, context.token, authority=context.slots.shard_ca)
+    return connect_shards(addresses, context.manifest, context.slots.shard_key, authority=context.slots.shard_ca)
 
 
 def _coordinator_spec(context: JobContext) -> JobSpec:

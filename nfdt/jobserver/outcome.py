@@ -15,6 +15,10 @@ from nfdt.launch.ring import Ring
 MAX_TEXT = 100_000
 
 
+class PartLost(JobFailed):
+    """Loss of a part that cannot be replaced while the job runs: the job can go on from its last stored state."""
+
+
 class SlotError(WorkerFailed):
     """Exception of code in a slot; ``error`` holds the data with which a client can raise it again.
 

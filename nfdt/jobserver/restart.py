@@ -1,16 +1,19 @@
-"""Jobs that an earlier server left behind: which of them go on, and from which state."""
+"""Jobs whose run was broken off, by the end of their server or of a part: which of them go on, and from which state."""
 
 from __future__ import annotations
 
+import json
 import logging
 
 from nfdt.core.errors import JobFailed, NfdtError
 from nfdt.core.jobs import admission
 from nfdt.core.jobs.artifacts import ArtifactStore
+from nfdt.core.jobs.job_record import JobRecord
 from nfdt.core.jobs.lifecycle import ACTIVE, RESTARTED
-from nfdt.core.jobs.resuming import last_state
-from nfdt.core.jobs.store import JobRecord, JobStore
+from nfdt.core.jobs.resuming import Checkpoint, stored_states
+from nfdt.core.jobs.store import JobStore
 from nfdt.core.specs.job import JobSpec, parse_job
+from nfdt.core.work.artifacts import artifact_names
 
 _log = logging.getLogger(__name__)
 
@@ -23,38 +26,65 @@ def take_up(store: JobStore, artifacts: ArtifactStore) -> list[str]:
     Returns:
         The jobs to run, oldest first.
     """
-    found = []
-    for record in store.jobs(ACTIVE):
-        try:
-            if record.state == "running":
-                _take_up(record, store, artifacts)
-            elif record.state != "queued":
-                store.requeue(record.job_id, RESTARTED)
-        except NfdtError as error:
-            store.transition(record.job_id, "failed", reason=f"{RESTARTED}: {error}")
-        else:
-            found.append(record.job_id)
-    return found
+    return [record.job_id for record in store.jobs(ACTIVE) if go_on(record, store, artifacts, RESTARTED)]
 
 
-def _take_up(record: JobRecord, store: JobStore, artifacts: ArtifactStore) -> None:
-    """Queue a job that was training: from its state at the end of an epoch, else from its beginning."""
-    if store.restarts(record.job_id) >= MOST_RESTARTS:
-        raise JobFailed(f"it ended no epoch between {MOST_RESTARTS} restarts, and may be their cause.")
+def go_on(record: JobRecord, store: JobStore, artifacts: ArtifactStore, why: str) -> bool:
+    """Queue a job again whose run was broken off; return whether there is something left to run.
+
+    A job that cannot go on fails; one whose epochs are all trained ends with its result.
+    """
     spec = parse_job(record.spec_json)
-    checkpoint = last_state(record, spec)
-    if checkpoint is None:
-        spec, where = spec.model_copy(update={"attended": False}), "from the beginning"
+    if record.state == "queued":  # its event shows the client that its requests are forgotten
+        store.requeue(record.job_id, None, epoch=spec.fit.initial_epoch)
+        return True
+    try:
+        if store.restarts(record.job_id) >= MOST_RESTARTS:
+            raise JobFailed(f"it ended no epoch between {MOST_RESTARTS} restarts, and may be their cause.")
+        if record.state != "running":
+            store.requeue(record.job_id, why, epoch=spec.fit.initial_epoch)
+            return True
+        if record.checkpoint_artifact and (record.checkpoint_epochs or 0) >= spec.fit.epochs:
+            _succeed(record, record.checkpoint_artifact, store)
+            return False
+        _take_up(record, spec, store, artifacts, why)
+    except NfdtError as error:
+        store.transition(record.job_id, "failed", reason=f"{why}: {error}")
+        return False
+    return True
+
+
+def _succeed(record: JobRecord, state: str, store: JobStore) -> None:
+    store.update(record.job_id, result_artifact=state)
+    workers = json.loads(record.workers_json or "{}")
+    store.append(record.job_id, "result", {"artifact": state, "workers": workers})
+    store.transition(record.job_id, "succeeded")
+
+
+def _take_up(record: JobRecord, spec: JobSpec, store: JobStore, artifacts: ArtifactStore, why: str) -> None:
+    """Queue a job that was training: from its newest intact state, else from its beginning."""
+    states = [state for state in stored_states(record, spec, fed=True) if _is_intact(state, artifacts)]
+    if damaged := [name for name in sorted(artifact_names(spec)) if not artifacts.intact(name)]:
+        raise JobFailed(f"{len(damaged)} of its artifacts are damaged or gone, first {damaged[0]}. Submit it again.")
+    if not states:
+        where = "from the beginning"
     else:
-        admission.check_artifacts(checkpoint.spec, artifacts)
-        before = admission.read_manifest(checkpoint.spec, artifacts)
-        program = artifacts.put(checkpoint.manifest(before).to_bytes())
-        spec, where = checkpoint.resumed(program, before), f"from the end of epoch {checkpoint.epochs}"
-    _queue(record.job_id, spec, where, store)
+        admission.check_artifacts(states[0].spec, artifacts)
+        before = admission.read_manifest(states[0].spec, artifacts)
+        program = artifacts.put(states[0].manifest(before).to_bytes())
+        spec, where = states[0].resumed(program, before), states[0].where
+    _queue(record.job_id, spec, where, store, why)
 
 
-def _queue(job_id: str, spec: JobSpec, where: str, store: JobStore) -> None:
-    store.requeue(job_id, f"{RESTARTED}; training goes on {where}", spec.model_dump_json())
-    text = f"The server was restarted: training goes on {where}. What was trained since then is trained again."
+def _is_intact(state: Checkpoint, artifacts: ArtifactStore) -> bool:
+    if damaged := [name for name in state.artifacts if not artifacts.intact(name)]:
+        _log.warning("the state %s is passed over: %s is damaged or gone", state.where, damaged[0])
+    return not damaged
+
+
+def _queue(job_id: str, spec: JobSpec, where: str, store: JobStore, why: str) -> None:
+    reason = f"{why}; training goes on {where}"
+    store.requeue(job_id, reason, spec.model_dump_json(), epoch=spec.fit.initial_epoch)
+    text = f"{why[0].upper()}{why[1:]}: training goes on {where}. What was trained since then is trained again."
     store.append(job_id, "log", {"worker": None, "level": "warning", "text": text})
     _log.info("job %s goes on %s", job_id, where)

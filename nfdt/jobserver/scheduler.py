@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass, replace
 
 from nfdt.coordinator.effect_queue import STALL_AFTER_S
 from nfdt.coordinator.progress import StallWatch
-from nfdt.core.errors import NfdtError, UsageError
+from nfdt.core.errors import NfdtError, ServerUnreachable, UsageError
 from nfdt.core.jobs.feed import BatchFeed
 from nfdt.core.jobs.lifecycle import is_terminal
 from nfdt.core.jobs.runner import RegisteredSlot, SlotCounts
@@ -19,11 +20,12 @@ from nfdt.core.specs.job import JobSpec, check_groups, parse_job
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire.parsing import Seldom
 from nfdt.jobserver.capacity import check_capacity
+from nfdt.jobserver.client_control import ClientControl
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job import Job
 from nfdt.jobserver.need import SlotNeed
 from nfdt.jobserver.outcome import outcome_of
-from nfdt.jobserver.restart import take_up
+from nfdt.jobserver.restart import go_on, take_up
 from nfdt.jobserver.ring_makers import takes_slots
 from nfdt.jobserver.topologies.base import Topology
 from nfdt.jobserver.topologies.registry import topology_class
@@ -67,10 +69,13 @@ class Scheduler:
         self._warnings = Seldom(_log)
         self._thread = threading.Thread(target=self._dispatch, name="scheduler", daemon=True)
 
-    def start(self) -> None:
-        """Queue the unfinished jobs of an earlier server, and start the dispatcher."""
+    def take_up(self) -> None:
+        """Queue the unfinished jobs of an earlier server; clients may call from then on."""
         for job_id in take_up(self._server.store, self._server.artifacts):
             self.submitted(job_id)
+
+    def start(self) -> None:
+        """Start the dispatcher."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -78,6 +83,13 @@ class Scheduler:
         with self._lock:
             self._stopping = True
             jobs = list(self._jobs.values())
+        if self._server.keeps_checkpoints:
+            threads = [threading.Thread(target=job.store_progress, daemon=True) for job in jobs]
+            for thread in threads:
+                thread.start()
+            deadline = time.monotonic() + STOP_TIMEOUT_S
+            for thread in threads:
+                thread.join(max(0.0, deadline - time.monotonic()))
         for job in jobs:
             job.stop_with_server()
         self._server.pool.wake()
@@ -111,9 +123,12 @@ class Scheduler:
 
     def submitted(self, job_id: str) -> None:
         """Queue a job."""
+        self._queue_job(job_id)
+
+    def _queue_job(self, job_id: str, control: ClientControl | None = None) -> None:
         record = self._server.store.get(job_id)
         try:
-            job = Job(self._server, job_id, parse_job(record.spec_json), record.session)
+            job = Job(self._server, job_id, parse_job(record.spec_json), record.session, control)
         except NfdtError as error:  # an artifact is gone since the last server
             outcome = outcome_of(error)
             self._server.store.transition(job_id, "failed", reason=outcome.reason, error=outcome.error)
@@ -130,6 +145,7 @@ class Scheduler:
 
     def control(self, request: pb.ControlRequest) -> None:
         """Pass a client's action to the job."""
+        self._check_serving()
         job = self.job_of(request.job_id)
         if job is not None:
             job.control(request)
@@ -137,20 +153,28 @@ class Scheduler:
         elif not is_terminal(self._server.store.get(request.job_id).state):
             raise UsageError(f"Job {request.job_id} does not run on this server.")
 
-    def snapshot(self, job_id: str) -> str:
-        """Return the artifact of the job's state."""
+    def _check_serving(self) -> None:
+        """Raise ServerUnreachable if the server stops: the next server needs the request."""
+        if self._stopping:
+            raise ServerUnreachable("The server stops.")
+
+    def snapshot(self, job_id: str) -> pb.SnapshotReply:
+        """Return the job's state."""
+        self._check_serving()
         state = self._server.store.get(job_id).state
         job = self.job_of(job_id)
         if job is not None and not is_terminal(state):
             try:
                 return job.snapshot()
-            except UsageError:
+            except ServerUnreachable:
                 record = self._server.store.get(job_id)  # the job may have ended meanwhile
                 if not record.result_artifact and not is_terminal(record.state):
                     raise
         record = self._server.store.get(job_id)
-        if found := record.result_artifact or record.checkpoint_artifact:
-            return found
+        if record.result_artifact:
+            return pb.SnapshotReply(artifact=record.result_artifact, epochs=parse_job(record.spec_json).fit.epochs)
+        if record.checkpoint_artifact:
+            return pb.SnapshotReply(artifact=record.checkpoint_artifact, epochs=record.checkpoint_epochs or 0)
         raise UsageError(f"Job {job_id} is {record.state} and left no state.")
 
     def feed(self, job_id: str) -> BatchFeed:
@@ -160,11 +184,17 @@ class Scheduler:
             raise UsageError(f"Job {job_id} takes no batches: it has ended, or its data are arrays.")
         return job.feed
 
-    def watching(self, job_id: str, change: int) -> None:
+    def watching(self, job_id: str, change: int, session: str = "") -> None:
         """Add ``change`` to the number of clients that watch the job."""
         job = self.job_of(job_id)
         if job is not None:
-            job.watching(change)
+            job.watching(change, session)
+
+    def check_free(self, job_id: str, session: str) -> None:
+        """Raise JobTaken if the client of another session is attached to the job."""
+        job = self.job_of(job_id)
+        if job is not None:
+            job.check_free(session)
 
     def slot_counts(self) -> SlotCounts:
         """Return the numbers of registered worker slots."""
@@ -187,7 +217,7 @@ class Scheduler:
         for record in self._server.store.jobs():
             if record.job_id in jobs and not is_terminal(record.state):
                 used |= jobs[record.job_id].artifacts
-            used |= {name for name in (record.result_artifact, record.checkpoint_artifact) if name}
+            used |= record.states
         return used
 
     # ---- the dispatcher
@@ -227,10 +257,18 @@ class Scheduler:
         for job in ended:
             try:
                 if job.job_log.settled():
+                    self._run_again(job)
                     with self._lock:
-                        del self._jobs[job.job_id]
+                        if self._jobs[job.job_id] is job:
+                            del self._jobs[job.job_id]
             except NfdtError as error:
                 self._warnings.warn("the end of job %s: %s", job.job_id, error)
+
+    def _run_again(self, job: Job) -> None:
+        """Queue a job again whose run was broken off, and that can go on."""
+        store, artifacts = self._server.store, self._server.artifacts
+        if job.broken_off and go_on(store.get(job.job_id), store, artifacts, job.broken_off):
+            self._queue_job(job.job_id, job.control_of_clients)
 
     def _settle(self, job: Job, *, may_start: bool) -> bool:
         """Start a job of the queue, or end it; return False while it must wait."""

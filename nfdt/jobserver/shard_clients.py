@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -14,9 +16,10 @@ import grpc
 
 from nfdt.core.arrays.layout import Array, ParameterLayout
 from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
-from nfdt.core.errors import NfdtError, ProtocolError, ServerUnreachable, ShapeMismatch
+from nfdt.core.errors import NfdtError, ProtocolError, ShapeMismatch
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State
+from nfdt.core.sharding.records import closed_round_of, join_records, sequences_of
 from nfdt.core.sharding.state_cut import StateCut
 from nfdt.core.wire import shards_pb2 as pb
 from nfdt.core.wire import shards_pb2_grpc
@@ -29,6 +32,30 @@ CALL_TIMEOUT_S = 60.0
 STATE_TIMEOUT_S = 600.0
 MAX_STATE_FACTOR = 16  # limit of a shard's state as a multiple of its weights, at least MIN_STATE_BYTES
 MIN_STATE_BYTES = 2**26
+MAX_SNAPSHOT_FACTOR = 1024  # limit with records: update rules may have a few vectors for each worker
+
+
+@dataclass(frozen=True)
+class ShardSnapshot:
+    """Copy of all shards of a job, each at one moment; shards can be started again from it.
+
+    Attributes:
+        state: Weights and optimizer variables.
+        records: Records of all shards; see :mod:`nfdt.core.sharding.records`.
+        sequences: For each shard, the sequence number of each worker's last push; empty in a job with rounds.
+        closed_rounds: For each shard, its newest closed round; 0 in a job without rounds.
+    """
+
+    state: State
+    records: Mapping[str, Array]
+    sequences: tuple[Mapping[str, int], ...]
+    closed_rounds: tuple[int, ...]
+
+    @property
+    def contained(self) -> dict[str, int]:
+        """For each worker, the sequence number of the last push that all shards have received."""
+        workers = sorted(set().union(*self.sequences))
+        return {worker: min(shard.get(worker, 0) for shard in self.sequences) for worker in workers}
 
 
 class ShardClients(Protocol):
@@ -58,9 +85,33 @@ class ShardClients(Protocol):
         """Return the weights and optimizer variables of all shards."""
         ...
 
+    def snapshot(self, copied: Callable[[], None]) -> ShardSnapshot:
+        """Return the state and records of all shards.
+
+        ``copied`` is called exactly once: when all shards have taken their copies and only the transfer is left, or
+        when the snapshot has failed.
+        """
+        ...
+
     def write(self, state: State) -> None:
         """Replace the weights, and the optimizer variables that the state has."""
         ...
+
+
+class _Countdown:
+    """Call of ``then`` as soon as every member has been counted; thread-safe."""
+
+    def __init__(self, members: Iterable[int], then: Callable[[], None]) -> None:
+        self._missing, self._then = set(members), then
+        self._lock = threading.Lock()
+
+    def count(self, member: int) -> None:
+        """Count a member; it is counted once."""
+        with self._lock:
+            last = self._missing == {member}
+            self._missing.discard(member)
+        if last:
+            self._then()
 
 
 class GrpcShardClients:
@@ -96,12 +147,15 @@ class GrpcShardClients:
         self._pool.shutdown(wait=False)
 
     def _on_all(self, call: Callable[[int], Any]) -> list[Any]:
-        return list(self._pool.map(partial(_again, call), range(len(self._stubs))))
+        return list(self._pool.map(partial(self._on_one, call), range(len(self._stubs))))
+
+    def _on_one(self, call: Callable[[int], Any], index: int) -> Any:
+        with translated(f"shard {index} at {self._addresses[index]}"):
+            return _again(call, index)
 
     def _administer(self, request: pb.AdminRequest) -> list[pb.AdminReply]:
         def call(index: int) -> pb.AdminReply:
-            with translated(f"shard {index} at {self._addresses[index]}"):
-                return self._stubs[index].Administer(request, timeout=CALL_TIMEOUT_S)
+            return self._stubs[index].Administer(request, timeout=CALL_TIMEOUT_S)
 
         return self._on_all(call)
 
@@ -131,14 +185,48 @@ class GrpcShardClients:
         Raises:
             NfdtError: A shard does not answer, or its reply has another size.
         """
-        parts: list[dict[str, Array]] = self._on_all(self._read_one)
+        return self._joined(self._on_all(lambda index: self._read_one(index, pb.ReadRequest())))
+
+    def snapshot(self, copied: Callable[[], None]) -> ShardSnapshot:
+        """Return the state and records of all shards; see :class:`ShardClients`.
+
+        No call is made twice: the second copy of a shard would be taken later than those of the others.
+
+        Raises:
+            NfdtError: A shard does not answer, or its reply has another size or no records.
+        """
+        shards = range(len(self._stubs))
+        copies = _Countdown(shards, copied)
+
+        def read(index: int) -> dict[str, Array]:
+            try:
+                with translated(f"shard {index} at {self._addresses[index]}"):
+                    return self._read_one(index, pb.ReadRequest(records=True), begun=lambda: copies.count(index))
+            finally:
+                copies.count(index)
+
+        try:
+            with ThreadPoolExecutor(len(shards), thread_name_prefix="snapshot") as pool:  # other calls need not wait
+                parts = list(pool.map(read, shards))
+        finally:
+            for index in shards:
+                copies.count(index)
+        records = [_records_of(index, part) for index, part in enumerate(parts)]
+        sequences, closed_rounds = map(sequences_of, records), map(closed_round_of, records)
+        return ShardSnapshot(self._joined(parts), join_records(records), tuple(sequences), tuple(closed_rounds))
+
+    def _joined(self, parts: Sequence[Mapping[str, Array]]) -> State:
         return self._cut.joined([(part["weights"], _optimizer_of(part)) for part in parts])
 
-    def _read_one(self, index: int) -> dict[str, Array]:
+    def _read_one(
+        self, index: int, request: pb.ReadRequest, *, begun: Callable[[], None] = lambda: None
+    ) -> dict[str, Array]:
+        """Return what a shard replies; ``begun`` is called for its first chunk."""
         size = self._cut.size(index)
-        limit = max(MIN_STATE_BYTES, MAX_STATE_FACTOR * 4 * size)
-        with translated(f"shard {index} at {self._addresses[index]}"):
-            arrays = load_arrays(_gather(self._stubs[index].Read(pb.ReadRequest(), timeout=STATE_TIMEOUT_S), limit))
+        factor = MAX_SNAPSHOT_FACTOR if request.records else MAX_STATE_FACTOR
+        limit = max(MIN_STATE_BYTES, factor * 4 * size)
+        chunks = self._stubs[index].Read(request, timeout=STATE_TIMEOUT_S)
+        arrays = load_arrays(_gather(chunks, limit, begun))
         weights = arrays.get("weights")
         if weights is None or weights.size != size:
             received = "none" if weights is None else str(weights.size)
@@ -150,10 +238,9 @@ class GrpcShardClients:
         self._cut.check(state)
 
         def call(index: int) -> None:
-            with translated(f"shard {index} at {self._addresses[index]}"):
-                weights, optimizer = self._cut.own(state, index)
-                data = dump_arrays({"weights": weights, **{f"optimizer/{i}": a for i, a in optimizer.items()}})
-                self._stubs[index].Write(_chunks(data), timeout=STATE_TIMEOUT_S)
+            weights, optimizer = self._cut.own(state, index)
+            data = dump_arrays({"weights": weights, **{f"optimizer/{i}": a for i, a in optimizer.items()}})
+            self._stubs[index].Write(_chunks(data), timeout=STATE_TIMEOUT_S)
 
         self._on_all(call)
 
@@ -162,11 +249,19 @@ def _again(call: Callable[[int], Any], index: int) -> Any:
     """Make a call, twice if its connection was lost, because connections of a suspended server may be dead."""
     try:
         return call(index)
-    except ServerUnreachable as error:
-        lost = error.__cause__
-        if not isinstance(lost, grpc.RpcError) or lost.code() != grpc.StatusCode.UNAVAILABLE:
+    except grpc.RpcError as error:
+        if error.code() != grpc.StatusCode.UNAVAILABLE:
             raise
         return call(index)
+
+
+def _records_of(index: int, part: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the records in the reply of a shard."""
+    prefix = "records/"
+    records = {name.removeprefix(prefix): array for name, array in part.items() if name.startswith(prefix)}
+    if not records:
+        raise ProtocolError(f"Shard {index}: expected its state with records. Received: none; it has no snapshots.")
+    return records
 
 
 def _optimizer_of(part: Mapping[str, Array]) -> dict[int, Array]:
@@ -186,10 +281,12 @@ def _open(address: str, token: str, authority: bytes | None) -> grpc.Channel:
     return open_channel(address, token, ca_file=trusted, max_message_bytes=DATA_BYTES)
 
 
-def _gather(chunks: Iterable[pb.StateChunk], limit: int) -> bytes:
+def _gather(chunks: Iterable[pb.StateChunk], limit: int, begun: Callable[[], None]) -> bytes:
     data = io.BytesIO()  # returns its bytes without a copy
     for chunk in chunks:
         at = data.tell()
+        if not at:
+            begun()
         if chunk.total_bytes > limit:
             raise ProtocolError(f"Shard state: expected at most {limit} bytes. Received: {chunk.total_bytes}.")
         if chunk.offset != at or at + len(chunk.data) > chunk.total_bytes:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
-from nfdt.core.errors import JobFailed
+from nfdt.core.errors import JobFailed, NfdtError
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.job_context import JobContext
-from nfdt.jobserver.job_slots import QUICK_DEATHS, QUICK_S, JobSlot
-from nfdt.jobserver.outcome import SlotError
+from nfdt.jobserver.job_slot import JobSlot
+from nfdt.jobserver.job_slots import QUICK_DEATHS, QUICK_S
+from nfdt.jobserver.outcome import PartLost, SlotError
 from nfdt.jobserver.pool_slot import PoolSlot, SlotMessageKind
+
+_log = logging.getLogger(__name__)
 
 TOO_QUICK = (
     f"{QUICK_DEATHS} workers in a row or more ended within {QUICK_S:.0f} s or before their first step, and nobody is "
@@ -32,6 +36,8 @@ class SlotEvents:
         """Process one message; a :data:`~nfdt.jobserver.slot_pool.SlotListener`."""
         if kind == "lost":  # on a gRPC thread shared by all streams, which must not wait for the process to end
             threading.Thread(target=self._lose, args=(slot,), name=f"end of {slot.name}", daemon=True).start()
+        elif kind == "draining":
+            threading.Thread(target=self._hand_over, args=(slot,), name=f"end of {slot.name}", daemon=True).start()
         else:
             self._take(slot, kind, message)
 
@@ -39,6 +45,25 @@ class SlotEvents:
         end, hello = self._context.server.end_of(slot.hello), slot.hello
         how = str(end or f"its process ended ({hello.pid} on {hello.host}, slot {hello.name})")
         self._take(slot, "lost", how=how)
+
+    def _hand_over(self, slot: PoolSlot) -> None:
+        """Move the shard of a slot that is about to end; a worker reports its step and leaves by itself."""
+        context = self._context
+        with context.changed:
+            training, job_slot = context.training, context.slots.job_slot_of(slot)
+            context.changed.notify_all()
+        if training is None or training.snapshots is None or job_slot not in context.slots.shards:
+            return
+        try:
+            training.snapshots.take()
+        except NfdtError as error:  # the shards go on from the snapshot before
+            _log.warning("job %s: no last snapshot of %s: %s", context.job_id, job_slot.name, error)
+        with context.changed:
+            if job_slot.slot is not slot or job_slot.failing_over or context.ended:
+                return
+            context.topology.lost(job_slot, "its process was asked to end", training.coordinator)
+            context.changed.notify_all()
+        context.server.pool.release(slot, context.job_id)
 
     def _take(
         self, slot: PoolSlot, kind: SlotMessageKind, message: pb.SlotMessage | None = None, how: str = ""
@@ -49,32 +74,34 @@ class SlotEvents:
             if job_slot is None or job_slot.gone or context.ended:
                 return
             if kind == "ready" and message is not None:
-                job_slot.address = message.ready.address
-            elif not (kind == "lost" and self._is_replaced(job_slot)):
+                if message.ready.incarnation == context.slots.incarnation:
+                    job_slot.address = message.ready.address
+            elif not (kind == "lost" and self._is_replaced(job_slot, how)):
                 job_slot.gone = True
                 self._gone(job_slot, kind, message, how)
             context.changed.notify_all()
 
-    def _is_replaced(self, job_slot: JobSlot) -> bool:
-        training = self._context.training
-        return training is not None and self._context.topology.lost(job_slot, training.coordinator)
+    def _is_replaced(self, job_slot: JobSlot, how: str) -> bool:
+        context, training = self._context, self._context.training
+        return training is not None and context.topology.lost(job_slot, how, training.coordinator)
 
     def _gone(self, job_slot: JobSlot, kind: SlotMessageKind, message: pb.SlotMessage | None, how: str) -> None:
-        if kind == "failed" and message is not None:
-            self._context.termination.end(SlotError(job_slot.name, message.failed, job_slot.members))
+        error = SlotError(job_slot.name, message.failed, job_slot.members) if message and kind == "failed" else None
+        if error is not None and not (error.lost_connection and self._may_lose(job_slot)):
+            self._context.termination.end(error)
         elif job_slot in self._context.slots.shards:
             self._shard_gone(job_slot, how or "it stopped serving")
         else:
-            self._worker_gone(job_slot, how)
+            self._worker_gone(job_slot, how if error is None else str(error))
+
+    def _may_lose(self, job_slot: JobSlot) -> bool:
+        """Whether the loss of a connection to a shard is only the loss of this worker."""
+        return self._context.topology.recovery is not None and job_slot not in self._context.slots.shards
 
     def _shard_gone(self, job_slot: JobSlot, what: str) -> None:
         hello = job_slot.slot.hello
-        self._context.termination.end(
-            JobFailed(
-                f"{job_slot.name} of the job is gone ({what}: process {hello.pid} on {hello.host}), "
-                "and with it its part of the weights. Submit the job again."
-            )
-        )
+        text = f"{job_slot.name} is gone ({what}: process {hello.pid} on {hello.host}), with a part of the weights."
+        self._context.termination.end(PartLost(text) if self._context.topology.view.pushes else JobFailed(text))
 
     def _worker_gone(self, job_slot: JobSlot, how: str) -> None:
         context = self._context

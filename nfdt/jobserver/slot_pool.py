@@ -111,6 +111,9 @@ class SlotPool:
         if kind == "leaving":
             self.leave(slot)
             return
+        if kind == "draining":
+            self._drain(slot, message)
+            return
         if kind not in ("ready", "finished", "failed"):
             raise ProtocolError(f"Slot {slot.name}: expected ready, finished or failed. Received: {kind}.")
         with self._changed:
@@ -122,6 +125,14 @@ class SlotPool:
                 self._changed.notify_all()
         if listener is not None:
             listener(slot, kind, message)
+
+    def _drain(self, slot: PoolSlot, message: pb.SlotMessage) -> None:
+        """Give no more work to a slot that is about to end, and call its job's listener."""
+        with self._changed:
+            listener, slot.dismissed = slot.listener, True
+            self._changed.notify_all()
+        if listener is not None:
+            listener(slot, "draining", message)
 
     def take(
         self,

@@ -56,6 +56,7 @@ class TrainingLoop(EffectHandler):
 
     def _tick(self, now: float) -> None:
         self._check_client(now)
+        self._context.job_log.retry()
         self._context.topology.report()
         if self._coordinator.phase != "ended":
             self._context.topology.replace_lost(self._coordinator, now)
@@ -109,11 +110,16 @@ class TrainingLoop(EffectHandler):
         self._context.job_log.record(kind, data)
 
     def flush_shards(self, epoch: int) -> None:
-        """Apply all pushes of the epoch."""
-        self._training.shards.flush()
-        with self._context.changed:
+        """Apply all pushes of the epoch, and store the state of the shards."""
+        context, training = self._context, self._training
+        with context.changed:
+            incarnation = context.slots.incarnation
+        training.shards.flush()
+        if training.snapshots is not None:
+            training.snapshots.renew(incarnation)
+        with context.changed:
             self._coordinator.flushed(epoch)
-            self._context.changed.notify_all()
+            context.changed.notify_all()
 
     def forget_worker(self, worker: str) -> None:
         """Free what the shards keep for a lost worker."""

@@ -8,9 +8,9 @@ from nfdt.core.errors import AuthenticationFailed
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.job_token import worker_of
 from nfdt.core.work import instructions as ins
-from nfdt.core.work.messages import to_reply, to_report
+from nfdt.core.work.messages import read_move, to_reply, to_report
 from nfdt.jobserver.job_context import JobContext
-from nfdt.jobserver.job_slots import JobSlot
+from nfdt.jobserver.job_slot import JobSlot
 from nfdt.jobserver.worker_statistics import new_decisions, parse_statistics
 
 MAX_WAIT_S = 30.0  # limit of one call of Next
@@ -49,13 +49,13 @@ class WorkerCalls:
                 job_slot.call, job_slot.reply = request.call, None
                 self._take_statistics(job_slot, request.statistics_json)
             while job_slot.call == request.call and job_slot.reply is None:
-                instruction = self._instruct(job_slot, report)
+                instruction = self._instruct(job_slot, request, report)
                 if report is not None:
                     context.changed.notify_all()
                     report = None
                 if not isinstance(instruction, ins.Wait):
                     job_slot.reply = self._with_share(to_reply(instruction), job_slot)
-                elif (left := deadline - context.clock.now()) <= 0 or not alive():
+                elif (left := deadline - context.clock.now()) <= 0 or not alive() or job_slot.slot.dismissed:
                     break
                 else:
                     context.changed.wait(left)
@@ -84,12 +84,16 @@ class WorkerCalls:
                 "Received: another one."
             )
 
-    def _instruct(self, job_slot: JobSlot, report: ins.Report | None) -> ins.Instruction:
+    def _instruct(self, job_slot: JobSlot, request: pb.NextRequest, report: ins.Report | None) -> ins.Instruction:
         if job_slot.gone or self._context.ended:
             return ins.Leave("The job has ended.")
         training = self._context.training
         if training is None or not job_slot.admitted or job_slot.failing_over:
             return ins.Wait()
+        recovery, slots = self._context.topology.recovery, self._context.slots
+        if request.incarnation != slots.incarnation and not (recovery is not None and recovery.running):
+            training.coordinator.excuse(job_slot.name)  # its report is about shards that are gone
+            return ins.Wait() if request.busy else read_move(slots.move_message(job_slot))
         return training.coordinator.next(job_slot.name, report)
 
     def _with_share(self, reply: pb.NextReply, job_slot: JobSlot) -> pb.NextReply:

@@ -45,6 +45,8 @@ class ForkServer:
         self._alarm.setblocking(False)
         signal.set_wakeup_fd(self._alarm.fileno())
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        # A scheduler may send SIGTERM to every process: the slots end with the fork server, so it ends after them.
+        self._on_sigterm = signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._requests, selectors.EVENT_READ)
         self._selector.register(self._wake, selectors.EVENT_READ)
@@ -78,6 +80,7 @@ class ForkServer:
         sys.stdout.flush()
         _require_one_thread()
         parent = os.getpid()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the slot takes it once it no longer ignores it
         try:
             pid = os.fork()
         except OSError as error:
@@ -86,7 +89,9 @@ class ForkServer:
         if pid == 0:
             self._leave(parent, stdin, log)
             connection.close()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             return True
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         os.close(stdin)
         os.close(log)
         if pid < 0:
@@ -106,6 +111,7 @@ class ForkServer:
             os._exit(1)  # the fork server ended before die_with_parent took effect
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
         held: list[Any] = [self._alarm, *(key.fileobj for key in self._selector.get_map().values())]
         self._selector.close()
         for one in held:

@@ -72,7 +72,7 @@ class LocalLauncher:
         self._fork_server: ForkServerClient | None = None
         self._forks_slots = sys.platform.startswith("linux") and options.command == SLOT and not options.gpus
         self.given_up = threading.Event()
-        self._stopping = False
+        self._draining = self._stopping = False
         ensure_folder(options.logs, "Logs of slots")
         self._thread = threading.Thread(target=self._supervise, name="launcher", daemon=True)
         self._thread.start()
@@ -106,6 +106,15 @@ class LocalLauncher:
         with self._changed:
             self._changed.wait_for(lambda: not any(slot.name == name for slot in self._slots), timeout_s)
             return self._ends.get(name)
+
+    def drain(self) -> None:
+        """Request all slots to end in order and start no more; return when they have ended, or the grace is over."""
+        with self._changed:
+            self._draining, self._wanted = True, {"worker": 0, "shard": 0}
+            for slot in self._slots:
+                _request_end(slot.process)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._slots, self._options.grace_s)
 
     def stop(self) -> None:
         """End all slots: close their standard input and terminate them, kill what is left after a deadline."""
@@ -202,6 +211,8 @@ class LocalLauncher:
         self._failed_starts = 0
         with self._changed:
             self._slots.append(_Slot(name, role, index, process, time.monotonic()))
+            if self._draining:
+                _request_end(process)
         return True
 
     def _new_process(self, role: Role, index: int, name: str) -> Process:
@@ -245,6 +256,14 @@ class LocalLauncher:
 
 def _pause_s(failures: int) -> float:
     return RESTART_S * 2 ** min(failures - 1, DOUBLINGS) if failures else 0.0
+
+
+def _request_end(process: Process) -> None:
+    """Request a slot to end in order; see :class:`nfdt.worker.planned_end.PlannedEnd`."""
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.write(b"\n")
+            process.stdin.flush()
 
 
 def _close_stdin(process: Process) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nfdt.core.jobs.launcher import Role
-from nfdt.core.work.slot_connection import PATIENCE_S
+from nfdt.core.work.slot_connection import GRACE_S, PATIENCE_S
 from nfdt.launch.fork_client import SLOT_MODULE
 
 SLOT = (sys.executable, "-P", "-m", SLOT_MODULE)  # -P: no file of the user shadows our modules
@@ -29,6 +29,7 @@ class SlotOptions:
             ``key_file`` to present to a server that asks for certificates.
         gpus: ``CUDA_VISIBLE_DEVICES`` of worker i is ``gpus[i % len(gpus)]``; empty: as inherited.
         wait_s: Seconds for which a slot retries a server that does not answer.
+        grace_s: Seconds from the request to end a slot until its process ends in any case.
         command: Command line; tests give another one. Slots with another command line, or with GPUs, are not forked.
         environment: Variables that are added to the inherited ones.
         kept_logs: Folder to which the log of a failed slot is copied, if ``logs`` does not outlive the job.
@@ -42,6 +43,7 @@ class SlotOptions:
     tls: Mapping[str, Any] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
     wait_s: float = PATIENCE_S
+    grace_s: float = GRACE_S
     command: Sequence[str] = SLOT
     environment: Mapping[str, str] = field(default_factory=dict)
     kept_logs: Path | None = None
@@ -52,6 +54,8 @@ def slot_arguments(options: SlotOptions, role: Role, name: str) -> list[str]:
     argv = ["--server", options.server, "--role", role, "--name", name, "--host", options.host, "--watch-stdin"]
     if options.wait_s != PATIENCE_S:
         argv += ["--wait", str(options.wait_s)]
+    if options.grace_s != GRACE_S:
+        argv += ["--grace", str(options.grace_s)]
     for name, file in options.tls.items():
         argv += [f"--{name.replace('_', '-')}", file]
     return argv

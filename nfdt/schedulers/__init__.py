@@ -1,6 +1,6 @@
 """Distribution of samples to workers: pure, without clock or thread."""
 
-from nfdt.core.order import order_crc, sample_order
+from nfdt.core.order import order_crc
 from nfdt.schedulers.batch_size import BatchSizes, Bounds
 from nfdt.schedulers.finish_together import Runner, steps_to_share
 from nfdt.schedulers.leases import LeaseBook
@@ -30,7 +30,6 @@ __all__ = [
     "lease_size",
     "order_crc",
     "proportional_split",
-    "sample_order",
     "steps_to_share",
     "water_fill",
 ]

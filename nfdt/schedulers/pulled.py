@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from nfdt.schedulers.row_set import RowRange
 from nfdt.schedulers.tasks import Position, Task
 
 
@@ -29,6 +30,8 @@ class PulledTasks:
         steps: Maximum number of steps; None: no limit.
         begin: Position at which the epoch begins.
     """
+
+    rows = None
 
     def __init__(self, steps: int | None = None, begin: Position | None = None) -> None:
         self._steps = steps
@@ -78,9 +81,17 @@ class PulledTasks:
         return []
 
     def returned(self, tasks: Sequence[Task]) -> Sequence[Task]:
-        """Take tasks back: their batches wait at their worker, or are lost with it; no other worker can train them."""
+        """Take tasks back; no other worker can train their batches.
+
+        A batch that was not begun waits at its worker, or is lost with it. One that was trained cannot be made again:
+        if its update is lost, it is missing in the epoch. Of a given number of steps, another batch takes its place.
+        """
         self._issued -= len(tasks)
         return ()
+
+    def skip(self, trained: Sequence[RowRange]) -> int:
+        """Return 0: batches have no row numbers."""
+        return 0
 
     def divide(self, weights: Mapping[str, float]) -> None:
         """Do nothing: batches belong to the workers that make them."""

@@ -14,10 +14,13 @@ class Ranges:
 
     The share of a lost worker returns to the pool. A worker takes from the pool once its own share is empty, or if it
     joined too late for a share.
+
+    Args:
+        numbers: Ranges of numbers, disjoint and in order.
     """
 
-    def __init__(self, numbers: range) -> None:
-        self._pool = deque([numbers] if numbers else [])
+    def __init__(self, *numbers: range) -> None:
+        self._pool = deque(filter(None, numbers))
         self._shares: dict[str, range] = {}
 
     def __len__(self) -> int:

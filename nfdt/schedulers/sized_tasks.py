@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from nfdt.schedulers.local_sizes import LocalSizes
 from nfdt.schedulers.ranges import Ranges
+from nfdt.schedulers.row_set import RowRange, RowSet
 from nfdt.schedulers.sources import SharedTasks
 from nfdt.schedulers.tasks import Position, Task, TaskPlan
 
@@ -38,6 +39,14 @@ class SizedTasks(SharedTasks):
         """Return the position of the next epoch; it skips as many task numbers as there could be tasks."""
         _, rows = plan.rows
         return replace(plan.end, task=plan.begin.task + len(rows))
+
+    def skip(self, trained: Sequence[RowRange]) -> int:
+        """Drop the trained rows; return the number of rounds that they make up. The numbers of rounds go on."""
+        before = self.remaining
+        self._rows = Ranges(*RowSet(trained).missing(*self._plan.rows))
+        dropped = before - self.remaining
+        self._round += dropped
+        return dropped
 
     def divide(self, weights: Mapping[str, float]) -> None:
         """Divide the rows into contiguous shares."""
@@ -81,6 +90,11 @@ class SizedTasks(SharedTasks):
     def exhausted(self, worker: str) -> bool:
         """Whether the worker's share and the pool are empty."""
         return not self.available(worker)
+
+    @property
+    def rows(self) -> tuple[int, range]:
+        """The pass of the epoch and its rows."""
+        return self._plan.rows
 
     @property
     def remaining(self) -> int:

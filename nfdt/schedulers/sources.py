@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from nfdt.schedulers.ranges import Ranges
+from nfdt.schedulers.row_set import RowRange, RowSet
 from nfdt.schedulers.tasks import Position, Task, TaskPlan
 
 
@@ -27,7 +28,11 @@ class TaskSource(Protocol):
         ...
 
     def returned(self, tasks: Sequence[Task]) -> Sequence[Task]:
-        """Take tasks back that were not begun; return those that any worker may compute."""
+        """Take tasks back, as if they had never been taken; return those that any worker may compute."""
+        ...
+
+    def skip(self, trained: Sequence[RowRange]) -> int:
+        """Drop these rows before the first task is taken; return the number of rounds that are dropped."""
         ...
 
     def divide(self, weights: Mapping[str, float]) -> None:
@@ -48,6 +53,11 @@ class TaskSource(Protocol):
 
     def exhausted(self, worker: str) -> bool:
         """Whether no task is left or will come for this worker (unless another one leaves)."""
+        ...
+
+    @property
+    def rows(self) -> tuple[int, range] | None:
+        """The pass of the epoch and its rows; None: the data of a task have no row numbers."""
         ...
 
     @property
@@ -78,6 +88,19 @@ class PlannedTasks(SharedTasks):
     def __init__(self, plan: TaskPlan) -> None:
         self._plan = plan
         self._rounds = Ranges(range(len(plan)))
+        self._trained = RowSet()
+
+    def skip(self, trained: Sequence[RowRange]) -> int:
+        """Drop the rounds whose rows are all trained; of others, tasks begin and end with an untrained row."""
+        self._trained = RowSet(trained)
+        pass_index, rows = self._plan.rows
+        left: list[range] = []
+        for gap in self._trained.missing(pass_index, rows):
+            first = (gap.start - rows.start) // self._plan.round_rows
+            last = (gap.stop - 1 - rows.start) // self._plan.round_rows
+            left.append(range(max(first, left[-1].stop if left else 0), last + 1))
+        self._rounds = Ranges(*left)
+        return len(self._plan) - len(self._rounds)
 
     def divide(self, weights: Mapping[str, float]) -> None:
         """Divide the rounds into contiguous shares."""
@@ -85,7 +108,7 @@ class PlannedTasks(SharedTasks):
 
     def take(self, worker: str, limit: int) -> list[Task]:
         """Take up to ``limit`` tasks of this worker's share, else of the pool."""
-        return [task for index in self._rounds.take(worker, limit) for task in self._plan.round(index)]
+        return [task for index in self._rounds.take(worker, limit) for task in self._round(index)]
 
     def take_round(self) -> list[Task]:
         """Take all parts of the next round."""
@@ -113,9 +136,29 @@ class PlannedTasks(SharedTasks):
         return len(self._rounds)
 
     @property
+    def rows(self) -> tuple[int, range]:
+        """The pass of the epoch and its rows."""
+        return self._plan.rows
+
+    @property
     def finished(self) -> bool:
         """Whether every round has been taken."""
         return not self.remaining
+
+    def _round(self, index: int) -> Sequence[Task]:
+        """Return the tasks of a round without trained rows at their ends; without those that are trained."""
+        if not self._trained.ranges:
+            return self._plan.round(index)
+        tasks = [
+            replace(task, start=gaps[0].start, stop=gaps[-1].stop)
+            for task in self._plan.round(index)
+            if (gaps := self._trained.missing(task.pass_index, range(task.start, task.stop)))
+        ]
+        size = self._plan.row_samples
+        return [
+            replace(task, part=part, parts=len(tasks), samples=(task.stop - task.start) * size)
+            for part, task in enumerate(tasks)
+        ]
 
 
 class FedTasks(SharedTasks):
@@ -123,6 +166,8 @@ class FedTasks(SharedTasks):
 
     ``parts`` may be set until the first round is taken; ``accepted`` counts the batches fed.
     """
+
+    rows = None
 
     def __init__(self, parts: int = 1, begin: Position | None = None, synchronous: bool = False) -> None:
         self.parts = parts
@@ -158,6 +203,10 @@ class FedTasks(SharedTasks):
         number = self._round if self._synchronous else 0
         self._round += 1
         return [replace(task, round=number, part=part, parts=len(tasks)) for part, task in enumerate(tasks)]
+
+    def skip(self, trained: Sequence[RowRange]) -> int:
+        """Return 0: batches have no row numbers."""
+        return 0
 
     def divide(self, weights: Mapping[str, float]) -> None:
         """Do nothing: batches that have not arrived cannot be reserved."""

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nfdt.core.errors import ProtocolError
+from nfdt.core.sharding.records import RecordTree
 from nfdt.shard.backup_formats import BACKUP_FORMATS
 from nfdt.shard.engine import Engine, ReplyWeights
 from nfdt.shard.messages import DeltaRequest
 from nfdt.shard.tensors import Vector
+from nfdt.update_rules.base import RuleState
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class WorkerRecord:
     """
 
     backups: WorkerBackups
-    rule: dict[str, Any]
+    rule: RuleState
     sequence: int = 0
     resync: bool = False
 
@@ -106,6 +108,7 @@ class BackupStore:
         self._format = BACKUP_FORMATS[backup_format](engine)
         self._size = size
         self._workers: dict[str, WorkerRecord] = {}
+        self._waiting: dict[str, RuleState] = {}  # from a snapshot, of workers that have not pulled since
 
     def known(self, worker: str) -> WorkerRecord:
         """Return the record of a worker that has pulled.
@@ -138,7 +141,8 @@ class BackupStore:
         """Keep the backup of a reply that is sent."""
         record = self._workers.get(worker)
         if record is None:
-            record = self._workers[worker] = WorkerRecord(WorkerBackups(self._size), self._engine.new_worker())
+            rule = self._waiting.pop(worker) if worker in self._waiting else self._engine.new_worker()
+            record = self._workers[worker] = WorkerRecord(WorkerBackups(self._size), rule)
         record.resync = False
         record.backups.add(sequence, Backup(self._format.encode(reply), version, staleness))
 
@@ -156,6 +160,25 @@ class BackupStore:
     def forget(self, worker: str) -> None:
         """Free the record of a worker that has left."""
         self._workers.pop(worker, None)
+        self._waiting.pop(worker, None)
+
+    def records(self) -> RecordTree:
+        """Return the sequence number and rule state of each worker; see :mod:`nfdt.core.sharding.records`.
+
+        The next reply takes a new anchor, as that of a store which starts from these records.
+        """
+        self._format.renew_anchor()
+        waiting: dict[str, Any] = {name: {"sequence": 0, "rule": rule} for name, rule in self._waiting.items()}
+        return {**waiting, **{name: {"sequence": r.sequence, "rule": r.rule} for name, r in self._workers.items()}}
+
+    def restore(self, records: RecordTree) -> None:
+        """Keep the rule states for the first pull of each worker, whose sequence numbers start again.
+
+        Raises:
+            ShapeMismatch: the records belong to another program or rule.
+        """
+        initial = self._engine.new_worker()
+        self._waiting = {name: self._engine.restored(own.get("rule", {}), initial) for name, own in records.items()}
 
     def resync(self) -> None:
         """Send all weights with the next reply to each worker: deltas to distant weights would be coarse."""

@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 
 from nfdt.consistency import ConsistencyPolicy, make_policy
-from nfdt.core.arrays.layout import ParameterLayout, Run
+from nfdt.core.arrays.layout import Array, ParameterLayout, Run
 from nfdt.core.arrays.table_rows import TableLayout
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State
 from nfdt.core.sharding import GLOBAL, ShardPlan, make_plan, sparse_tables
+from nfdt.core.sharding.records import part_of_records, to_tree
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.shard.backup_formats import format_for
 from nfdt.shard.engine import Engine
+from nfdt.shard.kept_engine import EngineTerms, KeptEngine
 from nfdt.shard.modes import mode_for
 from nfdt.shard.optimizer import build_optimizer
 from nfdt.shard.sparse_store import SparseStore
@@ -40,6 +42,8 @@ def build_store(
     workers: int,
     policy: ConsistencyPolicy | None = None,
     custom_objects: Mapping[str, Any] | None = None,
+    records: Mapping[str, Array] | None = None,
+    kept: KeptEngine | None = None,
 ) -> Store:
     """Build shard ``index`` of ``shards`` of a program.
 
@@ -52,31 +56,45 @@ def build_store(
         workers: Number of workers of the job; sizes softsync's merge.
         policy: Consistency policy of the pushing workers; None: the algorithm's.
         custom_objects: The user's own classes.
+        records: Records of all shards at the moment of ``state``, to continue from; see
+            :mod:`nfdt.core.sharding.records`.
+        kept: Engine of the last job of this process; used again if possible, and replaced by this shard's.
 
     Raises:
         UsageError: the optimizer cannot be built or partitioned.
+        ProtocolError: the records belong to another number of shards.
+        ShapeMismatch: the records belong to another program or rule.
     """
     plan = make_plan(manifest, index, shards)
     weights = plan.own(state.weights)
     run = manifest.layout.cut(shards)[index]
     sparse = sparse_tables(manifest, algorithm, shards)
     layout = TableLayout.of_run(run, sparse)
+    own = weights
     if layout.tables:
         plan, dense = _without_tables(plan, layout), layout.dense(weights)
-        built = build_optimizer(manifest, plan, dense if dense.size else np.zeros(1, np.float32), custom_objects)
+        own = dense if dense.size else np.zeros(1, np.float32)
+
+    def make() -> Engine:
+        built = build_optimizer(manifest, plan, own, custom_objects)
+        built.load(state.optimizer)
+        return Engine(built, make_rule(algorithm, built.traits, blocks_of(manifest, run, sparse)))
+
+    if kept is None or layout.tables or records is not None:
+        engine = make()
     else:
-        built = build_optimizer(manifest, plan, weights, custom_objects)
-    built.load(state.optimizer)
-    rule = make_rule(algorithm, built.traits, blocks_of(manifest, run, sparse))
-    engine, mode = Engine(built, rule), mode_for(policy or make_policy(algorithm), workers)
-    backup_format = format_for(rule, algorithm, workers)
-    store = ShardStore(engine, mode=mode, overlap=algorithm.overlap, backup_format=backup_format)
-    if not layout.tables:
-        return store
+        engine = kept.get(EngineTerms(manifest, algorithm, (index, shards)), own, state.optimizer, make)
+    mode = mode_for(policy or make_policy(algorithm), workers)
+    backup_format = format_for(engine.rule, algorithm, workers)
+    dense_store = ShardStore(engine, mode=mode, overlap=algorithm.overlap, backup_format=backup_format)
     tables = [
-        ShardTable(values.copy(), make_rule(algorithm, built.traits, TableRows())) for values in layout.views(weights)
+        ShardTable(values.copy(), make_rule(algorithm, engine.built.traits, TableRows()))
+        for values in layout.views(weights)
     ]
-    return SparseStore(store, engine, tables, layout)
+    store: Store = SparseStore(dense_store, engine, tables, layout) if tables else dense_store
+    if records is not None:
+        store.restore(to_tree(part_of_records(records, index)))
+    return store
 
 
 def blocks_of(manifest: Manifest, run: Run, elsewhere: Sequence[int] = ()) -> KernelBlocks:

@@ -14,11 +14,12 @@ import tensorflow as tf
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import UsageError
 from nfdt.core.keras_internals import has_fixed_learning_rate
+from nfdt.core.sharding.records import RecordTree
 from nfdt.shard.accumulator import GradientAccumulator
 from nfdt.shard.optimizer import BuiltOptimizer
 from nfdt.shard.step import FusedStep
 from nfdt.shard.tensors import AnchoredBf16, TensorOps, Vector, as_array, as_tensor, decompress, read
-from nfdt.update_rules.base import RuleState, UpdateRule
+from nfdt.update_rules.base import RuleState, UpdateRule, check_state
 
 LARGE = 1e8
 """Gradients at least this long are tried: a step that leaves values that are not finite is undone."""
@@ -238,6 +239,28 @@ class Engine:
             self._give_back()
             self.built.load(optimizer)
             self._take_over()
+
+    def records(self, optimizer: Mapping[int, npt.NDArray[Any]]) -> RecordTree:
+        """Return the records of rule and optimizer, given the variables that :meth:`read` returned. Nothing is copied.
+
+        See :mod:`nfdt.core.sharding.records`.
+        """
+        return {"rule": self._shard, "optimizer": {str(i): a for i, a in self.built.own(optimizer).items()}}
+
+    def restore(self, records: RecordTree) -> None:
+        """Continue from records, after the weights and variables of the same moment were loaded.
+
+        Raises:
+            ShapeMismatch: the records belong to another program or rule.
+        """
+        self.built.load({int(index): array for index, array in records.get("optimizer", {}).items()})
+        self._shard = self.restored(records.get("rule", {}), self._shard)
+
+    @staticmethod
+    def restored(state: RecordTree, initial: RuleState) -> RuleState:
+        """Return a state from records as tensors; raise ShapeMismatch if it differs from an initial one in form."""
+        check_state(state, initial)
+        return _state(state)
 
     def _kept(self, length: float) -> tuple[list[Any], RuleState] | None:
         """Copy the state that a step changes before a large gradient is tried; return None for other gradients."""

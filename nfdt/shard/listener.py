@@ -64,8 +64,12 @@ class ShardListener:
             self._tickets[ticket] = now + TICKET_S, worker
         return ticket
 
-    def stop(self, grace_s: float) -> None:
-        """Stop listening; running requests share ``grace_s`` seconds. Can be called twice."""
+    def stop(self, grace_s: float) -> bool:
+        """Stop listening; running requests share ``grace_s`` seconds. Can be called twice.
+
+        Returns:
+            Whether all requests have ended.
+        """
         self._stopped.set()
         try:
             self._listening.shutdown(socket.SHUT_RDWR)  # ends the wait in accept
@@ -79,8 +83,10 @@ class ShardListener:
         until = time.monotonic() + grace_s
         for thread in serving.values():
             thread.join(max(0.0, until - time.monotonic()))
+        ended = not any(thread.is_alive() for thread in serving.values())
         for stream in serving:
             stream.close()
+        return ended
 
     def _accept(self) -> None:
         while not self._stopped.is_set():

@@ -16,7 +16,8 @@ import numpy.typing as npt
 from nfdt.core.errors import ShapeMismatch, UsageError
 from nfdt.core.keras_internals import set_path, set_weight_decay_use
 from nfdt.core.program.manifest import Manifest
-from nfdt.core.sharding import OptimizerSlot, ShardPlan
+from nfdt.core.program.optimizer import set_attributes
+from nfdt.core.sharding import GLOBAL, OptimizerSlot, ShardPlan
 from nfdt.update_rules.base import OptimizerTraits
 
 Array = npt.NDArray[Any]
@@ -49,6 +50,10 @@ class BuiltOptimizer:
             if all(slot.index in state for slot in members):
                 variable.assign(_joined(variable, [_held(state[slot.index], slot) for slot in members]))
 
+    def is_complete(self, state: Mapping[int, Array]) -> bool:
+        """Whether :meth:`load` replaces every variable."""
+        return all(slot.index in state for slots in self.plan.bindings(len(self.optimizer.variables)) for slot in slots)
+
     def read(self) -> dict[int, Array]:
         """Return the shard's part of the whole optimizer's variables, by index; every shard returns the global ones."""
         own = self.optimizer.variables
@@ -59,6 +64,10 @@ class BuiltOptimizer:
                 {members[0].index: value} if len(members) == 1 and not self.plan.flat else _cut(value, members)
             )
         return dict(sorted(found.items()))
+
+    def own(self, state: Mapping[int, Array]) -> dict[int, Array]:
+        """Return the variables of which every shard has its own, such as iterations; shards may differ in them."""
+        return {s.index: state[s.index] for s in self.plan.slots or () if s.variable == GLOBAL}
 
 
 def _held(whole: Array, slot: OptimizerSlot) -> Array:
@@ -137,6 +146,8 @@ def build_optimizer(
     config = copy.deepcopy(dict(manifest.optimizer))  # Keras empties parts of its argument
     try:
         optimizer = keras.saving.deserialize_keras_object(config, custom_objects=custom)
+        with keras.saving.custom_object_scope(custom):
+            set_attributes(optimizer, manifest)
     except (TypeError, ValueError) as error:
         raise UsageError(f"Optimizer {config.get('class_name')!r}: Keras cannot build it: {error}") from error
     optimizer.loss_scale_factor = None

@@ -11,10 +11,13 @@ from typing import Any
 import grpc
 
 from nfdt.codecs import Codec, make_encoders
-from nfdt.core.errors import ProtocolError
+from nfdt.core.arrays.layout import Array
+from nfdt.core.arrays.safetensors_io import dump_parts
+from nfdt.core.errors import ProtocolError, UsageError
 from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.state import State, dump_state_parts, load_state
+from nfdt.core.program.state import WEIGHTS, State, load_state
 from nfdt.core.sharding import ShardPlan, make_plan
+from nfdt.core.sharding.records import to_arrays
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.wire.channel import DATA_BYTES, make_server, same_token, token_of
 from nfdt.core.wire.chunks import Assembly, decode_chunk, encode_chunk, split
@@ -25,6 +28,7 @@ from nfdt.core.wire.shards_pb2 import AdminReply, AdminRequest, OpenReply, OpenR
 from nfdt.core.wire.status import answering
 from nfdt.shard.building import Store, build_store
 from nfdt.shard.exchange import WorkerExchange
+from nfdt.shard.kept_engine import KeptEngine
 from nfdt.shard.listener import ShardListener
 from nfdt.shard.outer import outer_algorithm, outer_program, pushes_differences
 from nfdt.shard.tensors import BufferPool
@@ -83,14 +87,26 @@ class ShardServicer:
 
     @answering
     def read(self, request: ReadRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
-        """Send the shard's state as safetensors, consistent at one moment."""
-        weights, optimizer = self._store.read(weights_only=request.weights_only or self._weights_only)
-        parts = [memoryview(part) for part in dump_state_parts(weights, optimizer, {})]
+        """Send the shard's state as safetensors, consistent at one moment, which is before the first chunk."""
+        parts = [memoryview(part) for part in dump_parts(self._read(request))]
         total, at = sum(part.nbytes for part in parts), 0
         for part in parts:
             for piece in split(part.nbytes):
                 yield encode_chunk(StateChunk(offset=at + piece.start, total_bytes=total), part[piece])
             at += part.nbytes
+
+    def _read(self, request: ReadRequest) -> dict[str, Any]:
+        if not request.records:
+            weights, optimizer = self._store.read(weights_only=request.weights_only or self._weights_only)
+            return {WEIGHTS: weights, **_below("optimizer", optimizer)}
+        if self._weights_only or request.weights_only:
+            raise UsageError(
+                "Read: expected no request for records, as the optimizer's variables are left out of this shard's "
+                "state. Received: one."
+            )
+        copy = self._store.snapshot()
+        records = to_arrays(copy.records)
+        return {WEIGHTS: copy.weights, **_below("optimizer", copy.optimizer), **_below("records", records)}
 
     @answering
     def write(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> AdminReply:
@@ -124,6 +140,10 @@ class ShardServicer:
         )
 
 
+def _below(group: str, arrays: Mapping[Any, Any]) -> dict[str, Any]:
+    return {f"{group}/{name}": array for name, array in arrays.items()}
+
+
 @dataclass
 class RunningShard:
     """Running shard; ``address`` is ``host:port``."""
@@ -134,11 +154,16 @@ class RunningShard:
     _listener: ShardListener
     _stopped: threading.Event = field(default_factory=threading.Event)
 
-    def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Stop serving; running calls get ``grace_s`` seconds. Waits for the end; can be called twice."""
-        self._listener.stop(grace_s)
-        self._server.stop(grace_s).wait(grace_s + STOP_GRACE_S)
+    def stop(self, grace_s: float = STOP_GRACE_S) -> bool:
+        """Stop serving; running calls get ``grace_s`` seconds. Waits for the end; can be called twice.
+
+        Returns:
+            Whether all calls have ended: none can still change the store.
+        """
+        pushed = self._listener.stop(grace_s)
+        called = self._server.stop(grace_s).wait(grace_s + STOP_GRACE_S)
         self._stopped.set()
+        return pushed and called
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the shard is stopped; return False if ``timeout_s`` passed first."""
@@ -156,6 +181,8 @@ def start_shard(
     token: str,
     host: str = "127.0.0.1",
     custom_objects: Mapping[str, Any] | None = None,
+    records: Mapping[str, Array] | None = None,
+    kept: KeptEngine | None = None,
     **security: Any,
 ) -> RunningShard:
     """Build shard ``index`` of ``shards`` of a program and serve it on a free port of ``host``.
@@ -170,10 +197,15 @@ def start_shard(
         token: Key of the job: administration requires it, and workers present tokens derived from it.
         host: Interface to listen on.
         custom_objects: The user's own classes, for code jobs.
+        records: Records of all shards at the moment of ``state``, to continue from; see
+            :mod:`nfdt.core.sharding.records`.
+        kept: As for :func:`nfdt.shard.building.build_store`.
         **security: ``cert``, ``key``, ``client_ca``, ``insecure`` of :func:`nfdt.core.wire.channel.make_server`.
 
     Raises:
         UsageError: the optimizer cannot be built or partitioned.
+        ProtocolError: the records belong to another number of shards.
+        ShapeMismatch: the records belong to another program or rule.
         Refused: ``host`` is not loopback, and neither TLS nor ``insecure`` is given.
     """
     differences = pushes_differences(algorithm)
@@ -181,7 +213,10 @@ def start_shard(
         manifest, algorithm = outer_program(manifest, algorithm), outer_algorithm(algorithm)
         state = State(state.weights)
     plan = make_plan(manifest, index, shards)
-    store = build_store(manifest, state, algorithm, index, shards, workers=workers, custom_objects=custom_objects)
+    program = (manifest, state, algorithm)
+    store = build_store(
+        *program, index, shards, workers=workers, custom_objects=custom_objects, records=records, kept=kept
+    )
     server, address = make_server(
         f"{host}:0",
         authenticate=lambda method, received: _admits(token, method, received),

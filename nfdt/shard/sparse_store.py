@@ -19,10 +19,11 @@ import numpy.typing as npt
 from nfdt.codecs.rows import ROWS
 from nfdt.core.arrays.table_rows import Rows, RowVector, TableLayout
 from nfdt.core.errors import ProtocolError, ShapeMismatch
+from nfdt.core.sharding.records import RecordTree
 from nfdt.shard.engine import Engine
 from nfdt.shard.messages import DeltaRequest, Gradient, Reply, Vector, WeightDelta
 from nfdt.shard.row_round import RowRound
-from nfdt.shard.store import PULL_TIMEOUT_S, ShardStore
+from nfdt.shard.store import PULL_TIMEOUT_S, ShardStore, StoreSnapshot
 from nfdt.shard.table import MovedRows, PushContext, ShardTable
 
 
@@ -141,6 +142,21 @@ class SparseStore:
         with self._changed:
             dense, optimizer = self._dense.read(weights_only=weights_only)
             return self._joined(dense), optimizer
+
+    def snapshot(self) -> StoreSnapshot:
+        """Return a copy of the state at one moment; see :meth:`ShardStore.snapshot`."""
+        with self._changed:
+            dense = self._dense.snapshot()
+            tables = {str(index): table.records() for index, table in enumerate(self._tables)}
+            return StoreSnapshot(self._joined(dense.weights), dense.optimizer, {**dense.records, "tables": tables})
+
+    def restore(self, records: RecordTree) -> None:
+        """Continue from the records of a snapshot; see :meth:`ShardStore.restore`."""
+        with self._changed:
+            self._dense.restore(records)
+            own = records.get("tables", {})
+            for index, table in enumerate(self._tables):
+                table.restore(own.get(str(index), {}))
 
     def write(self, weights: Vector, optimizer: dict[int, npt.NDArray[Any]]) -> int:
         """Replace the weights and, where given, the optimizer variables; return the new version.

@@ -51,6 +51,8 @@ class FusedStep:
     def joined(parts: list[Any]) -> Vector:
         """Return arrays as one vector."""
         flat = [tf.reshape(tf.convert_to_tensor(part), [-1]) for part in parts]
+        if not flat:
+            return tf.zeros(0)
         return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
 
     def _split(self, vector: Vector) -> list[Any]:

@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nfdt.core.errors import ProtocolError, ShapeMismatch
+from nfdt.core.sharding.records import RecordTree
 from nfdt.shard.backups import Backup, BackupStore
 from nfdt.shard.delta_reply import encode_delta
 from nfdt.shard.engine import Engine, ReplyWeights
@@ -30,6 +31,21 @@ from nfdt.shard.tensors import length_of
 from nfdt.shard.versioned_weights import VersionedWeights
 
 PULL_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class StoreSnapshot:
+    """Copy of a store at one moment.
+
+    Attributes:
+        weights: Weights of the shard.
+        optimizer: The shard's part of the optimizer's variables, by index.
+        records: All other state; see :mod:`nfdt.core.sharding.records`.
+    """
+
+    weights: Vector
+    optimizer: dict[int, npt.NDArray[Any]]
+    records: RecordTree
 
 
 class ShardStore:
@@ -160,6 +176,32 @@ class ShardStore:
         """Return copies of the weights and of the shard's part of the optimizer's variables, at one moment."""
         with self._changed:
             return self._engine.read(weights_only=weights_only)
+
+    def snapshot(self) -> StoreSnapshot:
+        """Return a copy of the state at one moment, for a store that continues from it; see :meth:`restore`."""
+        with self._changed:
+            weights, optimizer = self._engine.read()
+            records = {
+                "version": self.version,
+                **self._engine.records(optimizer),
+                "mode": self._mode.records(),
+                "workers": {} if self._mode.in_rounds else self._backups.records(),
+            }
+            return StoreSnapshot(weights, optimizer, records)
+
+    def restore(self, records: RecordTree) -> None:
+        """Continue from the records of a snapshot, in a new store with the weights and variables of that snapshot.
+
+        Workers pull before they push, and their sequence numbers start again.
+
+        Raises:
+            ShapeMismatch: the records belong to another program or rule.
+        """
+        with self._changed:
+            self._engine.restore(records)
+            self._weights.version = int(records["version"])
+            self._mode.restore(records.get("mode", {}))
+            self._backups.restore(records.get("workers", {}))
 
     def write(self, weights: Vector, optimizer: dict[int, npt.NDArray[Any]]) -> int:
         """Replace the weights and, if given, the optimizer variables: a new version; waiting gradients are dropped.

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from nfdt.core.arrays.table_rows import Rows, Vector
+from nfdt.core.sharding.records import RecordTree
 from nfdt.shard.row_log import Index, RowLog
-from nfdt.update_rules.base import Push, RuleState, UpdateRule
+from nfdt.update_rules.base import Push, RuleState, UpdateRule, check_state
 
 
 class _RowOps:
@@ -122,6 +123,20 @@ class ShardTable:
         np.copyto(self.weights, weights)
         self.log.clear(version)
 
+    def records(self) -> RecordTree:
+        """Return copies of the rule's state of the table and of each worker; see :mod:`nfdt.core.sharding.records`."""
+        return {"rule": _copied(self._state), "workers": {name: _copied(own) for name, own in self._workers.items()}}
+
+    def restore(self, records: RecordTree) -> None:
+        """Continue from records, before the first push; no worker holds older rows.
+
+        Raises:
+            ShapeMismatch: the records belong to another program or rule.
+        """
+        self._state = _restored(records.get("rule", {}), self._state)
+        initial = self._rule.init_worker(self._ops, self.weights)
+        self._workers = {name: _restored(own, initial) for name, own in records.get("workers", {}).items()}
+
     def forget(self, worker: str) -> None:
         """Free the rule's state of a worker that has left."""
         self._workers.pop(worker, None)
@@ -129,6 +144,15 @@ class ShardTable:
 
 def _rows(state: RuleState, index: Index) -> RuleState:
     return {name: value[index] if np.ndim(value) else value for name, value in state.items()}
+
+
+def _copied(state: RecordTree) -> RuleState:
+    return {name: np.array(value) for name, value in state.items()}
+
+
+def _restored(received: RecordTree, initial: RuleState) -> RuleState:
+    check_state(received, initial)
+    return _copied(received)
 
 
 def _put(state: RuleState, index: Index, rows: RuleState) -> RuleState:

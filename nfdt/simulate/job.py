@@ -7,7 +7,7 @@ It is the counterpart of :mod:`nfdt.jobserver.job` without threads and processes
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nfdt.coordinator.coordinator import Coordinator
@@ -56,13 +56,14 @@ class SimulatedJob:
 
     Attributes:
         job_id: A name.
+        replayed: Number of events from before this client.
         record: Measurements so far.
         agenda: The virtual clock.
         trainer: The model that the workers share.
         shards: The real stores.
     """
 
-    job_id = "simulated"
+    job_id, replayed = "simulated", 0
 
     def __init__(
         self,
@@ -163,7 +164,7 @@ class SimulatedJob:
         if state.untrained:
             self._merger.replace([state.untrained[i] for i in range(len(state.untrained))])
 
-    def snapshot(self) -> State:
+    def snapshot(self, epochs: int = 0, steps: int = 0) -> State:
         """Return the current state."""
         state = self.shards.read()
         untrained = dict(enumerate(self._merger.current))
@@ -176,6 +177,9 @@ class SimulatedJob:
     def result_artifact(self) -> str:
         """Return a name for the result."""
         return RESULT
+
+    def validated(self, epoch: int, logs: Mapping[str, Any]) -> None:
+        """Do nothing: no other client attaches to the job."""
 
     def cancel(self, reason: str) -> None:
         """End the job without further events."""

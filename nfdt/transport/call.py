@@ -126,6 +126,11 @@ class ShardCall:
             answer = replace(answer, arrived_at=time.monotonic())
         return answer
 
+    def interrupt(self) -> None:
+        """End the exchanges of other threads with an error, without those that an emulated link would still delay."""
+        self._stream.interrupt()
+        self._answers.put(EOFError("The connection was interrupted."))
+
     def close(self) -> None:
         """Close the stream; a wait in another thread ends."""
         if self._offer:

@@ -105,7 +105,7 @@ class ShardLink:
         while not isinstance(found := self._next(), ShardAnswer):
             self._drop()
             if self._closed or not self._may_retry(found) or not self._goes_on(tried):
-                raise self._explained(found) from found
+                raise self._explained(found) from (None if isinstance(found, grpc.RpcError) else found)
             tried = True
             self._ask_again()
         if self._patience:
@@ -116,8 +116,15 @@ class ShardLink:
         """Return whether to open another stream: the first one at once, more until the patience ends."""
         return not tried or (self._patience is not None and self._patience.failure())
 
+    def interrupt(self) -> None:
+        """End a wait in another thread, and every later one, with an error; :meth:`close` is still necessary."""
+        self._closed = True
+        if stream := self._stream:
+            stream.interrupt()
+        self._connector.close()
+
     def close(self) -> None:
-        """End the stream and the channel; a wait in another thread ends with an error."""
+        """End the stream and the channel."""
         self._closed = True
         self._drop()
         self._connector.close()
@@ -129,6 +136,8 @@ class ShardLink:
         except (OSError, grpc.RpcError) as error:  # raised by the next wait
             self._not_opened = error
             return
+        if self._closed:  # it was interrupted while the stream was opened
+            self._stream.interrupt()
         for request in self._requests:
             self._stream.ask(request)
 

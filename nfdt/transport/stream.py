@@ -164,6 +164,11 @@ class StreamClient:
         """
         return self.begin_push(gradient, **options).result()
 
+    def interrupt(self) -> None:
+        """End an exchange that waits in another thread, and every later one, with an error; close it afterwards."""
+        for link in self._links:
+            link.interrupt()
+
     def close(self) -> None:
         """Disconnect from all shards."""
         for link in self._links:

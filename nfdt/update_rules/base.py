@@ -20,11 +20,13 @@ variable that decays, else 0; None for an optimizer without weight decay.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
+
+from nfdt.core.errors import ShapeMismatch
 
 Array = Any
 """A NumPy array or a TensorFlow tensor."""
@@ -240,6 +242,16 @@ class IdentityRule:
     def leave(self, ops: ArrayOps, shard: RuleState) -> RuleState:
         """Return no slots: the user's optimizer has them."""
         return {}
+
+
+def check_state(received: Mapping[str, Any], initial: RuleState) -> None:
+    """Raise ShapeMismatch unless a restored state has the names and shapes of the initial one."""
+    shapes, wanted = ({name: tuple(np.shape(value)) for name, value in state.items()} for state in (received, initial))
+    if shapes != wanted:
+        raise ShapeMismatch(
+            f"State of the update rule: expected {wanted}. Received: {shapes}. It belongs to another job; start from "
+            "a snapshot of this one."
+        )
 
 
 def scalar(ops: ArrayOps, like: Array, value: float) -> Array:

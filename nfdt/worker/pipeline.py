@@ -78,6 +78,11 @@ class Pipeline(Generic[Tag]):
         """Drop the held weights, so that the next ones are pulled. All replies must have been taken."""
         self._held = None
 
+    def drop(self) -> None:
+        """Drop the held weights and the pushes in flight, whose replies will not arrive."""
+        self._held = None
+        self._sent.clear()
+
     def _take(self) -> tuple[Tag, Pushed]:
         tag, pending = self._sent.popleft()
         pushed = pending.result()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -20,6 +21,7 @@ from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.emulation import Emulation
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.training import evaluate, gradient_step, merge
+from nfdt.core.training.built_program import BuiltProgram, is_reusable
 from nfdt.core.training.data import RowArray
 from nfdt.core.training.direct_call import Prepared
 from nfdt.core.training.host_batches import rows_of
@@ -31,7 +33,8 @@ from nfdt.core.work.heartbeat import Heartbeat
 from nfdt.core.work.messages import read_instruction, to_request
 from nfdt.core.work.statistics import WorkerStatistics
 from nfdt.core.work.tasks import Task
-from nfdt.transport.base import ParameterClient, Pushed
+from nfdt.transport.base import Pushed
+from nfdt.worker.movable_client import MovableClient, ShardsMoved
 from nfdt.worker.pipeline import Pipeline
 from nfdt.worker.task_times import FinishedTask, TaskTimes, report_finished
 
@@ -56,8 +59,10 @@ class Worker:
         client: Client of the shards.
         ask: Function for one call of ``Workers.Next``.
         stopped: Event that is set when the job is over for this worker, also in the middle of an instruction.
+        ending: Event that is set when this worker shall leave the job after the step that it has begun; None: never.
         tables: Indices of the variables that the client exchanges by rows.
         take_rows: Function for one call of ``Workers.TakeRows``; None: this worker runs no datasets.
+        built: Program of the last job of this process; used again if this job has the same.
     """
 
     def __init__(
@@ -69,32 +74,58 @@ class Worker:
         *,
         read: Callable[[str], bytes],
         open_array: Callable[[str], Array],
-        client: ParameterClient,
+        client: MovableClient,
         ask: Ask,
         stopped: threading.Event,
+        ending: threading.Event | None = None,
         tables: Sequence[int] = (),
         open_rows: Callable[[str], Array | RowArray] | None = None,
         take_rows: TakeRows | None = None,
+        built: BuiltProgram | None = None,
     ) -> None:
         self._spec, self._name, self._index = spec, name, index
         self._client, self._ask, self._stopped = client, ask, stopped
+        self._ending = ending or threading.Event()
         self._pipeline: Pipeline[FinishedTask] = Pipeline(client, spec.algorithm.overlap)
         rows = (
             RowTaker(index, functools.partial(_take_rows, take_rows, name), stopped) if take_rows is not None else None
         )
+        if built is not None and built.serves(manifest) and not tables:
+            built.restart(manifest, read)
+        else:
+            built = None
         self._job = JobModel(
-            spec, manifest, read, open_array, open_rows=open_rows, number=index, owner=lambda: name, rows=rows
+            spec,
+            manifest,
+            read,
+            open_array,
+            open_rows=open_rows,
+            number=index,
+            owner=lambda: name,
+            rows=rows,
+            model=built and built.model,
         )
         model, layout = self._job.model, self._job.layout
-        self._step = gradient_step.GradientStep(model, layout, loss_scale=manifest.loss_scale, tables=tables)
-        self._evaluate = evaluate.EvaluateStep(model, layout)
-        self._statistics = WorkerStatistics()
-        self._times = TaskTimes()
-        self._heartbeat = Heartbeat(lambda: ask(pb.NextRequest(worker=name, busy=True)), spec.heartbeat_s)
+        self._tables = tables
+        self._step = (
+            built.step
+            if built
+            else gradient_step.GradientStep(model, layout, loss_scale=manifest.loss_scale, tables=tables)
+        )
+        self._evaluate = built.evaluate if built else evaluate.EvaluateStep(model, layout)
+        self._statistics, self._times = WorkerStatistics(), TaskTimes()
+        self._heartbeat = Heartbeat(self._send_heartbeat, spec.heartbeat_s)
         self._validated: int | None = None  # the epoch whose final weights the pipeline holds, exactly
-        self._epoch = 0
-        self._epoch_steps = 0
+        self._epoch = self._epoch_steps = 0
         self._logs: dict[str, float] = {}
+
+    @property
+    def built(self) -> BuiltProgram | None:
+        """Program that the next job of this process may use again; None if it must not."""
+        job = self._job
+        if not is_reusable(job.manifest, job.model, self._tables):
+            return None
+        return BuiltProgram(job.manifest, job.model, self._step, self._evaluate)
 
     def run(self) -> None:
         """Work until the instruction to leave, or until stopped."""
@@ -113,9 +144,21 @@ class Worker:
             if isinstance(instruction, ins.Leave):
                 logger.info("%s leaves: %s", self._name, instruction.reason)
                 return
-            report = self._execute(instruction)
+            if self._ending.is_set() and not isinstance(instruction, ins.CollectState | ins.MoveShards):
+                if not self._pipeline.in_flight:
+                    logger.info("%s leaves, as its process shall end", self._name)
+                    return
+                instruction = ins.Wait()  # take the replies to its pushes and report them
+            report = ins.Report()
+            with contextlib.suppress(ShardsMoved):
+                report = self._execute(instruction)
+            if self._client.announced:
+                report = self._move()
 
     def _execute(self, instruction: ins.Instruction) -> ins.Report:
+        if isinstance(instruction, ins.MoveShards):
+            self._client.announce(instruction)
+            return ins.Report()
         if isinstance(instruction, ins.Work):
             return self._on_work(instruction)
         drained: list[FinishedTask] = []
@@ -135,10 +178,28 @@ class Worker:
                 return ins.Report(summary=self._job.summarise(instruction))
         return ins.Report()
 
+    def _move(self) -> ins.Report:
+        """Connect to restored shards, and drop everything done with those before: return an empty report."""
+        self._pipeline.drop()
+        self._times = TaskTimes()
+        self._validated = None
+        self._client.move()
+        logger.info("%s continues with the restored shards, incarnation %d", self._name, self._client.incarnation)
+        return ins.Report()
+
+    def _send_heartbeat(self) -> None:
+        self._ask(pb.NextRequest(worker=self._name, busy=True, incarnation=self._client.incarnation))
+
+    def _advanced(self) -> None:
+        """Send heartbeats as an evaluation advances, and end one whose result no longer counts."""
+        self._heartbeat()
+        if self._client.announced:
+            raise ShardsMoved("The shards have moved.")
+
     def _request(self, report: ins.Report) -> pb.NextRequest:
         in_flight = frozenset(finished.task for finished in self._pipeline.in_flight)
         request = to_request(replace(report, epoch=self._epoch, logs=self._logs, in_flight=in_flight))
-        request.worker = self._name
+        request.worker, request.incarnation = self._name, self._client.incarnation
         request.wait_s = 0.0 if in_flight else WAIT_S  # with pushes in flight it reports again at once
         request.statistics_json = self._statistics.to_json(self._client, self._spec.algorithm.codec)
         return request
@@ -163,9 +224,9 @@ class Worker:
         self._job.prefetch(self._job.train, work.tasks)
         batch: Any = None
         for task, following in zip(work.tasks, (*work.tasks[1:], None), strict=True):
-            if self._stopped.is_set():
-                return ins.Report()  # the report is never sent
-            if self._times.over(work.budget_s):
+            if self._stopped.is_set() or self._client.announced:
+                return ins.Report()  # nothing of this work counts
+            if self._ending.is_set() or self._times.over(work.budget_s):
                 break
             logs = self._train_on(batch or self._prepared(task), task, want_weights=not work.no_weights)
             batch = self._prepared(following) if following else None  # during the push
@@ -217,6 +278,7 @@ class Worker:
         for done, pushed in take():
             self._statistics.staleness[pushed.staleness] += 1
             self._statistics.dropped += not pushed.applied
+            done.sequence = pushed.sequence
             finished.append(done)
         self._statistics.exchange_s += time.perf_counter() - began
 
@@ -237,7 +299,7 @@ class Worker:
         self._job.begin_validation(request.epoch)
         self._job.prefetch(source, request.tasks)
         batches = ((batch, rows_of(batch)) for batch in (self._job.batch(source, task) for task in request.tasks))
-        metrics = self._job.evaluate(batches, lambda batch: self._evaluate(weights, batch), self._heartbeat)
+        metrics = self._job.evaluate(batches, lambda batch: self._evaluate(weights, batch), self._advanced)
         return ins.Report(evaluated=ins.Evaluated(request.epoch, tuple(t.task for t in request.tasks), metrics))
 
     def _emulate(self, seconds: float, samples: int) -> None:

@@ -22,6 +22,20 @@ try:
 finally:
     print("cleaned up", flush=True)
 """
+GRACE = """
+import time
+from nfdt.cli.serve import end_in_order
+ending = end_in_order()
+try:
+    print("waits", flush=True)
+    while not ending.is_set():
+        time.sleep(0.1)
+    print("ends in order", flush=True)
+    while True:
+        time.sleep(0.1)
+finally:
+    print("cleaned up", flush=True)
+"""
 SCRIPT = """
 import time
 print("waits", flush=True)
@@ -42,6 +56,15 @@ def test_a_command_that_is_ended_cleans_up_and_names_the_signal(number, code):
     process.send_signal(number)
     assert process.communicate()[0] == "cleaned up\n"
     assert process.returncode == code
+
+
+def test_a_second_sigterm_ends_a_command_that_ends_in_order():
+    process = start(sys.executable, "-c", GRACE)
+    process.terminate()
+    assert process.stdout.readline() == "ends in order\n"
+    process.terminate()
+    assert process.communicate()[0] == "cleaned up\n"
+    assert process.returncode == 0
 
 
 def test_a_command_under_nohup_outlives_its_terminal():

@@ -85,7 +85,7 @@ def test_show_lists_the_work_of_each_worker(jobs):
 
 def test_list_and_logs_know_the_job(jobs, job):
     listed = jobs("list").stdout.splitlines()
-    assert [line.split()[1] for line in listed if line.startswith(job)] == ["succeeded"]
+    assert [line.split()[2] for line in listed if line.startswith(job)] == ["succeeded"]
     assert "epoch 1 begins" in jobs("logs", "ID").stdout
 
 

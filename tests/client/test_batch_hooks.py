@@ -13,7 +13,7 @@ from nfdt_client.batch_hooks import BatchHooks, check_mode, plan_pauses
 from nfdt_client.options import resolve
 
 from nfdt.core.arrays.safetensors_io import dump_arrays
-from nfdt.core.errors import ServerUnreachable, UsageError
+from nfdt.core.errors import NotStored, ServerUnreachable, UsageError
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.wire import jobs_pb2 as pb
 from tests.support.fake_server import TOKEN
@@ -187,6 +187,23 @@ def test_the_weights_of_the_moment_are_fetched_in_a_tenth_of_the_time(session, f
     fake.jobs.steps, fake.jobs.progress = 60, lambda steps: list(range(1, steps + 1))
     model.fit(X, Y, epochs=1, verbose=0, callbacks=[BatchHookLog()])
     assert fake.jobs.snapshots == 7  # a clock of one second per reading: one second of work, nine without
+
+
+def test_weights_that_find_no_room_on_the_servers_disk_are_skipped_with_a_warning(session, fake, model, caplog):
+    real = fake.jobs.keep
+
+    def keep(data):
+        if fake.jobs.snapshots == 1:
+            raise NotStored("the disk is full.")
+        return real(data)
+
+    fake.jobs.keep = keep
+    fake.jobs.progress = lambda steps: [1, 2, 3, 4]
+    recorder = BatchHookLog()
+    model.fit(X, Y, epochs=1, verbose=0, callbacks=[recorder])
+    assert [batch for hook, batch in recorder.order if hook == "end"] == [0, 1, 2, 3]
+    texts = [record.getMessage() for record in caplog.records if record.name == "nfdt_client.mirror"]
+    assert texts == ["The callbacks between batches see older weights: the disk is full."]
 
 
 def test_a_stopped_epoch_does_not_go_on(session, fake, model):

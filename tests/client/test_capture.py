@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+import warnings
+
 import numpy as np
 import pytest
 from nfdt_client.capture import bind, capture, check_batch
@@ -9,8 +13,12 @@ from nfdt_client.options import resolve
 from nfdt_client.specify import specify
 from nfdt_client.training_data import Arrays, Stream
 
+from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.errors import CaptureError, UsageError
+from nfdt.core.program.batch_tensors import to_tensor
 from nfdt.core.program.manifest import Manifest
+from nfdt.core.training.direct_call import components_of
+from nfdt.core.training.host_batches import as_batch
 
 keras = pytest.importorskip("keras")
 pandas = pytest.importorskip("pandas")
@@ -39,10 +47,11 @@ def read(model, fit_arguments):
 
 
 def keras_batches(**arguments):
-    """Return the batches that Keras' train_step would see in one epoch without shuffling."""
+    """Return the batches that Keras' train_step would see in one epoch, without shuffling unless it is asked for."""
     from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
-    iterator = TFEpochIterator(distribute_strategy=tf.distribute.get_strategy(), shuffle=False, **arguments)
+    arguments = {"shuffle": False, **arguments}
+    iterator = TFEpochIterator(distribute_strategy=tf.distribute.get_strategy(), **arguments)
     for _, _, batches in iterator:
         try:
             yield next(batches)
@@ -53,7 +62,10 @@ def keras_batches(**arguments):
 def same(got, want):
     keras.tree.assert_same_structure(got, want)
     for a, b in zip(keras.tree.flatten(got), keras.tree.flatten(want), strict=True):
-        b = b.numpy()
+        if isinstance(a, SparseArray | RaggedArray):
+            same(components_of(to_tensor(a)), components_of(b))
+            continue
+        a, b = np.asarray(a), b.numpy()
         assert a.shape == b.shape
         assert a.dtype == b.dtype or a.dtype.kind in "OSU"
         assert np.array_equal(a, b)
@@ -102,9 +114,18 @@ class Batches(keras.utils.PyDataset):
         return X[index * 4 : index * 4 + 4], Y[index * 4 : index * 4 + 4]
 
 
-def sparse_rows():
-    scipy_sparse = pytest.importorskip("scipy.sparse")
-    return scipy_sparse.csr_matrix(X)
+class RaggedBatches(Batches):
+    def __getitem__(self, index):
+        return RAGGED[index * 4 : index * 4 + 4], Y[index * 4 : index * 4 + 4]
+
+
+def sparse_batches():
+    for start in range(0, 10, 4):
+        yield SPARSE[start : start + 4], Y[start : start + 4]
+
+
+SPARSE = pytest.importorskip("scipy.sparse").csr_matrix(np.where(X > 0, X, 0))
+RAGGED = tf.ragged.constant([[1.0] * (n % 4) for n in range(10)])
 
 
 STREAMS = {
@@ -119,6 +140,16 @@ STREAMS = {
         "x": tf.data.Dataset.from_tensor_slices((X, Y)).batch(4).repeat(),
         "steps_per_epoch": 5,
     },
+    "sparse matrix": lambda: {"x": SPARSE, "y": Y, "batch_size": 4},
+    "sparse tensor": lambda: {"x": {"a": tf.sparse.from_dense(X), "b": X}, "y": Y, "batch_size": 4},
+    "sparse dataset": lambda: {
+        "x": tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(X), Y)).batch(4),
+    },
+    "sparse generator": lambda: {"x": sparse_batches()},
+    "ragged tensor": lambda: {"x": RAGGED, "y": Y, "batch_size": 4},
+    "ragged in two dimensions": lambda: {"x": tf.RaggedTensor.from_row_splits(RAGGED, [0, 3, 3, 10])},
+    "ragged dataset": lambda: {"x": tf.data.Dataset.from_tensor_slices((RAGGED, Y)).batch(4)},
+    "ragged PyDataset": lambda: {"x": RaggedBatches()},
 }
 
 
@@ -167,11 +198,11 @@ def test_a_dataset_begins_anew_each_epoch_and_peeking_loses_nothing(read):
     assert seen == [0, 1, 2, 0, 1, 2]
 
 
-def test_sparse_rows_are_fed_densely(read):
-    captured = read(sparse_rows(), Y, batch_size=4, shuffle=False)
-    got = list(captured.train.epoch())
-    assert np.allclose(np.concatenate([batch[0] for batch in got]), X, atol=1e-6)
-    assert {type(batch[0]) for batch in got} == {np.ndarray}
+def test_sparse_and_ragged_validation_data_stay(read):
+    for x in (SPARSE, RAGGED):
+        captured = read(X, Y, validation_data=(x, Y))
+        assert captured.validation is None
+        assert captured.local_validation is not None
 
 
 def test_validation_split_takes_the_last_rows(read):
@@ -204,17 +235,116 @@ def test_callbacks_that_watch_the_evaluation_keep_it_here(read):
     assert read(X, Y, validation_data=(X, Y), callbacks=[keras.callbacks.History()]).local_validation is None
 
 
+class OwnTest(keras.Sequential):
+    """Model that wraps Keras' function of the validation's batches."""
+
+    def make_test_function(self, force=False):
+        return super().make_test_function(force)
+
+
+def test_a_train_function_of_the_script_is_refused_by_name_with_the_remedy(fit_arguments):
+    class Wrapped(keras.Sequential):
+        def make_train_function(self, force=False):
+            return super().make_train_function(force)
+
+    refused = Wrapped([keras.Input((3,)), keras.layers.Dense(1)])
+    assigned = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    assigned.make_train_function = lambda force=False: None
+    for model in (refused, assigned):
+        model.compile("sgd", "mse")
+        with pytest.raises(CaptureError, match=rf"make_train_function.*{type(model).__name__}.*train_step\(\)"):
+            capture(model, fit_arguments(X, Y), resolve({}))
+
+
+def test_a_model_with_a_test_function_of_its_own_is_validated_here(fit_arguments):
+    model = OwnTest([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    captured = capture(model, fit_arguments(X, Y, validation_data=(X, Y)), resolve({}))
+    assert captured.validation is None
+    assert captured.local_validation is not None
+
+
 def test_steps_without_batch_size_divide_the_data(read):
     captured = read(X, Y, steps_per_epoch=3)
-    assert captured.batch_size == 4
-    assert captured.steps_per_epoch is None
+    assert (captured.batch_size, captured.steps_per_epoch) == (4, 3)
+    assert captured.steps_of_job(resolve({})) is None
 
 
-def test_more_steps_than_batches_are_cut_with_a_warning(read):
-    with pytest.warns(UserWarning, match="ran out of data"):
-        captured = read(X, Y, batch_size=5, steps_per_epoch=7)
-    assert captured.steps_per_epoch is None
-    assert read(X, Y, batch_size=1, steps_per_epoch=7).steps_per_epoch == 7
+def test_the_steps_of_an_epoch_are_whole_executions(read, model):
+    try:
+        model.steps_per_execution = 4
+        assert read(X, Y, batch_size=1, steps_per_epoch=6).steps_per_epoch == 8
+        assert read(X, Y, batch_size=1, steps_per_epoch=6).steps(resolve({})) == 6
+    finally:
+        model.steps_per_execution = 1
+
+
+def test_the_steps_of_an_epoch_are_limited_as_in_keras(read):
+    try:
+        keras.config.set_max_steps_per_epoch(3)
+        with pytest.warns(UserWarning, match="Limiting steps_per_epoch to 3"):
+            assert read(X, Y, batch_size=1).steps_per_epoch == 3
+    finally:
+        keras.config.set_max_steps_per_epoch(None)
+
+
+def batches_of(kind, count):
+    """Return data of numbered batches of two rows."""
+    batches = [(np.full((2, 3), i, "float32"), np.zeros((2, 1), "float32")) for i in range(count)]
+
+    class Numbered(keras.utils.PyDataset):
+        def __len__(self):
+            return count
+
+        def __getitem__(self, index):
+            return batches[index]
+
+    pipeline = tf.data.Dataset.from_tensor_slices(tuple(map(np.stack, zip(*batches, strict=True))))
+    kinds = {"PyDataset": Numbered(), "tf.data": pipeline, "unknown length": pipeline.filter(lambda x, y: True)}
+    return kinds.get(kind) or (batch for batch in batches)
+
+
+def warnings_of(epoch):
+    """Return the batches of an epoch, and how often it warned that data are missing."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        seen = list(epoch())
+    return seen, sum("ran out of data" in str(warning.message) for warning in caught)
+
+
+def keras_epochs(x, epochs, size, steps):
+    """Return the batches of each epoch of Keras' ``fit``, by number, and the warnings."""
+    from keras.src.backend.tensorflow.trainer import TFEpochIterator
+
+    options = {"steps_per_execution": size, "steps_per_epoch": steps, "shuffle": False}
+    iterator = TFEpochIterator(x=x, distribute_strategy=tf.distribute.get_strategy(), **options)
+    iterator.reset()
+
+    def epoch():
+        with iterator.catch_stop_iteration():
+            for _, _, batches in iterator:
+                execution = list(itertools.islice(batches, size))  # as the train function does
+                yield from (int(x[0, 0]) for x, _ in execution)
+                if not execution:
+                    raise tf.errors.OutOfRangeError(None, None, "")
+
+    return [warnings_of(epoch) for _ in range(epochs)]
+
+
+@pytest.mark.filterwarnings("ignore:.*shuffle=True:UserWarning")
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(("count", "steps"), [(4, None), (4, 3), (4, 4), (4, 6), (5, 2), (5, 6), (1, None), (6, 2)])
+@pytest.mark.parametrize("kind", ["generator", "PyDataset", "tf.data", "unknown length"])
+def test_streamed_epochs_have_the_batches_and_warnings_of_keras(read, model, kind, count, steps, size):
+    try:
+        model.steps_per_execution = size
+        train = read(batches_of(kind, count), steps_per_epoch=steps, shuffle=False).choice.data
+    finally:
+        model.steps_per_execution = 1
+    stream = getattr(train, "stream", train)
+    stream.first()
+    got = [warnings_of(lambda: (int(x[0, 0]) for x, _ in stream.epoch())) for _ in range(5)]
+    assert got == keras_epochs(batches_of(kind, count), 5, size, steps)
 
 
 @pytest.mark.parametrize(
@@ -237,12 +367,6 @@ def test_bad_data_are_refused_in_keras_words(read, arguments, needle):
         read(**{"shuffle": False, **arguments}).sample_batch()
 
 
-def test_ragged_tensors_are_refused_with_the_remedy(read):
-    ragged = tf.ragged.constant([[1.0], [2.0, 3.0]])
-    with pytest.raises(CaptureError, match="to_tensor"):
-        read(ragged, Y[:2])
-
-
 def test_an_empty_dataset_is_refused(read):
     dataset = tf.data.Dataset.from_tensor_slices((X[:0], Y[:0])).batch(2)
     with pytest.raises(UsageError, match="empty"):
@@ -259,6 +383,37 @@ def test_wrong_shapes_are_refused_before_anything_is_sent(model):
         check_batch(classifier, (X[:4].astype("float32"), np.zeros((4, 3), "float32")))
 
 
+def test_sparse_rows_are_checked_and_ragged_ones_left_to_the_workers():
+    model = keras.Sequential([keras.Input((3,), sparse=True), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    check_batch(model, as_batch((SPARSE, Y)))
+    with pytest.raises(UsageError, match="do not fit"):
+        check_batch(model, as_batch((SPARSE[:, :2], Y)))
+    check_batch(model, as_batch((RAGGED, Y)))
+
+
+class AddsLoss(keras.layers.Layer):
+    def call(self, x):
+        self.add_loss(keras.ops.mean(x))
+        return x
+
+
+@pytest.mark.parametrize(
+    "layer", [AddsLoss(), keras.layers.Dense(1, kernel_regularizer="l2")], ids=["add_loss", "regularizer"]
+)
+def test_a_loss_of_a_layer_is_enough(layer):
+    model = keras.Sequential([keras.Input((3,)), layer])
+    model.compile("sgd")
+    check_batch(model, X[:4].astype("float32"))
+
+
+def test_a_model_without_any_loss_is_refused_in_keras_words():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd")
+    with pytest.raises(UsageError, match="No loss to compute"):
+        check_batch(model, X[:4].astype("float32"))
+
+
 class Packed:
     manifest = Manifest({"state": "0" * 64})
     artifacts = {}
@@ -270,17 +425,51 @@ def submission(captured, **options):
     return specify(captured, Packed(), resolved, cluster=resolved.cluster, initial_epoch=0)
 
 
-def test_the_seed_is_drawn_from_the_user_s_generator(read):
+def keras_order_of(seed, shuffle, samples=37, batch_size=5):
+    keras.utils.set_random_seed(seed)
+    rows = np.arange(samples)[:, None]
+    batches = keras_batches(x=rows, batch_size=batch_size, shuffle=shuffle)
+    return np.concatenate([batch.numpy()[:, 0] for batch in batches]).tolist()
+
+
+@pytest.mark.parametrize("shuffle", [True, "batch", False])
+@pytest.mark.parametrize("seed", [0, 7, 2**32 - 1])
+def test_the_order_of_arrays_is_that_of_keras_with_the_same_seed(read, shuffle, seed):
+    keras.utils.set_random_seed(seed)
+    spec = submission(read(np.zeros((37, 3)), np.zeros((37, 1)), batch_size=5, shuffle=shuffle)).spec
+    for pass_index in (0, 1):  # TensorFlow begins anew with every pass
+        assert spec.sample_order(pass_index).tolist() == keras_order_of(seed, shuffle)
+
+
+def test_drawing_the_order_of_arrays_leaves_the_script_s_generators_alone(read):
+    keras.utils.set_random_seed(3)
+    expected = np.random.random(), random.random(), float(tf.random.uniform([]))
+    keras.utils.set_random_seed(3)
+    submission(read(X, Y))
+    assert (np.random.random(), random.random(), float(tf.random.uniform([]))) == expected
+
+
+@pytest.fixture
+def unseeded():
+    """Forget the seed of TensorFlow, as in a script that sets none."""
+    tf.random.set_seed(None)
+
+
+@pytest.mark.usefixtures("unseeded")
+def test_without_a_seed_each_fit_and_each_pass_has_an_order_of_its_own(read):
+    data = np.zeros((37, 3)), np.zeros((37, 1))
+    specs = [submission(read(*data)).spec for _ in range(2)]
+    orders = {tuple(spec.sample_order(number)) for spec in specs for number in (0, 1)}
+    assert len(orders) == 4
+    assert submission(read(*data, shuffle="batch")).spec.fit.shuffle is False
+
+
+def test_the_seed_of_other_data_is_drawn_from_python_s_generator(read):
     seeds = []
     for seed in (1, 1, 2):
         keras.utils.set_random_seed(seed)
-        seeds.append(submission(read(X, Y)).spec.fit.seed)
+        seeds.append(submission(read((X, Y) for _ in range(3))).spec.fit.seed)
     assert seeds[0] == seeds[1] != seeds[2]
-
-
-@pytest.mark.parametrize(("shuffle", "want"), [(True, True), (False, False), ("batch", False)])
-def test_shuffling_is_keras_shuffling(read, shuffle, want):
-    assert submission(read(X, Y, shuffle=shuffle)).spec.fit.shuffle is want
 
 
 def test_the_job_names_all_its_artifacts(read):

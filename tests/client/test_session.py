@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import warnings
 
 import numpy as np
@@ -133,6 +132,20 @@ def test_validation_freq_is_kept(session, fake, model):
     data = keras.src.utils.module_utils.tensorflow.data.Dataset.from_tensors((X, Y))
     history = model.fit(X, Y, epochs=4, verbose=0, validation_data=data, validation_freq=2)
     assert len(history.history["val_loss"]) == 2
+
+
+def test_the_record_counts_what_restored_shards_made_redo(session, fake, model, caplog):
+    def logs(epoch):
+        fake.jobs.emit(fake.jobs.job, "shard_lost", {"shard": "shard-0", "reason": "its process was ended by SIGKILL"})
+        fake.jobs.emit(fake.jobs.job, "shards_restored", {"seconds": 1.5, "redone_samples": 64})
+        return {"loss": 1.0}
+
+    fake.jobs.logs = logs
+    fake.jobs.steps = 1
+    history = model.fit(X, Y, epochs=2, verbose=0)
+    lost = [record.message for record in caplog.records if "shard-0 is lost" in record.message]
+    assert lost
+    assert history.nfdt.redone_samples == 64 * len(lost)
 
 
 def test_early_stopping_stops_the_cluster_and_restores_the_best(session, fake, model):
@@ -328,19 +341,6 @@ def test_a_job_cancelled_by_another_client(session, fake, model):
         model.fit(X, Y, verbose=0)
 
 
-def test_a_fit_inside_a_callback_is_keras_own(session, fake, model):
-    inner = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    inner.compile("sgd", "mse")
-
-    class Nested(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            inner.fit(X, Y, verbose=0)
-
-    model.fit(X, Y, verbose=0, callbacks=[Nested()])
-    assert len(fake.jobs.jobs) == 1
-    assert not hasattr(inner.history, "nfdt")
-
-
 def test_all_workers_of_a_server_are_used_unless_a_number_is_given(session, fake, model):
     fake.jobs.slots = 5
     model.fit(X, Y, verbose=0)
@@ -403,15 +403,6 @@ def test_the_patch_is_undone_also_when_the_function_raises(fake):
     with pytest.raises(RuntimeError, match="mine"):
         raises()
     assert unpatched()
-
-
-def test_threads_outside_the_session_keep_keras_fit(session, fake, model):
-    done = []
-    thread = threading.Thread(target=lambda: done.append(model.fit(X, Y, verbose=0)))
-    thread.start()
-    thread.join()
-    assert not hasattr(done[0], "nfdt")
-    assert fake.jobs.jobs == {}
 
 
 def test_the_decorator_keeps_name_and_result_and_works_both_ways(fake, monkeypatch, model):

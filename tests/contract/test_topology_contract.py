@@ -13,10 +13,12 @@ from nfdt.core.clock import ManualClock
 from nfdt.core.errors import JobFailed
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.core.specs.presets import AXES, PRESETS
-from nfdt.jobserver.job_slots import JobSlot, JobSlots
+from nfdt.jobserver.job_slot import JobSlot
+from nfdt.jobserver.job_slots import JobSlots
 from nfdt.jobserver.need import SlotNeed
 from nfdt.jobserver.slot_pool import SlotPool
-from nfdt.jobserver.topologies.base import Topology, TopologyContext
+from nfdt.jobserver.topologies.base import Topology
+from nfdt.jobserver.topologies.context import TopologyContext
 from nfdt.jobserver.topologies.registry import TOPOLOGIES, topology_class
 
 WORKERS, BATCH = 4, 32
@@ -142,10 +144,11 @@ def test_a_job_without_other_processes_has_the_defaults(name):
     topology, error = make(name), ValueError("bug")
     lost = JobSlot(SimpleNamespace(), "worker-0", 0)
     assert topology.explain(error) is error
-    assert not topology.lost(lost, SimpleNamespace())
+    assert not topology.lost(lost, "it was killed", SimpleNamespace())
     assert not lost.failing_over
     assert topology.prepare_epoch(SimpleNamespace())
-    assert topology.connect(lambda: "shards") == "shards"
+    shards = SimpleNamespace(read=lambda: "state")
+    assert topology.connect(lambda: shards).read() == "state"
     assert not topology.set_learning_rate(0.5)
     topology.report()
     topology.close()

@@ -20,8 +20,8 @@ from nfdt.coordinator import (
     Work,
 )
 from nfdt.core.errors import ProtocolError
+from nfdt.core.order import order_crc, sample_order
 from nfdt.core.training.merge import decode_arrays
-from nfdt.schedulers import order_crc, sample_order
 from tests.support.simulated_cluster import SimulatedCluster, job, started
 
 A, B = "worker-0", "worker-1"

@@ -47,12 +47,12 @@ def start_script(tmp_path):
     """Write a script and start it; it is killed at the end of the test."""
     started = []
 
-    def start(source: str, **env: str) -> subprocess.Popen:
+    def start(source: str, *arguments: str, **env: str) -> subprocess.Popen:
         script = tmp_path / "script.py"
         script.write_text(textwrap.dedent(source))
         pipe = subprocess.PIPE
         process = subprocess.Popen(
-            [sys.executable, str(script)], stdout=pipe, stderr=pipe, text=True, env=environment(**env)
+            [sys.executable, str(script), *arguments], stdout=pipe, stderr=pipe, text=True, env=environment(**env)
         )
         started.append(process)
         return process

@@ -27,6 +27,7 @@ class Seen(logging.Handler):
     def emit(self, record):
         self.lines.append(record.getMessage())
 
+logging.captureWarnings(True)
 logging.getLogger().addHandler(Seen())
 
 def build():
@@ -118,7 +119,7 @@ def test_an_iteration_goes_on_over_epochs_of_limited_steps(got):
 
 def test_data_that_end_early_end_the_epoch_with_a_warning(got):
     assert got["short"]["samples"] == 1000
-    assert any("The data ended before steps_per_epoch=30" in line for line in got["short"]["lines"])
+    assert any("Your input ran out of data" in line for line in got["short"]["lines"])
 
 
 def test_other_pipelines_are_read_in_the_client_with_a_reason(got):

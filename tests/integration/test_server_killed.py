@@ -2,37 +2,50 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 
 import pytest
 from nfdt_client.connection import JobsClient
 
+from nfdt.core.specs.job import EpochProgress
 from tests.support.fakes import Client
 from tests.support.scripts import DEADLINE_S, DIGITS, NFDT, environment, start_server, start_workers, stop
 
-EPOCHS = 6
+EPOCHS = 8
+ROWS = 1797
 SCRIPT = DIGITS + f"build().fit(x, y, batch_size=32, epochs={EPOCHS}, verbose=0)"
 
 
+def stored_progress(cluster, job: str) -> EpochProgress:
+    """Return the part of an epoch that the newest snapshot contains."""
+    with contextlib.closing(sqlite3.connect(cluster.state_dir / "jobs.sqlite")) as database:
+        (text,) = database.execute("SELECT snapshot_json FROM jobs WHERE job_id=?", (job,)).fetchone()
+    return EpochProgress.model_validate_json(text) if text else EpochProgress(epoch=0)
+
+
 @pytest.mark.timeout(2 * DEADLINE_S)
-def test_a_detached_job_goes_on_from_its_last_epoch(tmp_path):
+def test_a_detached_job_goes_on_in_the_middle_of_its_epoch(tmp_path):
     first = start_server(tmp_path)
     workers = start_workers(first, 2)
     token = first.token_file.read_text()
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     env = environment(NFDT_TOKEN_FILE=str(first.token_file))
-    options = ["--server", first.address, "--workers", "2", "--set", "emulate.step_ms=20"]
+    options = ["--server", first.address, "--workers", "2", "--set", "emulate.step_ms=40", "--set", "snapshot_s=0.3"]
     done = subprocess.run(
         [*NFDT, "run", "--detach", *options, str(script)], env=env, capture_output=True, text=True, timeout=DEADLINE_S
     )
     job = re.search(r"job-\w+", done.stdout).group()
     watcher = Client(first.address, token)
-    watcher.until(job, "epoch_begin", epoch=2)
+    for kind, _ in watcher.watch(job):
+        if kind == "progress" and 0 < (begun := stored_progress(first, job)).samples < ROWS:
+            break
     watcher.close()
     os.kill(first.process.pid, signal.SIGKILL)
     first.process.wait(DEADLINE_S)
@@ -44,9 +57,16 @@ def test_a_detached_job_goes_on_from_its_last_epoch(tmp_path):
         jobs.close()
         stop(workers, second.process)
     assert events[-1].data["state"] == "succeeded", events[-1]
-    epochs = [event.data["epoch"] for event in events if event.kind == "epoch_end"]
-    assert epochs == list(range(EPOCHS))
+    ends = [event.data for event in events if event.kind == "epoch_end"]
+    assert [(end["epoch"], end["samples"]) for end in ends] == [(epoch, ROWS) for epoch in range(EPOCHS)]
     texts = " ".join(event.data["text"] for event in events if event.kind == "log")
-    assert "training goes on from the end of epoch 2" in texts or "from the end of epoch 1" in texts
+    found = re.search(r"training goes on after (\d+) samples of epoch (\d+)", texts)
+    kept, epoch = int(found.group(1)), int(found.group(2)) - 1
+    assert (epoch, kept) >= (begun.epoch, begun.samples)
+    result = next(event.data for event in events if event.kind == "result")
+    trained = sum(worker["samples"] for worker in result["workers"].values())
+    assert trained == (EPOCHS - epoch) * ROWS - kept, (
+        "the second server leases what the snapshot lacks, and nothing else"
+    )
     joined = {json.dumps(event.data["pid"]) for event in events if event.kind == "worker_joined"}
     assert len(joined) == 2, "the workers' processes outlive the server"

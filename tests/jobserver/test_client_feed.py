@@ -41,13 +41,18 @@ class Fed:
         return self.cluster.of("epoch_end")
 
 
+def granted(fed: Fed) -> tuple[int, int]:
+    credit = fed.feed.grant(0)
+    return credit.epoch, credit.batches
+
+
 @pytest.fixture
 def fed() -> Fed:
     return Fed()
 
 
 def test_credit_is_announced_once(fed):
-    assert fed.feed.grant(0) == (0, CREDIT)
+    assert granted(fed) == (0, CREDIT)
     assert fed.feed.grant(0) is None
 
 
@@ -56,7 +61,7 @@ def test_credit_grows_as_workers_take_batches(fed):
     fed.feed.offer(batch(0))
     assert fed.feed.grant(0) is None
     fed.trained()
-    assert fed.feed.grant(0) == (0, 1)
+    assert granted(fed) == (0, 1)
 
 
 def test_batches_reach_the_workers_in_order_and_the_epoch_ends_with_the_last(fed):
@@ -76,6 +81,15 @@ def test_a_batch_without_credit_is_refused(fed):
         fed.feed.offer(batch(CREDIT))
 
 
+def test_another_client_passes_over_the_batches_that_the_job_has_and_gets_the_credit_that_is_left(fed):
+    fed.feed.grant(0)
+    for step in range(2):
+        fed.feed.offer(batch(step))
+    fed.feed.open()
+    credit = fed.feed.grant(0)
+    assert (credit.batches, credit.accepted) == (CREDIT - 2, 2)
+
+
 def test_a_late_batch_of_another_epoch_is_dropped(fed):
     fed.feed.grant(0)
     fed.feed.offer(batch(0, epoch=7))
@@ -84,11 +98,11 @@ def test_a_late_batch_of_another_epoch_is_dropped(fed):
 
 def test_the_next_epoch_has_credit_of_its_own():
     fed = Fed(epochs=2)
-    assert fed.feed.grant(0) == (0, CREDIT)
+    assert granted(fed) == (0, CREDIT)
     fed.feed.offer(batch(0))
     fed.feed.end(0)
     fed.trained()
-    assert fed.feed.grant(0) == (1, CREDIT)
+    assert granted(fed) == (1, CREDIT)
 
 
 def test_an_iterator_that_raises_fails_the_job(fed):
@@ -103,7 +117,7 @@ def test_before_training_nothing_is_granted_and_batches_are_dropped(fed):
     fed.feed.offer(batch(0))
     fed.feed.end(0)
     fed.begun = True
-    assert fed.feed.grant(0) == (0, CREDIT)
+    assert granted(fed) == (0, CREDIT)
 
 
 def test_a_job_that_has_ended_grants_nothing(fed):
@@ -123,4 +137,4 @@ def test_a_waiting_client_is_granted_credit_when_training_begins(fed):
         fed.begun = True
         fed.changed.notify_all()
     waiting.join(60)
-    assert granted == [(0, CREDIT)]
+    assert [credit.batches for credit in granted] == [CREDIT]

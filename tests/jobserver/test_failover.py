@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from nfdt.core.errors import JobFailed, ServerUnreachable
-from nfdt.jobserver.job_slots import JobSlot
+from nfdt.jobserver.job_slot import JobSlot
 from nfdt.jobserver.topologies.failover import FailoverShardClients, LeaderFailover
 
 DEADLINE_S = 30.0

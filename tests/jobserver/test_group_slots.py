@@ -9,7 +9,7 @@ import pytest
 from nfdt.core.errors import JobFailed
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.jobserver.job_slots import JobSlot
+from nfdt.jobserver.job_slot import JobSlot
 from nfdt.jobserver.outcome import SlotError
 from nfdt.jobserver.topologies.group_slots import GroupSlots
 

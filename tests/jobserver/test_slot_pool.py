@@ -59,6 +59,17 @@ def test_a_slot_that_ran_code_of_another_session_is_dismissed_and_not_taken(pool
     assert pool.attending("worker") == (0, 0)
 
 
+def test_a_slot_that_is_about_to_end_is_not_taken_again(pool):
+    received = Messages()
+    pool.join(hello())
+    slot = taken(pool, "job", received)
+    pool.receive(slot, pb.SlotMessage(draining=pb.SlotDraining(grace_s=30)))
+    assert received == [("worker", "draining")]
+    pool.receive(slot, finished("job"))
+    assert pool.attending("worker") == (0, 0)
+    assert pool.take(SlotUser("other", Messages()), "worker", 1) == []
+
+
 def test_a_slot_that_was_taken_but_not_assigned_is_free_when_its_job_ends(pool):
     pool.join(hello())
     (slot,) = pool.take(SlotUser("job", Messages()), "worker", 1)

@@ -144,6 +144,17 @@ def test_terminate_ends_a_slot_by_sigterm(yard):
     slot.terminate()
 
 
+def test_the_fork_server_outlives_a_sigterm_to_all_processes_and_its_slots_take_theirs(yard):
+    first, _ = yard.fork(WAIT)
+    while first.pid is None:
+        first.poll()
+    os.kill(yard.fork_server.pid, signal.SIGTERM)
+    assert yard.output_of("print('alive')") == "alive"
+    assert first.poll() is None
+    first.terminate()
+    assert first.wait(DEADLINE_S) == -signal.SIGTERM
+
+
 def test_a_slot_that_is_terminated_before_it_exists_does_not_remain(tmp_path):
     os.mkfifo(tmp_path / "gate")
     yard = Yard(tmp_path, before=f"open({str(tmp_path / 'gate')!r}).read()")

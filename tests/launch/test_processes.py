@@ -98,6 +98,36 @@ def test_a_slot_that_ignores_the_end_is_killed(tmp_path, announcements, monkeypa
     assert ended(pid)
 
 
+def test_drained_slots_end_by_themselves_and_are_not_replaced(tmp_path, announcements):
+    body = "os.write({fd}, b'%d\\n' % os.getpid()); os._exit(3 if os.read(0, 10) == b'\\n' else 4)"
+    launcher = LocalLauncher(options(tmp_path, announcements, body, grace_s=120.0))
+    launcher.ensure("worker", 2)
+    launcher.ensure("shard", 1)
+    pids = {announcements.next() for _ in range(3)}
+    names = [name for name in slot_names(tmp_path) if launcher.end_of(name, 0) is None]
+    launcher.drain()
+    assert ended(*pids)
+    assert launcher.pids == []
+    assert {launcher.end_of(name, 0).returncode for name in names} == {3}
+    launcher.stop()
+    assert len(slot_names(tmp_path)) == 3
+
+
+def test_slots_that_do_not_hand_over_in_time_are_left_to_stop(tmp_path, announcements, monkeypatch):
+    monkeypatch.setattr("nfdt.launch.processes.TERMINATE_S", 0.1)
+    launcher = LocalLauncher(options(tmp_path, announcements, STUBBORN, grace_s=0.1))
+    launcher.ensure("worker", 1)
+    pid = announcements.next()
+    launcher.drain()
+    assert launcher.pids == [pid]
+    launcher.stop()
+    assert ended(pid)
+
+
+def slot_names(tmp_path):
+    return [log.stem for log in (tmp_path / "logs").glob("*.log")]
+
+
 def test_slots_that_crash_at_once_are_given_up(tmp_path, announcements, quick_restarts):
     launcher = LocalLauncher(options(tmp_path, announcements, "os.write({fd}, b'1\\n'); os._exit(1)"))
     launcher.ensure("worker", 1)

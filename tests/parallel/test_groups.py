@@ -12,7 +12,6 @@ import hfdt.keras as hvd
 from hfdt.runtime.artifacts import RankArtifacts
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.group_job import GroupJob
-from nfdt.core.order import order_crc, sample_order
 from nfdt.core.program.pack import pack
 from nfdt.core.program.state import load_state
 from nfdt.core.sharding import make_plan
@@ -102,9 +101,8 @@ class Group:
 
         ``meanwhile`` is called before each lease, on rank 0. ``lease`` and ``share`` are fields of the instructions.
         """
-        crc = order_crc(sample_order(self.spec.train.samples, False, 0, 0))
         options = {"rows": tuple(shares()), "rate": 1.0, **share}
-        self.job.execute(ins.BeginEpoch(0, b"", crc, ins.StepShare(**options)))
+        self.job.execute(ins.BeginEpoch(0, b"", 0, ins.StepShare(**options)))
         batch = sum(shares())
         tasks = [Task(i, i * batch, (i + 1) * batch) for i in range(TASKS)]
         if fed:

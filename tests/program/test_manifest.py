@@ -11,12 +11,21 @@ from pathlib import Path
 import pytest
 
 from nfdt.core.errors import ProtocolError
-from nfdt.core.program.manifest import CompileEntries, Manifest, ModelEntries, OptimizerEntries
+from nfdt.core.program.manifest import Manifest, ModelEntries, OptimizerEntries
 
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / "nfdt" / "core" / "program" / "manifest.py"
-GROUPS = (CompileEntries, OptimizerEntries, ModelEntries)
-KEYS = {"kind", "model", "assets", "state", "code", *(f.name for group in GROUPS for f in dataclasses.fields(group))}
+GROUPS = (OptimizerEntries, ModelEntries)
+KEYS = {
+    "kind",
+    "model",
+    "compile",
+    "by_value",
+    "assets",
+    "state",
+    "code",
+    *(f.name for group in GROUPS for f in dataclasses.fields(group)),
+}
 HOLDERS = ("manifest", "program", "entries")
 SOURCES = sorted(
     path for room in ("nfdt", "client/nfdt_client", "hfdt") for path in (ROOT / room).rglob("*.py") if path != HOME
@@ -44,6 +53,7 @@ def test_a_manifest_of_remote_origin_may_lack_what_is_optional():
     assert (empty.tables, empty.untrained_rules, empty.optimizer_owners, empty.optimizer_class) == ([], [], None, None)
     assert not empty.carries_code
     assert Manifest({"code": "x"}).carries_code
+    assert Manifest({"by_value": "x"}).carries_code
     assert Manifest({"kind": "code"}).carries_code
 
 

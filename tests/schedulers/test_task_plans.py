@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nfdt.schedulers import FedTasks, PlannedTasks, Position, Task, TaskPlan, lease_size, order_crc, sample_order
+from nfdt.core.order import keras_order, order_crc, sample_order
+from nfdt.schedulers import FedTasks, PlannedTasks, Position, Task, TaskPlan, lease_size
 from nfdt.schedulers.ranges import Ranges
 
 SIZES = st.tuples(st.integers(1, 200), st.integers(1, 40), st.integers(1, 5))
@@ -170,6 +171,15 @@ def test_orders_differ_between_passes_and_seeds_and_so_do_their_checksums():
 
 def test_the_order_is_the_same_on_every_machine():
     assert sample_order(8, True, 1, 2).tolist() == [7, 0, 5, 4, 6, 2, 3, 1]
+    assert keras_order(8, 1, 8).tolist() == [0, 4, 1, 5, 7, 6, 2, 3]
+
+
+@given(st.integers(1, 300), st.integers(0, 2**31 - 2), st.integers(1, 300))
+def test_the_order_of_keras_permutes_the_rows_of_each_block(samples, seed, block):
+    order = keras_order(samples, seed, block)
+    assert order.dtype == np.int64
+    for start in range(0, samples, block):
+        assert sorted(order[start : start + block]) == list(range(start, min(start + block, samples)))
 
 
 @pytest.mark.parametrize(

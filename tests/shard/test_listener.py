@@ -79,3 +79,19 @@ def test_connections_that_find_no_thread_are_one_line_of_the_log(listener, start
     assert all(is_closed(listener.port) for _ in range(5))
     listener.stop(0)
     assert len([line for line in caplog.messages if "no thread could serve it" in line]) == 1
+
+
+def test_a_request_that_outlasts_the_stop_is_reported():
+    begun, released = threading.Event(), threading.Event()
+
+    def serve(stream, worker):
+        begun.set()
+        released.wait(TIMEOUT_S)
+
+    listener = ShardListener(serve, "127.0.0.1", 8)
+    stream = shows(listener, listener.ticket("worker-0"))
+    assert begun.wait(TIMEOUT_S)
+    assert not listener.stop(0)
+    released.set()
+    assert listener.stop(TIMEOUT_S)
+    stream.close()

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from nfdt.core.errors import JobFailed, UsageError
-from nfdt.core.order import sample_order
 from nfdt.core.program import unpack
 from nfdt.core.program.state import load_state
 from nfdt.core.training.data import ArraySource, decode_npy
@@ -43,7 +42,7 @@ def test_the_weights_are_those_of_the_servers_shards_given_the_same_order():
             held[name] = clients[name].pull()
             continue
         (task,) = plan.round(next(tasks[name]))
-        rows = sample_order(spec.train.samples, spec.fit.shuffle, spec.fit.seed, 0)[task.start : task.stop]
+        rows = spec.sample_order(0)[task.start : task.stop]
         weights = held[name]
         gradient = np.asarray(step(weights.weights, source.batch(rows), version=weights.versions[0]).gradient)
         pushed = clients[name].push(gradient, samples=BATCH, computed_on=weights.sequence)

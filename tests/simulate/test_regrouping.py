@@ -80,7 +80,7 @@ def test_auto_turns_to_groups_where_pushes_are_dear():
     assert max(grouped) < min(flat)
 
 
-@pytest.mark.parametrize("options", [{"plan": "overlap"}, {"steps_per_epoch": 10}])
+@pytest.mark.parametrize("options", [{"plan": "overlap"}, {"steps_per_epoch": 6}])
 def test_auto_stays_flat_where_it_may_not_turn(options):
     job = train(BUSY, "auto", **options)
     assert job.record.groups == []

@@ -18,6 +18,38 @@ from tests.support.scripts import DEADLINE_S, NFDT, environment
 POLL_S = 0.1
 
 
+class Credentials:
+    """Token and certificates of a server on a machine, as files.
+
+    Args:
+        folder: Folder that all machines share.
+        machine: Machine of the server.
+    """
+
+    def __init__(self, folder: Path, machine: Machine) -> None:
+        self.token, self.authority = folder / "token", folder / "ca.pem"
+        self._pair = folder / "server.pem", folder / "server.key"
+        authority = CertificateAuthority("test cluster")
+        issued = authority.issue([machine.address, "127.0.0.1"])
+        self.authority.write_bytes(authority.cert)
+        for path, content in zip(self._pair, (issued.cert, issued.key), strict=True):
+            path.write_bytes(content)
+        self.token.write_text(secrets.token_hex(16))
+        for secret in (self.token, self._pair[1]):
+            secret.chmod(0o600)
+
+    @property
+    def of_server(self) -> list[str]:
+        """Options of the server."""
+        cert, key = map(str, self._pair)
+        return ["--token-file", str(self.token), "--tls-cert", cert, "--tls-key", key]
+
+    @property
+    def of_client(self) -> list[str]:
+        """Options of all commands that connect to it."""
+        return ["--ca-file", str(self.authority), "--token-file", str(self.token)]
+
+
 class MachinesCluster:
     """Context manager of an ``nfdt server`` on one machine, and of the slots that other machines offer.
 
@@ -30,19 +62,10 @@ class MachinesCluster:
     def __init__(self, folder: Path, server: Machine, *options: str) -> None:
         self._folder, self.machine = folder, server
         self.state_dir = folder / "state"
-        self._token, self._authority = folder / "token", folder / "ca.pem"
+        self._credentials = Credentials(folder, server)
         self.address = ""
-        authority = CertificateAuthority("test cluster")
-        pair = authority.issue([server.address, "127.0.0.1"])
-        self._authority.write_bytes(authority.cert)
-        (folder / "server.pem").write_bytes(pair.cert)
-        (folder / "server.key").write_bytes(pair.key)
-        self._token.write_text(secrets.token_hex(16))
-        for secret in (self._token, folder / "server.key"):
-            secret.chmod(0o600)
-        tls = ["--tls-cert", str(folder / "server.pem"), "--tls-key", str(folder / "server.key")]
         place = ["--listen", f"{server.address}:0", "--state-dir", str(self.state_dir)]
-        self._command = [*NFDT, "server", *place, "--token-file", str(self._token), *tls, "--allow-code", *options]
+        self._command = [*NFDT, "server", *place, *self._credentials.of_server, "--allow-code", *options]
         self._started: list[MachineProcess] = []
 
     def __enter__(self) -> MachinesCluster:
@@ -85,12 +108,12 @@ class MachinesCluster:
     @property
     def connection(self) -> list[str]:
         """Options with which any command of the cluster reaches the server."""
-        return ["--server", self.address, "--ca-file", str(self._authority), "--token-file", str(self._token)]
+        return ["--server", self.address, *self._credentials.of_client]
 
     def env(self, **extra: str) -> dict[str, str]:
         """Return the environment of a script that uses the server."""
-        known = {"NFDT_SERVER": self.address, "NFDT_CA_FILE": str(self._authority)}
-        return environment(**known, NFDT_TOKEN_FILE=str(self._token), **extra)
+        known = {"NFDT_SERVER": self.address, "NFDT_CA_FILE": str(self._credentials.authority)}
+        return environment(**known, NFDT_TOKEN_FILE=str(self._credentials.token), **extra)
 
     def run_script(self, source: str, machine: Machine | None = None, **env: str) -> subprocess.CompletedProcess[str]:
         """Run a script to its end on a machine, by default that of the server."""

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from nfdt.core.errors import UsageError
+from nfdt.core.errors import JobTaken, NotStored, UsageError
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import dump_state, load_state
 from nfdt.core.specs.job import JobSpec, parse_job
@@ -37,6 +37,7 @@ class Job:
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     asked: list[tuple[str, Any]] = field(default_factory=list)
     epoch: int = 0
+    trained: int = -1  # last epoch
     steps: int = 0
     standing: int = -1
     ended: str = ""
@@ -53,16 +54,22 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):
         self.artifacts: dict[str, bytes] = {}
         self.partial: dict[str, bytes] = {}
         self.jobs: dict[str, Job] = {}
+        self.names: dict[str, str] = {}
+        self.taken = False
         self.allow_code = True
         self.slots = 2
         self.steps = 4
         self.logs: Callable[[int], dict[str, float]] = lambda epoch: {"loss": 1.0 / (epoch + 1)}
         self.val_logs: Callable[[int], dict[str, float] | None] = lambda epoch: None
         self.failure: dict[str, Any] | None = None  # fails the job in its first epoch
+        self.start_failure: dict[str, Any] | None = None  # ends the job before its first epoch
         self.break_watch_after: list[int] = []  # events of one stream, then the connection "breaks"
         self.break_upload_after: list[int] = []  # bytes
+        self.full: list[str] = []  # next calls of these methods find no room on the disk
         self.break_feed = ""  # status with which the stream of credits breaks
         self.repeats_epoch_ends = False
+        self.restart_within: list[int] = []  # epochs in which a restart of the server is pretended
+        self.restart_after: dict[int, int] = {}  # epoch at whose end it is -> epoch with which the job goes on
         self.metrics = b""  # values of the model's metric variables, at any time
         self.progress: Callable[[int], list[int]] = lambda steps: [steps // 2, steps]
         self.watches = self.snapshots = 0
@@ -87,6 +94,7 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):
 
     @answering
     def Upload(self, request_iterator: Iterator[pb.Chunk], context: Any) -> pb.UploadReceipt:
+        self.find_room("Upload")
         first = next(request_iterator)
         name, total = first.sha256, first.total_bytes
         held = self.partial.get(name, b"")[: first.offset]
@@ -111,18 +119,33 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):
 
     @answering
     def Submit(self, request: Any, context: Any) -> pb.SubmitReply:
+        self.find_room("Submit")
         spec = parse_job(request.spec_json)
         assert set(spec.artifacts) <= set(self.artifacts)
         program = Manifest.from_bytes(self.artifacts[spec.program])
+        if request.name in self.names:
+            found = self.names[request.name]
+            return pb.SubmitReply(job_id=found, cursor=len(self.jobs[found].events))
         job_id = f"job-{len(self.jobs)}"
+        if request.name:
+            self.names[request.name] = job_id
         job = self.jobs[job_id] = Job(spec, self.artifacts[program.state])
         self.emit(job, "state", {"state": "queued"})
+        if self.start_failure is not None:
+            self.emit(job, "state", self.start_failure)
+            return pb.SubmitReply(job_id=job_id)
         self.emit(job, "state", {"state": "running"})
         job.epoch = spec.fit.initial_epoch
+        job.trained = job.epoch - 1
         if not spec.attended:
             for epoch in range(spec.fit.initial_epoch, spec.fit.epochs):
                 self.train(job, epoch)
         return pb.SubmitReply(job_id=job_id)
+
+    def find_room(self, method: str) -> None:
+        if method in self.full:
+            self.full.remove(method)
+            raise NotStored("No room.")
 
     def emit(self, job: Job, kind: str, data: dict[str, Any]) -> None:
         with self.changed:
@@ -132,20 +155,34 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):
 
     def train(self, job: Job, epoch: int) -> None:
         """Train an epoch from beginning to end."""
-        job.epoch = epoch
+        job.epoch = job.trained = epoch
         self.emit(job, "epoch_begin", {"epoch": epoch, "steps": self.steps})
         if self.failure is not None:
             self.emit(job, "state", self.failure)
             return
         for steps in self.progress(self.steps):
             self.emit(job, "progress", {"epoch": epoch, "steps": steps, "samples": steps, "logs": self.logs(epoch)})
+            if epoch in self.restart_within:
+                self.restart_within.remove(epoch)
+                self.restart(job, epoch)
+                return
         state = load_state(job.state)
+        before = job.state
         job.state = dump_state(state.weights + 1, state.optimizer, state.untrained)
         logs, val_logs = self.logs(epoch), self.val_logs(epoch)
         for _ in range(2 if self.repeats_epoch_ends else 1):
             self.emit(job, "epoch_end", {"epoch": epoch, "logs": logs, "val_logs": val_logs, "steps": self.steps})
-        if epoch + 1 == job.spec.fit.epochs:
+        if (resumed := self.restart_after.pop(epoch, None)) is not None:
+            job.state = before if resumed == epoch else job.state
+            self.restart(job, resumed)
+        elif epoch + 1 == job.spec.fit.epochs:
             self.finish(job)
+
+    def restart(self, job: Job, epoch: int) -> None:
+        """Emit what a restarted server does, whose job goes on with this epoch."""
+        job.trained = job.epoch = epoch - 1
+        self.emit(job, "state", {"state": "queued", "reason": "server restarted", "epoch": epoch})
+        self.emit(job, "state", {"state": "running"})
 
     def step(self, job: Job, epoch: int, until: int) -> None:
         """Train some steps of an epoch, and end it after the last one."""
@@ -189,6 +226,8 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):
     @answering
     def Watch(self, request: Any, context: Any) -> Iterator[pb.JobEvent]:
         job, cursor = self.find(request.job_id), request.after
+        if self.taken and request.session:
+            raise JobTaken("The job is attached to another script.")
         self.watches += 1
         limit = self.break_watch_after.pop(0) if self.break_watch_after else None
         while context.is_active():
@@ -214,7 +253,8 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):
             if value.until:
                 self.step(job, value.epoch, value.until)
             elif job.spec.train.kind == "arrays":
-                self.train(job, value.epoch)
+                for epoch in range(job.trained + 1, value.epoch + 1):
+                    self.train(job, epoch)
             else:
                 job.epoch = value.epoch
                 self.emit(job, "epoch_begin", {"epoch": value.epoch, "steps": job.spec.train.batches})
@@ -226,6 +266,8 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):
             job.asked.append((action, value.reason))
             if not job.ended:
                 self.emit(job, "state", {"state": "cancelled", "reason": value.reason})
+        elif action == "validated":
+            self.emit(job, "validated", {"epoch": value.epoch, "val_logs": json.loads(value.logs_json)})
         elif action == "set_learning_rate":
             job.asked.append((action, value.value))
         else:
@@ -236,7 +278,8 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):
     @answering
     def Snapshot(self, request: Any, context: Any) -> pb.SnapshotReply:
         self.snapshots += 1
-        return pb.SnapshotReply(artifact=self.keep(self.with_metrics(self.find(request.job_id).state)))
+        job = self.find(request.job_id)
+        return pb.SnapshotReply(artifact=self.keep(self.with_metrics(job.state)), epochs=job.epoch + 1)
 
     @answering
     def Feed(self, request_iterator: Iterator[pb.FedBatch], context: Any) -> Iterator[pb.FeedCredit]:
@@ -309,12 +352,10 @@ class FakeServer:
         return load_state(self.jobs.job.state).weights
 
 
-def start() -> FakeServer:
-    """Start a fake on a free port."""
-    jobs = FakeJobs()
-    server, address = make_server(
-        "127.0.0.1:0", authenticate=lambda method, token: same_token(TOKEN, token), max_threads=32
-    )
+def start(address: str = "127.0.0.1:0", jobs: FakeJobs | None = None) -> FakeServer:
+    """Start a fake, by default on a free port."""
+    jobs = jobs or FakeJobs()
+    server, address = make_server(address, authenticate=lambda method, token: same_token(TOKEN, token), max_threads=32)
     jobs_pb2_grpc.add_JobsServicer_to_server(jobs, server)
     server.start()
     return FakeServer(jobs, address, server)

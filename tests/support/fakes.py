@@ -19,6 +19,7 @@ import numpy as np
 from nfdt.core.arrays.safetensors_io import dump_arrays, load_arrays
 from nfdt.core.errors import JobCancelled, NfdtError, ServerUnreachable
 from nfdt.core.program.state import dump_state
+from nfdt.core.sharding.records import to_arrays
 from nfdt.core.training.merge import decode_arrays, encode_arrays
 from nfdt.core.wire import jobs_pb2, jobs_pb2_grpc, shards_pb2, shards_pb2_grpc, workers_pb2, workers_pb2_grpc
 from nfdt.core.wire.channel import make_server, open_channel, same_token
@@ -42,6 +43,8 @@ class FakeShard(shards_pb2_grpc.ShardServicer):
         self.forgotten: list[str] = []
         self.flushes = 0
         self.counts: dict[str, Any] = {}
+        self.sequences: dict[str, int] = {}
+        self.closed_round = 0
         self._index = assignment.index
         self._server, self.address = make_server(
             "127.0.0.1:0", authenticate=lambda method, token: same_token(assignment.job_token, token)
@@ -65,6 +68,10 @@ class FakeShard(shards_pb2_grpc.ShardServicer):
             "optimizer/0": np.array(7, np.int64),
             f"optimizer/{self._index + 1}": self.weights,
         }
+        if request.records:
+            workers = {worker: {"sequence": sequence} for worker, sequence in self.sequences.items()}
+            records = to_arrays({"version": 1, "mode": {"closed_round": self.closed_round}, "workers": workers})
+            state |= {f"records/{name}": array for name, array in records.items()}
         data = dump_arrays(state)
         half = len(data) // 2
         yield shards_pb2.StateChunk(offset=0, total_bytes=len(data), data=data[:half])
@@ -85,6 +92,7 @@ class FakeSlot:
         on_task: Function that a worker calls with (slot, task) for each task; its exception is the slot's failure.
         patience_s: Seconds without an answer until the slot gives up; 0: it ends with its stream.
         hello: Further fields of its hello.
+        serves: Whether a shard becomes ready; otherwise it only takes its assignment.
     """
 
     def __init__(
@@ -98,6 +106,7 @@ class FakeSlot:
         token: str = TOKEN,
         patience_s: float = 0.0,
         hello: Mapping[str, Any] = MappingProxyType({}),
+        serves: bool = True,
     ) -> None:
         self.name, self.role = name, role
         self.asked = 0
@@ -105,9 +114,10 @@ class FakeSlot:
         self.trained: list[int] = []
         self.batches: list[bytes] = []
         self.shard: FakeShard | None = None
+        self.assigned = threading.Event()
         self.dismissed = threading.Event()
         self.released = threading.Event()
-        self._on_task = on_task
+        self._on_task, self._serves = on_task, serves
         self._patience_s = patience_s
         self._channel = open_channel(address, token)
         self._stub = workers_pb2_grpc.WorkersStub(self._channel)
@@ -127,6 +137,10 @@ class FakeSlot:
         self._stream.close()
         self.released.set()  # last: a call that a patient slot repeats ends with its thread
 
+    def drain(self) -> None:
+        """Announce the end of the process."""
+        self._send(draining=workers_pb2.SlotDraining(grace_s=DEADLINE_S))
+
     def close(self) -> None:
         self.die()
         for thread in self._threads:
@@ -137,6 +151,9 @@ class FakeSlot:
             for assignment in self._stream.assignments():
                 kind = assignment.WhichOneof("assignment")
                 self.assignments.append(getattr(assignment, kind))
+                self.assigned.set()
+                if kind == "move_shards":
+                    continue  # the answer to the next request moves it
                 if kind == "shard":
                     self.released.clear()
                     self._serve(assignment.shard)
@@ -160,8 +177,13 @@ class FakeSlot:
         self._stream.send(**message)
 
     def _serve(self, assignment: workers_pb2.ShardAssignment) -> None:
+        if not self._serves:
+            return
+        if self.shard:
+            self.shard.stop()
         self.shard = FakeShard(assignment)
-        self._send(ready=workers_pb2.SlotReady(job_id=assignment.job_id, address=self.shard.address))
+        place = {"address": self.shard.address, "incarnation": assignment.incarnation}
+        self._send(ready=workers_pb2.SlotReady(job_id=assignment.job_id, **place))
 
     def _work(self, assignment: workers_pb2.WorkerAssignment) -> None:
         try:
@@ -187,9 +209,10 @@ class FakeSlot:
             self._stub, (assignment.job_id, assignment.job_token), "the server", self._patience_s, self.released
         )
         self.metrics, self.state, steps, samples = [0.0], [np.zeros(1, np.float32)], 0, 0
+        incarnation = assignment.incarnation
         while not self.released.is_set():
             answer.job_id, answer.worker, answer.wait_s = assignment.job_id, assignment.worker, 5.0
-            answer.job_token = assignment.job_token
+            answer.job_token, answer.incarnation = assignment.job_token, incarnation
             answer.statistics_json = json.dumps({"samples": samples, "steps": len(self.trained)})
             self.asked += 1
             reply = questions.ask(answer) if self._patience_s else self._stub.Next(answer, timeout=DEADLINE_S)
@@ -236,6 +259,8 @@ class FakeSlot:
                 validation = instruction.validation_metrics
                 val_logs = {"rows": float(load_arrays(validation)["sum/0"][0])} if validation else None
                 answer.summary_json = json.dumps({"logs": logs, "val_logs": val_logs})
+            elif kind == "move_shards":
+                incarnation = instruction.incarnation
             elif kind == "leave":
                 return
 

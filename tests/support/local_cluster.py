@@ -25,14 +25,16 @@ from nfdt.core.program.state import load_state
 from nfdt.core.sharding import count_shards, sparse_tables
 from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
 from nfdt.core.wire.job_token import worker_token
-from nfdt.core.work.instructions import Emit, Failed, FlushShards, Leave, TrainingDone, Wait
+from nfdt.core.work.instructions import Emit, Failed, FlushShards, Leave, MoveShards, TrainingDone, Wait
 from nfdt.core.work.messages import to_reply, to_report
+from nfdt.core.work.slot_connection import Patience
 from nfdt.shard.building import build_store
 from nfdt.shard.in_process import InProcessClient
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.choice import make_choice
 from nfdt.transport.emulated_link import make_link
 from nfdt.transport.stream import StreamClient
+from nfdt.worker.movable_client import MovableClient, ShardMoves
 from nfdt.worker.worker import Worker
 
 DEADLINE_S = 120.0
@@ -76,7 +78,7 @@ class Done:
 def train(
     model,
     x,
-    y,
+    y=None,
     *,
     algorithm,
     workers=1,
@@ -87,20 +89,21 @@ def train(
     step_ms=(),
     bandwidth_mbit=(),
     lose=None,
+    kept=None,
     **fit,
 ) -> Outcome:
     """Train a compiled model's program on a cluster of threads; the model itself stays as it is.
 
     ``transport`` is ``in_process``, ``stream`` or ``shared_memory``; ``step_ms`` is emulated, and with the last two
     ``bandwidth_mbit``; ``lose`` is ``(worker, step)``: the worker dies after so many steps, before it reports the
-    last ones.
+    last ones. ``kept`` holds the programs that the workers have built, by their names, and is brought up to date.
     """
     emulate = {"step_ms": step_ms, "bandwidth_mbit": bandwidth_mbit}
     cluster = ClusterSpec(workers=workers, shards=shards, emulate=emulate)
     job = _Job(model, x, y, algorithm, cluster, validation, overrides or {}, lose, fit, transport)
     try:
         job.serve()
-        return job.run()
+        return job.run({} if kept is None else kept)
     finally:
         job.close()
 
@@ -111,7 +114,7 @@ class _Job:
         self.lose, self.steps, self.events, self.done = lose, Counter(), [], []
         self.artifacts, self.arrays = {}, {}
         size = fit.get("batch_size", 32)
-        packed = pack(model, (x[:size], y[:size]))
+        packed = pack(model, x[:size] if y is None else (x[:size], y[:size]))
         self.artifacts.update(packed.artifacts)
         self.manifest = packed.manifest
         self.spec = JobSpec(
@@ -120,7 +123,7 @@ class _Job:
             algorithm=resolve_algorithm(algorithm, **overrides),
             cluster=cluster,
             fit=FitSpec(**{"epochs": 1, "shuffle": False, **fit}),
-            train=self._data((x, y)),
+            train=self._data(x if y is None else (x, y)),
             validation=self._data(validation) if validation else None,
             attended=False,
         )
@@ -178,6 +181,11 @@ class _Job:
         self.clients.append(StreamClient(addresses, self.layout, worker, worker_token(TOKEN, worker), **options))
         return self.clients[-1]
 
+    def _movable(self, client):
+        moves = ShardMoves()
+        moves.announce(MoveShards("job", 0, (), ""))
+        return MovableClient(moves, lambda _: client, lambda: Patience(0.0, self.stopped))
+
     def close(self) -> None:
         """Disconnect the workers and end the shards."""
         for end in (*(client.close for client in self.clients), *(shard.stop for shard in self.running)):
@@ -233,7 +241,7 @@ class _Job:
                 self.failure = error
                 self._settle()
 
-    def run(self) -> Outcome:
+    def run(self, kept) -> Outcome:
         names = [f"worker-{i}" for i in range(self.spec.cluster.workers)]
         workers = [
             Worker(
@@ -243,10 +251,11 @@ class _Job:
                 self.manifest,
                 read=self.artifacts.__getitem__,
                 open_array=self.arrays.__getitem__,
-                client=self._client(name),
+                client=self._movable(self._client(name)),
                 ask=self._ask,
                 stopped=self.stopped,
                 tables=self.tables,
+                built=kept.get(name),
             )
             for index, name in enumerate(names)
         ]
@@ -260,6 +269,7 @@ class _Job:
             assert not thread.is_alive(), self.coordinator.waiting_for()
         if self.failure:
             raise AssertionError(self.failure)
+        kept.update({name: worker.built for worker, name in zip(workers, names, strict=True)})
         parts = [store.read() for store in self.stores]
         optimizer = self._optimizer([variables for _, variables in parts])
         return Outcome(

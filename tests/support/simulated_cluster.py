@@ -125,11 +125,15 @@ class SimulatedWorker:
 class SimulatedCluster:
     """Coordinator and its environment; every step is triggered by a test."""
 
+    worker_type = SimulatedWorker
+    restorable = False
+
     def __init__(self, spec, batches=None):
         self.spec = spec
         self.clock = ManualClock()
         self.merger = StateMerger(RULES, [np.zeros(1)])
-        self.coordinator = Coordinator(spec, make_policy(spec.algorithm), self.clock, self.merger)
+        policy = make_policy(spec.algorithm)
+        self.coordinator = Coordinator(spec, policy, self.clock, self.merger, restorable=self.restorable)
         self.workers = {}
         self.trained = defaultdict(Counter)
         self.pushes = []
@@ -155,7 +159,7 @@ class SimulatedCluster:
     def join(self, count=1):
         for _ in range(count):
             name = f"worker-{self._joined}"
-            self.workers[name] = SimulatedWorker(self, name, self._joined)
+            self.workers[name] = self.worker_type(self, name, self._joined)
             self.coordinator.joined(name, self._joined)
             self._joined += 1
         self.settle()

@@ -16,7 +16,7 @@ from nfdt.cli.simulated import SimulatedSession
 from nfdt.simulate.cluster import parse_cluster
 
 ROWS, BATCH = 96, 8
-FIT = ("validation_data", "callbacks", "steps_per_epoch", "shuffle")
+FIT = ("batch_size", "callbacks", "shuffle", "steps_per_epoch", "validation_data", "validation_steps")
 X = np.random.default_rng(0).normal(size=(ROWS, 5)).astype("float32")
 Y = (X @ np.arange(5, dtype="float32")[:, None] + 1).astype("float32")
 
@@ -46,7 +46,7 @@ def cluster(*workers, **tables):
 def simulate(described, algorithm="asgd", *, model=None, x=X, y=Y, epochs=1, **options):
     """Return the ended job, its session and the History."""
     fit = {name: options.pop(name) for name in FIT if name in options}
-    batch = {} if y is None else {"batch_size": BATCH}
+    batch = {} if y is None or "batch_size" in fit else {"batch_size": BATCH}
     with Kept(resolve({"algorithm": algorithm, **options}, environ={}), described) as session:
         history = (model or build()).fit(x, y, epochs=epochs, verbose=0, **batch, **fit)
     return session.jobs[0], session, history

@@ -124,6 +124,11 @@ def test_a_truncated_batch_is_refused(cut):
         {"structure": 1, "arrays": []},
         {"structure": True, "arrays": []},
         {"structure": {"set": []}, "arrays": []},
+        {"structure": {"sparse": [0, 0, [3]]}, "arrays": [["<f4", [0]]]},
+        {"structure": {"sparse": [0, 0, [-3]]}, "arrays": [["<f4", [0]]]},
+        {"structure": {"sparse": [0, 1, 2]}, "arrays": [["<f4", [0]]]},
+        {"structure": {"ragged": [0]}, "arrays": [["<f4", [0]]]},
+        {"structure": {"ragged": [0, None]}, "arrays": [["<f4", [0]]]},
         [],
     ],
 )

@@ -6,19 +6,36 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from nfdt.core.arrays.composite import RaggedArray, SparseArray
+from nfdt.core.program.batch_tensors import to_tensor
 from nfdt.core.training.direct_call import DirectCall, leaves_of
 
 WEIGHTS = np.arange(3, dtype=np.float32)
 
 
 def total(weights, batch, factor):
-    leaves = [tf.reduce_sum(tf.cast(leaf, tf.float32)) for leaf in leaves_of(batch)]
+    leaves = [tf.reduce_sum(tf.cast(dense(leaf), tf.float32)) for leaf in leaves_of(batch)]
     weighed = [place * leaf for place, leaf in enumerate(leaves, 1)]
     return (tf.reduce_sum(weights) + tf.add_n(weighed)) * tf.cast(factor, tf.float32)
 
 
 def rows(count, dtype=np.float32):
     return np.ones((count, 2), dtype)
+
+
+def sparse(count, stored):
+    return SparseArray(np.arange(2 * stored).reshape(stored, 2) % count, np.arange(1, stored + 1.0), (count, 9))
+
+
+def ragged(*lengths):
+    return RaggedArray(np.arange(1.0, sum(lengths) + 1), (np.cumsum([0, *lengths]),))
+
+
+def dense(leaf):
+    tensor = to_tensor(leaf) if isinstance(leaf, SparseArray | RaggedArray) else leaf
+    if isinstance(tensor, tf.SparseTensor):
+        return tf.sparse.to_dense(tensor, validate_indices=False)
+    return tensor.to_tensor() if isinstance(tensor, tf.RaggedTensor) else tensor
 
 
 def graph(function):
@@ -35,8 +52,10 @@ def graph(function):
         [rows(4), rows(4, np.int64), rows(4, np.float64)],
         [rows(4), tf.ones((4, 2)), [[1.0, 2.0], [3.0]], rows(4)],
         [{"b": rows(4), "a": 2 * rows(3)}, {"a": rows(3), "b": rows(4)}],
+        [(sparse(4, 1), rows(4)), (sparse(4, 2), rows(4)), (rows(4), sparse(4, 2)), (sparse(3, 2), rows(3))],
+        [{"x": ragged(1, 2)}, {"x": ragged(3, 0)}, {"x": ragged(1, 2, 3)}, {"x": rows(4)}],
     ],
-    ids=["shapes", "structures", "none", "types", "tensors", "order"],
+    ids=["shapes", "structures", "none", "types", "tensors", "order", "sparse", "ragged"],
 )
 def test_every_batch_finds_its_own_graph(wrap, batches):
     call = DirectCall(total, wrap)
@@ -53,3 +72,10 @@ def test_a_graph_is_traced_once_for_its_shapes():
     for count in (3, 5, 7, 4, 3):
         call(WEIGHTS, call.prepare(rows(count)), tf.constant(1, tf.int64))
     assert call.traces == 2
+
+
+def test_the_number_of_stored_elements_does_not_matter_for_a_graph():
+    call = DirectCall(total, graph)
+    for batch in (sparse(4, 1), sparse(4, 3), sparse(4, 2)):
+        call(WEIGHTS, call.prepare(batch), tf.constant(1, tf.int64))
+    assert call.traces == 1

@@ -1,3 +1,6 @@
+import queue
+import threading
+import traceback
 from collections.abc import Iterator
 
 import grpc
@@ -18,6 +21,8 @@ from nfdt.core.errors import (
 from nfdt.core.wire import jobs_pb2, jobs_pb2_grpc
 from nfdt.core.wire.channel import is_loopback, make_server, open_channel, same_token, split_address, token_of
 from nfdt.core.wire.status import answering, translated
+
+DEADLINE_S = 120.0
 
 
 class Answers(jobs_pb2_grpc.JobsServicer):
@@ -74,6 +79,49 @@ def test_a_wrong_or_missing_token_is_refused(address, token):
 def test_a_stream_without_a_valid_token_is_refused(address):
     with open_channel(address, "wrong") as channel, pytest.raises(AuthenticationFailed), translated(address):
         jobs_pb2_grpc.JobsStub(channel).Upload(iter([jobs_pb2.Chunk(data=b"x")]), timeout=10)
+
+
+def test_the_traceback_of_a_failed_call_shows_nothing_of_grpc():
+    with pytest.raises(ServerUnreachable) as caught:
+        call("127.0.0.1:1")
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "No answer from 127.0.0.1:1" in shown
+    assert "RPC that terminated" not in shown
+
+
+class LeavingUploads(Answers):
+    """Service that reports the end of an upload."""
+
+    def __init__(self) -> None:
+        self.begun, self.left = threading.Event(), threading.Event()
+
+    def Upload(self, request_iterator, context):
+        try:
+            return super().Upload(self._noted(request_iterator), context)
+        finally:
+            self.left.set()
+
+    def _noted(self, chunks):
+        for chunk in chunks:
+            self.begun.set()
+            yield chunk
+
+
+def test_a_client_that_leaves_during_a_call_is_no_failure_of_the_server(caplog):
+    servicer = LeavingUploads()
+    server, address = make_server("127.0.0.1:0", authenticate=lambda method, token: True)
+    jobs_pb2_grpc.add_JobsServicer_to_server(servicer, server)
+    server.start()
+    chunks: queue.SimpleQueue[jobs_pb2.Chunk | None] = queue.SimpleQueue()
+    chunks.put(jobs_pb2.Chunk(data=b"x"))
+    with open_channel(address, "") as channel:
+        upload = jobs_pb2_grpc.JobsStub(channel).Upload.future(iter(chunks.get, None))
+        assert servicer.begun.wait(DEADLINE_S)
+        upload.cancel()
+        assert servicer.left.wait(DEADLINE_S)
+    chunks.put(None)
+    server.stop(None).wait()
+    assert "failed" not in caplog.text
 
 
 def test_health_needs_no_token(address):

@@ -5,7 +5,7 @@ import pytest
 from nfdt.core.errors import ProtocolError
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
-from nfdt.core.work.messages import read_instruction, to_reply, to_report, to_request
+from nfdt.core.work.messages import MAX_LOGS, read_instruction, to_reply, to_report, to_request
 from nfdt.core.work.tasks import Task
 
 
@@ -37,6 +37,7 @@ INSTRUCTIONS = [
     ins.Evaluate(4, TASKS, b"u"),
     ins.Summarise(5, b"m", b"v", {"loss": 0.5}),
     ins.Leave("done"),
+    ins.MoveShards("job", 2, ("a:1", "b:2"), "token", b"PEM"),
 ]
 
 REPORTS = [
@@ -62,6 +63,10 @@ def test_a_worker_reads_the_instruction_that_the_server_wrote(instruction):
     assert read_instruction(to_reply(instruction)) == instruction
 
 
+def test_no_log_shows_the_token_of_restored_shards():
+    assert "secret" not in repr(ins.MoveShards("job", 2, ("a:1",), "secret", b"secret"))
+
+
 def test_an_empty_reply_is_the_instruction_to_wait():
     assert read_instruction(pb.NextReply()) == ins.Wait()
 
@@ -69,3 +74,9 @@ def test_an_empty_reply_is_the_instruction_to_wait():
 @pytest.mark.parametrize("report", REPORTS, ids=range(len(REPORTS)))
 def test_the_server_reads_the_report_that_a_worker_wrote(report):
     assert to_report(to_request(report)) == report
+
+
+def test_a_model_with_more_metrics_than_a_report_may_have_reports_the_first_of_them():
+    logs = {f"metric_{number}": float(number) for number in range(MAX_LOGS + 200)}
+    report = to_report(to_request(ins.Report(logs=logs)))
+    assert report.logs == dict(list(logs.items())[:MAX_LOGS])

@@ -1,14 +1,16 @@
 """Pytrees of arrays (the x, y and sample_weight of ``fit``), split into JSON and a list of arrays.
 
-=========  =======================
-in Python  in JSON
-=========  =======================
-array      its index in the list
-``None``   ``null``
-list       ``[...]``
-tuple      ``{"tuple": [...]}``
-dict       ``{"dict": {...}}``
-=========  =======================
+============  ==============================================
+in Python     in JSON
+============  ==============================================
+array         its index in the list
+``None``      ``null``
+list          ``[...]``
+tuple         ``{"tuple": [...]}``
+dict          ``{"dict": {...}}``
+sparse array  ``{"sparse": [indices, values, [dim, ...]]}``
+ragged array  ``{"ragged": [values, splits, ...]}``
+============  ==============================================
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.errors import CaptureError, ProtocolError
 
 Array = npt.NDArray[Any]
@@ -74,6 +77,13 @@ def flatten_structure(pytree: Any) -> tuple[Any, list[Array]]:
         if isinstance(node, list | tuple):
             members = [walk(member, depth + 1) for member in node]
             return {"tuple": members} if isinstance(node, tuple) else members
+        if isinstance(node, SparseArray):
+            return {"sparse": [index_of(node.indices), index_of(node.values), list(node.shape)]}
+        if isinstance(node, RaggedArray):
+            return {"ragged": [index_of(part) for part in (node.values, *node.splits)]}
+        return index_of(node)
+
+    def index_of(node: Any) -> int:
         if id(node) not in places:
             arrays.append(as_array(node))
             places[id(node)] = len(arrays) - 1
@@ -95,10 +105,13 @@ def rebuild(structure: Any, arrays: Sequence[Any]) -> Any:
         ProtocolError: the structure is malformed, or refers to an array that does not exist.
     """
 
+    def is_index(node: Any) -> bool:
+        return isinstance(node, int) and not isinstance(node, bool) and 0 <= node < len(arrays)
+
     def walk(node: Any, depth: int) -> Any:
         if node is None:
             return None
-        if isinstance(node, int) and not isinstance(node, bool) and 0 <= node < len(arrays):
+        if is_index(node):
             return arrays[node]
         if depth < MAX_DEPTH and isinstance(node, list):
             return [walk(member, depth + 1) for member in node]
@@ -107,8 +120,20 @@ def rebuild(structure: Any, arrays: Sequence[Any]) -> Any:
                 return tuple(walk(member, depth + 1) for member in members)
             if isinstance(members := node.get("dict"), dict):
                 return {key: walk(member, depth + 1) for key, member in members.items()}
+            if isinstance(parts := node.get("sparse"), list) and len(parts) == 3 and all(map(is_index, parts[:2])):
+                return SparseArray(arrays[parts[0]], arrays[parts[1]], _shape(parts[2]))
+            if isinstance(parts := node.get("ragged"), list) and len(parts) > 1 and all(map(is_index, parts)):
+                values, *splits = (arrays[part] for part in parts)
+                return RaggedArray(values, tuple(splits))
         raise ProtocolError(
-            f"Data structure: expected null, an array below {len(arrays)}, a list, tuple or dict. Received: {node!r}."
+            f"Data structure: expected null, an array below {len(arrays)}, a list, tuple or dict, or a sparse or "
+            f"ragged array. Received: {node!r}."
         )
 
     return walk(structure, 0)
+
+
+def _shape(dimensions: Any) -> tuple[int, ...]:
+    if not isinstance(dimensions, list) or not all(type(n) is int and 0 <= n < 2**63 for n in dimensions):
+        raise ProtocolError(f"Data structure: expected the shape of a sparse array. Received: {dimensions!r}.")
+    return tuple(dimensions)

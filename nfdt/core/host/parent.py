@@ -8,12 +8,15 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(*, watch_stdin: bool = True) -> None:
+def die_with_parent(*, watch_stdin: bool = True, on_input: Callable[[], object] = lambda: None) -> None:
     """End this process when its standard input closes; on Linux the kernel also kills it when its parent dies.
+
+    ``on_input`` is called when something arrives there, on another thread.
 
     The launcher holds the other end of standard input, a pipe. It starts all its children from one
     thread that lives as long as itself, because the kernel treats the end of that thread as the parent's end.
@@ -21,19 +24,19 @@ def die_with_parent(*, watch_stdin: bool = True) -> None:
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if watch_stdin:
-        threading.Thread(target=_watch, name="parent", daemon=True).start()
+        threading.Thread(target=_watch, args=(on_input,), name="parent", daemon=True).start()
 
 
-def _watch() -> None:
-    _read_to_end()
+def _watch(on_input: Callable[[], object]) -> None:
+    _read_to_end(on_input)
     os._exit(0)
 
 
-def _read_to_end() -> None:
+def _read_to_end(on_input: Callable[[], object] = lambda: None) -> None:
     """Block until standard input ends or cannot be read."""
     with contextlib.suppress(OSError):
         while os.read(0, 4096):
-            pass
+            on_input()
 
 
 class Parent:

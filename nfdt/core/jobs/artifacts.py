@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from nfdt.core.errors import PolicyRefused, ProtocolError, UsageError
+from nfdt.core.errors import NfdtError, NotStored, PolicyRefused, ProtocolError, UsageError
 
 _log = logging.getLogger(__name__)
 
@@ -115,6 +115,7 @@ class ArtifactStore:
         Raises:
             PolicyRefused: the artifact is too large, or does not fit into the quota.
             ProtocolError: the chunks are out of order or exceed ``total_bytes``, or their hash is not the name.
+            NotStored: the disk is full; received bytes are deleted.
         """
         if not 0 <= total_bytes <= self._largest:
             raise PolicyRefused(f"Artifact {sha256}: expected at most {self._largest} bytes. Received: {total_bytes}.")
@@ -155,6 +156,14 @@ class ArtifactStore:
                 raise ProtocolError(f"Artifact {sha256}: the content has the hash {digest.hexdigest()}. Upload again.")
             partial.replace(self.root / sha256)
             sync_folder(self.root)
+        except OSError as error:
+            if isinstance(error, NfdtError):
+                raise
+            partial.unlink(missing_ok=True)
+            raise NotStored(
+                f"Artifact {sha256} cannot be written to {self.root}: {error.strerror or error}. Expected: room for "
+                f"{total} bytes on the disk, and the right to write. Make room, for example with nfdt jobs delete."
+            ) from error
         finally:
             now = partial.stat().st_size if partial.exists() else total if self.has(sha256) else 0
             with self._idle:
@@ -201,6 +210,13 @@ class ArtifactStore:
             file.unlink()
             self._used -= stat.st_size
             wanted -= stat.st_size
+
+    def intact(self, sha256: str) -> bool:
+        """Return whether the artifact is here and its content has its hash."""
+        if not self.has(sha256):
+            return False
+        with self.path(sha256).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == sha256
 
     def delete(self, sha256: str) -> int:
         """Delete an artifact if it is here; return its size in bytes."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from nfdt.core.wire import jobs_pb2 as pb
+
 
 @dataclass(frozen=True)
 class StreamedBatch:
@@ -27,6 +29,10 @@ class BatchFeed(Protocol):
         """Whether the job has ended."""
         ...
 
+    def open(self) -> None:
+        """Begin with a client, which may be another one than before."""
+        ...
+
     def offer(self, batch: StreamedBatch) -> None:
         """Accept a batch of the client; drop one of an epoch that is over.
 
@@ -39,6 +45,6 @@ class BatchFeed(Protocol):
         """Record that the client's iterator has no more batches for this epoch, or raised."""
         ...
 
-    def grant(self, timeout_s: float) -> tuple[int, int] | None:
-        """Return (epoch, new credits) to announce; None when the job is over or after ``timeout_s`` without any."""
+    def grant(self, timeout_s: float) -> pb.FeedCredit | None:
+        """Return new credits to announce; None when the job is over or after ``timeout_s`` without any."""
         ...

@@ -5,40 +5,54 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nfdt.core.errors import UsageError
-from nfdt.core.jobs.store import JobRecord
+from nfdt.core.jobs.job_record import JobRecord
 from nfdt.core.program.manifest import Manifest
-from nfdt.core.specs.job import JobSpec, parse_job
+from nfdt.core.specs.job import EpochProgress, JobSpec, parse_job
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """State at the end of an epoch of a job that did not succeed.
+    """Stored state of a job that did not succeed.
 
     Attributes:
         spec: Specification of the job.
         state: Artifact of the state.
         epochs: Number of epochs whose training it contains.
+        begun: The part of the next epoch that it contains; None: nothing.
     """
 
     spec: JobSpec
     state: str
     epochs: int
+    begun: EpochProgress | None = None
+
+    @property
+    def artifacts(self) -> set[str]:
+        """Names of the artifacts that are a part of it."""
+        return {self.state, *filter(None, [self.begun.records if self.begun is not None else ""])}
+
+    @property
+    def where(self) -> str:
+        """Description of the moment of the state."""
+        if self.begun is None or not self.begun.samples:
+            return f"from the end of epoch {self.epochs}" if self.epochs else "from the beginning"
+        return f"after {self.begun.samples} samples of epoch {self.epochs + 1}"
 
     def manifest(self, before: Manifest) -> Manifest:
         """Return the job's manifest with this state as the initial one."""
         return before.with_state(self.state)
 
     def resumed(self, program: str, before: Manifest) -> JobSpec:
-        """Return the specification of a detached job that trains the remaining epochs.
+        """Return the specification with which the job trains the remaining epochs.
 
         Args:
             program: Artifact of :meth:`manifest`.
             before: Manifest of the job before.
         """
         kept = set(self.spec.artifacts) - {self.spec.program, before.state}
-        fit = self.spec.fit.model_copy(update={"initial_epoch": self.epochs})
+        fit = self.spec.fit.model_copy(update={"initial_epoch": self.epochs, "begun": self.begun})
         changes = {"artifacts": tuple(sorted({*kept, program, self.state})), "program": program, "fit": fit}
-        return self.spec.model_copy(update={**changes, "attended": False})
+        return self.spec.model_copy(update=changes)
 
 
 def checkpoint_of(record: JobRecord) -> Checkpoint:
@@ -51,28 +65,37 @@ def checkpoint_of(record: JobRecord) -> Checkpoint:
         raise UsageError(
             f"Job {record.job_id}: expected a job that failed or was cancelled. Received: one that is {record.state}."
         )
-    checkpoint = last_state(record, parse_job(record.spec_json))
-    if checkpoint is None:
+    states = stored_states(record, parse_job(record.spec_json))
+    if not states:
         raise UsageError(
             f"Job {record.job_id}: expected a state at the end of an epoch. Received: none, because the job ended in "
             "its first epoch. Submit it again."
         )
-    return checkpoint
+    return states[0]
 
 
-def last_state(record: JobRecord, spec: JobSpec) -> Checkpoint | None:
-    """Return the last stored state of a job; None before the end of its first epoch.
+def stored_states(record: JobRecord, spec: JobSpec, *, fed: bool = False) -> list[Checkpoint]:
+    """Return the stored states of a job, newest first; none before the first one.
+
+    Args:
+        record: The job.
+        spec: Its specification.
+        fed: Whether a client feeds the remaining epochs.
 
     Raises:
         UsageError: The job's data came from its script, or all epochs are trained.
     """
-    if spec.train.kind != "arrays":
+    if spec.train.kind == "stream" and not fed:
         raise UsageError(
-            f"Job {record.job_id}: expected a job whose data are on the server. Received: one that was fed by its "
+            f"Job {record.job_id}: expected a job whose workers read the data. Received: one that was fed by its "
             "script. Run the script again."
         )
-    if not record.checkpoint_artifact or not record.checkpoint_epochs:
-        return None
-    if record.checkpoint_epochs >= spec.fit.epochs:
+    states, epochs = [], record.checkpoint_epochs or 0
+    if epochs >= spec.fit.epochs:
         raise UsageError(f"Job {record.job_id}: all of its {spec.fit.epochs} epochs are trained. Nothing is left.")
-    return Checkpoint(spec, record.checkpoint_artifact, record.checkpoint_epochs)
+    begun = EpochProgress.model_validate_json(record.snapshot_json) if record.snapshot_json else None
+    if record.snapshot_artifact and begun is not None and begun.epoch >= epochs and spec.train.kind == "arrays":
+        states.append(Checkpoint(spec, record.snapshot_artifact, begun.epoch, begun))
+    if record.checkpoint_artifact and epochs:
+        states.append(Checkpoint(spec, record.checkpoint_artifact, epochs))
+    return states

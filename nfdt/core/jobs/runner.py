@@ -69,16 +69,26 @@ class JobRunner(Protocol):
         """
         ...
 
-    def snapshot(self, job_id: str) -> str:
-        """Return the artifact with the state of a job that is at an epoch's end or has ended."""
+    def snapshot(self, job_id: str) -> pb.SnapshotReply:
+        """Return the current state of a job, or the last one that it left."""
         ...
 
     def feed(self, job_id: str) -> BatchFeed:
         """Return the entry for the client's batches of a job."""
         ...
 
-    def watching(self, job_id: str, change: int) -> None:
-        """Change the number of clients that watch the job by ``change`` (1 or -1)."""
+    def watching(self, job_id: str, change: int, session: str = "") -> None:
+        """Change the number of clients that watch the job by ``change`` (1 or -1).
+
+        A client with a session runs the callbacks of the job, which waits for it from then on.
+
+        Raises:
+            JobTaken: the client of another session watches the job.
+        """
+        ...
+
+    def check_free(self, job_id: str, session: str) -> None:
+        """Raise JobTaken if the client of another session watches the job."""
         ...
 
     def slot_counts(self) -> SlotCounts:

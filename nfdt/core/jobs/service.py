@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import secrets
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -17,13 +16,13 @@ from nfdt.core.jobs import admission
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.audit import AuditLog
 from nfdt.core.jobs.feed import BatchFeed, StreamedBatch
+from nfdt.core.jobs.job_record import JobRecord
 from nfdt.core.jobs.lifecycle import is_terminal
-from nfdt.core.jobs.resuming import checkpoint_of
 from nfdt.core.jobs.rights import Holder, Holders
 from nfdt.core.jobs.runner import JobRunner
-from nfdt.core.jobs.store import JobRecord, JobStore, unknown_job
-from nfdt.core.program.manifest import Manifest
-from nfdt.core.specs.job import JobSpec, parse_job
+from nfdt.core.jobs.store import JobStore, unknown_job
+from nfdt.core.jobs.submissions import Submissions, SubmittingClient
+from nfdt.core.specs.job import parse_job
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire import jobs_pb2_grpc
 from nfdt.core.wire.channel import token_of
@@ -69,8 +68,8 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
     ) -> None:
         self._store, self._artifacts, self._runner = store, artifacts, runner
         self._holders, self._audit = holders, audit
-        self._versions, self._allow_code, self._limits, self._shared_dir = versions, allow_code, limits, shared_dir
-        self._admitting = threading.Lock()
+        self._versions, self._allow_code, self._shared_dir = versions, allow_code, shared_dir
+        self._submissions = Submissions(store, artifacts, runner, audit, allow_code=allow_code, limits=limits)
 
     def _holder(self, context: Any) -> Holder:
         """Return the holder of the token that came with a call."""
@@ -143,56 +142,30 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
 
     @answering
     def Submit(self, request: pb.SubmitRequest, context: Any) -> pb.SubmitReply:
-        """Check a job and queue it."""
+        """Check a job and queue it, or find the one of its name."""
         if len(request.spec_json) > MAX_SPEC_BYTES:
             raise UsageError(f"Job specification: expected at most {MAX_SPEC_BYTES} bytes.")
-        return pb.SubmitReply(job_id=self._queue(parse_job(request.spec_json), request.session, context))
+        by = SubmittingClient(self._holder(context), context.peer(), request.session)
+        return self._submissions.submit(parse_job(request.spec_json), by, request.name)
 
     @answering
     def Resume(self, request: pb.JobRef, context: Any) -> pb.SubmitReply:
         """Queue a job that goes on from the last epoch's state of another one."""
-        checkpoint = checkpoint_of(self._record(request.job_id, context))
-        admission.check_artifacts(checkpoint.spec, self._artifacts)
-        before = admission.read_manifest(checkpoint.spec, self._artifacts)
-        program = self._artifacts.put(checkpoint.manifest(before).to_bytes())
-        job_id = self._queue(checkpoint.resumed(program, before), "", context)
-        _log.info("job %s goes on from epoch %d of job %s", job_id, checkpoint.epochs, request.job_id)
-        return pb.SubmitReply(job_id=job_id)
-
-    def _queue(self, spec: JobSpec, session: str, context: Any) -> str:
-        """Check a job, queue it, and return its identifier."""
-        if spec.code and not self._allow_code:
-            admission.check_code(spec, Manifest({}), allow_code=False)
-        admission.check_artifacts(spec, self._artifacts)
-        manifest = admission.read_manifest(spec, self._artifacts)
-        admission.check_code(spec, manifest, allow_code=self._allow_code)
-        self._runner.admit(spec, manifest)
-        admission.check_versions(spec, self._runner.slot_counts().versions)
-        holder, job_id = self._holder(context), f"job-{secrets.token_hex(5)}"
-        with self._admitting:
-            active = [parse_job(record.spec_json) for record in self._store.active_of(holder.owner)]
-            admission.check_quotas(spec, active, holder, self._limits)
-            self._store.add(job_id, spec.model_dump_json(), session=session, owner=holder.owner)
-        self._note("submit", job_id, context, name=spec.name, user=spec.user, script=spec.script)
-        _log.info(
-            "job %s (%s) submitted by %s with %s at %s: %s, %d workers, %d epochs",
-            *(job_id, spec.name, spec.user or "-", spec.script or "-", context.peer()),
-            *(spec.algorithm.name, spec.cluster.workers, spec.fit.epochs - spec.fit.initial_epoch),
-        )
-        self._runner.submitted(job_id)
-        return job_id
+        record = self._record(request.job_id, context)
+        return self._submissions.resume(record, SubmittingClient(self._holder(context), context.peer()))
 
     @answering
     def Watch(self, request: pb.WatchRequest, context: Any) -> Iterator[pb.JobEvent]:
         """Send the events after a cursor, until the job has ended."""
         self._record(request.job_id, context)
-        self._runner.watching(request.job_id, 1)
+        session = request.session if self._holder(context).role != "read" else ""
+        self._runner.watching(request.job_id, 1, session)
         try:
             context.add_callback(self._store.wake)
             for event in self._events(request.job_id, request.after, context):
                 yield _to_message(event)
         finally:
-            self._runner.watching(request.job_id, -1)
+            self._runner.watching(request.job_id, -1, session)
 
     def _events(self, job_id: str, cursor: int, context: Any) -> Iterator[Event]:
         while context.is_active():
@@ -221,7 +194,7 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
     def Snapshot(self, request: pb.JobRef, context: Any) -> pb.SnapshotReply:
         """Return the job's state as an artifact."""
         self._record(request.job_id, context)
-        return pb.SnapshotReply(artifact=self._runner.snapshot(request.job_id))
+        return self._runner.snapshot(request.job_id)
 
     @answering
     def Feed(self, request_iterator: Iterator[pb.FedBatch], context: Any) -> Iterator[pb.FeedCredit]:
@@ -231,6 +204,7 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
             return
         self._record(first.job_id, context)
         feed = self._runner.feed(first.job_id)
+        feed.open()
         failures: list[Exception] = []
         reader = threading.Thread(
             target=_receive, args=(feed, first, request_iterator, failures), name="feed", daemon=True
@@ -240,7 +214,7 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
             if failures:
                 raise failures[0]
             if granted := feed.grant(0.5):
-                yield pb.FeedCredit(epoch=granted[0], batches=granted[1])
+                yield granted
 
     @answering
     def List(self, request: pb.ListRequest, context: Any) -> pb.JobList:
@@ -307,7 +281,7 @@ def _to_message(event: Event) -> pb.JobEvent:
 
 def artifacts_of(record: JobRecord) -> set[str]:
     """Return the artifacts that belong to a job: what it was submitted with, and the states that it left."""
-    left = {name for name in (record.result_artifact, record.checkpoint_artifact) if name}
+    left = record.states
     return artifact_names(parse_job(record.spec_json)) | left
 
 
@@ -333,5 +307,6 @@ def describe(record: JobRecord, places: Mapping[str, int]) -> pb.JobDescription:
         script=spec.script,
         started_at=record.started_at or 0.0,
         place=places.get(record.job_id, 0),
+        given_name=record.name or "",
         resumable_from=(record.checkpoint_epochs or 0) if record.state in ("failed", "cancelled") else 0,
     )

@@ -5,32 +5,22 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nfdt.core.errors import NfdtError, UsageError
+from nfdt.core.errors import NotStored, UsageError
 from nfdt.core.events import Event, EventKind
-from nfdt.core.jobs.lifecycle import ACTIVE, RESTARTED, TERMINAL, JobState, check_transition, is_terminal
+from nfdt.core.jobs.database import open_database
+from nfdt.core.jobs.job_record import JobRecord, Naming
+from nfdt.core.jobs.lifecycle import ACTIVE, TERMINAL, JobState, check_transition, is_terminal
 
 _log = logging.getLogger(__name__)
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS jobs (
-  job_id TEXT PRIMARY KEY, spec_json TEXT NOT NULL, session TEXT NOT NULL, owner TEXT NOT NULL,
-  state TEXT NOT NULL, reason TEXT, submitted_at REAL NOT NULL, ended_at REAL,
-  epoch INTEGER NOT NULL DEFAULT 0, last_logs_json TEXT, workers_json TEXT,
-  result_artifact TEXT, checkpoint_artifact TEXT, checkpoint_epochs INTEGER, started_at REAL);
-CREATE TABLE IF NOT EXISTS events (
-  job_id TEXT NOT NULL, cursor INTEGER NOT NULL, at REAL NOT NULL, kind TEXT NOT NULL, data_json TEXT NOT NULL,
-  PRIMARY KEY (job_id, cursor)) WITHOUT ROWID;
-"""
-_LATER = {"checkpoint_epochs": "INTEGER", "started_at": "REAL"}  # columns that databases of earlier versions lack
+_UNDONE = 1_000_000  # more than the events that a loss of power undoes; clients have seen their cursors
 _FACTS = (
     "epoch",
     "last_logs_json",
@@ -38,46 +28,13 @@ _FACTS = (
     "result_artifact",
     "checkpoint_artifact",
     "checkpoint_epochs",
+    "snapshot_artifact",
+    "snapshot_json",
 )
 
 
-def _opened(path: Path) -> sqlite3.Connection:
-    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-    database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-    database.row_factory = sqlite3.Row
-    for pragma in ("journal_mode=WAL", "synchronous=NORMAL"):
-        database.execute(f"PRAGMA {pragma}")
-    database.executescript(_SCHEMA)
-    there = {row["name"] for row in database.execute("PRAGMA table_info(jobs)")}
-    for column, kind in _LATER.items():
-        if column not in there:
-            database.execute(f"ALTER TABLE jobs ADD COLUMN {column} {kind}")
-    return database
-
-
-@dataclass(frozen=True)
-class JobRecord:
-    """One row: the current state of a job. Times are Unix seconds.
-
-    Attributes:
-        checkpoint_epochs: Number of epochs whose training ``checkpoint_artifact`` contains.
-    """
-
-    job_id: str
-    spec_json: str
-    session: str
-    owner: str
-    state: JobState
-    reason: str | None
-    submitted_at: float
-    ended_at: float | None
-    epoch: int
-    last_logs_json: str | None
-    workers_json: str | None
-    result_artifact: str | None
-    checkpoint_artifact: str | None
-    checkpoint_epochs: int | None
-    started_at: float | None
+def _event(row: sqlite3.Row) -> Event:
+    return Event(row["cursor"], row["at"], row["kind"], json.loads(row["data_json"]))
 
 
 def unknown_job(job_id: str) -> UsageError:
@@ -88,21 +45,24 @@ def unknown_job(job_id: str) -> UsageError:
 class JobStore:
     """Database of jobs and events; every method is atomic and may be called from any thread.
 
-    A database that cannot be read or written (full disk) raises an NfdtError; the same call may succeed later.
+    A database that cannot be read or written (full disk) raises NotStored; the same call may succeed later.
 
     Args:
         path: The database file; created with mode 0600 if it does not exist.
         now: Returns the Unix time in seconds.
+
+    Attributes:
+        now: The same.
 
     Raises:
         UsageError: The file is no database, or cannot be made or written.
     """
 
     def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
-        self._path, self._now = path, now
+        self._path, self.now = path, now
         self._changed = threading.Condition()  # its lock is reentrant
         try:
-            self._database = _opened(path)
+            self._database = open_database(path)
         except (OSError, sqlite3.Error) as error:
             raise UsageError(
                 f"Jobs of a server: expected an SQLite database that this user can write, or none. Received: {path} "
@@ -120,7 +80,7 @@ class JobStore:
             try:
                 yield self._database
             except sqlite3.Error as error:
-                raise NfdtError(
+                raise NotStored(
                     f"Jobs in {self._path} cannot be read or written: {error}. Expected: room on the disk, and the "
                     "right to write. Make room; the server goes on by itself then."
                 ) from error
@@ -144,14 +104,43 @@ class JobStore:
                     database.execute("PRAGMA synchronous=NORMAL")
             self._changed.notify_all()
 
-    def add(self, job_id: str, spec_json: str, *, session: str, owner: str) -> None:
-        """Add a new job, queued."""
+    def add(self, job_id: str, spec_json: str, *, session: str, owner: str, naming: Naming | None = None) -> int:
+        """Add a new job, queued; return the cursor of the last event that it takes over from the one before."""
+        naming = naming or Naming()
         with self._transaction(durable=True) as database:
+            if naming.before:
+                database.execute("UPDATE jobs SET name=NULL WHERE job_id=?", (naming.before,))
             database.execute(
-                "INSERT INTO jobs (job_id, spec_json, session, owner, state, submitted_at) VALUES (?,?,?,?,'queued',?)",
-                (job_id, spec_json, session, owner, self._now()),
+                "INSERT INTO jobs (job_id, spec_json, session, owner, state, submitted_at, name, identity_json) "
+                "VALUES (?,?,?,?,'queued',?,?,?)",
+                (job_id, spec_json, session, owner, self.now(), naming.name, naming.identity_json),
             )
+            taken = 0
+            for event in self._epochs_of(naming.before, naming.epochs):
+                taken = self._insert(job_id, event.kind, event.data, event.at).cursor
             self._insert(job_id, "state", {"state": "queued", "reason": None, "error": None})
+        return taken
+
+    def _epochs_of(self, job_id: str, epochs: int) -> Iterator[Event]:
+        """Yield the beginnings and ends of the first epochs of a job."""
+        rows = self._database.execute(
+            "SELECT * FROM events WHERE job_id=? AND kind IN ('epoch_begin', 'epoch_end', 'validated') "
+            "AND json_extract(data_json, '$.epoch') < ? ORDER BY cursor",
+            (job_id, epochs),
+        )
+        return map(_event, rows.fetchall())
+
+    def named(self, owner: str, name: str) -> JobRecord | None:
+        """Return the owner's job of this name, if there is one."""
+        with self._using() as database:
+            row = database.execute("SELECT * FROM jobs WHERE owner=? AND name=?", (owner, name)).fetchone()
+        return None if row is None else JobRecord(**dict(row))
+
+    def last_cursor(self, job_id: str) -> int:
+        """Return the cursor of the last event of a job; 0 if there is none."""
+        with self._using() as database:
+            found = database.execute("SELECT MAX(cursor) FROM events WHERE job_id=?", (job_id,)).fetchone()[0]
+        return int(found or 0)
 
     def get(self, job_id: str) -> JobRecord:
         """Return the job in its current state.
@@ -174,7 +163,7 @@ class JobStore:
 
     def ended_before(self, age_s: float) -> list[JobRecord]:
         """Return the jobs that ended at least ``age_s`` seconds ago, oldest first."""
-        last = self._now() - age_s
+        last = self.now() - age_s
         return [record for record in self.jobs(TERMINAL) if record.ended_at is not None and record.ended_at <= last]
 
     def active_of(self, owner: str) -> list[JobRecord]:
@@ -182,20 +171,27 @@ class JobStore:
         return [record for record in self.jobs(ACTIVE) if record.owner == owner]
 
     def transition(
-        self, job_id: str, state: JobState, *, reason: str | None = None, error: dict[str, Any] | None = None
+        self,
+        job_id: str,
+        state: JobState,
+        *,
+        reason: str | None = None,
+        error: dict[str, Any] | None = None,
+        at: float | None = None,
     ) -> None:
-        """Move the job to another state and append a state event.
+        """Move the job to another state at the time ``at`` and append a state event.
 
         Raises:
             UsageError: the current state does not allow this transition.
         """
         with self._transaction(durable=True):
-            self._transition(job_id, state, reason, error)
+            self._transition(job_id, state, reason, error, self.now() if at is None else at)
 
-    def _transition(self, job_id: str, state: JobState, reason: str | None, error: dict[str, Any] | None) -> None:
+    def _transition(
+        self, job_id: str, state: JobState, reason: str | None, error: dict[str, Any] | None, now: float
+    ) -> None:
         record = self.get(job_id)
         check_transition(job_id, record.state, state)
-        now = self._now()
         ended_at = now if is_terminal(state) else None
         started_at = now if state == "starting" else record.started_at
         self._database.execute(
@@ -205,7 +201,7 @@ class JobStore:
         if ended_at is not None:
             after = f"after {now - started_at:.1f} s" if started_at is not None else "before it began"
             _log.info("job %s %s %s%s", job_id, state, after, f": {reason}" if reason else "")
-        self._insert(job_id, "state", {"state": state, "reason": reason, "error": error})
+        self._insert(job_id, "state", {"state": state, "reason": reason, "error": error}, now)
 
     def update(self, job_id: str, **facts: Any) -> None:
         """Set some of the columns that describe how far a job is."""
@@ -231,17 +227,18 @@ class JobStore:
             database.execute("DELETE FROM jobs WHERE job_id=?", (job_id,))
             database.execute("DELETE FROM events WHERE job_id=?", (job_id,))
 
-    def append(self, job_id: str, kind: EventKind, data: dict[str, Any]) -> Event:
-        """Add an event; an epoch's end also deletes old progress events of the epoch before."""
+    def append(self, job_id: str, kind: EventKind, data: dict[str, Any], at: float | None = None) -> Event:
+        """Add an event of the time ``at``; an epoch's end also deletes old progress events of the epoch before."""
         with self._transaction():
-            event = self._insert(job_id, kind, data)
+            event = self._insert(job_id, kind, data, at)
             if kind == "epoch_end":
                 self._thin(job_id, event.cursor)
         return event
 
-    def _insert(self, job_id: str, kind: EventKind, data: dict[str, Any]) -> Event:
-        last = self._database.execute("SELECT MAX(cursor) FROM events WHERE job_id=?", (job_id,)).fetchone()[0]
-        event = Event((last or 0) + 1, self._now(), kind, data)
+    def _insert(
+        self, job_id: str, kind: EventKind, data: dict[str, Any], at: float | None = None, *, gap: int = 0
+    ) -> Event:
+        event = Event(self.last_cursor(job_id) + 1 + gap, self.now() if at is None else at, kind, data)
         self._database.execute(
             "INSERT INTO events VALUES (?,?,?,?,?)", (job_id, event.cursor, event.at, kind, json.dumps(data))
         )
@@ -268,7 +265,7 @@ class JobStore:
             rows = database.execute(
                 "SELECT * FROM events WHERE job_id=? AND cursor>? ORDER BY cursor LIMIT ?", (job_id, after, limit)
             ).fetchall()
-        return [Event(r["cursor"], r["at"], r["kind"], json.loads(r["data_json"])) for r in rows]
+        return [_event(row) for row in rows]
 
     def wait(self, job_id: str, after: int, timeout_s: float) -> list[Event]:
         """Return :meth:`events`; wait for the first of them, up to ``timeout_s`` or until :meth:`wake`."""
@@ -283,22 +280,32 @@ class JobStore:
         with self._changed:
             self._changed.notify_all()
 
-    def requeue(self, job_id: str, reason: str, spec_json: str = "") -> None:
-        """Queue a job again that an earlier server began; ``spec_json``: its specification from now on."""
+    def requeue(self, job_id: str, reason: str | None, spec_json: str = "", *, epoch: int = 0) -> None:
+        """Queue a job again whose run was broken off, or that an earlier server had queued.
+
+        Args:
+            job_id: The job.
+            reason: Why its run was broken off; None: it had not begun.
+            spec_json: Its specification from now on; "": as before.
+            epoch: Epoch with which it goes on.
+        """
         with self._transaction(durable=True) as database:
             database.execute(
                 "UPDATE jobs SET state='queued', started_at=NULL, spec_json=? WHERE job_id=?",
                 (spec_json or self.get(job_id).spec_json, job_id),
             )
-            self._insert(job_id, "state", {"state": "queued", "reason": reason, "error": None})
+            event = {"state": "queued", "reason": reason, "error": None, "epoch": epoch}
+            self._insert(job_id, "state", event, gap=_UNDONE)
 
     def restarts(self, job_id: str) -> int:
         """Return how often a job was queued again since the last end of an epoch."""
         with self._using() as database:
             return int(
                 database.execute(
-                    "SELECT COUNT(*) FROM events WHERE job_id=:job AND kind='state' AND data_json LIKE :restarted "
+                    "SELECT COUNT(*) FROM events WHERE job_id=:job AND kind='state' "
+                    "AND json_extract(data_json, '$.state') = 'queued' "
+                    "AND json_extract(data_json, '$.reason') IS NOT NULL "
                     "AND cursor > (SELECT COALESCE(MAX(cursor), 0) FROM events WHERE job_id=:job AND kind='epoch_end')",
-                    {"job": job_id, "restarted": f"%{RESTARTED}%"},
+                    {"job": job_id},
                 ).fetchone()[0]
             )

@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
+from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.arrays.pytree import flatten_structure, rebuild
 from nfdt.core.errors import ProtocolError
 from nfdt.core.keras_internals import (
@@ -22,7 +24,9 @@ from nfdt.core.keras_internals import (
     set_stacked_layers,
     stacked_layers,
 )
-from nfdt.core.program.dry_run import as_tensors, without_updates
+from nfdt.core.program.batch_tensors import as_tensors
+from nfdt.core.program.compiling import overrides
+from nfdt.core.program.dry_run import without_updates
 from nfdt.core.program.model_metrics import leaf_metrics
 
 logger = logging.getLogger(__name__)
@@ -31,11 +35,20 @@ MAX_BATCH_BYTES = 4 * 2**30
 
 
 def describe_batch(batch: Any) -> dict[str, Any]:
-    """Describe a batch: its pytree with ``[shape, dtype]`` per array (first dimension None), and its number of rows."""
-    structure, arrays = flatten_structure(batch)
-    rows = next((array.shape[0] for array in arrays if array.ndim), 1)
-    described = [[[None, *array.shape[1:]] if array.ndim else [], array.dtype.str] for array in arrays]
-    return {"structure": structure, "arrays": described, "rows": int(rows)}
+    """Describe a batch: its pytree with ``[shape, dtype]`` per array, and its number of rows.
+
+    The first dimension is None where it is that number. Sparse and ragged arrays are described without elements.
+    """
+    leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
+    rows = next((int(leaf.shape[0]) for leaf in leaves if leaf.ndim), 1)
+    structure, arrays = flatten_structure(keras.tree.map_structure(_without_elements, batch))
+    shapes = [[None if axis == 0 and n == rows else n for axis, n in enumerate(array.shape)] for array in arrays]
+    described = [[shape, array.dtype.str] for shape, array in zip(shapes, arrays, strict=True)]
+    return {"structure": structure, "arrays": described, "rows": rows}
+
+
+def _without_elements(leaf: Any) -> Any:
+    return leaf.blank() if isinstance(leaf, SparseArray | RaggedArray) else leaf
 
 
 def blank_batch(description: Mapping[str, Any]) -> Any:
@@ -67,17 +80,26 @@ def build_model(model: Any, batch: Any) -> None:
     Raises:
         Exception: any exception of the model's own code for such a batch, as in ``fit``.
     """
-    structure, arrays = flatten_structure(batch)
-    # First for batches of any size, then for batches of a fixed size.
-    for rows in (True, False):
-        specs = [
-            _ShapeSpec([None if rows else a.shape[0], *a.shape[1:]] if a.ndim else [], tf.as_dtype(a.dtype))
-            for a in arrays
-        ]
-        if _build_symbolically(model, rebuild(structure, specs)):
-            _build_metrics(model, batch)
-            return
-    _trace(model, model.train_step, batch)  # a model that only its train_step can call, or a user's error
+    # Keras also calls a model without call(), and marks it as built.
+    called = overrides(model, "call") and _build_by_call(model, batch)
+    if not called or (overrides(model, "train_step") and not all(layer.built for layer in flatten_layers(model))):
+        _trace(model, model.train_step, batch)  # layers that only its train_step calls, or a user's error
+    _build_metrics(model, batch)
+
+
+def _build_by_call(model: Any, batch: Any) -> bool:
+    """Build for batches of any size, or else of this size; return whether the model can be called on the batch."""
+
+    def specs(*, any_size: bool) -> Any:
+        def spec(leaf: Any) -> Any:
+            if leaf is None:
+                return None
+            shape = [None, *leaf.shape[1:]] if leaf.ndim and any_size else list(leaf.shape)
+            return _ShapeSpec(shape, tf.as_dtype(leaf.dtype))
+
+        return keras.tree.map_structure(spec, batch)
+
+    return any(_build_symbolically(model, specs(any_size=any_size)) for any_size in (True, False))
 
 
 def _build_metrics(model: Any, batch: Any) -> None:

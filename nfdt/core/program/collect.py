@@ -1,4 +1,4 @@
-"""Custom classes and functions of a program, collected during Keras' serialisation.
+"""Custom classes and functions that configurations name, collected during Keras' serialisation.
 
 Inside :func:`collecting`, Keras' serialisation assigns every object that is not Keras' own a unique registered name
 and records the object. The worker resolves the names in a ``keras.saving.custom_object_scope``.
@@ -17,13 +17,17 @@ from typing import Any
 import keras
 
 from nfdt.core.errors import CaptureError
-from nfdt.core.keras_internals import LAMBDA_METHOD, Functional, KerasSaveable, object_registration, serialization_lib
-from nfdt.core.program.parts import ByParts, can_be_taken_apart, is_keras_own, needs_parts, take_apart
+from nfdt.core.keras_internals import LAMBDA_METHOD, KerasSaveable, object_registration, serialization_lib
 
 _REMEDY = (
     "Give it a get_config() that returns all arguments of its constructor, or take only numbers, strings, lists "
     "and dictionaries of them in the constructor."
 )
+
+
+def is_keras_own(obj: Any) -> bool:
+    """Return whether a class or function belongs to Keras (or to Python itself)."""
+    return str(getattr(obj, "__module__", None)).partition(".")[0] in ("keras", "builtins")
 
 
 class CustomObjects:
@@ -32,11 +36,6 @@ class CustomObjects:
     def __init__(self) -> None:
         self.by_name: dict[str, Any] = {}
         self._names: dict[int, str] = {}
-        self._by_parts: dict[type, ByParts] = {}
-
-    def by_parts(self, cls: type) -> str:
-        """Record a class whose instances are rebuilt from parts, and return its name."""
-        return self.add(self._by_parts.setdefault(cls, ByParts(cls)))
 
     def add(self, obj: Any) -> str:
         """Record ``obj`` and return its name, which is the user's own if registered with Keras."""
@@ -101,31 +100,15 @@ class _Serializer:
     def __init__(self, serialize: Callable[[Any], Any], found: CustomObjects) -> None:
         self._serialize = serialize
         self._found = found
-        self._graphs: list[Any] = []
-        self._homes: dict[int, Any] = {}
 
     def __call__(self, obj: Any) -> Any:
         if _is_opaque(obj):
             return _reference(self._found, obj)
-        self._check_home(obj)
-        if not isinstance(obj, Functional | keras.Sequential):
-            return self._described(obj)
-        self._graphs.append(obj)
-        try:
-            return self._described(obj)
-        finally:
-            self._graphs.pop()
-
-    def _described(self, obj: Any) -> Any:
-        if needs_parts(obj):
-            return _taken_apart(self._found, obj)
         try:
             config = self._serialize(obj)
         except CaptureError:
             raise
         except Exception as error:
-            if can_be_taken_apart(obj):
-                return _taken_apart(self._found, obj)
             if not isinstance(obj, KerasSaveable):
                 return _reference(self._found, obj)
             raise CaptureError(
@@ -133,16 +116,6 @@ class _Serializer:
                 f"({type(error).__name__}: {str(error).strip().partition(chr(10))[0]})"
             ) from error
         return _completed(obj, config) if isinstance(config, dict) else config
-
-    def _check_home(self, obj: Any) -> None:
-        """Refuse a layer that two graphs share: Keras rebuilds it twice, each time with separate weights."""
-        home = self._graphs[-1] if self._graphs else None
-        if isinstance(obj, keras.Layer) and obj.variables and self._homes.setdefault(id(obj), home) is not home:
-            raise CaptureError(
-                f"Layer {obj.name!r} belongs to two models within the model, made from the same tensors; Keras cannot "
-                "rebuild that as one layer. Make the second model by calling the first one, or give the layer to both "
-                "through a layer class of your own."
-            )
 
 
 def _is_opaque(obj: Any) -> bool:
@@ -157,19 +130,6 @@ def _is_opaque(obj: Any) -> bool:
 def _reference(found: CustomObjects, obj: Any) -> dict[str, Any]:
     """Return the form in which Keras stores a function: deserialisation looks its name up in the scope."""
     return {"module": "builtins", "class_name": "function", "config": found.add(obj), "registered_name": "function"}
-
-
-def _taken_apart(found: CustomObjects, obj: Any) -> dict[str, Any]:
-    config = {
-        "module": type(obj).__module__,
-        "class_name": type(obj).__name__,
-        "config": take_apart(obj, lambda value: _reference(found, value)),
-        "registered_name": found.by_parts(type(obj)),
-    }
-    # Keras does this for every configuration: building, compiling and sharing depend on it.
-    serialization_lib.get_build_and_compile_config(obj, config)
-    serialization_lib.record_object_after_serialization(obj, config)
-    return config
 
 
 def _completed(obj: Any, config: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from nfdt.core.arrays.pytree import flatten_structure, rebuild
 from nfdt.core.program.untrained import values_of
 
 
@@ -41,9 +40,3 @@ def without_effects(model: Any) -> Iterator[None]:
         for variable, value in zip(variables, held, strict=True):
             variable.assign(value)
         model.reset_metrics()
-
-
-def as_tensors(batch: Any) -> Any:
-    """Return a pytree of arrays with the arrays converted to tensors."""
-    structure, arrays = flatten_structure(batch)
-    return rebuild(structure, [tf.convert_to_tensor(array) for array in arrays])

@@ -2,10 +2,12 @@
 
 =======================  =====================================================================================
 kind                     "config" (Keras only), or "code" (needs a worker that allows code)
-model                    Keras' configuration of the model, without the arguments of compile()
-compile                  the arguments of compile(), with the optimizer that the model has
-compile_attributes       attributes that an overridden compile() sets on the model, or null; see ``compiling.py``
+model                    Keras' configuration of the model, without the arguments of compile(); of a model by value its
+                         layers with their plain attributes, see ``described.py``
+compile                  the arguments of compile(), with the optimizer that the model has; of a model by value a
+                         description of them, with the optimizer's configuration
 optimizer                configuration of the (inner) optimizer
+optimizer_attributes     attributes of the (inner) optimizer that differ from those its configuration makes
 optimizer_variables      shape, dtype and owner of each optimizer variable; null where unknown
 elementwise              whether the optimizer treats every element alike
 divisible                whether its options do so as well: shards may then cut a variable
@@ -20,7 +22,10 @@ untrained                path, shape, dtype, rule and decay of each untrained va
 input                    the pytree, shapes and dtypes of a batch
 versions                 versions of Python, Keras, TensorFlow
 assets                   per layer index: file name -> artifact (vocabularies)
-state, code              artifacts: safetensors, and the pickled custom objects or null
+state, code              artifacts: safetensors, and the pickled custom objects of configurations or null
+by_value                 artifact of the pickled, compiled model, or null: ``model`` is its configuration
+sources                  digest of the source texts of functions and classes: pickles differ between processes
+check                    artifact with inputs and outputs of the script's model, see ``forward_check.py``, or null
 =======================  =====================================================================================
 """
 
@@ -41,18 +46,11 @@ def _shallow(group: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class CompileEntries:
-    """Entries on ``compile``; see the table of this module."""
-
-    compile: Mapping[str, Any] | None
-    compile_attributes: Mapping[str, Any] | None
-
-
-@dataclass(frozen=True)
 class OptimizerEntries:
     """Entries on the optimizer; see the table of this module."""
 
     optimizer: Mapping[str, Any]
+    optimizer_attributes: Mapping[str, Any]
     optimizer_variables: Sequence[Mapping[str, Any]] | None
     elementwise: bool
     divisible: bool
@@ -92,11 +90,12 @@ class Manifest:
 
     @classmethod
     def of(
-        cls, model: Mapping[str, Any], compilation: CompileEntries, optimizer: OptimizerEntries, rest: ModelEntries
+        cls, model: Any, compilation: Mapping[str, Any], optimizer: OptimizerEntries, rest: ModelEntries
     ) -> Manifest:
         """Make the manifest of a program without code; its artifacts are added by :meth:`with_artifacts`."""
-        parts = {**_shallow(compilation), **_shallow(optimizer), **_shallow(rest)}
-        return cls({"kind": "config", "model": model, **parts})
+        parts = {**_shallow(optimizer), **_shallow(rest)}
+        code: dict[str, Any] = {"kind": "config", "code": None, "by_value": None, "sources": {}}
+        return cls({**code, "model": model, "compile": compilation, **parts})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
@@ -138,17 +137,28 @@ class Manifest:
         """Return the manifest with another artifact of the initial state."""
         return self.replaced(state=state)
 
-    def with_artifacts(self, *, assets: Mapping[str, Any], state: str, code: str | None) -> Manifest:
+    def with_artifacts(self, *, assets: Mapping[str, Any], state: str, check: Mapping[str, Any] | None) -> Manifest:
         """Return the manifest with the names of its artifacts."""
-        return self.replaced(assets=assets, state=state, code=code)
+        return self.replaced(assets=assets, state=state, check=check)
 
-    def with_code(self) -> Manifest:
-        """Return the manifest of a program that needs a worker that allows code."""
-        return self.replaced(kind="code")
+    def with_code(self, *, by_value: str, code: str | None, sources: Mapping[str, str]) -> Manifest:
+        """Return the manifest of a program that needs a worker that allows code, with its pickles."""
+        return self.replaced(kind="code", by_value=by_value, code=code, sources=sources)
 
     def with_optimizer(self, optimizer: Mapping[str, Any], variables: Sequence[Mapping[str, Any]]) -> Manifest:
         """Return the manifest with an elementwise optimizer, without loss scaling, in place of the model's own."""
-        return self.replaced(optimizer=optimizer, optimizer_variables=variables, elementwise=True, loss_scale=None)
+        return self.replaced(
+            optimizer=optimizer,
+            optimizer_attributes={},
+            optimizer_variables=variables,
+            elementwise=True,
+            loss_scale=None,
+        )
+
+    def is_same_program(self, other: Manifest) -> bool:
+        """Whether two manifests differ in the initial state, and the outputs that belong to it, at most."""
+        mine, others = (one.with_state("").replaced(check=None) for one in (self, other))
+        return mine.entries == others.entries
 
     # ---- code and artifacts
 
@@ -160,23 +170,41 @@ class Manifest:
     @property
     def is_plain(self) -> bool:
         """Whether the program is declared as configuration and contains no code."""
-        return self.entries["kind"] == "config" and not self.code
+        return self.entries["kind"] == "config" and not self.code and not self.by_value
 
     @property
     def carries_code(self) -> bool:
         """Whether a manifest of remote origin, which may lack entries, declares or contains code."""
-        return self.entries.get("kind") == "code" or self.entries.get("code") is not None
+        carried = (self.entries.get(key) is not None for key in ("code", "by_value"))
+        return self.entries.get("kind") == "code" or any(carried)
 
     @property
     def code(self) -> str | None:
-        """Artifact of the pickled custom objects, if any."""
+        """Artifact of the pickled custom objects of configurations, if any."""
         found: str | None = self.entries["code"]
+        return found
+
+    @property
+    def by_value(self) -> str | None:
+        """Artifact of the pickled model, if it is not sent as its configuration."""
+        found: str | None = self.entries.get("by_value")
+        return found
+
+    @property
+    def check(self) -> Mapping[str, Any] | None:
+        """Artifact of the inputs and outputs of the script's model, and the state that it had; None if unknown."""
+        found: Mapping[str, Any] | None = self.entries.get("check")
         return found
 
     @property
     def state(self) -> str:
         """Artifact of the state that the program starts with."""
         return self.entries["state"]
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """Digest of the source texts of functions and classes by name; empty where unknown."""
+        return self.entries.get("sources") or {}
 
     @property
     def assets(self) -> Mapping[str, Mapping[str, str]]:
@@ -202,11 +230,6 @@ class Manifest:
         return self.entries["compile"]
 
     @property
-    def compile_attributes(self) -> Mapping[str, Any]:
-        """Attributes that an overridden ``compile`` sets on the model."""
-        return self.entries["compile_attributes"] or {}
-
-    @property
     def settings(self) -> Mapping[str, Any]:
         """Keras' own settings: floatx, default dtype policy, ..."""
         found: Mapping[str, Any] = self.entries["globals"]
@@ -222,9 +245,19 @@ class Manifest:
         """Return every entry that Keras deserialises, by key; None where it is missing."""
         return {key: self.entries.get(key) for key in ("model", "compile", "optimizer", "constraints", "globals")}
 
+    def architecture(self) -> dict[str, Any]:
+        """Return every entry on the model's structure, by key; None where it is missing."""
+        return {key: self.entries.get(key) for key in ("model", "trainable", "layout", "untrained", "input", "assets")}
+
+    def compilation(self) -> dict[str, Any]:
+        """Return every entry on ``compile`` except the optimizer, by key; None where it is missing."""
+        compiled = dict(self.entries.get("compile") or {})
+        compiled.pop("optimizer", None)
+        return {"compile": compiled, "constraints": self.entries.get("constraints")}
+
     def code_entries(self) -> dict[str, Any]:
         """Return every entry that only a program with code may have, by key; None where it is missing."""
-        return {key: self.entries.get(key) for key in ("code", "compile_attributes")}
+        return {key: self.entries.get(key) for key in ("code", "by_value", "optimizer_attributes")}
 
     # ---- variables
 
@@ -280,6 +313,11 @@ class Manifest:
         return found
 
     @property
+    def optimizer_attributes(self) -> Mapping[str, Any]:
+        """Attributes of the (inner) optimizer that differ from those its configuration makes, as configurations."""
+        return self.entries.get("optimizer_attributes") or {}
+
+    @property
     def optimizer_class(self) -> str | None:
         """Class name of the optimizer, if known."""
         found: str | None = (self.entries.get("optimizer") or {}).get("class_name")
@@ -311,3 +349,8 @@ class Manifest:
         """Dynamic loss scale to start from, if any."""
         found: Mapping[str, Any] | None = self.entries["loss_scale"]
         return found
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether the loss of a step is scaled, which small gradients of float16 need."""
+        return self.loss_scale is not None or bool(self.entries.get("auto_scale_loss"))

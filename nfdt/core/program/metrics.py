@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nfdt.core.errors import CaptureError
+from nfdt.core.program.batch_tensors import as_tensors
 from nfdt.core.program.compiling import overrides
-from nfdt.core.program.dry_run import as_tensors, without_effects
+from nfdt.core.program.dry_run import without_effects
 from nfdt.core.program.model_metrics import leaf_metrics, merges_itself
 from nfdt.core.program.untrained import values_of
 

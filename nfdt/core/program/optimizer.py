@@ -10,16 +10,24 @@ import keras
 
 from nfdt.core.errors import CaptureError
 from nfdt.core.keras_internals import optimized_variables, serialization_lib, uses_weight_decay
-from nfdt.core.program.manifest import OptimizerEntries
+from nfdt.core.program.manifest import Manifest, OptimizerEntries
+from nfdt.core.program.plain import is_plain
 
 GLOBAL = -1
+
+# Names of the model's optimizer in a pickle, and of the one within it where the loss is scaled.
+OPTIMIZER, INNER_OPTIMIZER = "optimizer", "inner optimizer"
 
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "Nadam", "RMSprop", "Adagrad", "Adadelta", "Ftrl", "Lion")
 
 
 def inner_optimizer(model: Any) -> Any:
     """Return the optimizer that updates the weights, without the loss scaling that Keras adds for float16."""
-    optimizer = model.optimizer
+    return unscaled(model.optimizer)
+
+
+def unscaled(optimizer: Any) -> Any:
+    """Return an optimizer without the loss scaling that Keras adds for float16."""
     return optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
 
 
@@ -93,11 +101,14 @@ def describe_optimizer(model: Any) -> OptimizerEntries:
     trainable = model.trainable_variables
     serialize = serialization_lib.serialize_keras_object
     config = serialize(optimizer)
-    owners = _attribute(config, optimizer, trainable)
+    probe = type(optimizer).from_config(_revived(config))
+    owners = _attribute(probe, optimizer, trainable)
+    attributes = _changed_attributes(optimizer, probe)
     elementwise = _is_elementwise(optimizer, owners, trainable)
     config["config"]["loss_scale_factor"] = None  # workers send gradients unscaled
     return OptimizerEntries(
         optimizer=config,
+        optimizer_attributes={name: serialize(value) for name, value in attributes.items()},
         optimizer_variables=owners,
         elementwise=elementwise,
         divisible=elementwise and _is_alike(optimizer, trainable),
@@ -108,9 +119,34 @@ def describe_optimizer(model: Any) -> OptimizerEntries:
     )
 
 
-def _attribute(config: Mapping[str, Any], optimizer: Any, trainable: list[Any]) -> list[dict[str, Any]] | None:
+def _changed_attributes(optimizer: Any, new: Any) -> dict[str, Any]:
+    """Return the attributes that the script gave the optimizer besides its configuration, which made ``new``.
+
+    Raises:
+        CaptureError: the script has replaced a method of this optimizer.
+    """
+    found: dict[str, Any] = {}
+    for name, value in vars(optimizer).items():
+        if callable(getattr(type(optimizer), name, None)) and callable(value):
+            raise CaptureError(
+                f"Optimizer {optimizer.name!r}: the script has replaced its method {name!r}. Shards make an optimizer "
+                "of their own. Write a subclass of the optimizer with this method."
+            )
+        is_new = name not in vars(new) and not name.startswith("_")
+        is_changed = is_plain(value) and name in vars(new) and vars(new)[name] != value
+        if is_new or is_changed:
+            found[name] = value
+    return found
+
+
+def set_attributes(optimizer: Any, manifest: Manifest) -> None:
+    """Give an optimizer made from the program's configuration the attributes that the script gave its own."""
+    for name, value in copy.deepcopy(dict(manifest.optimizer_attributes)).items():
+        setattr(optimizer, name, serialization_lib.deserialize_keras_object(value, safe_mode=False))
+
+
+def _attribute(probe: Any, optimizer: Any, trainable: list[Any]) -> list[dict[str, Any]] | None:
     """Attribute each optimizer variable to a trainable one, by observing a second optimizer create scalar ones."""
-    probe = type(optimizer).from_config(_revived(config))
     index = {id(variable): i for i, variable in enumerate(trainable)}
     owners: dict[int, int] = {}
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import platform
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,14 +14,19 @@ import tensorflow as tf
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import CaptureError, PolicyRefused
-from nfdt.core.keras_internals import flatten_layers, require_compiled, serialization_lib
+from nfdt.core.keras_internals import compile_arguments, flatten_layers, require_compiled, serialization_lib
 from nfdt.core.program.assets import save_assets
 from nfdt.core.program.building import build_model, describe_batch
-from nfdt.core.program.code import dump_custom_objects
+from nfdt.core.program.code import digest_sources, dump_objects
 from nfdt.core.program.collect import CustomObjects, collecting
-from nfdt.core.program.compiling import describe_compilation
+from nfdt.core.program.compiling import describe_compilation, overrides
+from nfdt.core.program.configured import is_configured
+from nfdt.core.program.described import describe_layers, describe_value
+from nfdt.core.program.forward_check import record_outputs
 from nfdt.core.program.manifest import Manifest, ModelEntries
 from nfdt.core.program.optimizer import (
+    INNER_OPTIMIZER,
+    OPTIMIZER,
     build_optimizer_variables,
     describe_optimizer,
     inner_optimizer,
@@ -28,6 +35,8 @@ from nfdt.core.program.optimizer import (
 from nfdt.core.program.policy import check_policy
 from nfdt.core.program.state import dump_state
 from nfdt.core.program.untrained import describe_untrained, values_of
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -61,18 +70,56 @@ def pack(model: Any, sample_batch: Any) -> PackedProgram:
         ValueError: Keras' own error: the model is not compiled, or its code does not fit the batch.
     """
     prepare(model, sample_batch)
-    found = CustomObjects()
     artifacts: dict[str, bytes] = {}
-    with collecting(found):
-        manifest = _describe(model, sample_batch)
+    manifest = _by_config(model, sample_batch) or _by_value(model, sample_batch, artifacts)
+    state = _store(artifacts, _dump_state(model))
     manifest = manifest.with_artifacts(
         assets=save_assets(model, lambda data: _store(artifacts, data)),
-        state=_store(artifacts, _dump_state(model)),
-        code=_store(artifacts, dump_custom_objects(found.by_name, model)) if found.by_name else None,
+        state=state,
+        check=_check(model, sample_batch, state, artifacts, may_vary=manifest.is_code),
     )
-    if found.by_name or not _is_allowed(manifest):
-        manifest = manifest.with_code()
     return PackedProgram(_normalized(manifest), artifacts, manifest.is_code)
+
+
+def _by_config(model: Any, sample_batch: Any) -> Manifest | None:
+    """Return the program with the model's configuration, or None if that is not all that the model is."""
+    if not is_configured(model):
+        return None
+    found = CustomObjects()
+    try:
+        with collecting(found):
+            config = serialization_lib.serialize_keras_object(model)
+            compilation = describe_compilation(model, config.pop("compile_config", None))
+            manifest = Manifest.of(config, compilation, describe_optimizer(model), _describe(model, sample_batch))
+    except CaptureError as error:
+        logger.debug("%s has no configuration: %s", model.name, error)
+        return None
+    return manifest if not found.by_name and _is_allowed(manifest) else None
+
+
+def _by_value(model: Any, sample_batch: Any, artifacts: dict[str, bytes]) -> Manifest:
+    """Return the program with the pickled model; its optimizer is a configuration, from which shards make theirs."""
+    found = CustomObjects()
+    with collecting(found):
+        compilation = describe_compilation(model, describe_value(compile_arguments(model)))
+        manifest = Manifest.of(
+            describe_layers(model), compilation, describe_optimizer(model), _describe(model, sample_batch)
+        )
+    optimizers = {id(inner_optimizer(model)): INNER_OPTIMIZER, id(model.optimizer): OPTIMIZER}
+    pickled, sources = dump_objects(model, optimizers, {id(variable) for variable in model.variables})
+    custom, own = dump_objects(found.by_name) if found.by_name else (None, [])
+    return manifest.with_code(
+        by_value=_store(artifacts, pickled),
+        code=None if custom is None else _store(artifacts, custom),
+        sources=digest_sources([*sources, *own]),
+    )
+
+
+def _check(
+    model: Any, sample_batch: Any, state: str, artifacts: dict[str, bytes], *, may_vary: bool
+) -> dict[str, Any] | None:
+    recorded = record_outputs(model, sample_batch, may_vary=may_vary)
+    return None if recorded is None else {"state": state, "artifact": _store(artifacts, recorded)}
 
 
 def prepare(model: Any, sample_batch: Any) -> None:
@@ -89,21 +136,12 @@ def prepare(model: Any, sample_batch: Any) -> None:
     require_compiled(model)
     require_one_optimizer(model)
     build_model(model, sample_batch)
-    if not model.trainable_variables:
-        raise CaptureError(
-            f"{type(model).__name__} {model.name!r} has no trainable variables: there is nothing to train."
-        )
+    if not model.trainable_variables and not overrides(model, "train_step"):
+        warnings.warn("The model does not have any trainable weights.", stacklevel=2)  # as Keras' train_step does
     build_optimizer_variables(model)
 
 
-def _describe(model: Any, sample_batch: Any) -> Manifest:
-    config = serialization_lib.serialize_keras_object(model)
-    compilation = describe_compilation(model, config.pop("compile_config", None))
-    optimizer = describe_optimizer(model)
-    return Manifest.of(config, compilation, optimizer, _describe_model(model, sample_batch))
-
-
-def _describe_model(model: Any, sample_batch: Any) -> ModelEntries:
+def _describe(model: Any, sample_batch: Any) -> ModelEntries:
     layers = flatten_layers(model)
     return ModelEntries(
         tables=_tables(model, layers),
@@ -149,11 +187,13 @@ def layout_of(model: Any) -> ParameterLayout:
 
 
 def _globals() -> dict[str, Any]:
+    policy = serialization_lib.serialize_keras_object(keras.config.dtype_policy())
+    policy.pop("shared_object_id", None)  # differs from process to process, and nothing here is shared
     return {
         "floatx": keras.config.floatx(),
         "epsilon": keras.config.epsilon(),
         "image_data_format": keras.config.image_data_format(),
-        "dtype_policy": serialization_lib.serialize_keras_object(keras.config.dtype_policy()),
+        "dtype_policy": policy,
     }
 
 

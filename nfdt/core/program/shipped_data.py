@@ -6,7 +6,6 @@ Large arrays that the source holds are artifacts of their own: every process of 
 from __future__ import annotations
 
 import io
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +16,8 @@ import numpy as np
 from nfdt.core.arrays.layout import Array
 from nfdt.core.arrays.pytree import KINDS
 from nfdt.core.errors import UnreadableData
-from nfdt.core.program.code import ProgramPickler, own_modules_by_value
+from nfdt.core.program.by_value import ObjectPickler, ObjectUnpickler
+from nfdt.core.program.own_modules import own_modules_by_value
 
 LARGE_BYTES = 2**20
 
@@ -35,28 +35,19 @@ class ShippedSource:
     arrays: list[Array]
 
 
-class _SourcePickler(ProgramPickler):
+class _SourcePickler(ObjectPickler):
     def __init__(self, file: Any) -> None:
-        super().__init__(file, {})
+        super().__init__(file)
         self.arrays: list[Array] = []
-        self._numbers: dict[int, int] = {}
+        self._places: dict[int, int] = {}
 
     def persistent_id(self, obj: Any) -> Any:
         if type(obj) is not np.ndarray or obj.nbytes < LARGE_BYTES or obj.dtype.kind not in KINDS:
-            return None
-        if id(obj) not in self._numbers:
-            self._numbers[id(obj)] = len(self.arrays)
+            return super().persistent_id(obj)
+        if id(obj) not in self._places:
+            self._places[id(obj)] = len(self.arrays)
             self.arrays.append(obj)
-        return self._numbers[id(obj)]
-
-
-class _SourceUnpickler(pickle.Unpickler):
-    def __init__(self, file: Any, open_array: Callable[[int], Array]) -> None:
-        super().__init__(file)
-        self._open_array = open_array
-
-    def persistent_load(self, pid: Any) -> Any:
-        return self._open_array(int(pid))
+        return str(self._places[id(obj)])
 
 
 def dump_source(source: Any) -> ShippedSource:
@@ -69,7 +60,7 @@ def dump_source(source: Any) -> ShippedSource:
     pickler = _SourcePickler(file)
     with own_modules_by_value():
         try:
-            pickler.dump(source)
+            pickler.dump_all(source)
         except Exception as error:  # any exception of the user's __getstate__ or __reduce__
             raise UnreadableData(f"the dataset cannot be pickled ({type(error).__name__}: {error})") from error
     return ShippedSource(file.getvalue(), pickler.arrays)
@@ -92,7 +83,7 @@ def load_source(code: bytes, arrays: Sequence[str], open_array: Callable[[str], 
         return private(open_array(arrays[number]))
 
     try:
-        return _SourceUnpickler(io.BytesIO(code), opened).load()
+        return ObjectUnpickler(io.BytesIO(code), lambda number: opened(int(number))).load_all()
     except Exception as error:  # any exception of the user's __setstate__, or a package that is missing here
         raise UnreadableData(f"it cannot be loaded there ({type(error).__name__}: {error})") from error
 

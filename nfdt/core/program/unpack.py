@@ -10,13 +10,14 @@ import keras
 import numpy as np
 
 from nfdt.core.errors import ProtocolError, ShapeMismatch
-from nfdt.core.keras_internals import flatten_layers, serialization_lib
+from nfdt.core.keras_internals import flatten_layers, serialization_lib, set_path
 from nfdt.core.program.assets import load_assets
 from nfdt.core.program.building import blank_batch, build_model
-from nfdt.core.program.code import load_code
+from nfdt.core.program.code import load_code, load_objects
 from nfdt.core.program.compiling import compile_model
+from nfdt.core.program.forward_check import check_outputs
 from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.optimizer import inner_optimizer
+from nfdt.core.program.optimizer import INNER_OPTIMIZER, OPTIMIZER, inner_optimizer, set_attributes, unscaled
 from nfdt.core.program.policy import check_policy
 from nfdt.core.program.state import State, load_state
 
@@ -34,28 +35,51 @@ def unpack(manifest: Manifest, read: Callable[[str], bytes], *, allow_code: bool
 
     Raises:
         PolicyRefused: the program needs code, or names an object that is not allowed without code.
+        ModelMismatch: the model built here computes other outputs than the script's.
         VersionMismatch: its code was pickled by another minor version of Python.
         ShapeMismatch: the model built here has other variables than the program states.
         ProtocolError: the program is malformed.
     """
-    code = load_code(manifest, read, allow_code=allow_code)
-    safe_mode = not manifest.is_code
-    if safe_mode:
-        check_policy(manifest)
+    objects = load_code(manifest, read, allow_code=allow_code)
     program = manifest.copied()  # Keras empties some of its arguments
     _set_globals(program.settings)
-    with keras.saving.custom_object_scope(code.objects), serialization_lib.ObjectSharingScope():
-        model = serialization_lib.deserialize_keras_object(program.model, safe_mode=safe_mode)
-        if not isinstance(model, keras.Model):
-            raise ProtocolError(f"Program: expected a model. Received: {type(model).__name__}.")
-        compile_model(model, program, safe_mode=safe_mode)
-        for reference in code.references:
-            reference.bind(flatten_layers(model))
+    with keras.saving.custom_object_scope(objects), serialization_lib.ObjectSharingScope():
+        model = _load_by_value(program, read) if manifest.by_value else _build_from_config(program)
         load_assets(model, program.assets, read)
-        build_model(model, blank_batch(program.input))
+        if not manifest.by_value:
+            build_model(model, blank_batch(program.input))
     _set_trainable(model, program)
-    _load(model, program, load_state(read(program.state)))
+    load(model, program, read)
+    check_outputs(model, manifest, read)
     return model
+
+
+def load(model: Any, manifest: Manifest, read: Callable[[str], bytes]) -> None:
+    """Give a model of this program the weights, the untrained state and the count of updates that it starts with.
+
+    Args:
+        model: A model that :func:`unpack` has made of this program, or of one that differs in its state alone.
+        manifest: The program.
+        read: Returns an artifact's bytes by its sha256.
+    """
+    _load(model, manifest, load_state(read(manifest.state)))
+
+
+def _build_from_config(program: Manifest) -> Any:
+    if not program.is_code:
+        check_policy(program)
+    model = serialization_lib.deserialize_keras_object(program.model, safe_mode=not program.is_code)
+    if not isinstance(model, keras.Model):
+        raise ProtocolError(f"Program: expected a model. Received: {type(model).__name__}.")
+    compile_model(model, program, safe_mode=not program.is_code)
+    return model
+
+
+def _load_by_value(program: Manifest, read: Callable[[str], bytes]) -> Any:
+    optimizer = serialization_lib.deserialize_keras_object(program.compile_config["optimizer"], safe_mode=False)
+    inner = unscaled(optimizer)
+    set_attributes(inner, program)
+    return load_objects(program, str(program.by_value), read, {OPTIMIZER: optimizer, INNER_OPTIMIZER: inner})
 
 
 def _set_globals(settings: Mapping[str, Any]) -> None:
@@ -82,9 +106,13 @@ def _load(model: Any, program: Manifest, state: State) -> None:
     layout = program.layout
     _check_shapes("trainable", [slot.shape for slot in layout.slots], model.trainable_variables)
     _check_shapes("untrained", [tuple(u["shape"]) for u in program.untrained], model.non_trainable_variables)
-    for variable, value in zip(model.trainable_variables, layout.unflatten(state.weights), strict=True):
+    for variable, slot, value in zip(
+        model.trainable_variables, layout.slots, layout.unflatten(state.weights), strict=True
+    ):
+        set_path(variable, slot.name)  # Keras builds a model from its configuration under other paths
         variable.assign(value)
     for index, variable in enumerate(model.non_trainable_variables):
+        set_path(variable, program.untrained[index]["path"])
         if index in state.untrained:
             variable.assign(state.untrained[index])
     for layer in flatten_layers(model):

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from nfdt.core.errors import UsageError
+from nfdt.core.order import RowNumbers, keras_order, sample_order
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.emulation import Emulation
 from nfdt.core.specs.groups import explicit_groups
@@ -47,6 +48,9 @@ class ClusterSpec(RingTuning, RingElastic):
         le=2**20,
         description="a worker on another machine fetches larger arrays row by row, and keeps so much",
     )
+    snapshot_s: float = Field(
+        10.0, ge=0.1, le=86400, description="seconds between two snapshots of the shards, from which lost ones go on"
+    )
     emulate: Emulation = Emulation()
 
     @model_validator(mode="after")
@@ -57,6 +61,21 @@ class ClusterSpec(RingTuning, RingElastic):
         return self
 
 
+class EpochProgress(_Spec):
+    """The part of an epoch whose updates a state contains already.
+
+    ``rows`` are (pass, begin, end) of the sample order of each pass, sorted and disjoint; ``samples`` is their number.
+    ``round`` is the newest round of the job in the state, 0 in a job without rounds. ``records`` is the artifact with
+    the records of the shards, which belongs to the state; "" for none.
+    """
+
+    epoch: int = Field(ge=0)
+    samples: int = Field(0, ge=0)
+    round: int = Field(0, ge=0)
+    records: str = Field("", pattern=r"^([0-9a-f]{64})?$")
+    rows: tuple[tuple[int, int, int], ...] = ()
+
+
 class FitSpec(_Spec):
     """The arguments of ``fit`` that determine the training, with Keras' meaning."""
 
@@ -65,10 +84,14 @@ class FitSpec(_Spec):
     batch_size: int = Field(32, ge=1, description="local batch of one worker, in samples")
     shuffle: bool = True
     seed: int = Field(0, ge=0, lt=2**63, description="of the sample order")
+    block: int | None = Field(
+        None, ge=1, description="rows that Keras' shuffle permutes at a time, alike in every pass; None: each pass anew"
+    )
     steps_per_epoch: int | None = Field(None, ge=1)
     validation_freq: tuple[int, ...] | int = 1
     validation_batch_size: int | None = Field(None, ge=1)
     validation_steps: int | None = Field(None, ge=1)
+    begun: EpochProgress | None = Field(None, description="restarted job: what is trained of the first epoch")
 
 
 class DataSpec(_Spec):
@@ -179,6 +202,13 @@ class JobSpec(_Spec):
         if algorithm is not None and algorithm.batch_facts.follows_speed:
             check_batch_bounds(algorithm, fit.batch_size)
         return fit
+
+    def sample_order(self, pass_index: int) -> RowNumbers:
+        """Return the rows of the coordinator's plan in the order of a pass, shape ``(planned,)``."""
+        fit, rows = self.fit, self.train.planned or 0
+        if fit.shuffle and fit.block:
+            return keras_order(rows, fit.seed, fit.block)
+        return sample_order(rows, fit.shuffle, fit.seed, pass_index)
 
     def batch_share(self, samples: int) -> float:
         """Return the ratio of this many samples to a full local batch; a streamed batch is always full."""

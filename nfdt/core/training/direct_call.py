@@ -12,6 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from nfdt.core.arrays.composite import RaggedArray, SparseArray
+from nfdt.core.program.batch_tensors import to_tensor
+
 
 class Graph:
     """One graph, traced for tensors of certain shapes and types.
@@ -47,12 +50,21 @@ def leaves_of(pytree: Any) -> list[Any]:
     return [leaf for leaf in tf.nest.flatten(pytree) if leaf is not None]
 
 
+def components_of(tensors: Any) -> list[Any]:
+    """Return the dense tensors that these consist of, in the order in which graphs take them."""
+    return list(tf.nest.flatten(tensors, expand_composites=True))
+
+
 @dataclass(frozen=True)
 class Prepared:
-    """A batch: the original pytree, its leaves as tensors (copied where needed), and its structure and shapes."""
+    """A batch: the original pytree, its leaves as tensors (copied where needed), and its structure and shapes.
+
+    ``components`` are the leaves, with sparse and ragged ones replaced by the dense tensors that they consist of.
+    """
 
     pytree: Any
     tensors: list[Any]
+    components: list[Any]
     shapes: Hashable
 
     @property
@@ -85,14 +97,16 @@ class DirectCall:
     @staticmethod
     def prepare(batch: Any) -> Prepared:
         """Prepare a pytree of arrays for a later call."""
-        return Prepared(batch, [tf.convert_to_tensor(leaf) for leaf in leaves_of(batch)], _shapes(batch))
+        tensors = [to_tensor(leaf) for leaf in leaves_of(batch)]
+        return Prepared(batch, tensors, components_of(tensors), _shapes(batch))
 
     def __call__(self, weights: Any, batch: Prepared, *scalars: Any) -> Any:
         """Call the function; ``scalars`` are tensors of the same types in every call."""
-        tensors = [tf.convert_to_tensor(weights), *batch.tensors, *scalars]
+        weights = tf.convert_to_tensor(weights)
         graph = self._graphs.get(batch.shapes)
         if graph is not None and not tf.config.functions_run_eagerly():
-            return graph(tensors)
+            return graph([weights, *batch.components, *scalars])
+        tensors = [weights, *batch.tensors, *scalars]
         arguments = (weights, batch.pytree, *scalars)
         if self._wrap is None:
             return of_leaves(self._function, arguments)(*tensors)
@@ -105,11 +119,6 @@ class DirectCall:
         return result
 
 
-def as_tensors(batch: Any) -> Any:
-    """Return the pytree with tensors at its leaves."""
-    return tf.nest.map_structure(lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), batch)
-
-
 @dataclass(frozen=True)
 class _Leaf:
     shape: Hashable
@@ -117,19 +126,22 @@ class _Leaf:
 
 
 def _shapes(pytree: Any) -> Hashable:
-    """Return the pytree as nested tuples with a ``_Leaf`` in place of every array."""
+    """Return the pytree as nested tuples with a ``_Leaf`` in place of every array, or its ``tf.TypeSpec``."""
     if pytree is None:
         return None
     if isinstance(pytree, dict):
         return dict, *((name, _shapes(pytree[name])) for name in sorted(pytree))
     if isinstance(pytree, tuple | list):
         return type(pytree), *map(_shapes, pytree)
+    if isinstance(pytree, SparseArray | RaggedArray):
+        spec: Hashable = tf.type_spec_from_value(to_tensor(pytree))
+        return spec
     leaf = pytree if hasattr(pytree, "shape") else tf.convert_to_tensor(pytree)
     return _Leaf(tuple(leaf.shape), leaf.dtype)
 
 
 def _structure(shapes: Any) -> Hashable:
     """Return a key that is equal for all pytrees of one structure."""
-    if isinstance(shapes, _Leaf):
+    if isinstance(shapes, _Leaf | tf.TypeSpec):
         return _Leaf(None, None)
     return tuple(map(_structure, shapes)) if isinstance(shapes, tuple) else shapes

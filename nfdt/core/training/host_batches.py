@@ -1,4 +1,4 @@
-"""Batches of the user's own iterators and datasets as pytrees of NumPy arrays."""
+"""Batches of the user's own iterators and datasets as pytrees of arrays on the host: dense, sparse or ragged."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.errors import CaptureError
 
 
@@ -25,12 +26,12 @@ def leaves(pytree: Any) -> list[Any]:
 
 
 def as_batch(batch: Any) -> Any:
-    """Convert one batch of the user's iterator to NumPy arrays and check it.
+    """Convert one batch of the user's iterator to arrays on the host and check it.
 
     Raises:
         CaptureError: a leaf that is no array with a batch dimension, or leaves of different lengths.
     """
-    pytree = map_arrays(dense_array, batch)
+    pytree = map_arrays(as_host_array, batch)
     shapes = [leaf.shape for leaf in leaves(pytree)]
     if not shapes or any(not shape for shape in shapes) or len({shape[0] for shape in shapes}) > 1:
         raise CaptureError(
@@ -44,25 +45,28 @@ def rows_of(batch: Any) -> int:
     return int(leaves(batch)[0].shape[0])
 
 
-def dense_array(leaf: Any) -> np.ndarray[Any, Any]:
-    """Return a leaf as an array; a sparse one becomes dense."""
+def as_host_array(leaf: Any) -> np.ndarray[Any, Any] | SparseArray | RaggedArray:
+    """Return a leaf as an array on the host; sparse and ragged ones stay what they are."""
     from nfdt.core import keras_internals
 
-    refuse_ragged(leaf)
-    if keras_internals.is_tensorflow_sparse(leaf):
-        import tensorflow as tf
-
-        leaf = tf.sparse.to_dense(leaf)
-    elif keras_internals.is_scipy_sparse(leaf):
-        leaf = leaf.todense()
+    if keras_internals.is_tensorflow_ragged(leaf):
+        return RaggedArray(_values(leaf.flat_values), tuple(map(np.asarray, leaf.nested_row_splits)))
+    if keras_internals.is_sparse_leaf(leaf):
+        tensor = keras_internals.sparse_tensor(leaf)
+        return SparseArray(
+            np.asarray(tensor.indices), _values(tensor.values), tuple(np.asarray(tensor.dense_shape).tolist())
+        )
     return np.asarray(leaf)
 
 
-def refuse_ragged(pytree: Any) -> None:
-    """Raise CaptureError for ragged tensors, which cannot become arrays."""
+def _values(tensor: Any) -> np.ndarray[Any, Any]:
+    """Return a tensor as an array; texts have a fixed width, also if there are none."""
+    values = np.asarray(tensor)
+    return values.astype(np.bytes_) if values.dtype == object else values
+
+
+def is_composite(pytree: Any) -> bool:
+    """Return whether any leaf is a sparse or ragged tensor or array of any library."""
     from nfdt.core import keras_internals
 
-    if any(keras_internals.is_tensorflow_ragged(leaf) for leaf in leaves(pytree)):
-        raise CaptureError(
-            "Data: expected dense arrays. Received: a RaggedTensor. Convert it with .to_tensor() and mask the padding."
-        )
+    return any(keras_internals.is_composite_leaf(leaf) for leaf in leaves(pytree))

@@ -12,7 +12,7 @@ import numpy as np
 from nfdt.core.arrays.layout import Array
 from nfdt.core.arrays.row_selection import RowSelection
 from nfdt.core.errors import ProtocolError
-from nfdt.core.order import order_crc, sample_order
+from nfdt.core.order import order_crc
 from nfdt.core.program import unpack
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.optimizer import inner_optimizer
@@ -38,6 +38,7 @@ class JobModel:
         number: Number of the worker in the job; determines its random seeds.
         owner: Returns the name of the worker for error messages.
         rows: Access of this process to the rows of a dataset; None: it cannot run datasets.
+        model: The program's model with its initial state, if this process has it already.
 
     Attributes:
         spec: The job; may be replaced by another one with the same program and data, see :meth:`use`.
@@ -62,9 +63,10 @@ class JobModel:
         number: int = 0,
         owner: Callable[[], str] = lambda: "worker",
         rows: RowTaker | None = None,
+        model: Any = None,
     ) -> None:
         self.manifest, self._owner = manifest, owner
-        self.model = unpack.unpack(manifest, read, allow_code=spec.code)
+        self.model = unpack.unpack(manifest, read, allow_code=spec.code) if model is None else model
         self.layout = manifest.layout
         self.first_update = int(inner_optimizer(self.model).iterations)
         self.untrained = self.untrained_of(number)
@@ -76,7 +78,7 @@ class JobModel:
     def use(self, spec: JobSpec) -> None:
         """Switch to another job with the same program and data."""
         self.spec = spec
-        self._order = lru_cache(maxsize=2)(self._sample_order)
+        self._order = lru_cache(maxsize=2)(spec.sample_order)
 
     # ---- untrained state
 
@@ -97,7 +99,7 @@ class JobModel:
         Raises:
             ProtocolError: the orders differ.
         """
-        if self.spec.train.planned and crc != order_crc(self._order(0)):
+        if crc and crc != order_crc(self._order(0)):
             raise ProtocolError(
                 f"{self._owner()}: this machine's NumPy {np.__version__} draws another sample order than the "
                 "server's. Install the same NumPy version on both."
@@ -168,11 +170,7 @@ class JobModel:
     def _chosen(self, source: BatchSource, task: Task, start: int, stop: int) -> RowSelection:
         if source is self.validation or not self.spec.fit.shuffle:
             return slice(start, stop)
-        return self._order(task.pass_index)[start:stop]
-
-    def _sample_order(self, pass_index: int) -> Array:
-        fit = self.spec.fit
-        return sample_order(self.spec.train.planned or 0, fit.shuffle, fit.seed, pass_index)
+        return self._order(0 if self.spec.fit.block else task.pass_index)[start:stop]
 
     # ---- evaluation and logs
 

@@ -83,16 +83,19 @@ class ModelMetrics:
 
         Args:
             state: Merged state.
-            running: Running logs, used if the state is empty because no worker with counts is left.
+            running: Running logs, used if the state is empty because no worker with counts is left. An epoch
+                without steps has none: as in Keras, its logs are the results of metrics without updates.
 
         Raises:
             CaptureError: the result of a metric is not numeric.
         """
-        if not state:
+        if not state and running:
             return dict(running)
+        self._model.reset_metrics()
+        if not state:
+            return {name: _plain(value) for name, value in self._results().items()}
         arrays = load_arrays(state)
         own = own_logs(arrays)
-        self._model.reset_metrics()
         untouched = self._results() if own else {}
         self._load(arrays)
         results = self._results()

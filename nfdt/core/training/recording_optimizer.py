@@ -77,12 +77,14 @@ class RecordingOptimizer(keras.optimizers.Optimizer):
             CaptureError: a variable does not belong to the model, or already has a gradient.
         """
         grads = list(grads)
+        if not grads:  # a model without trainable variables; Keras counts no update either
+            return
         if trainable_variables is None:
             places = list(range(len(grads)))
         else:
             places = [self._gradients.place(v, variable_key(self, v)) for v in trainable_variables]
         pairs = [(place, g) for place, g in zip(places, grads, strict=True) if g is not None]
-        if not pairs and grads:
+        if not pairs:
             raise ValueError("No gradients provided for any variable.")
         self._gradients.add(pairs)
         self.iterations.assign_add(1)
@@ -184,6 +186,8 @@ class _Gradients:
 
     def flat(self) -> Any:
         """Return one vector of all gradients, zeros where a variable has none."""
+        if not self._order:
+            return tf.zeros(0)
         if not self._recorded and self._buffer is None:
             raise CaptureError(
                 "train_step() never calls self.optimizer.apply_gradients(...) or apply(...): "

@@ -139,9 +139,13 @@ class FrameStream:
         """End the receiving side, so that the receiving thread reads an end; answers in progress are still sent."""
         self._connection.shut_down(socket.SHUT_RD)
 
+    def interrupt(self) -> None:
+        """Wake the threads that wait for the connection, which has ended for them; any thread may call."""
+        self._connection.shut_down(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Close the connection at once and wake threads that wait for it. Can be called twice."""
-        self._connection.shut_down(socket.SHUT_RDWR)
+        self.interrupt()
         self._connection.close()
 
     def _receive(self, view: memoryview) -> int:

@@ -200,15 +200,19 @@ class SubmitRequest(google.protobuf.message.Message):
 
     SPEC_JSON_FIELD_NUMBER: builtins.int
     SESSION_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
     spec_json: builtins.str
     session: builtins.str
+    name: builtins.str
+    """of the job among its owner's ("": none): a job of this name goes on instead of a new one"""
     def __init__(
         self,
         *,
         spec_json: builtins.str = ...,
         session: builtins.str = ...,
+        name: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["session", b"session", "spec_json", b"spec_json"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "session", b"session", "spec_json", b"spec_json"]) -> None: ...
 
 Global___SubmitRequest: typing_extensions.TypeAlias = SubmitRequest
 
@@ -217,13 +221,17 @@ class SubmitReply(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: builtins.int
+    CURSOR_FIELD_NUMBER: builtins.int
     job_id: builtins.str
+    cursor: builtins.int
+    """of the last event that is older than this call (0: the job is new)"""
     def __init__(
         self,
         *,
         job_id: builtins.str = ...,
+        cursor: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["job_id", b"job_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cursor", b"cursor", "job_id", b"job_id"]) -> None: ...
 
 Global___SubmitReply: typing_extensions.TypeAlias = SubmitReply
 
@@ -248,15 +256,19 @@ class WatchRequest(google.protobuf.message.Message):
 
     JOB_ID_FIELD_NUMBER: builtins.int
     AFTER_FIELD_NUMBER: builtins.int
+    SESSION_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     after: builtins.int
+    session: builtins.str
+    """of the client whose callbacks the job waits for; at most one watches ("": one that looks on)"""
     def __init__(
         self,
         *,
         job_id: builtins.str = ...,
         after: builtins.int = ...,
+        session: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["after", b"after", "job_id", b"job_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after", b"after", "job_id", b"job_id", "session", b"session"]) -> None: ...
 
 Global___WatchRequest: typing_extensions.TypeAlias = WatchRequest
 
@@ -294,6 +306,7 @@ class ControlRequest(google.protobuf.message.Message):
     CANCEL_FIELD_NUMBER: builtins.int
     SET_LEARNING_RATE_FIELD_NUMBER: builtins.int
     SET_WEIGHTS_FIELD_NUMBER: builtins.int
+    VALIDATED_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     @property
     def proceed(self) -> Global___Proceed:
@@ -313,6 +326,10 @@ class ControlRequest(google.protobuf.message.Message):
     def set_weights(self) -> Global___SetWeights:
         """only between epochs, or while one stands still"""
 
+    @property
+    def validated(self) -> Global___Validated:
+        """numbers of a validation by the client, for one that attaches later"""
+
     def __init__(
         self,
         *,
@@ -322,10 +339,11 @@ class ControlRequest(google.protobuf.message.Message):
         cancel: Global___Cancel | None = ...,
         set_learning_rate: Global___SetLearningRate | None = ...,
         set_weights: Global___SetWeights | None = ...,
+        validated: Global___Validated | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["action", b"action", "cancel", b"cancel", "proceed", b"proceed", "set_learning_rate", b"set_learning_rate", "set_weights", b"set_weights", "stop_training", b"stop_training"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["action", b"action", "cancel", b"cancel", "job_id", b"job_id", "proceed", b"proceed", "set_learning_rate", b"set_learning_rate", "set_weights", b"set_weights", "stop_training", b"stop_training"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["action", b"action"]) -> typing.Literal["proceed", "stop_training", "cancel", "set_learning_rate", "set_weights"] | None: ...
+    def HasField(self, field_name: typing.Literal["action", b"action", "cancel", b"cancel", "proceed", b"proceed", "set_learning_rate", b"set_learning_rate", "set_weights", b"set_weights", "stop_training", b"stop_training", "validated", b"validated"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["action", b"action", "cancel", b"cancel", "job_id", b"job_id", "proceed", b"proceed", "set_learning_rate", b"set_learning_rate", "set_weights", b"set_weights", "stop_training", b"stop_training", "validated", b"validated"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["action", b"action"]) -> typing.Literal["proceed", "stop_training", "cancel", "set_learning_rate", "set_weights", "validated"] | None: ...
 
 Global___ControlRequest: typing_extensions.TypeAlias = ControlRequest
 
@@ -407,6 +425,24 @@ class SetWeights(google.protobuf.message.Message):
 Global___SetWeights: typing_extensions.TypeAlias = SetWeights
 
 @typing.final
+class Validated(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    LOGS_JSON_FIELD_NUMBER: builtins.int
+    epoch: builtins.int
+    logs_json: builtins.str
+    def __init__(
+        self,
+        *,
+        epoch: builtins.int = ...,
+        logs_json: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "logs_json", b"logs_json"]) -> None: ...
+
+Global___Validated: typing_extensions.TypeAlias = Validated
+
+@typing.final
 class ControlReply(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -421,13 +457,21 @@ class SnapshotReply(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ARTIFACT_FIELD_NUMBER: builtins.int
+    EPOCHS_FIELD_NUMBER: builtins.int
+    STEPS_FIELD_NUMBER: builtins.int
     artifact: builtins.str
+    epochs: builtins.int
+    """that ended before this state"""
+    steps: builtins.int
+    """of the epoch after them that are finished"""
     def __init__(
         self,
         *,
         artifact: builtins.str = ...,
+        epochs: builtins.int = ...,
+        steps: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["artifact", b"artifact"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["artifact", b"artifact", "epochs", b"epochs", "steps", b"steps"]) -> None: ...
 
 Global___SnapshotReply: typing_extensions.TypeAlias = SnapshotReply
 
@@ -474,15 +518,20 @@ class FeedCredit(google.protobuf.message.Message):
 
     EPOCH_FIELD_NUMBER: builtins.int
     BATCHES_FIELD_NUMBER: builtins.int
+    ACCEPTED_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     batches: builtins.int
+    """how many more batches of this epoch may be sent"""
+    accepted: builtins.int
+    """how many the job had when this feed began: the client passes over so many"""
     def __init__(
         self,
         *,
         epoch: builtins.int = ...,
         batches: builtins.int = ...,
+        accepted: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batches", b"batches", "epoch", b"epoch"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["accepted", b"accepted", "batches", b"batches", "epoch", b"epoch"]) -> None: ...
 
 Global___FeedCredit: typing_extensions.TypeAlias = FeedCredit
 
@@ -640,6 +689,7 @@ class JobDescription(google.protobuf.message.Message):
     STARTED_AT_FIELD_NUMBER: builtins.int
     PLACE_FIELD_NUMBER: builtins.int
     RESUMABLE_FROM_FIELD_NUMBER: builtins.int
+    GIVEN_NAME_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     name: builtins.str
     state: builtins.str
@@ -664,6 +714,8 @@ class JobDescription(google.protobuf.message.Message):
     """in the queue, from 1 on (0: it does not wait)"""
     resumable_from: builtins.int
     """epochs in the last stored state of a job that has ended (0: none is stored)"""
+    given_name: builtins.str
+    """that the client gave to the job ("": none)"""
     def __init__(
         self,
         *,
@@ -686,8 +738,9 @@ class JobDescription(google.protobuf.message.Message):
         started_at: builtins.float = ...,
         place: builtins.int = ...,
         resumable_from: builtins.int = ...,
+        given_name: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["algorithm", b"algorithm", "ended_at", b"ended_at", "epoch", b"epoch", "epochs", b"epochs", "job_id", b"job_id", "last_logs_json", b"last_logs_json", "name", b"name", "place", b"place", "program", b"program", "reason", b"reason", "result_artifact", b"result_artifact", "resumable_from", b"resumable_from", "script", b"script", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "user", b"user", "workers", b"workers", "workers_json", b"workers_json"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["algorithm", b"algorithm", "ended_at", b"ended_at", "epoch", b"epoch", "epochs", b"epochs", "given_name", b"given_name", "job_id", b"job_id", "last_logs_json", b"last_logs_json", "name", b"name", "place", b"place", "program", b"program", "reason", b"reason", "result_artifact", b"result_artifact", "resumable_from", b"resumable_from", "script", b"script", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "user", b"user", "workers", b"workers", "workers_json", b"workers_json"]) -> None: ...
 
 Global___JobDescription: typing_extensions.TypeAlias = JobDescription
 

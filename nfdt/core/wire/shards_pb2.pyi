@@ -277,16 +277,21 @@ Global___AdminReply: typing_extensions.TypeAlias = AdminReply
 
 @typing.final
 class ReadRequest(google.protobuf.message.Message):
+    """records: also those of nfdt/core/sharding/records.py, as "records/...": the rule's state, the workers' push sequences."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     WEIGHTS_ONLY_FIELD_NUMBER: builtins.int
+    RECORDS_FIELD_NUMBER: builtins.int
     weights_only: builtins.bool
+    records: builtins.bool
     def __init__(
         self,
         *,
         weights_only: builtins.bool = ...,
+        records: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["weights_only", b"weights_only"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["records", b"records", "weights_only", b"weights_only"]) -> None: ...
 
 Global___ReadRequest: typing_extensions.TypeAlias = ReadRequest
 

@@ -83,11 +83,14 @@ def translate(error: grpc.RpcError, address: str) -> NfdtError:
 
 @contextmanager
 def translated(address: str) -> Iterator[None]:
-    """Convert a ``grpc.RpcError`` inside the block with :func:`translate`, and raise the result."""
+    """Convert a ``grpc.RpcError`` inside the block with :func:`translate`, and raise the result without its cause.
+
+    A traceback with the cause would show many lines of gRPC's internals to the user.
+    """
     try:
         yield
     except grpc.RpcError as error:
-        raise translate(error, address) from error
+        raise translate(error, address) from None
 
 
 def _fail(context: grpc.ServicerContext, error: Exception, method: str) -> NoReturn:
@@ -101,6 +104,11 @@ def _fail(context: grpc.ServicerContext, error: Exception, method: str) -> NoRet
     raise AssertionError("abort() raises")
 
 
+def _has_ended(error: Exception, context: Any) -> bool:
+    """Whether the call was aborted already, or the peer is gone and the error only reports that."""
+    return bool(context.code()) or (isinstance(error, grpc.RpcError) and not context.is_active())
+
+
 def answering(method: _Method) -> _Method:
     """Decorate a servicer's method: an exception that it raises becomes the call's status."""
     name = method.__name__
@@ -110,7 +118,7 @@ def answering(method: _Method) -> _Method:
         try:
             return method(self, request, context)
         except Exception as error:
-            if context.code():  # aborted already
+            if _has_ended(error, context):
                 raise
             _fail(context, error, name)
 
@@ -119,7 +127,7 @@ def answering(method: _Method) -> _Method:
         try:
             yield from method(self, request, context)
         except Exception as error:
-            if context.code() or not context.is_active():  # aborted already, or the peer is gone
+            if _has_ended(error, context):
                 raise
             _fail(context, error, name)
 

@@ -27,6 +27,7 @@ class SlotMessage(google.protobuf.message.Message):
     FINISHED_FIELD_NUMBER: builtins.int
     FAILED_FIELD_NUMBER: builtins.int
     LEAVING_FIELD_NUMBER: builtins.int
+    DRAINING_FIELD_NUMBER: builtins.int
     NUMBER_FIELD_NUMBER: builtins.int
     RECEIVED_FIELD_NUMBER: builtins.int
     number: builtins.int
@@ -47,6 +48,10 @@ class SlotMessage(google.protobuf.message.Message):
     def leaving(self) -> Global___SlotLeaving:
         """its process ends in order; a stream that just ends may have been cut"""
 
+    @property
+    def draining(self) -> Global___SlotDraining:
+        """its process was asked to end: hand over within grace_s"""
+
     def __init__(
         self,
         *,
@@ -55,12 +60,13 @@ class SlotMessage(google.protobuf.message.Message):
         finished: Global___SlotFinished | None = ...,
         failed: Global___SlotFailed | None = ...,
         leaving: Global___SlotLeaving | None = ...,
+        draining: Global___SlotDraining | None = ...,
         number: builtins.int = ...,
         received: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["failed", b"failed", "finished", b"finished", "hello", b"hello", "leaving", b"leaving", "message", b"message", "ready", b"ready"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["failed", b"failed", "finished", b"finished", "hello", b"hello", "leaving", b"leaving", "message", b"message", "number", b"number", "ready", b"ready", "received", b"received"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "ready", "finished", "failed", "leaving"] | None: ...
+    def HasField(self, field_name: typing.Literal["draining", b"draining", "failed", b"failed", "finished", b"finished", "hello", b"hello", "leaving", b"leaving", "message", b"message", "ready", b"ready"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["draining", b"draining", "failed", b"failed", "finished", b"finished", "hello", b"hello", "leaving", b"leaving", "message", b"message", "number", b"number", "ready", b"ready", "received", b"received"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "ready", "finished", "failed", "leaving", "draining"] | None: ...
 
 Global___SlotMessage: typing_extensions.TypeAlias = SlotMessage
 
@@ -139,15 +145,18 @@ class SlotReady(google.protobuf.message.Message):
 
     JOB_ID_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     address: builtins.str
+    incarnation: builtins.int
     def __init__(
         self,
         *,
         job_id: builtins.str = ...,
         address: builtins.str = ...,
+        incarnation: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "job_id", b"job_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "incarnation", b"incarnation", "job_id", b"job_id"]) -> None: ...
 
 Global___SlotReady: typing_extensions.TypeAlias = SlotReady
 
@@ -160,6 +169,29 @@ class SlotLeaving(google.protobuf.message.Message):
     ) -> None: ...
 
 Global___SlotLeaving: typing_extensions.TypeAlias = SlotLeaving
+
+@typing.final
+class SlotDraining(google.protobuf.message.Message):
+    """Sent once, by a slot with or without a job; the slot then takes no other job. Ranks end at once and do not send it.
+    Worker: finishes the step that it has begun, takes the answers to its pushes, and reports with Next. It executes
+    CollectState and MoveShards and reports again; at any other instruction, also more work, it leaves: SlotFinished,
+    SlotLeaving. Tasks of that work go back, as none of them has begun.
+    Shard: serves until it is released, then leaves: SlotFinished, SlotLeaving. A slot without a job leaves at once.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GRACE_S_FIELD_NUMBER: builtins.int
+    grace_s: builtins.float
+    """its process ends this long after the message, whatever it does then"""
+    def __init__(
+        self,
+        *,
+        grace_s: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["grace_s", b"grace_s"]) -> None: ...
+
+Global___SlotDraining: typing_extensions.TypeAlias = SlotDraining
 
 @typing.final
 class SlotFinished(google.protobuf.message.Message):
@@ -217,6 +249,7 @@ class Assignment(google.protobuf.message.Message):
     DISMISS_FIELD_NUMBER: builtins.int
     WELCOME_FIELD_NUMBER: builtins.int
     RANK_FIELD_NUMBER: builtins.int
+    MOVE_SHARDS_FIELD_NUMBER: builtins.int
     NUMBER_FIELD_NUMBER: builtins.int
     RECEIVED_FIELD_NUMBER: builtins.int
     number: builtins.int
@@ -243,6 +276,10 @@ class Assignment(google.protobuf.message.Message):
     def rank(self) -> Global___RankAssignment:
         """the slot becomes a rank of a ring, and its process ends with the ring"""
 
+    @property
+    def move_shards(self) -> Global___MoveShards:
+        """to a worker: its shards have been restored at other addresses"""
+
     def __init__(
         self,
         *,
@@ -252,12 +289,13 @@ class Assignment(google.protobuf.message.Message):
         dismiss: Global___Dismiss | None = ...,
         welcome: Global___Welcome | None = ...,
         rank: Global___RankAssignment | None = ...,
+        move_shards: Global___MoveShards | None = ...,
         number: builtins.int = ...,
         received: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "dismiss", b"dismiss", "rank", b"rank", "release", b"release", "shard", b"shard", "welcome", b"welcome", "worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "dismiss", b"dismiss", "number", b"number", "rank", b"rank", "received", b"received", "release", b"release", "shard", b"shard", "welcome", b"welcome", "worker", b"worker"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["assignment", b"assignment"]) -> typing.Literal["shard", "worker", "release", "dismiss", "welcome", "rank"] | None: ...
+    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "dismiss", b"dismiss", "move_shards", b"move_shards", "rank", b"rank", "release", b"release", "shard", b"shard", "welcome", b"welcome", "worker", b"worker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "dismiss", b"dismiss", "move_shards", b"move_shards", "number", b"number", "rank", b"rank", "received", b"received", "release", b"release", "shard", b"shard", "welcome", b"welcome", "worker", b"worker"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["assignment", b"assignment"]) -> typing.Literal["shard", "worker", "release", "dismiss", "welcome", "rank", "move_shards"] | None: ...
 
 Global___Assignment: typing_extensions.TypeAlias = Assignment
 
@@ -288,6 +326,9 @@ class ShardAssignment(google.protobuf.message.Message):
     JOB_TOKEN_FIELD_NUMBER: builtins.int
     TLS_CERT_FIELD_NUMBER: builtins.int
     TLS_KEY_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    RECORDS_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     spec_json: builtins.str
     index: builtins.int
@@ -296,11 +337,17 @@ class ShardAssignment(google.protobuf.message.Message):
     artifact_dir: builtins.str
     """where artifacts can be read in place ("": fetch them)"""
     job_token: builtins.str
-    """the job's key"""
+    """the key of the job's shards; another one after each restoration"""
     tls_cert: builtins.bytes
     """PEM, issued for this slot's address; empty: the shard serves in plain text"""
     tls_key: builtins.bytes
     """PEM"""
+    state: builtins.str
+    """artifact of the state to start from ("": that of the program)"""
+    records: builtins.str
+    """artifact of the shards' records at the same moment ("": none)"""
+    incarnation: builtins.int
+    """of the job's shards: the number of their restorations"""
     def __init__(
         self,
         *,
@@ -312,8 +359,11 @@ class ShardAssignment(google.protobuf.message.Message):
         job_token: builtins.str = ...,
         tls_cert: builtins.bytes = ...,
         tls_key: builtins.bytes = ...,
+        state: builtins.str = ...,
+        records: builtins.str = ...,
+        incarnation: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["artifact_dir", b"artifact_dir", "index", b"index", "job_id", b"job_id", "job_token", b"job_token", "shards", b"shards", "spec_json", b"spec_json", "tls_cert", b"tls_cert", "tls_key", b"tls_key"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["artifact_dir", b"artifact_dir", "incarnation", b"incarnation", "index", b"index", "job_id", b"job_id", "job_token", b"job_token", "records", b"records", "shards", b"shards", "spec_json", b"spec_json", "state", b"state", "tls_cert", b"tls_cert", "tls_key", b"tls_key"]) -> None: ...
 
 Global___ShardAssignment: typing_extensions.TypeAlias = ShardAssignment
 
@@ -330,6 +380,8 @@ class WorkerAssignment(google.protobuf.message.Message):
     JOB_TOKEN_FIELD_NUMBER: builtins.int
     THREADS_FIELD_NUMBER: builtins.int
     SHARD_CA_FIELD_NUMBER: builtins.int
+    SHARD_TOKEN_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     spec_json: builtins.str
     worker: builtins.str
@@ -342,6 +394,10 @@ class WorkerAssignment(google.protobuf.message.Message):
     """of TensorFlow; 0: all cores"""
     shard_ca: builtins.bytes
     """PEM of the authority of the shards' certificates; empty: they serve in plain text"""
+    shard_token: builtins.str
+    """of this worker, for the shards"""
+    incarnation: builtins.int
+    """of the shards: the number of their restorations"""
     @property
     def shards(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """addresses, in order"""
@@ -358,10 +414,45 @@ class WorkerAssignment(google.protobuf.message.Message):
         job_token: builtins.str = ...,
         threads: builtins.int = ...,
         shard_ca: builtins.bytes = ...,
+        shard_token: builtins.str = ...,
+        incarnation: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["artifact_dir", b"artifact_dir", "index", b"index", "job_id", b"job_id", "job_token", b"job_token", "shard_ca", b"shard_ca", "shards", b"shards", "spec_json", b"spec_json", "threads", b"threads", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["artifact_dir", b"artifact_dir", "incarnation", b"incarnation", "index", b"index", "job_id", b"job_id", "job_token", b"job_token", "shard_ca", b"shard_ca", "shard_token", b"shard_token", "shards", b"shards", "spec_json", b"spec_json", "threads", b"threads", "worker", b"worker"]) -> None: ...
 
 Global___WorkerAssignment: typing_extensions.TypeAlias = WorkerAssignment
+
+@typing.final
+class MoveShards(google.protobuf.message.Message):
+    """All shards of the job have been restored from a snapshot: connect to these, what was in flight is lost."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
+    SHARDS_FIELD_NUMBER: builtins.int
+    SHARD_TOKEN_FIELD_NUMBER: builtins.int
+    SHARD_CA_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    incarnation: builtins.int
+    shard_token: builtins.str
+    """of this worker"""
+    shard_ca: builtins.bytes
+    @property
+    def shards(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """addresses, in order"""
+
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        incarnation: builtins.int = ...,
+        shards: collections.abc.Iterable[builtins.str] | None = ...,
+        shard_token: builtins.str = ...,
+        shard_ca: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "job_id", b"job_id", "shard_ca", b"shard_ca", "shard_token", b"shard_token", "shards", b"shards"]) -> None: ...
+
+Global___MoveShards: typing_extensions.TypeAlias = MoveShards
 
 @typing.final
 class RankAssignment(google.protobuf.message.Message):
@@ -493,6 +584,7 @@ class NextRequest(google.protobuf.message.Message):
     CALL_FIELD_NUMBER: builtins.int
     JOB_TOKEN_FIELD_NUMBER: builtins.int
     SUPPLY_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
     BUSY_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     worker: builtins.str
@@ -507,6 +599,8 @@ class NextRequest(google.protobuf.message.Message):
     """1, 2, ...: a call that is made again has the same number (0: none is)"""
     job_token: builtins.str
     """the worker's, from its assignment"""
+    incarnation: builtins.int
+    """of the shards that the worker uses; an older one is answered by MoveShards"""
     busy: builtins.bool
     """a sign of life and nothing else: still at what it was told; answered at once"""
     @property
@@ -550,10 +644,11 @@ class NextRequest(google.protobuf.message.Message):
         call: builtins.int = ...,
         job_token: builtins.str = ...,
         supply: Global___Supply | None = ...,
+        incarnation: builtins.int = ...,
         busy: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["epoch_state", b"epoch_state", "evaluated", b"evaluated", "supply", b"supply"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["busy", b"busy", "call", b"call", "epoch", b"epoch", "epoch_state", b"epoch_state", "evaluated", b"evaluated", "finished", b"finished", "in_flight", b"in_flight", "job_id", b"job_id", "job_token", b"job_token", "logs", b"logs", "statistics_json", b"statistics_json", "summary_json", b"summary_json", "supply", b"supply", "wait_s", b"wait_s", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["busy", b"busy", "call", b"call", "epoch", b"epoch", "epoch_state", b"epoch_state", "evaluated", b"evaluated", "finished", b"finished", "in_flight", b"in_flight", "incarnation", b"incarnation", "job_id", b"job_id", "job_token", b"job_token", "logs", b"logs", "statistics_json", b"statistics_json", "summary_json", b"summary_json", "supply", b"supply", "wait_s", b"wait_s", "worker", b"worker"]) -> None: ...
 
 Global___NextRequest: typing_extensions.TypeAlias = NextRequest
 
@@ -589,12 +684,15 @@ class Finished(google.protobuf.message.Message):
     SAMPLES_FIELD_NUMBER: builtins.int
     COMPUTE_S_FIELD_NUMBER: builtins.int
     EXCHANGE_S_FIELD_NUMBER: builtins.int
+    SEQUENCE_FIELD_NUMBER: builtins.int
     task: builtins.int
     samples: builtins.int
     compute_s: builtins.float
     """computing the gradient"""
     exchange_s: builtins.float
     """the rest of the task's wall time: communication that nothing hid, reading rows"""
+    sequence: builtins.int
+    """of its push, among this worker's to the shards of this incarnation (0: unknown)"""
     def __init__(
         self,
         *,
@@ -602,8 +700,9 @@ class Finished(google.protobuf.message.Message):
         samples: builtins.int = ...,
         compute_s: builtins.float = ...,
         exchange_s: builtins.float = ...,
+        sequence: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["compute_s", b"compute_s", "exchange_s", b"exchange_s", "samples", b"samples", "task", b"task"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["compute_s", b"compute_s", "exchange_s", b"exchange_s", "samples", b"samples", "sequence", b"sequence", "task", b"task"]) -> None: ...
 
 Global___Finished: typing_extensions.TypeAlias = Finished
 
@@ -667,6 +766,7 @@ class NextReply(google.protobuf.message.Message):
     EVALUATE_FIELD_NUMBER: builtins.int
     SUMMARISE_FIELD_NUMBER: builtins.int
     LEAVE_FIELD_NUMBER: builtins.int
+    MOVE_SHARDS_FIELD_NUMBER: builtins.int
     @property
     def work(self) -> Global___Work: ...
     @property
@@ -685,6 +785,8 @@ class NextReply(google.protobuf.message.Message):
     def leave(self) -> Global___Leave:
         """nothing more to do: push nothing, disconnect"""
 
+    @property
+    def move_shards(self) -> Global___MoveShards: ...
     def __init__(
         self,
         *,
@@ -695,10 +797,11 @@ class NextReply(google.protobuf.message.Message):
         evaluate: Global___Evaluate | None = ...,
         summarise: Global___Summarise | None = ...,
         leave: Global___Leave | None = ...,
+        move_shards: Global___MoveShards | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["begin_epoch", b"begin_epoch", "collect_state", b"collect_state", "evaluate", b"evaluate", "instruction", b"instruction", "leave", b"leave", "summarise", b"summarise", "wait", b"wait", "work", b"work"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["begin_epoch", b"begin_epoch", "collect_state", b"collect_state", "evaluate", b"evaluate", "instruction", b"instruction", "leave", b"leave", "summarise", b"summarise", "wait", b"wait", "work", b"work"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["instruction", b"instruction"]) -> typing.Literal["work", "wait", "begin_epoch", "collect_state", "evaluate", "summarise", "leave"] | None: ...
+    def HasField(self, field_name: typing.Literal["begin_epoch", b"begin_epoch", "collect_state", b"collect_state", "evaluate", b"evaluate", "instruction", b"instruction", "leave", b"leave", "move_shards", b"move_shards", "summarise", b"summarise", "wait", b"wait", "work", b"work"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["begin_epoch", b"begin_epoch", "collect_state", b"collect_state", "evaluate", b"evaluate", "instruction", b"instruction", "leave", b"leave", "move_shards", b"move_shards", "summarise", b"summarise", "wait", b"wait", "work", b"work"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["instruction", b"instruction"]) -> typing.Literal["work", "wait", "begin_epoch", "collect_state", "evaluate", "summarise", "leave", "move_shards"] | None: ...
 
 Global___NextReply: typing_extensions.TypeAlias = NextReply
 

@@ -28,7 +28,8 @@ WHOLE_BYTES = 256 * 2**20
 def artifact_names(spec: JobSpec) -> set[str]:
     """Return the artifacts that a job's specification names, by sha256."""
     validation = spec.validation.arrays if spec.validation else ()
-    return {spec.program, *spec.artifacts, *spec.train.arrays, *validation}
+    records = spec.fit.begun.records if spec.fit.begun is not None else ""
+    return {spec.program, *spec.artifacts, *spec.train.arrays, *validation, *filter(None, [records])}
 
 
 def default_cache() -> Path:

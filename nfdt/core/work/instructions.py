@@ -56,7 +56,7 @@ class Work:
 class BeginEpoch:
     """Reset the metrics; replace the untrained state by ``untrained`` (safetensors) unless that is empty.
 
-    ``order_crc`` is the CRC-32 of the job's first sample order; 0 for streams. ``share`` is for groups only.
+    ``order_crc`` is the CRC-32 of the job's first sample order; 0 where NumPy draws none. ``share`` is for groups only.
     ``iteration`` is that over a dataset, which the worker continues or begins.
     """
 
@@ -105,7 +105,23 @@ class Leave:
     reason: str
 
 
-Instruction = Wait | Work | BeginEpoch | CollectState | Evaluate | Summarise | Leave
+@dataclass(frozen=True)
+class MoveShards:
+    """All shards have been restored from a snapshot: connect to these; what was in flight is lost.
+
+    Nothing that was done with the shards of an older ``incarnation`` counts, and none of it is reported.
+    ``shards`` are their addresses, in order. ``token`` is the worker's token for them, and ``authority`` the PEM of
+    their certificates' authority; empty: they serve in plain text.
+    """
+
+    job_id: str
+    incarnation: int
+    shards: tuple[str, ...]
+    token: str = field(repr=False)
+    authority: bytes = field(default=b"", repr=False)
+
+
+Instruction = Wait | Work | BeginEpoch | CollectState | Evaluate | Summarise | Leave | MoveShards
 
 # ---- from a worker: what it reports with its call of Next
 
@@ -162,7 +178,8 @@ class Report:
     """Work since the last call; ``finished`` are task numbers, ``epoch`` is that of ``logs``.
 
     ``times`` are the durations of finished tasks, by their numbers, where the worker measured them; ``samples`` are
-    their samples. ``in_flight`` are tasks that have begun and not finished; the worker accepts more tasks anyway.
+    their samples, ``sequences`` the numbers of their pushes, which rise for each worker. ``in_flight`` are tasks that
+    have begun and not finished; the worker accepts more tasks anyway.
     ``supply`` is that of a worker that makes its batches itself.
     ``busy``: the worker still executes its last instruction and advances; all other fields are empty.
     """
@@ -177,6 +194,7 @@ class Report:
     in_flight: frozenset[int] = frozenset()
     busy: bool = False
     samples: Mapping[int, int] = field(default_factory=dict)
+    sequences: Mapping[int, int] = field(default_factory=dict)
     supply: Supply | None = None
 
 

@@ -10,6 +10,7 @@ a worker                   :func:`read_instruction` reads, :func:`to_request` wr
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -48,6 +49,7 @@ def to_report(request: pb.NextRequest) -> ins.Report:
         busy=request.busy,
         times={done.task: time for done in request.finished if (time := _to_time(done)) is not None},
         samples={done.task: done.samples for done in request.finished if done.samples},
+        sequences={done.task: done.sequence for done in request.finished if done.sequence},
         supply=ins.Supply(request.supply.iteration, request.supply.waiting, request.supply.over)
         if request.HasField("supply")
         else None,
@@ -118,6 +120,10 @@ def to_reply(instruction: ins.Instruction) -> pb.NextReply:
             )
         case ins.Leave(reason):
             return pb.NextReply(leave=pb.Leave(reason=reason))
+        case ins.MoveShards(job_id, incarnation, shards, token, authority):
+            move = pb.MoveShards(job_id=job_id, incarnation=incarnation, shards=shards, shard_token=token)
+            move.shard_ca = authority
+            return pb.NextReply(move_shards=move)
         case _:
             return pb.NextReply(wait=pb.Wait())
 
@@ -150,7 +156,14 @@ def read_instruction(reply: pb.NextReply) -> ins.Instruction:
             return ins.Summarise(merged.epoch, merged.metrics, merged.validation_metrics, dict(merged.logs))
         case "leave":
             return ins.Leave(reply.leave.reason)
+        case "move_shards":
+            return read_move(reply.move_shards)
     return ins.Wait()
+
+
+def read_move(move: pb.MoveShards) -> ins.MoveShards:
+    """Return where the shards of a job serve, from the answer to Next or from an assignment."""
+    return ins.MoveShards(move.job_id, move.incarnation, tuple(move.shards), move.shard_token, move.shard_ca)
 
 
 def _read_work(work: pb.Work) -> ins.Work:
@@ -190,7 +203,7 @@ def to_request(report: ins.Report) -> pb.NextRequest:
     request = pb.NextRequest(
         finished=[_write_finished(report, task) for task in report.finished],
         epoch=report.epoch,
-        logs=report.logs,
+        logs=dict(itertools.islice(report.logs.items(), MAX_LOGS)),  # of the progress bar; metrics have no limit
         in_flight=sorted(report.in_flight),
         busy=report.busy,
     )
@@ -211,5 +224,6 @@ def to_request(report: ins.Report) -> pb.NextRequest:
 
 def _write_finished(report: ins.Report, task: int) -> pb.Finished:
     time = report.times.get(task, _UNMEASURED)
-    samples = report.samples.get(task, 0)
-    return pb.Finished(task=task, samples=samples, compute_s=time.compute_s, exchange_s=time.exchange_s)
+    done = pb.Finished(task=task, compute_s=time.compute_s, exchange_s=time.exchange_s)
+    done.samples, done.sequence = report.samples.get(task, 0), report.sequences.get(task, 0)
+    return done

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 PATIENCE_S = 90.0
+GRACE_S = 30.0  # from the request to end a process until it ends in any case
 REGISTERED = "is registered at"  # in the log of a slot, from which its launcher learns it too
 PAUSE_S = 0.5
 NEXT_TIMEOUT_S = 60.0
@@ -127,11 +128,27 @@ class SlotStream:
         self._to_send: ResendQueue[pb.SlotMessage] = ResendQueue()
         self._received = 0
         self._registered = False
+        self._registrations = 0  # at servers that did not know this slot
+        self._lock = threading.Lock()
         self._closed = threading.Event()
 
     def send(self, **message: Any) -> None:
         """Send a message to the server."""
         self._to_send.put(pb.SlotMessage(received=self._received, **message))
+
+    def sender(self) -> Callable[..., None]:
+        """Return a :meth:`send` for assignments of the current server; it drops messages once another one is there.
+
+        A restarted server may have assigned the same job anew.
+        """
+        registration = self._registrations
+
+        def send(**message: Any) -> None:
+            with self._lock:
+                if registration == self._registrations:
+                    self.send(**message)
+
+        return send
 
     @property
     def closed(self) -> bool:
@@ -153,26 +170,39 @@ class SlotStream:
         """
         patience = Patience(self._hello.patience_s, self._closed)
         while True:
+            welcomed = threading.Event()
             try:
                 with translated(self._address):
-                    for assignment in self._stub.Attend(self._messages(), wait_for_ready=False):
+                    for assignment in self._stub.Attend(self._messages(welcomed), wait_for_ready=False):
                         patience.success()
                         yield from self._taken(assignment)
+                        welcomed.set()
                 return
             except (ServerUnreachable, JobCancelled) as error:
                 if not patience.failure():
                     raise
                 logger.info("%s: %s Trying again.", self._hello.name, error)
+            finally:
+                welcomed.set()
 
-    def _messages(self) -> Iterator[pb.SlotMessage]:
+    def _messages(self, welcomed: threading.Event) -> Iterator[pb.SlotMessage]:
         hello = pb.SlotMessage(hello=self._hello, received=self._received)
-        return itertools.chain([hello], self._to_send.messages(self._to_send.open()))
+        if not self._hello.key:
+            welcomed.set()  # the server sends no welcome
+        return itertools.chain([hello], self._kept(welcomed, self._to_send.open()))
+
+    def _kept(self, welcomed: threading.Event, stream: int) -> Iterator[pb.SlotMessage]:
+        """Yield the messages of a stream after its welcome: another server shall not get those for the last one."""
+        welcomed.wait()
+        yield from self._to_send.messages(stream)
 
     def _taken(self, assignment: pb.Assignment) -> Iterator[pb.Assignment]:
         if assignment.WhichOneof("assignment") == "welcome":
             if self._registered and not assignment.welcome.resumed:
-                self._received = 0
-                self._to_send.forget()
+                with self._lock:
+                    self._registrations += 1
+                    self._received = 0
+                    self._to_send.forget()
                 yield pb.Assignment(release=pb.Release())
             if not self._registered:
                 logger.info("%s %s %s", self._hello.name, REGISTERED, self._address)

@@ -10,11 +10,12 @@ from nfdt.coordinator.topology_view import ALLREDUCE, TopologyView
 from nfdt.core.errors import JobFailed
 from nfdt.core.specs.job import JobSpec
 from nfdt.jobserver.context import ServerContext
-from nfdt.jobserver.job_slots import JobSlot
+from nfdt.jobserver.job_slot import JobSlot
 from nfdt.jobserver.need import SlotNeed
 from nfdt.jobserver.outcome import explained
 from nfdt.jobserver.shard_clients import ShardClients
-from nfdt.jobserver.topologies.base import Topology, TopologyContext
+from nfdt.jobserver.topologies.base import Topology
+from nfdt.jobserver.topologies.context import TopologyContext
 from nfdt.jobserver.topologies.failover import FAILOVER_S, LeaderFailover
 from nfdt.jobserver.topologies.replacement import WorkerReplacement
 from nfdt.jobserver.topologies.ring_admission import admit_rings
@@ -95,7 +96,7 @@ class AllreduceTopology(Topology):
         """Fail the job if the ring's leader is permanently lost."""
         self._replacement.replace_lost(coordinator, now)
 
-    def lost(self, job_slot: JobSlot, coordinator: Coordinator) -> bool:
+    def lost(self, job_slot: JobSlot, how: str, coordinator: Coordinator) -> bool:
         """Let another rank of an elastic ring take over."""
         if self._failover is None:
             return False

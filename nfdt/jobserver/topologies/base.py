@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from nfdt.coordinator.coordinator import Coordinator
@@ -12,42 +10,12 @@ from nfdt.coordinator.topology_view import TopologyView
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.context import ServerContext
-from nfdt.jobserver.job_log import JobLog
-from nfdt.jobserver.job_slots import JobSlot, JobSlots
+from nfdt.jobserver.job_slot import JobSlot
 from nfdt.jobserver.need import SlotNeed
 from nfdt.jobserver.shard_clients import ShardClients
-from nfdt.launch.ring import RingMaker
+from nfdt.jobserver.topologies.context import TopologyContext
+from nfdt.jobserver.topologies.shard_recovery import ShardRecovery
 from nfdt.schedulers.group_shares import FixedSizes
-
-WaitFor = Callable[[Callable[[], list[str]]], None]
-"""Returns when a function names no missing part any more; raises when the job ends or it takes too long."""
-
-
-@dataclass(frozen=True)
-class TopologyContext:
-    """Parts of one job that its topology uses.
-
-    Attributes:
-        server: The server.
-        job_id: The job.
-        slots: Slots of the job.
-        job_log: Log of the job.
-        rings: Maker of the job's rings; None: the server can make none.
-        changed: Condition of the job, which guards ``slots`` and the coordinator.
-        wait_for: See :data:`WaitFor`; called with ``changed`` held.
-        check: Raises the reason why the job must end, if there is one; called with ``changed`` held.
-        fail: Ends the job; called with ``changed`` held.
-    """
-
-    server: ServerContext
-    job_id: str
-    slots: JobSlots
-    job_log: JobLog
-    rings: RingMaker | None
-    changed: threading.Condition
-    wait_for: WaitFor
-    check: Callable[[], None]
-    fail: Callable[[BaseException], None]
 
 
 class Topology(Protocol):
@@ -61,11 +29,13 @@ class Topology(Protocol):
         view: Pure properties of the topology.
         context: Parts of the job.
         spec: Current specification of the job.
+        recovery: Restoration of lost shards; None: the loss of a shard ends the run.
     """
 
     view: ClassVar[TopologyView]
     context: TopologyContext
     spec: JobSpec
+    recovery: ShardRecovery | None = None
 
     def __init__(self, context: TopologyContext, spec: JobSpec) -> None:
         self.context, self.spec = context, spec
@@ -137,8 +107,8 @@ class Topology(Protocol):
         """Replace lost workers, or fail the job when none is left; called once a second, locked."""
         ...
 
-    def lost(self, job_slot: JobSlot, coordinator: Coordinator) -> bool:
-        """Handle the end of a slot's process; locked.
+    def lost(self, job_slot: JobSlot, how: str, coordinator: Coordinator) -> bool:
+        """Handle the end of a slot's process, with its reason; locked.
 
         Returns:
             Whether another process takes over, so that the slot's position in the job remains.

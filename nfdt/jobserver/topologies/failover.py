@@ -9,106 +9,50 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
 
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.core.errors import JobFailed, ServerUnreachable
 from nfdt.core.program.state import State
-from nfdt.jobserver.job_slots import JobSlot, JobSlots
+from nfdt.jobserver.job_slot import JobSlot
+from nfdt.jobserver.job_slots import JobSlots
+from nfdt.jobserver.moving_shards import MovingShards
 from nfdt.jobserver.outcome import explained
 from nfdt.jobserver.shard_clients import ShardClients
 from nfdt.jobserver.slot_pool import SlotPool
 from nfdt.launch.ring import Ring
 
-ShardReply = TypeVar("ShardReply")
-
 FAILOVER_S = 60.0  # time for a new leader in addition to the ring's own time limit
 FAILOVER_POLL_S = 0.5  # interval of checks for the next leader
 
 
-class FailoverShardClients:
+class FailoverShardClients(MovingShards):
     """Client of an elastic ring's shard: a call that fails with one leader is repeated with the next one.
 
     Args:
         current: Client of the current leader's shard.
         deadline_s: Time limit for periods without a leader, in seconds.
-
-    Attributes:
-        closed: Whether the job has ended.
     """
 
     def __init__(self, current: ShardClients, deadline_s: float) -> None:
-        self._current, self._deadline_s = current, deadline_s
-        self._retired: list[ShardClients] = []
-        self._changed = threading.Condition()
-        self._rate: float | None = None
+        super().__init__(current, deadline_s, "rank of the ring")
         self._state: State | None = None  # written since the last epoch's end
-        self.closed = False
-
-    def replace(self, current: ShardClients) -> None:
-        """Set the client of the next leader's shard."""
-        with self._changed:
-            self._retired.append(self._current)
-            self._current = current
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """Fail running calls, and stop waiting for a leader."""
-        with self._changed:
-            self.closed = True
-            self._changed.notify_all()
-        for control in (*self._retired, self._current):
-            control.close()
-
-    def _call(self, call: Callable[[ShardClients], ShardReply]) -> ShardReply:
-        tried: ShardClients | None = None
-        while True:
-            current = self._wait_for_other_than(tried)
-            try:
-                return call(current)
-            except ServerUnreachable:
-                tried = current
-
-    def _wait_for_other_than(self, tried: ShardClients | None) -> ShardClients:
-        with self._changed:
-            self._changed.wait_for(lambda: self.closed or self._current not in (None, tried), self._deadline_s)
-            if self.closed or self._current is None or self._current is tried:
-                raise ServerUnreachable(f"No rank of the ring answers (time limit: {self._deadline_s:.0f} s).")
-            return self._current
 
     def repeat(self, *, fresh: bool) -> None:
         """Repeat writes that the last leader may not have broadcast; ``fresh``: no step of the epoch is trained yet."""
-        if self._rate is not None:
-            self._current.set_learning_rate(self._rate)
+        if self.rate is not None:
+            self._current.set_learning_rate(self.rate)
         if self._state is not None and fresh:
             self._current.write(self._state)
 
     def flush(self) -> None:
         """See :class:`ShardClients`."""
         self._state = None
-        self._call(lambda shard: shard.flush())
-
-    def set_learning_rate(self, value: float) -> None:
-        """See :class:`ShardClients`."""
-        self._rate = value
-        self._call(lambda shard: shard.set_learning_rate(value))
-
-    def forget(self, worker: str) -> None:
-        """See :class:`ShardClients`."""
-        self._call(lambda shard: shard.forget(worker))
-
-    def statistics(self) -> list[Any]:
-        """See :class:`ShardClients`."""
-        return self._call(lambda shard: list(shard.statistics()))
-
-    def read(self) -> State:
-        """See :class:`ShardClients`."""
-        return self._call(lambda shard: shard.read())
+        super().flush()
 
     def write(self, state: State) -> None:
         """See :class:`ShardClients`."""
         self._state = state
-        self._call(lambda shard: shard.write(state))
+        super().write(state)
 
 
 class LeaderFailover:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.online_planner import ShardLoad
 from nfdt.coordinator.topology_view import FLAT, TopologyView
 from nfdt.core.specs.job import JobSpec
+from nfdt.jobserver.job_slot import JobSlot
 from nfdt.jobserver.need import SlotNeed
 from nfdt.jobserver.placement import machine_of
 from nfdt.jobserver.shard_clients import ShardClients
-from nfdt.jobserver.topologies.base import Topology, TopologyContext
+from nfdt.jobserver.topologies.base import Topology
+from nfdt.jobserver.topologies.context import TopologyContext
 from nfdt.jobserver.topologies.replacement import WorkerReplacement
+from nfdt.jobserver.topologies.shard_recovery import ShardRecovery
 from nfdt.jobserver.topologies.slot_supply import check_supply, launch_shards, launch_workers
 from nfdt.jobserver.topologies.switch import may_form_groups, switch_to_groups, workers_by_member
 
@@ -25,7 +28,7 @@ class FlatTopology(Topology):
 
     def __init__(self, context: TopologyContext, spec: JobSpec) -> None:
         super().__init__(context, spec)
-        self._replacement = WorkerReplacement(context, self.view.slots_wanted(spec))
+        self._replacement = WorkerReplacement(context, self.view.slots_wanted(spec), spec.start_timeout_s)
         self._may_form_groups = may_form_groups(context, self.view, spec)
 
     def start(self, shards: int) -> None:
@@ -37,9 +40,22 @@ class FlatTopology(Topology):
         """Fail if the launcher cannot start slots, or none is registered."""
         check_supply(self.context.server, self.spec, short, late=late)
 
+    def connect(self, connect: Callable[[], ShardClients]) -> ShardClients:
+        """Return a client that continues with restored shards."""
+        self.recovery = ShardRecovery(self.context, connect)
+        return self.recovery.shards
+
     def replace_lost(self, coordinator: Coordinator, now: float) -> None:
-        """Replace lost workers by free slots."""
-        self._replacement.replace_lost(coordinator, now)
+        """Replace lost workers by free slots, once their shards are there."""
+        if self.recovery is None or not self.recovery.running:
+            self._replacement.replace_lost(coordinator, now)
+
+    def lost(self, job_slot: JobSlot, how: str, coordinator: Coordinator) -> bool:
+        """Restore a lost shard."""
+        if self.recovery is None or job_slot not in self.context.slots.shards:
+            return False
+        self.recovery.begin(job_slot, how, coordinator)
+        return True
 
     def review(self, coordinator: Coordinator, shards: ShardClients, remaining_s: float) -> Topology:
         """Change to groups if the planner expects a gain; tried once."""
@@ -54,4 +70,7 @@ class FlatTopology(Topology):
             self._may_form_groups = False
             if len(workers_by_member(self.context, self.spec)) < self.spec.cluster.workers:
                 return self  # lost workers leave gaps in the numbers
-            return switch_to_groups(self.context, self.spec, choice, coordinator) or self
+            groups = switch_to_groups(self.context, self.spec, choice, coordinator)
+            if groups is not None and self.recovery is not None:
+                self.recovery.stopped = True
+            return groups or self

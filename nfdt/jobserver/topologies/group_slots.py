@@ -12,9 +12,10 @@ from nfdt.core.specs.horovod_options import RingElastic
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.job_log import JobLog
-from nfdt.jobserver.job_slots import JobSlot, JobSlots
+from nfdt.jobserver.job_slot import JobSlot
+from nfdt.jobserver.job_slots import JobSlots
 from nfdt.jobserver.outcome import SlotError, explained
-from nfdt.jobserver.topologies.base import WaitFor
+from nfdt.jobserver.topologies.context import WaitFor
 from nfdt.jobserver.topologies.group_recovery import GroupRecovery
 from nfdt.jobserver.worker_statistics import RECENT, RING
 from nfdt.launch.horovod_command import RingShape

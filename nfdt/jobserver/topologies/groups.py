@@ -12,7 +12,8 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.need import SlotNeed
 from nfdt.jobserver.shard_clients import ShardClients
-from nfdt.jobserver.topologies.base import Topology, TopologyContext
+from nfdt.jobserver.topologies.base import Topology
+from nfdt.jobserver.topologies.context import TopologyContext
 from nfdt.jobserver.topologies.group_slots import GroupSlots
 from nfdt.jobserver.topologies.ring_admission import admit_rings
 from nfdt.jobserver.topologies.slot_supply import check_supply, launch_shards, launch_workers

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from nfdt.coordinator.coordinator import Coordinator
-from nfdt.jobserver.topologies.base import TopologyContext
+from nfdt.jobserver.topologies.context import TopologyContext
 
-ALONE_S = 20.0
+ALONE_S = 20.0  # time without workers after which a job fails that no worker can join
 
 
 class WorkerReplacement:
@@ -14,11 +14,12 @@ class WorkerReplacement:
     Args:
         context: Parts of the job.
         wanted: Number of workers.
+        patience_s: Time without workers after which the job fails though others may still register.
     """
 
-    def __init__(self, context: TopologyContext, wanted: int) -> None:
+    def __init__(self, context: TopologyContext, wanted: int, patience_s: float = ALONE_S) -> None:
         self._server, self._slots, self._job_log = context.server, context.slots, context.job_log
-        self._wanted = wanted
+        self._wanted, self._patience_s = wanted, patience_s
         self._alone_since: float | None = None
         self._reported_launch_failure = False
 
@@ -34,7 +35,8 @@ class WorkerReplacement:
             return
         self._alone_since = now if self._alone_since is None else self._alone_since
         attending, _ = self._server.pool.attending("worker", self._slots.accepts)
-        if now - self._alone_since > ALONE_S and not (attending and self._slots.may_join):
+        limit_s = ALONE_S if launch_failure or not self._slots.may_join else self._patience_s
+        if now - self._alone_since > limit_s and not (attending and self._slots.may_join):
             why = "no worker slot attends the server any more" if not attending else "as many as may have taken over"
             last = f" The last: {self._slots.last_death}." if self._slots.last_death else ""
             failed = f" {launch_failure}." if launch_failure else ""

@@ -9,8 +9,8 @@ from nfdt.coordinator.online_planner import plan_event
 from nfdt.coordinator.topology_view import TopologyView, grouped
 from nfdt.core.errors import JobFailed
 from nfdt.core.specs.job import JobSpec
-from nfdt.jobserver.job_slots import JobSlot
-from nfdt.jobserver.topologies.base import TopologyContext
+from nfdt.jobserver.job_slot import JobSlot
+from nfdt.jobserver.topologies.context import TopologyContext
 from nfdt.jobserver.topologies.group_slots import GroupSlots
 from nfdt.jobserver.topologies.groups import GroupsTopology
 from nfdt.planning import Groups, PlanChoice

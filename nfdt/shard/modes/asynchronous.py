@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from nfdt.core.sharding.records import RecordTree
 from nfdt.shard.backups import BackupStore
 from nfdt.shard.engine import StepResult
 from nfdt.shard.modes.base import ArrivedPush, DelayedPush, PushOutcome, admit
@@ -37,6 +38,13 @@ class AsynchronousMode:
 
     def discard(self) -> None:
         """Return at once: no gradient waits."""
+
+    def records(self) -> RecordTree:
+        """Return no records: the mode has no state."""
+        return {}
+
+    def restore(self, records: RecordTree) -> None:
+        """Do nothing."""
 
     def _step(self, arrived: ArrivedPush, push: DelayedPush) -> StepResult | None:
         engine, gradient = self._weights.engine, arrived.gradient

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from nfdt.core.sharding.records import RecordTree
 from nfdt.shard.backups import Backup, BackupStore, WorkerRecord
 from nfdt.shard.engine import ReplyWeights
 from nfdt.shard.messages import Gradient
@@ -68,6 +69,14 @@ class PushMode(Protocol):
 
     def discard(self) -> None:
         """Drop the gradients that wait for others."""
+        ...
+
+    def records(self) -> RecordTree:
+        """Return the state of the mode; see :mod:`nfdt.core.sharding.records`. Nothing is copied."""
+        ...
+
+    def restore(self, records: RecordTree) -> None:
+        """Continue from records, before the first push."""
         ...
 
 

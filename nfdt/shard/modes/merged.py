@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
+from nfdt.core.sharding.records import RecordTree
 from nfdt.shard.accumulator import GradientAccumulator
 from nfdt.shard.backups import BackupStore
 from nfdt.shard.modes.base import ArrivedPush, DelayedPush, PushOutcome, admit
@@ -43,6 +45,19 @@ class MergedMode:
     def discard(self) -> None:
         """Drop an incomplete update."""
         self._accumulator = None
+
+    def records(self) -> RecordTree:
+        """Return the accumulated gradients, as their sequence numbers are counted already."""
+        return dict(vars(self._accumulator)) if self._accumulator else {}
+
+    def restore(self, records: RecordTree) -> None:
+        """Continue with the accumulated gradients, if there are any."""
+        if records:
+            engine, counts = self._weights.engine, dict(records)
+            empty = engine.new_accumulator()
+            sums = {name: counts.pop(name) for name in ("total", "weight")}
+            sums = engine.restored(sums, {"total": empty.total, "weight": empty.weight})
+            self._accumulator = replace(empty, **sums, **{name: count.item() for name, count in counts.items()})
 
     def _merge(self, arrived: ArrivedPush, push: DelayedPush) -> bool:
         """Add a gradient, and apply the update if it is complete; return False if the update was rejected."""

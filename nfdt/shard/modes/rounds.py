@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nfdt.core.errors import ProtocolError
+from nfdt.core.sharding.records import RecordTree
 from nfdt.shard.accumulator import GradientAccumulator
 from nfdt.shard.backups import BackupStore
 from nfdt.shard.engine import Engine, ReplyWeights
@@ -46,6 +47,19 @@ class RoundMode:
     def discard(self) -> None:
         """Drop the parts of the open round."""
         self._open = None
+
+    def records(self) -> RecordTree:
+        """Return the number of the newest closed round and the rule's state; parts of the open round are left out.
+
+        The round is pushed again as a whole: the parts have no sequence numbers.
+        """
+        return {"closed_round": self.closed_round, "rule": self._rule or {}}
+
+    def restore(self, records: RecordTree) -> None:
+        """Continue after the newest closed round."""
+        self.closed_round = int(records["closed_round"])
+        engine = self._weights.engine
+        self._rule = engine.restored(records["rule"], engine.new_worker()) if "rule" in records else None
 
     def _close(self) -> bool:
         """Apply the received parts as one gradient; return False if the update was rejected."""

@@ -5,13 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 
 from tests.support.machines.keeper import batch, set_rate
+from tests.support.machines.link_emulator import LinkDamage
 from tests.support.machines.members import DEADLINE_S, members, signal_all
-from tests.support.machines.plan import MachinePlan, RigError, RigPlan, entering, environment, namespace_of
+from tests.support.machines.plan import ROOT, MachinePlan, RigError, RigPlan, entering, environment, namespace_of
+
+EMULATE = "from tests.support.machines.link_emulator import main; main()"
+NO_OFFLOADS = "from tests.support.machines.link_emulator import disable_offloads; disable_offloads('eth0')"
 
 
 class MachineProcess(subprocess.Popen):
@@ -40,6 +46,7 @@ class Machine:
         self._logs = logs
         self._namespace = namespace_of(plan.holder)
         self._started: list[MachineProcess] = []
+        self._emulator: subprocess.Popen | None = None
 
     def __repr__(self) -> str:
         return f"Machine({self.name!r}, {self.address})"
@@ -142,10 +149,20 @@ class Machine:
     def kill(self) -> None:
         """Kill all processes of the machine; its address, files and link remain.
 
-        The kernel closes their connections in order. Cut the link first for a machine that loses its power.
+        The kernel closes their connections in order; see :meth:`lose_power`.
         """
         signal_all([self._namespace], signal.SIGKILL, [self.plan.holder])
         self.collect()
+
+    def lose_power(self) -> None:
+        """Kill all processes of the machine, and forget its connections without a message; :meth:`mend` its link then.
+
+        Its address and files remain.
+        """
+        self.cut()
+        self.pause()
+        self.run(["ss", "--kill", "--tcp", "--all"])
+        self.kill()
 
     def collect(self) -> None:
         """Await the processes that :meth:`popen` started and that have ended."""
@@ -159,6 +176,36 @@ class Machine:
     def mend(self) -> None:
         """Undo :meth:`cut`."""
         batch("ip", self._rig.switch, [f"link set {self.plan.port} master br0"])
+
+    def damage(self, damage: LinkDamage) -> None:
+        """Lose, corrupt or delay packets from and to the machine, until :meth:`repair`."""
+        port = self.plan.port
+        near, far, peer = port, f"{port}a", f"{port}b"
+        self.run([sys.executable, "-c", NO_OFFLOADS], cwd=ROOT)
+        lines = [f"link set {near} nomaster", f"link add {far} type veth peer name {peer}"]
+        batch("ip", self._rig.switch, [*lines, f"link set {far} up", f"link set {peer} master br0 up"])
+        inside = ["nsenter", f"--target={self._rig.switch}", "--net", sys.executable, "-c", EMULATE]
+        numbers = map(str, astuple(damage))
+        pipe = subprocess.PIPE
+        self._emulator = subprocess.Popen(
+            [*inside, near, far, peer, *numbers], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, cwd=ROOT
+        )
+        if self._emulator.stdout.readline() != b"ready\n":
+            raise RigError(f"{self.name}: its link cannot be damaged: {self._end_emulator()}")
+
+    def repair(self) -> None:
+        """Undo :meth:`damage`, if there is any."""
+        if self._emulator is None:
+            return
+        self._end_emulator()
+        lines = [f"link del {self.plan.port}a", f"link set {self.plan.port} master br0"]
+        batch("ip", self._rig.switch, lines)
+
+    def _end_emulator(self) -> str:
+        """End the emulator of the link and return its errors."""
+        emulator, self._emulator = self._emulator, None
+        emulator.kill()
+        return emulator.communicate()[1].decode().strip()
 
     def set_rate(self, rate_mbit: float | None) -> None:
         """Change the rate of the link, in both directions."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+ROOT = Path(__file__).parents[3]
 NETWORK = "10.77.0.0/24"
 PREFIX = "nfdt-rig-"
 STATE = "rig.json"

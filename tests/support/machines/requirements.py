@@ -10,7 +10,7 @@ import sys
 from tests.support.machines.plan import RigError
 from tests.support.machines.rig import Rig
 
-PACKAGES = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
+PACKAGES = {"ip": "iproute2", "tc": "iproute2", "ss": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
 PACKAGES |= {"setpriv": "util-linux", "mount": "mount"}
 
 

@@ -13,9 +13,8 @@ from ipaddress import ip_network
 from pathlib import Path
 
 from tests.support.machines.machine import Machine
-from tests.support.machines.plan import NETWORK, PREFIX, MachinePlan, RigError, RigPlan
+from tests.support.machines.plan import NETWORK, PREFIX, ROOT, MachinePlan, RigError, RigPlan
 
-ROOT = Path(__file__).parents[3]
 KEEPER = "from tests.support.machines.keeper import main; main()"
 DEADLINE_S = 60
 CGROUPS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))

@@ -14,6 +14,7 @@ from nfdt_client.connection import JobsClient
 from nfdt.core.errors import JobFailed, ServerUnreachable
 from nfdt.core.wire import workers_pb2, workers_pb2_grpc
 from nfdt.core.wire.channel import open_channel
+from nfdt.core.wire.status import translate
 from nfdt.core.work.slot_connection import Patience
 from nfdt.launch.processes import LocalLauncher
 from nfdt.launch.slot_options import SlotOptions
@@ -47,18 +48,28 @@ def wait_for_server(options: SlotOptions, timeout_s: float, *, sleep: Callable[[
         connection.close()
 
 
-def attend(options: SlotOptions, slots: int, shards: int = 0, *, wait_s: float = 0.0) -> None:
+def offer_slots(
+    options: SlotOptions,
+    slots: int,
+    shards: int = 0,
+    *,
+    wait_s: float = 0.0,
+    ending: threading.Event | None = None,
+) -> None:
     """Keep ``slots`` worker slots and ``shards`` shard slots registered until the server is gone for ``wait_s`` s.
+
+    When ``ending`` is set, the slots end in order, within the grace of the options.
 
     Raises:
         JobFailed: slots end as fast as they start (the message names their logs), or none can be started.
     """
     gone = threading.Event()
     channel = open_channel(options.server, options.token, **options.tls)
-    threading.Thread(target=_watch, args=(channel, Patience(wait_s, gone), gone), name="health", daemon=True).start()
     ended: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    reporter = threading.Thread(target=_report_ends, args=(channel, ended), name="ended", daemon=True)
-    reporter.start()
+    watcher = threading.Thread(target=_watch, args=(channel, options.server, wait_s, gone), name="health", daemon=True)
+    reporter = threading.Thread(target=_report_ends, args=(channel, options.server, ended), name="ended", daemon=True)
+    for thread in (watcher, reporter):
+        thread.start()
     launcher = LocalLauncher(options, ended.put)
     try:
         launcher.ensure("worker", slots)
@@ -67,34 +78,42 @@ def attend(options: SlotOptions, slots: int, shards: int = 0, *, wait_s: float =
             failure = launcher.failure
             if failure and (launcher.given_up.is_set() or not launcher.pids):
                 raise JobFailed(failure)
+            if ending is not None and ending.is_set():
+                launcher.drain()
+                return
     finally:
         gone.set()
         launcher.stop()
         ended.put(None)
         reporter.join(REPORT_S)
         channel.close()
+        for thread in (watcher, reporter):  # their log lines come before the reason for the end
+            thread.join(REPORT_S)
 
 
-def _watch(channel: grpc.Channel, patience: Patience, gone: threading.Event) -> None:
+def _watch(channel: grpc.Channel, server: str, wait_s: float, gone: threading.Event) -> None:
     """Watch the server's health; the server is gone if the stream ends and cannot be reopened."""
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+    patience = Patience(wait_s, gone)
     while True:
         try:
             for _ in health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()):
                 patience.success()
         except grpc.RpcError as error:
-            _log.info("the server's health stream ended: %s", error)
+            if gone.is_set():  # this process ends, and has closed the channel
+                return
+            _log.info("the server's health stream ended: %s", translate(error, server))
         if not patience.failure():
             gone.set()
             return
 
 
-def _report_ends(channel: grpc.Channel, ended: queue.SimpleQueue[str | None]) -> None:
+def _report_ends(channel: grpc.Channel, server: str, ended: queue.SimpleQueue[str | None]) -> None:
     """Report ended slots to the server; an unreachable server detects the end later by itself."""
     stub = workers_pb2_grpc.WorkersStub(channel)
     for name in iter(ended.get, None):
         try:
             stub.Ended(workers_pb2.SlotEnded(name=name), timeout=REPORT_S)
         except grpc.RpcError as error:
-            _log.info("the server was not told of the end of slot %s: %s", name, error)
+            _log.info("the end of slot %s was not reported: %s", name, translate(error, server))

@@ -1,0 +1,103 @@
+"""Removal of internal frames from tracebacks: a user sees the frames of the script, then the message.
+
+Keras removes its own frames in the same way. ``keras.config.disable_traceback_filtering()`` keeps them all.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+logger = logging.getLogger(__name__)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# The command line's own frames stay: nfdt.cli.script removes them.
+_ROOMS = "codecs|consistency|core|engines|jobserver|launch|shard|simulate|transport|update_rules|worker"
+_INTERNAL = re.compile(
+    rf"/(nfdt_client|nfdt/({_ROOMS})|hfdt/(keras|launch|runtime))/[^/]|/keras/src/|/tensorflow/python/"
+)
+# Libraries whose frames are as internal as their callers: the standard library, and packages that NFDT calls.
+_CALLED = re.compile(
+    r"^<frozen |/python3\.\d+/(?!site-packages/|dist-packages/)|-packages/(google|grpc|numpy|pydantic)/"
+)
+_ENTRY = re.compile(r'  File "(?P<path>[^"]*)", line ')
+
+
+def hide_frames(function: F) -> F:
+    """Decorate a public function: the exceptions that leave it show no internal frames, not even its own."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            if _is_enabled():
+                logger.debug("Traceback with all frames:", exc_info=error)
+                _filter(error)
+            raise  # without an argument, which would add an entry for this frame
+
+    return call  # type: ignore[return-value]
+
+
+def filter_text(text: str) -> str:
+    """Remove the internal frames from a formatted traceback, unless it has no others."""
+    if not _is_enabled():
+        return text
+    entries: list[tuple[str, str]] = []  # path, or "" for other text, and lines
+    for line in text.splitlines(keepends=True):
+        if found := _ENTRY.match(line):
+            entries.append((found["path"], line))
+        elif entries and entries[-1][0] and line.startswith("  "):
+            entries[-1] = (entries[-1][0], entries[-1][1] + line)
+        else:
+            entries.append(("", line))
+    kept = [entry for entry, shown in _visible(entries, lambda entry: entry[0]) if shown]
+    return "".join(lines for _, lines in kept) if any(path for path, _ in kept) else text
+
+
+def _visible(entries: Iterable[Any], path_of: Callable[[Any], str]) -> Iterator[tuple[Any, bool]]:
+    """Yield each entry of a traceback, outermost first, and whether it is shown."""
+    below_internal = True
+    for entry in entries:
+        path = path_of(entry)
+        internal = bool(_INTERNAL.search(path)) or (below_internal and bool(_CALLED.search(path)))
+        below_internal = internal or not path
+        yield entry, not internal
+
+
+def _is_enabled() -> bool:
+    """Whether Keras removes internal frames; the default."""
+    config = getattr(sys.modules.get("keras"), "config", None)
+    enabled = getattr(config, "is_traceback_filtering_enabled", None)
+    return enabled is None or bool(enabled())
+
+
+def _filter(error: BaseException) -> None:
+    """Remove the internal frames from the traceback of an exception, and from those of its causes."""
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        found = pending.pop()
+        if found is None or id(found) in seen:
+            continue
+        seen.add(id(found))
+        found.__traceback__ = _filtered(found.__traceback__)
+        pending += [found.__cause__, found.__context__]
+
+
+def _filtered(trace: types.TracebackType | None) -> types.TracebackType | None:
+    entries = []
+    while trace is not None:
+        entries.append(trace)
+        trace = trace.tb_next
+    kept = None
+    shown = [entry for entry, shown in _visible(entries, lambda e: e.tb_frame.f_code.co_filename) if shown]
+    for entry in reversed(shown):
+        kept = types.TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return kept

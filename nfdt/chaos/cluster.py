@@ -1,0 +1,195 @@
+"""Cluster of a trial: a server with its shards, workers behind a relay, and a script behind another one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from nfdt.chaos.leftovers import Leftovers, MachineState
+from nfdt.chaos.processes import MARK, ClusterProcess, find_slots, is_alive, marked, send_signal
+from nfdt.chaos.relay import Relay
+from nfdt.chaos.schedule import ClusterRow, TargetRole
+from nfdt.core.errors import NfdtError
+from nfdt.core.host.private_files import private
+
+NFDT = (sys.executable, "-P", "-m", "nfdt.cli")
+START_S = 180.0
+END_S = 60.0
+POLL_S = 0.1
+JOB = "chaos"  # name under which a script that is run again finds its job
+TAIL = 30  # lines of a log in an error
+
+
+class ChaosCluster:
+    """Processes of one trial, all on this machine, and all started here.
+
+    Args:
+        row: Numbers and options.
+        script: Command line of the script after the options of ``nfdt run``.
+        folder: Folder for logs, state and temporary files.
+
+    Attributes:
+        state_dir: State directory of the server.
+        relays: Relays by the role whose traffic passes them.
+    """
+
+    def __init__(self, row: ClusterRow, script: Sequence[str], folder: Path) -> None:
+        self._row, self._script, self._folder = row, list(script), folder
+        self.state_dir, self._temporary = folder / "state", folder / "tmp"
+        self._mark = secrets.token_hex(8)  # in the environment of all processes
+        self._before = MachineState()
+        self.relays: dict[TargetRole, Relay] = {}
+        self._address = "127.0.0.1:0"
+        self._token_file = folder / "token"
+        self._server_starts = 0
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("NFDT_")}
+        quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1"}
+        self._environment = {**quiet, **inherited, "TMPDIR": str(self._temporary), MARK: self._mark}
+
+    def start(self) -> None:
+        """Start all processes; the script runs as soon as the server listens.
+
+        Raises:
+            NfdtError: The server does not start.
+        """
+        self._temporary.mkdir(parents=True, mode=0o700)
+        with open(self._token_file, "w", opener=private) as file:
+            file.write(secrets.token_hex(32))
+        if self._row.tls:
+            self._make_certificates()
+        self.start_server()
+        self._address = self._listening()
+        for role in ("worker", "client"):
+            self.relays[role] = Relay(self._address, self._environment)
+        logs = ["--log-dir", str(self._folder / "logs"), "--name", "chaos"]
+        server = self._connection("worker")
+        self._start("workers", ["worker", *server, "--slots", str(self._row.workers), *logs])
+        self.start_script()
+
+    def start_server(self) -> None:
+        """Start the server, or another one at the same address with the same token and state."""
+        tls = self._pem({"--tls-cert": "server.pem", "--tls-key": "server.key"})
+        place = ["--listen", self._address, "--state-dir", str(self.state_dir), "--token-file", str(self._token_file)]
+        self._server_starts += 1
+        self._start("server", ["server", *place, "--allow-code", *tls])
+
+    def start_script(self) -> None:
+        """Run the script; again, it goes on with its job."""
+        row = self._row
+        counts = ["--workers", str(row.workers), "--shards", str(row.shards), "--job", JOB, "--log-level", "info"]
+        options = [part for name, value in row.options.items() for part in ("--set", f"{name}={value}")]
+        self._start("client", ["run", *self._connection("client"), *counts, *options, *self._script])
+
+    @property
+    def listens(self) -> bool:
+        """Whether the server has announced that it listens since it was started last."""
+        return len(self._announced()) == self._server_starts
+
+    def _announced(self) -> list[str]:
+        return re.findall(r"^listening on (\S+:\d+)$", self.log("server").read_text(errors="replace"), re.MULTILINE)
+
+    def processes(self, role: TargetRole) -> list[ClusterProcess]:
+        """Return the live processes of a role, by index."""
+        if role in ("server", "client"):
+            process = self._live(role)
+            return [] if process is None else [ClusterProcess(role, 0, process)]
+        parent = self._live("workers" if role == "worker" else "server")
+        return [] if parent is None else [one for one in find_slots(parent) if one.role == role]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the processes whose exit codes and logs there are."""
+        return list(self._processes)
+
+    def exit_code(self, name: str) -> int | None:
+        """Return the exit code of ``server``, ``workers`` or ``client``; None while it runs."""
+        return self._processes[name].poll()
+
+    def log(self, name: str) -> Path:
+        """Return the log of ``server``, ``workers`` or ``client``."""
+        return self._folder / f"{name}.log"
+
+    def tail(self, name: str) -> str:
+        """Return the last lines of a log."""
+        with contextlib.suppress(OSError):
+            return "\n".join(self.log(name).read_text(errors="replace").splitlines()[-TAIL:])
+        return ""
+
+    def stop(self) -> None:
+        """End all processes that were started here, in order; kill what is left after a deadline."""
+        for process in list(marked(self._mark)):
+            send_signal(process, signal.SIGCONT)
+        for name in ("client", "workers", "server"):
+            if name in self._processes:
+                _end(self._processes[name])
+        for relay in self.relays.values():
+            relay.stop()
+
+    def leftovers(self) -> Leftovers:
+        """Return what is left after :meth:`stop`."""
+        addresses = [self._address, *(relay.address for relay in self.relays.values())]
+        return self._before.leftovers(self._mark, self._temporary, addresses)
+
+    def _start(self, name: str, arguments: Sequence[str]) -> None:
+        with open(self.log(name), "a", opener=private) as log:
+            self._processes[name] = subprocess.Popen(
+                [*NFDT, *arguments],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C ends the trial, which ends its processes in order
+            )
+
+    def _listening(self) -> str:
+        """Wait until the server listens and return its address."""
+        deadline = time.monotonic() + START_S
+        while self.exit_code("server") is None and time.monotonic() < deadline:
+            if found := self._announced():
+                return found[-1]
+            time.sleep(POLL_S)
+        raise NfdtError(f"The server did not start within {START_S:.0f} s. The end of its log:\n{self.tail('server')}")
+
+    def _live(self, name: str) -> psutil.Process | None:
+        started = self._processes.get(name)
+        if started is None or started.poll() is not None:
+            return None
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(started.pid)
+            return process if is_alive(process) else None
+        return None
+
+    def _connection(self, role: TargetRole) -> list[str]:
+        place = ["--server", self.relays[role].address, "--token-file", str(self._token_file)]
+        return [*place, *self._pem({"--ca-file": "ca.pem"})]
+
+    def _pem(self, options: Mapping[str, str]) -> list[str]:
+        """Return options with the files of certificates; none without TLS."""
+        if not self._row.tls:
+            return []
+        return [part for option, name in options.items() for part in (option, str(self._folder / "certs" / name))]
+
+    def _make_certificates(self) -> None:
+        command = [*NFDT, "certs", "--host", "127.0.0.1", "--dir", str(self._folder / "certs")]
+        subprocess.run(command, env=self._environment, check=True, capture_output=True, timeout=START_S)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Terminate a process, and kill it after a deadline."""
+    process.terminate()
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,146 @@
+"""Injection of faults into a cluster, and their end."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from nfdt.chaos.cluster import ChaosCluster
+from nfdt.chaos.processes import ClusterProcess
+from nfdt.chaos.relay_process import Rule
+from nfdt.chaos.schedule import RESTARTED, FaultRow
+from nfdt.chaos.timing import PlannedFault
+
+_SIGNALS = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM, "stall": signal.SIGSTOP}
+
+
+@dataclass
+class Injection:
+    """A fault that has been injected.
+
+    Attributes:
+        fault: The fault.
+        target: The process.
+        at: Unix time of the injection.
+    """
+
+    fault: PlannedFault[Any]
+    target: ClusterProcess
+    at: float
+
+
+@dataclass(frozen=True)
+class _End:
+    due: float
+    undo: Callable[[], object]
+
+
+@dataclass
+class _Restart:
+    pause_s: float
+    due: float | None = None  # once the process has ended
+
+
+class Injector:
+    """Injector of the faults of one trial; the caller polls it.
+
+    Args:
+        cluster: The cluster.
+
+    Attributes:
+        injections: All faults so far.
+    """
+
+    def __init__(self, cluster: ChaosCluster) -> None:
+        self._cluster = cluster
+        self._ends: list[_End] = []
+        self._restarts: dict[str, _Restart] = {}
+        self.injections: list[Injection] = []
+
+    def expects_end(self, role: str) -> bool:
+        """Whether a fault has ended the process of a role, and it has not been started again yet."""
+        return role in self._restarts
+
+    def inject(self, fault: PlannedFault[FaultRow]) -> Injection | None:
+        """Inject a fault; return None if there is no process for it now, so that it has to be tried again."""
+        row = fault.row
+        candidates = [
+            one for one in self._cluster.processes(row.role) if row.target == "random" or one.index == row.target
+        ]
+        if not candidates or self.expects_end(row.role):
+            return None
+        if row.kind == "fill_disk" and not self._cluster.listens:
+            return None  # no server starts on a full disk
+        target, at = fault.choose(candidates), time.time()
+        if not self._act(fault, target):
+            return None
+        injection = Injection(fault, target, at)
+        self.injections.append(injection)
+        return injection
+
+    def poll(self) -> None:
+        """End the faults whose time is over; start the processes again that faults have ended."""
+        now = time.monotonic()
+        for end in [one for one in self._ends if one.due <= now]:
+            self._ends.remove(end)
+            end.undo()
+        for role, restart in list(self._restarts.items()):
+            if self._cluster.exit_code(role) is None:
+                continue
+            restart.due = restart.due or now + restart.pause_s
+            if restart.due <= now:
+                del self._restarts[role]
+                self._cluster.start_server() if role == "server" else self._cluster.start_script()
+
+    def _act(self, fault: PlannedFault[FaultRow], target: ClusterProcess) -> bool:
+        row = fault.row
+        if row.kind in _SIGNALS:
+            if not target.send(_SIGNALS[row.kind]):
+                return False
+            if row.kind == "stall":
+                self._later(row.seconds, lambda: target.send(signal.SIGCONT))
+            elif row.role in RESTARTED:
+                self._restarts[row.role] = _Restart(row.seconds or 0.0)
+        elif row.kind == "fill_disk":
+            return self._fill_disk(target, row.seconds)
+        else:
+            self._damage(fault, target)
+        return True
+
+    def _later(self, seconds: float | None, undo: Callable[[], object]) -> None:
+        self._ends.append(_End(time.monotonic() + (seconds or 0.0), undo))
+
+    def _damage(self, fault: PlannedFault[FaultRow], target: ClusterProcess) -> None:
+        """Damage the connections of a process to the server."""
+        row, relay = fault.row, self._cluster.relays[fault.row.role]
+        flip = fault.draw if row.kind == "corrupt" else None
+        pids = (target.process.pid,)
+        relay.set_rule(fault.number, Rule(pids, row.kind == "cut", row.mbit, row.delay_ms or 0.0, flip))
+        if row.seconds is not None:
+            self._later(row.seconds, lambda: relay.set_rule(fault.number, None))
+
+    def _fill_disk(self, server: ClusterProcess, seconds: float | None) -> bool:
+        """Make every write of the server to a file fail, as on a full disk."""
+        limit = resource.RLIMIT_FSIZE
+        try:
+            soft, hard = resource.prlimit(server.process.pid, limit)
+            resource.prlimit(server.process.pid, limit, (0, hard))
+        except (OSError, ValueError):
+            return False
+
+        def restore() -> None:
+            """Lift the limit, also of processes that were started meanwhile and have inherited it."""
+            with contextlib.suppress(psutil.Error):
+                for one in [server.process, *server.process.children(recursive=True)]:
+                    with contextlib.suppress(OSError):
+                        resource.prlimit(one.pid, limit, (soft, hard))
+
+        self._later(seconds, restore)
+        return True

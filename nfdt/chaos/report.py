@@ -1,0 +1,109 @@
+"""Report of a trial: what each fault cost, whether it was survived, and what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from nfdt.chaos.accounting import SampleCounts, count_samples, last_logs, recovered_at
+from nfdt.chaos.trial import TrialRecord
+
+
+@dataclass(frozen=True)
+class FaultOutcome:
+    """Outcome of one fault.
+
+    Attributes:
+        number: Its place in the plan.
+        kind: Kind of fault.
+        role: Role of its target.
+        target: Index of its target; None: it was not injected.
+        at_s: Seconds after the first trained step; None: it was not injected.
+        recovery_s: Seconds until training was beyond its position before the fault; None: it never was.
+        survived: Whether training went on after it; None: it was not injected.
+    """
+
+    number: int
+    kind: str
+    role: str
+    target: int | None
+    at_s: float | None
+    recovery_s: float | None
+    survived: bool | None
+
+
+@dataclass(frozen=True)
+class ChaosReport:
+    """Report of a trial.
+
+    Attributes:
+        faults: All faults of the plan.
+        samples: Samples trained once, again and never.
+        result: Logs of the last epoch.
+        undisturbed: Those of the same script without faults; None: it was not run.
+        leftovers: Remains after the end, in words.
+        memory_growth: Greatest relative growth of a server's resident memory between the first and the last fault that
+            the same process has survived; None: no process was measured twice.
+        problems: Reasons why the trial did not end well.
+    """
+
+    faults: tuple[FaultOutcome, ...]
+    samples: SampleCounts
+    result: Mapping[str, float]
+    undisturbed: Mapping[str, float] | None = None
+    leftovers: tuple[str, ...] = ()
+    memory_growth: float | None = None
+    problems: tuple[str, ...] = field(default=())
+
+    @property
+    def survived(self) -> bool:
+        """Whether all faults were injected and survived, every sample was trained, and nothing is left."""
+        well = not self.problems and not self.leftovers and not self.samples.never
+        return well and all(fault.survived for fault in self.faults)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as a JSON object."""
+        return {"survived": self.survived, **asdict(self)}
+
+
+def make_report(record: TrialRecord, undisturbed: TrialRecord | None = None) -> ChaosReport:
+    """Return the report of a trial.
+
+    Args:
+        record: The trial.
+        undisturbed: Trial of the same script without faults.
+    """
+    return ChaosReport(
+        faults=_outcomes(record),
+        samples=count_samples(record.jobs),
+        result=last_logs(record.jobs),
+        undisturbed=None if undisturbed is None else last_logs(undisturbed.jobs),
+        leftovers=tuple(record.leftovers.all()),
+        memory_growth=max((b[-1] / b[0] - 1 for b in record.server_bytes.values() if len(b) > 1), default=None),
+        problems=(
+            *record.problems,
+            *(f"undisturbed: {one}" for one in (undisturbed.problems if undisturbed is not None else ())),
+        ),
+    )
+
+
+def _outcomes(record: TrialRecord) -> tuple[FaultOutcome, ...]:
+    """Return the outcome of each fault; the last one before a failure counts as its cause."""
+    found = []
+    for injection in record.injections:
+        row, recovered = injection.fault.row, recovered_at(record.jobs, injection.at)
+        last = injection is record.injections[-1]
+        found.append(
+            FaultOutcome(
+                number=injection.fault.number,
+                kind=row.kind,
+                role=row.role,
+                target=injection.target.index,
+                at_s=injection.at - (record.began_at or injection.at),
+                recovery_s=None if recovered is None else recovered - injection.at,
+                survived=recovered is not None and not (last and record.problems),
+            )
+        )
+    missed = [FaultOutcome(f.number, f.row.kind, f.row.role, None, None, None, None) for f in record.missed]
+    return (*found, *missed)

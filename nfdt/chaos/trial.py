@@ -1,0 +1,205 @@
+"""A trial: a script trains on a cluster while the faults of a schedule are injected."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+
+from nfdt.chaos.accounting import failure, first_progress, trained_steps
+from nfdt.chaos.cluster import ChaosCluster
+from nfdt.chaos.injector import Injection, Injector
+from nfdt.chaos.leftovers import Leftovers
+from nfdt.chaos.processes import ClusterProcess
+from nfdt.chaos.recorded_events import RecordedJob, RecordedJobs
+from nfdt.chaos.schedule import Schedule, TargetRole
+from nfdt.chaos.timing import PlannedFault, plan_faults
+from nfdt.core.errors import NfdtError
+
+POLL_S = 0.1
+PATIENCE_S = 300.0
+
+
+@dataclass
+class TrialRecord:
+    """Record of a trial.
+
+    Attributes:
+        injections: Faults that were injected.
+        missed: Faults whose time did not come, or whose target was not there.
+        jobs: Jobs of the script, with their events.
+        problems: Reasons why the trial did not end well.
+        leftovers: Remains after its end.
+        began_at: Unix time of the first trained step.
+        server_bytes: Resident memory of each process of the server, at each fault and at the end.
+    """
+
+    injections: list[Injection] = field(default_factory=list)
+    missed: list[PlannedFault[Any]] = field(default_factory=list)
+    jobs: list[RecordedJob] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    leftovers: Leftovers = Leftovers()
+    began_at: float | None = None
+    server_bytes: dict[psutil.Process, list[int]] = field(default_factory=dict)
+
+
+class TrialCluster(Protocol):
+    """Cluster that runs a script."""
+
+    @property
+    def state_dir(self) -> Path:
+        """State directory of the server."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the processes whose exit codes and logs there are; that of the script is ``client``."""
+
+    @property
+    def listens(self) -> bool:
+        """Whether the server has announced that it listens since it was started last."""
+
+    def start(self) -> None:
+        """Start all processes; raise an NfdtError if the server does not start."""
+
+    def processes(self, role: TargetRole) -> Sequence[ClusterProcess]:
+        """Return the live processes of a role."""
+
+    def exit_code(self, name: str) -> int | None:
+        """Return the exit code of a process; None while it runs."""
+
+    def tail(self, name: str) -> str:
+        """Return the last lines of a log."""
+
+    def stop(self) -> None:
+        """End all processes."""
+
+    def leftovers(self) -> Leftovers:
+        """Return what is left after :meth:`stop`."""
+
+
+class FaultInjector(Protocol):
+    """Injector of the faults of one trial into its cluster."""
+
+    @property
+    def injections(self) -> list[Injection]:
+        """All faults so far."""
+
+    def expects_end(self, name: str) -> bool:
+        """Whether a fault has ended a process of the cluster, and it has not been started again yet."""
+
+    def inject(self, fault: PlannedFault[Any]) -> Injection | None:
+        """Inject a fault; return None if it has to be tried again."""
+
+    def poll(self) -> None:
+        """End the faults whose time is over; start the processes again that faults have ended."""
+
+
+class Trial:
+    """One run of a script under faults.
+
+    Args:
+        cluster: The cluster.
+        injector: Injector of its faults.
+        faults: The faults.
+        patience_s: Seconds without any event of a job after which the trial is given up.
+        stopped: Event that ends the trial early.
+        log: Function that receives one line per fault.
+    """
+
+    def __init__(
+        self,
+        cluster: TrialCluster,
+        injector: FaultInjector,
+        faults: Sequence[PlannedFault[Any]],
+        *,
+        patience_s: float = PATIENCE_S,
+        stopped: threading.Event | None = None,
+        log: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._cluster, self._injector, self._waiting = cluster, injector, list(faults)
+        self._recorded = RecordedJobs(cluster.state_dir)
+        self._patience_s, self._log = patience_s, log
+        self._stopped = stopped or threading.Event()
+        self._record = TrialRecord()
+
+    def run(self) -> TrialRecord:
+        """Run until the script ends, or does not go on; end all processes and return the record."""
+        record = self._record
+        try:
+            self._cluster.start()
+            self._watch()
+            self._measure()
+        except NfdtError as error:
+            record.problems.append(str(error))
+        finally:
+            self._cluster.stop()
+        self._recorded.read()
+        record.jobs, record.missed, record.injections = self._recorded.jobs, self._waiting, self._injector.injections
+        if (reason := failure(record.jobs)) is not None:
+            record.problems.append(reason)
+        record.leftovers = self._cluster.leftovers()
+        return record
+
+    def _watch(self) -> None:
+        """Inject faults until the script has ended or nothing goes on."""
+        last_news = time.monotonic()
+        while not self._stopped.wait(POLL_S):
+            if self._recorded.read():
+                last_news = time.monotonic()
+            if (problem := self._ended()) is not None:
+                self._record.problems += [problem] if problem else []
+                return
+            if time.monotonic() - last_news > self._patience_s:
+                self._record.problems.append(f"nothing went on for {self._patience_s:g} s")
+                return
+            self._injector.poll()
+            self._inject_due()
+        self._record.problems.append("it was stopped")
+
+    def _ended(self) -> str | None:
+        """Return the reason if a process has ended by itself, "" if the script has in order, None if all run."""
+        for name in self._cluster.names:
+            if (code := self._cluster.exit_code(name)) is None or self._injector.expects_end(name):
+                continue
+            if name == "client" and code == 0:
+                return ""
+            return f"{name} ended with exit code {code}; the end of its log:\n{self._cluster.tail(name)}"
+        return None
+
+    def _inject_due(self) -> None:
+        jobs = self._recorded.jobs
+        began_at = self._record.began_at = self._record.began_at or first_progress(jobs)
+        if began_at is None:
+            return
+        elapsed_s, steps = time.time() - began_at, trained_steps(jobs)
+        for fault in [one for one in self._waiting if one.is_due(elapsed_s, steps)]:
+            self._measure()
+            if (injection := self._injector.inject(fault)) is not None:
+                self._waiting.remove(fault)
+                seconds = f" for {fault.row.seconds:g} s" if fault.row.seconds is not None else ""
+                self._log(f"{injection.at - began_at:7.1f} s  {fault.row.kind} {injection.target}{seconds}")
+
+    def _measure(self) -> None:
+        """Note the resident memory of a server that has started."""
+        for server in self._cluster.processes("server") if self._cluster.listens else ():
+            with contextlib.suppress(psutil.Error):
+                self._record.server_bytes.setdefault(server.process, []).append(server.process.memory_info().rss)
+
+
+def local_trial(schedule: Schedule, script: Sequence[str], folder: Path, **options: Any) -> Trial:
+    """Return the trial of a schedule on a cluster of this machine.
+
+    Args:
+        schedule: The schedule.
+        script: Command line of the script after the options of ``nfdt run``.
+        folder: Folder for logs, state and temporary files; it must not exist.
+        options: Those of :class:`Trial`.
+    """
+    cluster = ChaosCluster(schedule.cluster, script, folder)
+    return Trial(cluster, Injector(cluster), plan_faults(schedule), **options)

@@ -1,0 +1,169 @@
+"""The epochs of a job, one after the other: between two epochs, in the phases of one, at the end."""
+
+from __future__ import annotations
+
+from nfdt.coordinator.decisions import Decisions
+from nfdt.coordinator.effect_queue import EffectQueue
+from nfdt.coordinator.epoch_plan import EpochPlanner
+from nfdt.coordinator.epoch_run import EpochRun
+from nfdt.coordinator.gate import Gate
+from nfdt.coordinator.membership import Membership
+from nfdt.coordinator.stream_feed import FeedCredit, StreamFeed
+from nfdt.coordinator.training import TrainingPhase
+from nfdt.coordinator.untrained import StateMerger
+from nfdt.core.clock import Clock
+from nfdt.core.work.instructions import BeginEpoch, EpochDone, Failed, Leave, TrainingDone
+
+
+class EpochSequence:
+    """The current epoch of a job, and the transitions from epoch to epoch.
+
+    Args:
+        planner: Tasks of each epoch.
+        members: Workers of the job.
+        decisions: Policies of the job.
+        merger: Untrained state that all workers share.
+        gate: Permission of the client and the server to begin.
+        effects: Queue of effects.
+        clock: Clock of the job.
+
+    Attributes:
+        epoch: Number of the current epoch, or of the next one between two epochs.
+        epochs_ended: Number of epochs that have ended, those before the job's first one included.
+        epoch_s: Duration of the last epoch, in seconds.
+        run: The current epoch; None between two epochs.
+        ended: Last instruction of every worker, once the job has ended.
+        suspended: Whether the shards are lost and not restored yet: there are no transitions.
+        quiesced: Whether no synchronous round may begin.
+    """
+
+    def __init__(
+        self,
+        planner: EpochPlanner,
+        members: Membership,
+        decisions: Decisions,
+        merger: StateMerger,
+        gate: Gate,
+        effects: EffectQueue,
+        clock: Clock,
+    ) -> None:
+        self._planner, self._members, self._decisions, self._merger = planner, members, decisions, merger
+        self._gate, self._effects, self._clock = gate, effects, clock
+        fit = planner.spec.fit
+        self.epoch = self.epochs_ended = fit.initial_epoch
+        self.epoch_s = 0.0
+        self._feed = StreamFeed(planner)
+        self.run: EpochRun | None = None
+        self.ended: Leave | None = None
+        self.suspended = self.quiesced = False
+        self._stopping = False
+        self._began_at = clock.now()
+        if self.epoch >= fit.epochs:
+            self._finish()
+
+    @property
+    def phase(self) -> str:
+        """Name of the current phase; ``hold`` between two epochs, ``ended`` at the end."""
+        if self.ended:
+            return "ended"
+        return self.run.current.name if self.run else "hold"
+
+    def waiting_for(self) -> tuple[str, ...]:
+        """Return the causes of the wait: names of workers, or "client", "shards", "workers"."""
+        if self.ended:
+            return ()
+        if self.suspended:
+            return ("shards",)
+        if self.run is None:
+            return ("workers",) if self._gate.is_permitted(self.epoch) else ("client",)
+        names = self.run.waiting_for()
+        if not names and len(self._members) and self._feed.tasks is not None and self.phase == "train":
+            return ("client",)
+        return names or ("workers",)
+
+    @property
+    def feed_credit(self) -> FeedCredit:
+        """Credit of a client that feeds the batches; zero while the epoch accepts none."""
+        accepts = self.phase in ("hold", "train")
+        return self._feed.credit(self.epoch) if accepts else FeedCredit(self.epoch, 0, 0)
+
+    def fed(self, data: bytes, samples: int) -> None:
+        """Queue one more batch of a stream, if the epoch accepts batches; see :meth:`StreamFeed.add`."""
+        if self._feed.tasks is not None and self.phase in ("hold", "train"):
+            self._feed.add(self.epoch, data, samples)
+            self.advance()
+
+    def feed_ended(self) -> None:
+        """Record that no more batches will come for the epoch."""
+        if self._feed.tasks is not None:
+            self._feed.tasks.end()
+            self.advance()
+
+    def stop(self) -> None:
+        """Drop unleased tasks, then end the epoch and the job."""
+        self._stopping = True
+        if self.run and self.phase == "train":
+            self.run.training.book.stop()
+            self._gate.go_on(None)
+        self.advance()
+
+    def fail(self, reason: str) -> None:
+        """End the job as failed; do nothing once it has ended."""
+        if not self.ended:
+            self.ended = Leave(f"The job has failed: {reason}")
+            self.run = None
+            self._effects.add(Failed(reason))
+
+    def advance(self) -> None:
+        """Execute every transition that is due."""
+        if self.ended or self.suspended:
+            return
+        if self.run is None:
+            self._leave_hold()
+        if self.run and self.run.advance():
+            self._end(self.run)
+
+    def _leave_hold(self) -> None:
+        now, limit_s = self._clock.now(), self._planner.spec.start_timeout_s
+        if self._stopping:
+            self._finish()
+        elif self._gate.may_begin(self.epoch) and self._members.may_begin(now, limit_s):
+            self._begin(now)
+
+    def _begin(self, now: float) -> None:
+        self._members.accept_any_number()
+        workers = self._members.ready_names()
+        parts = self._decisions.policy.round_parts(len(workers))
+        epoch = self._planner.begin(self.epoch, parts, workers, self._feed.tasks, self._decisions.speeds.sizes)
+        begin = BeginEpoch(self.epoch, self._merger.encoded, epoch.order_crc, iteration=epoch.iteration)
+        self._gate.begin_epoch()
+        if self.quiesced:
+            epoch.book.quiesce()
+        training = TrainingPhase(begin, epoch.book, self._decisions, self._members, epoch.ranks, self._gate)
+        self._merger.metrics = b""
+        validation, number = self._planner.validation, self.epoch
+        self.run = EpochRun(number, training, self._members, self._merger, self._effects, lambda: validation(number))
+        self._began_at = now
+        self._effects.useful(now, self.epoch, None)
+        self._effects.emit("epoch_begin", epoch=self.epoch, steps=epoch.steps)
+
+    def _end(self, run: EpochRun) -> None:
+        fit, dataset = self._planner.spec.fit, self._planner.dataset
+        self._decisions.report.describe(self._members.ready_names())
+        self.epoch_s, self.epochs_ended = self._clock.now() - self._began_at, self.epoch + 1
+        run.finish(self.epoch_s)
+        self._effects.add(EpochDone(self.epoch))
+        if dataset is not None and dataset.ran_out and not self._stopping:
+            text = f"The data ended before steps_per_epoch={fit.steps_per_epoch} of epoch {self.epoch + 1}."
+            self._effects.emit("log", worker=None, level="warning", text=text)
+        self.run = None
+        if self._stopping or self.epoch + 1 >= fit.epochs:
+            self._finish()
+            return
+        self._feed.next_epoch()
+        self.epoch += 1
+        self.advance()
+
+    def _finish(self) -> None:
+        self.ended = Leave("Training is over.")
+        self._effects.add(TrainingDone())

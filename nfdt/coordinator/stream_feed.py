@@ -1,0 +1,61 @@
+"""Batches that a client feeds, and the credit with which it may send them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nfdt.coordinator.epoch_plan import EpochPlanner
+from nfdt.core.errors import ProtocolError
+from nfdt.schedulers import FedTasks
+
+
+@dataclass(frozen=True)
+class FeedCredit:
+    """Total number of batches of ``epoch`` that the client may send, and the number of batches still free."""
+
+    epoch: int
+    total: int
+    free: int
+
+
+class StreamFeed:
+    """The queue of fed batches of the current epoch.
+
+    Args:
+        planner: Creates the queue of each epoch.
+
+    Attributes:
+        tasks: The queue; None for data that are no stream.
+    """
+
+    def __init__(self, planner: EpochPlanner) -> None:
+        self._planner = planner
+        self.tasks: FedTasks | None = planner.feed()
+
+    def add(self, epoch: int, data: bytes, samples: int) -> None:
+        """Queue one more batch of this epoch, the current one.
+
+        Raises:
+            ProtocolError: The client sent more batches than it had credit for.
+        """
+        credit = self.credit(epoch)
+        if credit.free < 1:
+            raise ProtocolError(
+                f"Feed of epoch {epoch}: expected at most {credit.total} batches by now. "
+                "Received one more. The client must wait for credit."
+            )
+        if self.tasks is not None:
+            self.tasks.feed(data, samples)
+
+    def credit(self, epoch: int) -> FeedCredit:
+        """Return the credit for this epoch, the current one; zero if the data are no stream."""
+        if self.tasks is None:
+            return FeedCredit(epoch, 0, 0)
+        capacity = 2 * max(self._planner.spec.cluster.workers, self.tasks.parts) + 2
+        free = max(0, capacity - self.tasks.remaining)
+        return FeedCredit(epoch, self.tasks.accepted + free, free)
+
+    def next_epoch(self) -> None:
+        """Begin the queue of the next epoch."""
+        self._planner.feed_over(self.tasks)
+        self.tasks = self._planner.feed()

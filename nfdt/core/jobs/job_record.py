@@ -1,0 +1,64 @@
+"""Row of a job in the database, and the name of a new one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from nfdt.core.jobs.lifecycle import JobState
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """One row: the current state of a job. Times are Unix seconds.
+
+    Attributes:
+        checkpoint_epochs: Number of epochs whose training ``checkpoint_artifact`` contains.
+        snapshot_artifact: State of the shards in the middle of an epoch.
+        snapshot_json: The part of the epoch that it contains, an ``EpochProgress``.
+        name: Name that its client gave to it, unique among those of the owner; None: none, or a later job has it.
+        identity_json: Description of the program that was submitted with the name; see ``names.py``.
+    """
+
+    job_id: str
+    spec_json: str
+    session: str
+    owner: str
+    state: JobState
+    reason: str | None
+    submitted_at: float
+    ended_at: float | None
+    epoch: int
+    last_logs_json: str | None
+    workers_json: str | None
+    result_artifact: str | None
+    checkpoint_artifact: str | None
+    checkpoint_epochs: int | None
+    started_at: float | None
+    snapshot_artifact: str | None
+    snapshot_json: str | None
+    name: str | None
+    identity_json: str | None
+
+    @property
+    def states(self) -> set[str]:
+        """Names of all artifacts that hold states of the job."""
+        records = json.loads(self.snapshot_json).get("records") if self.snapshot_json else None
+        return {n for n in (self.result_artifact, self.checkpoint_artifact, self.snapshot_artifact, records) if n}
+
+
+@dataclass(frozen=True)
+class Naming:
+    """Name of a new job, and the ended job that had it before.
+
+    Attributes:
+        name: The name; None: it has none.
+        identity_json: Description of its program.
+        before: The job that had the name; "": none had it.
+        epochs: Number of epochs of that job with which the new one goes on; their events are copied.
+    """
+
+    name: str | None = None
+    identity_json: str | None = None
+    before: str = ""
+    epochs: int = 0

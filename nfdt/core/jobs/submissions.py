@@ -1,0 +1,169 @@
+"""Submission of jobs: new ones, those that go on from the state of another one, and those that have a name."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import threading
+from dataclasses import dataclass, replace
+
+from nfdt.core.errors import UsageError
+from nfdt.core.jobs import admission
+from nfdt.core.jobs.artifacts import ArtifactStore
+from nfdt.core.jobs.audit import AuditLog
+from nfdt.core.jobs.job_record import JobRecord, Naming
+from nfdt.core.jobs.names import Identity, check_name, differences, identity_of, other_program
+from nfdt.core.jobs.resuming import Checkpoint, checkpoint_of, stored_states
+from nfdt.core.jobs.rights import Holder
+from nfdt.core.jobs.runner import JobRunner
+from nfdt.core.jobs.store import JobStore
+from nfdt.core.program.manifest import Manifest
+from nfdt.core.specs.job import JobSpec, parse_job
+from nfdt.core.wire import jobs_pb2 as pb
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SubmittingClient:
+    """Client that submits a job.
+
+    Attributes:
+        holder: Holder of the token that came with the call.
+        peer: Address of the client.
+        session: Client session; "" for a job without one.
+    """
+
+    holder: Holder
+    peer: str
+    session: str = ""
+
+
+class Submissions:
+    """Checks and queues jobs.
+
+    Args:
+        store: Jobs and events.
+        artifacts: Uploaded and produced files.
+        runner: Runs the jobs.
+        audit: Log of the users' actions.
+        allow_code: Whether jobs may carry pickled code.
+        limits: Limits of one client.
+    """
+
+    def __init__(
+        self,
+        store: JobStore,
+        artifacts: ArtifactStore,
+        runner: JobRunner,
+        audit: AuditLog,
+        *,
+        allow_code: bool,
+        limits: admission.Limits,
+    ) -> None:
+        self._store, self._artifacts, self._runner, self._audit = store, artifacts, runner, audit
+        self._allow_code, self._limits = allow_code, limits
+        self._admitting = threading.Lock()
+
+    def submit(self, spec: JobSpec, by: SubmittingClient, name: str = "") -> pb.SubmitReply:
+        """Queue a job; if the owner has a job of this name, go on with that one.
+
+        Raises:
+            UsageError: The job is refused, or the job of this name is another program.
+            JobTaken: Another client is attached to the job of this name.
+        """
+        manifest = self._check(spec)
+        with self._admitting:
+            if not name:
+                return self._add(spec, by, Naming())
+            identity = identity_of(spec, manifest)
+            before = self._store.named(by.holder.owner, check_name(name))
+            if before is not None and before.state not in ("failed", "cancelled"):
+                return self._attach(before, name, identity, by)
+            return self._begin_named(spec, manifest, by, Naming(name, json.dumps(identity)), before)
+
+    def resume(self, record: JobRecord, by: SubmittingClient) -> pb.SubmitReply:
+        """Queue a detached job that goes on from the last stored state of another one, whose name it takes."""
+        checkpoint = checkpoint_of(record)
+        admission.check_artifacts(checkpoint.spec, self._artifacts)
+        resumed = self._resumed(checkpoint, admission.read_manifest(checkpoint.spec, self._artifacts))
+        spec = resumed.model_copy(update={"attended": False})
+        self._check(spec)
+        naming = (
+            Naming(record.name, record.identity_json, record.job_id, checkpoint.epochs) if record.name else Naming()
+        )
+        with self._admitting:
+            reply = self._add(spec, by, naming)
+        _log.info("job %s goes on from epoch %d of job %s", reply.job_id, checkpoint.epochs, record.job_id)
+        return reply
+
+    def _check(self, spec: JobSpec) -> Manifest:
+        if spec.code and not self._allow_code:
+            admission.check_code(spec, Manifest({}), allow_code=False)
+        admission.check_artifacts(spec, self._artifacts)
+        manifest = admission.read_manifest(spec, self._artifacts)
+        admission.check_code(spec, manifest, allow_code=self._allow_code)
+        self._runner.admit(spec, manifest)
+        admission.check_versions(spec, self._runner.slot_counts().versions)
+        return manifest
+
+    def _add(self, spec: JobSpec, by: SubmittingClient, naming: Naming) -> pb.SubmitReply:
+        """Queue a job that is checked."""
+        job_id, owner = f"job-{secrets.token_hex(5)}", by.holder.owner
+        active = [parse_job(record.spec_json) for record in self._store.active_of(owner)]
+        admission.check_quotas(spec, active, by.holder, self._limits)
+        taken = self._store.add(job_id, spec.model_dump_json(), session=by.session, owner=owner, naming=naming)
+        self._audit.write("submit", by.holder, by.peer, job_id, name=spec.name, user=spec.user, script=spec.script)
+        _log.info(
+            "job %s (%s) submitted by %s with %s at %s: %s, %d workers, %d epochs",
+            *(job_id, naming.name or spec.name, spec.user or "-", spec.script or "-", by.peer),
+            *(spec.algorithm.name, spec.cluster.workers, spec.fit.epochs - spec.fit.initial_epoch),
+        )
+        self._runner.submitted(job_id)
+        return pb.SubmitReply(job_id=job_id, cursor=taken)
+
+    # ---- names
+
+    def _attach(self, job: JobRecord, name: str, identity: Identity, by: SubmittingClient) -> pb.SubmitReply:
+        """Return the job of this name, which waits, runs, or has succeeded."""
+        if found := differences(json.loads(job.identity_json or "{}"), identity):
+            raise other_program(name, job.job_id, job.state, found)
+        self._runner.check_free(job.job_id, by.session)
+        _log.info("job %s (%s) is attached to at %s", job.job_id, name, by.peer)
+        return pb.SubmitReply(job_id=job.job_id, cursor=self._store.last_cursor(job.job_id))
+
+    def _begin_named(
+        self, spec: JobSpec, manifest: Manifest, by: SubmittingClient, naming: Naming, before: JobRecord | None
+    ) -> pb.SubmitReply:
+        """Queue a job with a name; it goes on from the last state of the one that failed, if both are one program."""
+        if before is None:
+            return self._add(spec, by, naming)
+        naming = replace(naming, before=before.job_id)
+        found = differences(json.loads(before.identity_json or "{}"), json.loads(naming.identity_json or "{}"))
+        checkpoint = None if found else self._last_state(before, spec)
+        if checkpoint is not None:
+            reply = self._add(self._resumed(checkpoint, manifest), by, replace(naming, epochs=checkpoint.epochs))
+            text = f"training goes on {checkpoint.where}"
+        else:
+            reply = self._add(spec, by, naming)
+            why = f"its program differs: {', '.join(found)}" if found else "it left no state"
+            text = f"training begins anew, because {why}"
+        text = f"Job {before.job_id} of this name is {before.state}: {text}."
+        self._store.append(reply.job_id, "log", {"worker": None, "level": "warning", "text": text})
+        return reply
+
+    def _last_state(self, before: JobRecord, spec: JobSpec) -> Checkpoint | None:
+        """Return the newest intact state of an ended job for a specification of the same program."""
+        seed = parse_job(before.spec_json).fit.seed  # the order of the samples of a broken epoch
+        spec = spec.model_copy(update={"fit": spec.fit.model_copy(update={"seed": seed})})
+        try:
+            states = stored_states(before, spec, fed=True)
+        except UsageError:  # all epochs are trained
+            return None
+        intact = (one for one in states if all(map(self._artifacts.intact, one.artifacts)))
+        return next(intact, None)
+
+    def _resumed(self, checkpoint: Checkpoint, manifest: Manifest) -> JobSpec:
+        program = self._artifacts.put(checkpoint.manifest(manifest).to_bytes())
+        return checkpoint.resumed(program, manifest)

@@ -1,0 +1,70 @@
+"""Descriptions of a model that is sent by value: what makes two of them the same program, and what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from nfdt.core.keras_internals import flatten_layers
+from nfdt.core.program.plain import is_plain, plain_attributes, unwrap
+
+_MAX_TEXT = 200
+_OF_A_PROCESS = ("seed",)  # drawn by each process
+
+
+def describe_layers(model: Any) -> list[dict[str, Any]]:
+    """Return name, class and plain attributes of the model and of each of its layers."""
+    return [
+        {"name": layer.path or layer.name, "class": type(layer).__qualname__, "attributes": _shortened(layer)}
+        for layer in flatten_layers(model)
+    ]
+
+
+def _shortened(obj: Any) -> dict[str, Any]:
+    attributes = plain_attributes(obj)
+    return {
+        name: value if len(repr(value)) <= _MAX_TEXT else f"{repr(value)[:_MAX_TEXT]}..."
+        for name, value in attributes.items()
+        if name not in _OF_A_PROCESS
+    }
+
+
+def describe_value(value: Any) -> Any:
+    """Return a JSON value that describes an argument: functions by name, objects by class and plain attributes."""
+    if is_plain(value):
+        return unwrap(value)
+    if isinstance(value, Mapping):
+        return {str(key): describe_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [describe_value(item) for item in value]
+    if isinstance(value, keras.optimizers.Optimizer) or not hasattr(value, "__dict__"):
+        return type(value).__qualname__
+    if hasattr(value, "__qualname__"):
+        return value.__qualname__
+    return {"class": type(value).__qualname__, "attributes": _shortened(value)}
+
+
+def first_difference(model: Any, expected: list[dict[str, Any]]) -> str | None:
+    """Return a sentence about the first layer of a model that differs from a description, None if none does."""
+    received = describe_layers(model)
+    for mine, theirs in zip(received, expected, strict=False):
+        if mine["class"] != theirs["class"]:
+            return f"Layer {theirs['name']!r} is a {theirs['class']} in the script and a {mine['class']} here."
+        for name in sorted({*mine["attributes"], *theirs["attributes"]}):
+            script, here = (_portable(found["attributes"].get(name)) for found in (theirs, mine))
+            if repr(script) != repr(here):
+                return (
+                    f"Layer {theirs['name']!r}: its attribute {name!r} is {script!r} in the script and {here!r} here."
+                )
+    if len(received) != len(expected):
+        return f"The model has {len(expected)} layers in the script and {len(received)} here."
+    return None
+
+
+def _portable(value: Any) -> Any:
+    """Return a value in the form after decoding JSON."""
+    if isinstance(value, Mapping):
+        return {key: _portable(item) for key, item in sorted(value.items())}
+    return [_portable(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,108 @@
+"""Client of shards that are replaced while the job runs: a call that fails is repeated, also with their successors."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from nfdt.core.errors import ServerUnreachable
+from nfdt.core.program.state import State
+from nfdt.jobserver.shard_clients import ShardClients, ShardSnapshot
+
+_log = logging.getLogger(__name__)
+
+ShardReply = TypeVar("ShardReply")
+RETRY_S = 1.0  # time for successors, before a call that failed is repeated with the same shards
+
+
+class MovingShards:
+    """Client of the current shards of a job; a :class:`ShardClients`.
+
+    Args:
+        current: Client of the first shards.
+        deadline_s: Time limit for periods without an answer, in seconds.
+        what: What does not answer after that time, for the error.
+
+    Attributes:
+        rate: Learning rate that was set last; None: that of the program.
+        closed: Whether the job has ended.
+    """
+
+    def __init__(self, current: ShardClients, deadline_s: float, what: str) -> None:
+        self._current, self._deadline_s, self._what = current, deadline_s, what
+        self._retired: list[ShardClients] = []
+        self._changed = threading.Condition()
+        self.rate: float | None = None
+        self.closed = False
+
+    def replace(self, current: ShardClients) -> None:
+        """Set the client of the successors; calls to the shards before fail, and are repeated."""
+        with self._changed:
+            retired, self._current = self._current, current
+            self._retired.append(retired)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Fail running calls, and stop waiting for successors."""
+        with self._changed:
+            self.closed = True
+            self._changed.notify_all()
+        for shards in (*self._retired, self._current):
+            shards.close()
+
+    def _call(self, call: Callable[[ShardClients], ShardReply]) -> ShardReply:
+        until, failed = time.monotonic() + self._deadline_s, False
+        current = self._wait_for_other_than(None)
+        while True:
+            try:
+                return call(current)
+            except ServerUnreachable as error:
+                if time.monotonic() > until:
+                    raise self._silence() from None
+                if not failed:
+                    _log.info("%s Trying again for %.0f s.", error, self._deadline_s)
+                failed = True
+            current = self._wait_for_other_than(current)
+
+    def _wait_for_other_than(self, tried: ShardClients | None) -> ShardClients:
+        """Return the successors of shards that did not answer, or the same ones if there are no successors yet."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.closed or self._current is not tried, RETRY_S)
+            if self.closed:
+                raise self._silence()
+            return self._current
+
+    def _silence(self) -> ServerUnreachable:
+        return ServerUnreachable(f"No {self._what} answers (time limit: {self._deadline_s:.0f} s).")
+
+    def flush(self) -> None:
+        """See :class:`ShardClients`."""
+        self._call(lambda shards: shards.flush())
+
+    def set_learning_rate(self, value: float) -> None:
+        """See :class:`ShardClients`."""
+        self.rate = value
+        self._call(lambda shards: shards.set_learning_rate(value))
+
+    def forget(self, worker: str) -> None:
+        """See :class:`ShardClients`."""
+        self._call(lambda shards: shards.forget(worker))
+
+    def statistics(self) -> list[Any]:
+        """See :class:`ShardClients`."""
+        return self._call(lambda shards: list(shards.statistics()))
+
+    def read(self) -> State:
+        """See :class:`ShardClients`."""
+        return self._call(lambda shards: shards.read())
+
+    def write(self, state: State) -> None:
+        """See :class:`ShardClients`."""
+        self._call(lambda shards: shards.write(state))
+
+    def snapshot(self, copied: Callable[[], None]) -> ShardSnapshot:
+        """See :class:`ShardClients`; not repeated, because it belongs to the shards that were asked."""
+        return self._wait_for_other_than(None).snapshot(copied)

@@ -1,0 +1,27 @@
+"""Share of the machine's devices that a worker's process takes."""
+
+from __future__ import annotations
+
+import logging
+
+logger = logging.getLogger(__name__)
+
+
+def share_gpus() -> None:
+    """Leave unused GPU memory to other processes."""
+    import tensorflow as tf
+
+    for gpu in tf.config.list_physical_devices("GPU"):
+        tf.config.experimental.set_memory_growth(gpu, True)
+
+
+def limit_threads(threads: int) -> None:
+    """Limit TensorFlow to this worker's share of the cores; only the first job of a process can set it."""
+    import tensorflow as tf
+
+    if threads:
+        try:
+            tf.config.threading.set_intra_op_parallelism_threads(threads)
+            tf.config.threading.set_inter_op_parallelism_threads(threads)
+        except RuntimeError:
+            logger.debug("TensorFlow runs already; its thread count stays")

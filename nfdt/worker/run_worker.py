@@ -1,0 +1,98 @@
+"""A slot as a worker of a job."""
+
+from __future__ import annotations
+
+import logging
+
+from nfdt.core.program.manifest import Manifest
+from nfdt.core.sharding import sparse_tables
+from nfdt.core.specs.job import parse_job
+from nfdt.core.training.built_program import BuiltProgram
+from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.work import instructions as ins
+from nfdt.core.work.slot_connection import NextCalls, Patience
+from nfdt.transport.choice import make_choice
+from nfdt.transport.emulated_link import make_link
+from nfdt.transport.stream import StreamClient
+from nfdt.worker.assignment_context import AssignmentContext
+from nfdt.worker.devices import limit_threads
+from nfdt.worker.movable_client import MovableClient
+from nfdt.worker.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+
+def run_worker(
+    assignment: pb.WorkerAssignment, context: AssignmentContext, built: BuiltProgram | None = None
+) -> BuiltProgram | None:
+    """Run as a worker until the job is over for it.
+
+    Args:
+        assignment: The assignment.
+        context: Its context.
+        built: Result for the last job of this process.
+
+    Returns:
+        Program that the next job may use again; None if it must not.
+    """
+    limit_threads(assignment.threads)
+    spec = parse_job(assignment.spec_json)
+    reader = context.open_artifacts(assignment.job_id, assignment.artifact_dir, spec)
+    manifest = Manifest.from_bytes(reader.read(spec.program))
+    layout = manifest.layout
+    tables = sparse_tables(manifest, spec.algorithm, len(assignment.shards))
+    job = (assignment.job_id, assignment.job_token)
+    calls = NextCalls(context.stub, job, context.address, context.patience_s, context.stopped)
+    choice = make_choice(spec.algorithm, layout.size)
+    emulated = make_link(spec.cluster.emulate, assignment.index, context.stopped)
+
+    def make_patience() -> Patience:
+        return Patience(context.patience_s, context.stopped)
+
+    def connect(shards: ins.MoveShards) -> StreamClient:
+        return StreamClient(
+            shards.shards,
+            layout,
+            assignment.worker,
+            shards.token,
+            timeout_s=spec.step_timeout_s,
+            patience=make_patience(),
+            overlap=spec.algorithm.overlap,
+            choice=choice,
+            tables=tables,
+            emulated=emulated,
+            ca_file=shards.authority or None,
+        )
+
+    context.moves.announce(_first_shards(assignment))
+    client = MovableClient(context.moves, connect, make_patience)
+    try:
+        worker = Worker(
+            spec,
+            assignment.worker,
+            assignment.index,
+            manifest,
+            read=reader.read,
+            open_array=reader.open_array,
+            open_rows=reader.open_rows,
+            client=client,
+            ask=calls.ask,
+            take_rows=calls.take_rows,
+            stopped=context.stopped,
+            ending=context.ending,
+            tables=tables,
+            built=built,
+        )
+        context.send(ready=pb.SlotReady(job_id=assignment.job_id))
+        worker.run()
+        logger.info("%s: fetched %d bytes for job %s", context.name, reader.fetched_bytes, assignment.job_id)
+        return worker.built
+    finally:
+        client.close()
+
+
+def _first_shards(assignment: pb.WorkerAssignment) -> ins.MoveShards:
+    """Return where the shards serve, by the assignment; older servers have one token for both."""
+    token = assignment.shard_token or assignment.job_token
+    shards = tuple(assignment.shards)
+    return ins.MoveShards(assignment.job_id, assignment.incarnation, shards, token, assignment.shard_ca)

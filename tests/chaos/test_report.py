@@ -1,0 +1,118 @@
+"""Reports: what each fault cost, and what counts as survived."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import psutil
+import pytest
+
+from nfdt.chaos.injector import Injection
+from nfdt.chaos.leftovers import Leftovers
+from nfdt.chaos.processes import ClusterProcess
+from nfdt.chaos.recorded_events import RecordedEvent, RecordedJob
+from nfdt.chaos.report import make_report
+from nfdt.chaos.schedule import parse_schedule
+from nfdt.chaos.timing import plan_faults
+from nfdt.chaos.trial import TrialRecord
+from nfdt.cli.chaos import describe_report
+
+SCHEDULE = """
+[[fault]]
+kind = "kill"
+role = "worker"
+at_s = 1
+[[fault]]
+kind = "stall"
+role = "server"
+seconds = 1
+at_s = 3
+"""
+WORKER, SERVER = plan_faults(parse_schedule(SCHEDULE))
+OWN = psutil.Process(os.getpid())
+
+
+def progress(at: float, samples: int) -> RecordedEvent:
+    return RecordedEvent(at, "progress", {"epoch": 0, "samples": samples, "steps": samples, "logs": {}})
+
+
+def record(**changes) -> TrialRecord:
+    """Return a trial in which a worker was killed at 11 s and the server stalled at 13 s."""
+    events = [progress(10, 20), progress(11.5, 40), progress(12, 50), progress(15, 90)]
+    events.append(RecordedEvent(16, "epoch_end", {"epoch": 0, "samples": 100, "steps": 100, "logs": {"loss": 0.5}}))
+    trial = TrialRecord(
+        injections=[
+            Injection(WORKER, ClusterProcess("worker", 1, OWN), 11.0),
+            Injection(SERVER, ClusterProcess("server", 0, OWN), 13.0),
+        ],
+        jobs=[RecordedJob("job-1", 100, events, "succeeded")],
+        began_at=10.0,
+        server_bytes={OWN: [100, 90, 110]},
+    )
+    for name, value in changes.items():
+        setattr(trial, name, value)
+    return trial
+
+
+def test_a_fault_is_survived_when_training_went_on():
+    report = make_report(record())
+    assert report.survived
+    assert [(f.kind, f.role, f.target) for f in report.faults] == [("kill", "worker", 1), ("stall", "server", 0)]
+    assert [(f.at_s, f.recovery_s, f.survived) for f in report.faults] == [(1.0, 0.5, True), (3.0, 2.0, True)]
+    assert report.samples.once == 100
+    assert report.memory_growth == pytest.approx(0.1)
+
+
+def test_a_fault_after_which_nothing_went_on_is_not_survived():
+    report = make_report(record(jobs=[RecordedJob("job-1", None, [progress(10, 20), progress(11.5, 40)])]))
+    assert not report.survived
+    assert [f.survived for f in report.faults] == [True, False]
+
+
+def test_the_last_fault_before_a_failure_is_not_survived():
+    report = make_report(record(problems=["job-1 failed: no shard"]))
+    assert [f.survived for f in report.faults] == [True, False]
+
+
+def test_a_fault_that_was_not_injected_is_not_survived():
+    report = make_report(record(injections=record().injections[:1], missed=[SERVER]))
+    assert not report.survived
+    assert (report.faults[1].survived, report.faults[1].target) == (None, None)
+
+
+@pytest.mark.parametrize("changes", [{"leftovers": Leftovers(files=("x",))}, {"problems": ["stopped"]}])
+def test_leftovers_and_problems_are_not_survived(changes):
+    assert not make_report(record(**changes)).survived
+
+
+def test_samples_that_were_never_trained_are_not_survived():
+    trial = record()
+    trial.jobs[0].events[-1].data["samples"] = 99
+    report = make_report(trial)
+    assert report.samples.never == 1
+    assert not report.survived
+
+
+def test_a_report_is_json():
+    report = make_report(record(), record())
+    read = json.loads(json.dumps(report.as_json()))
+    assert read["survived"] is True
+    assert read["undisturbed"] == read["result"] == {"loss": 0.5}
+    assert read["faults"][1]["recovery_s"] == 2.0
+
+
+def test_a_report_is_shown_as_a_table():
+    trial = record(missed=[SERVER], leftovers=Leftovers(ports=("127.0.0.1:1",)), problems=["it was stopped"])
+    assert describe_report(make_report(trial, record())).splitlines() == [
+        "fault  target    at s  recovery s      survived",
+        "kill   worker 1   1.0         0.5           yes",
+        "stall  server 0   3.0         2.0            NO",
+        "stall  server       -           -  not injected",
+        "samples: 100 trained once, 0 again, 0 never",
+        "result without faults: loss 0.5",
+        "result: loss 0.5",
+        "left over: port 127.0.0.1:1",
+        "memory of the server between first and last fault: +10.0%",
+        "problem: it was stopped",
+    ]

@@ -1,0 +1,65 @@
+"""Calls to shards that do not answer: repeated with the same shards, and with their successors."""
+
+from __future__ import annotations
+
+import pytest
+
+from nfdt.core.errors import ServerUnreachable
+from nfdt.jobserver import moving_shards
+from nfdt.jobserver.moving_shards import MovingShards
+
+DEADLINE_S = 60.0
+
+
+class Shards:
+    """Client of shards that do not answer the first calls, and may be replaced after them."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.failures = failures
+        self.calls = 0
+        self.moving: MovingShards | None = None
+        self.successors: Shards | None = None
+
+    def set_learning_rate(self, value: float) -> None:
+        self.calls += 1
+        if self.calls <= self.failures:
+            if self.successors is not None:
+                self.moving.replace(self.successors)
+            raise ServerUnreachable("Connection refused.")
+
+    def close(self) -> None:
+        pass
+
+
+def client(shards: Shards, deadline_s: float = DEADLINE_S) -> MovingShards:
+    shards.moving = MovingShards(shards, deadline_s, "shard")
+    return shards.moving
+
+
+def test_a_call_is_repeated_with_shards_that_answer_later(monkeypatch):
+    monkeypatch.setattr(moving_shards, "RETRY_S", 0.0)
+    shards = Shards(failures=3)
+    client(shards).set_learning_rate(0.1)
+    assert shards.calls == 4
+
+
+def test_a_call_is_repeated_with_successors():
+    lost, successors = Shards(failures=1), Shards()
+    lost.successors = successors
+    client(lost).set_learning_rate(0.1)
+    assert (lost.calls, successors.calls) == (1, 1)
+
+
+def test_a_call_that_is_never_answered_fails_after_its_deadline(monkeypatch):
+    monkeypatch.setattr(moving_shards, "RETRY_S", 0.0)
+    with pytest.raises(ServerUnreachable, match="No shard answers"):
+        client(Shards(failures=10**9), deadline_s=0.01).set_learning_rate(0.1)
+
+
+def test_a_client_that_was_closed_repeats_nothing():
+    shards = Shards(failures=10**9)
+    moving = client(shards)
+    moving.close()
+    with pytest.raises(ServerUnreachable, match="No shard answers"):
+        moving.set_learning_rate(0.1)
+    assert shards.calls == 0

@@ -1,0 +1,136 @@
+"""Models that ``get_config`` does not describe train on a worker as they train in the script."""
+
+import copy
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from nfdt.core.errors import ModelMismatch
+from nfdt.core.program.manifest import Manifest
+from nfdt.core.program.pack import pack
+from nfdt.core.program.unpack import unpack
+from tests.support.models_beyond_config import MODELS, Locked, OfItsMachine, Plain, Random, make
+
+STEPS = 3
+
+
+@pytest.mark.parametrize("description", MODELS)
+def test_the_worker_trains_the_model_of_the_script(description, batch, ship):
+    model = make(description)
+    arrived = ship(model, batch).model
+    assert [v.path for v in arrived.variables] == [v.path for v in model.variables]
+    assert [v.trainable for v in arrived.variables] == [v.trainable for v in model.variables]
+    for _ in range(STEPS):
+        model.train_on_batch(*batch)
+        arrived.train_on_batch(*batch)
+    for mine, theirs in zip(model.variables, arrived.variables, strict=True):
+        np.testing.assert_allclose(theirs.numpy(), mine.numpy(), rtol=1e-5, atol=1e-6, err_msg=mine.path)
+
+
+def compiled(model):
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    return model
+
+
+def rebuilt(packed, **changes):
+    manifest = Manifest.from_bytes(packed.manifest_bytes()).replaced(**changes)
+    return unpack(manifest, packed.artifacts.__getitem__, allow_code=packed.code)
+
+
+def test_a_layer_that_computes_with_its_machine_ends_before_training(batch, monkeypatch):
+    packed = pack(compiled(Plain(OfItsMachine())), batch)
+    rebuilt(packed)
+    monkeypatch.setenv("NFDT_TEST_FACTOR", "1.5")
+    with pytest.raises(ModelMismatch, match="same samples.*All plain attributes of its layers are equal"):
+        rebuilt(packed)
+
+
+def test_the_message_names_the_first_layer_and_attribute_that_differ(batch):
+    model = keras.Sequential([keras.Input((4,)), layers.LeakyReLU(0.3, name="leaky"), layers.Dense(1)])
+    packed = pack(compiled(model), batch)
+    assert not packed.code
+    other = copy.deepcopy(packed.manifest.model)
+    leaky = next(layer for layer in other["config"]["layers"] if layer["config"]["name"] == "leaky")
+    leaky["config"]["negative_slope"] = 0.1
+    with pytest.raises(ModelMismatch, match="'leaky': its attribute 'negative_slope' is 0.3 .* 0.1 here"):
+        rebuilt(packed, model=other)
+
+
+def test_a_model_of_mappings_is_described_without_the_containers_of_tensorflow(batch):
+    one = keras.Input((4,), name="one")
+    model = keras.Model({"one": one}, {"two": layers.Dense(1, name="two")(one)})
+    model.compile("sgd", {"two": "mse"})
+    x, y = batch[0], batch[1]
+    rebuilt(pack(model, ({"one": x}, {"two": y})))
+
+
+def test_other_weights_than_those_of_the_program_are_not_compared(batch, monkeypatch):
+    packed = pack(compiled(Plain(OfItsMachine())), batch)
+    monkeypatch.setenv("NFDT_TEST_FACTOR", "1.5")
+    state = packed.artifacts[packed.manifest.state]
+    unpack(packed.manifest.with_state("later"), {**packed.artifacts, "later": state}.__getitem__, allow_code=True)
+
+
+def test_random_numbers_have_the_same_seeds_and_the_scripts_generators_go_on(batch):
+    model = compiled(Plain(Random(repeatable=True)))
+    pack(model, batch)  # builds it, which draws
+    np.random.seed(3)
+    expected = np.random.normal(size=3)
+    np.random.seed(3)
+    packed = pack(model, batch)
+    np.testing.assert_array_equal(np.random.normal(size=3), expected)
+    assert packed.manifest.check is not None
+    rebuilt(packed)
+
+
+def test_outputs_that_do_not_repeat_are_not_compared(batch):
+    packed = pack(compiled(Plain(Random(repeatable=False))), batch)
+    assert packed.manifest.check is None
+    rebuilt(packed)
+
+
+def test_the_check_leaves_the_model_as_it_was(batch):
+    model = compiled(Plain(layers.BatchNormalization(), rate=0.5))
+    pack(model, batch)
+    before = [variable.numpy() for variable in model.variables]
+    pack(model, batch)
+    for value, variable in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+
+
+def test_what_a_constructor_makes_again_is_made_on_the_worker(batch, ship):
+    layer = Locked(4)
+    arrived = ship(compiled(Plain(layer)), batch).model
+    assert arrived.inner.lock is not layer.lock
+    assert arrived.inner.lock.acquire(blocking=False)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        layers.SpectralNormalization(layers.Dense(3)),
+        layers.BatchNormalization(),
+        layers.Dense(3, kernel_regularizer="l2", bias_constraint="non_neg", activity_regularizer="l1"),
+        keras.Sequential([layers.Reshape((2, 2)), layers.Bidirectional(layers.LSTM(2, dropout=0.1))]),
+        keras.Sequential([layers.Dense(2), layers.GaussianNoise(0.1)]),
+    ],
+    ids=lambda layer: layer.name,
+)
+def test_what_a_configuration_describes_needs_no_code(layer, batch):
+    packed = pack(compiled(keras.Sequential([layer, layers.Dense(1)])), batch)
+    assert not packed.code
+    rebuilt(packed)
+
+
+def described(description, batch):
+    keras.backend.clear_session()  # names begin again, as in another process
+    manifest = pack(make(description), batch).manifest
+    return manifest.sources, manifest.compilation(), manifest.architecture()
+
+
+def test_two_processes_describe_the_same_program_alike(batch):
+    first, second = (described("attribute of a layer changed", batch) for _ in range(2))
+    assert first == second
+    assert first[2] != described("constructor arguments missing in the configuration", batch)[2]

@@ -1,0 +1,1 @@
+"""Test suites of others, run plain and distributed: ``scripts/conformance``."""

@@ -1,0 +1,72 @@
+"""Keras' own tests of ``fit`` and of callbacks, from the installed package or a checkout."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from tests.support.conformance.verdicts import Outcome, Row, judge
+
+PLUGIN = "tests.support.conformance.session_plugin"
+SUITES = {"fit": (["src/trainers/trainer_test.py"], "fit"), "callbacks": (["src/callbacks"], "")}
+REFUSALS = frozenset(f"nfdt.core.errors.{name}" for name in ("UsageError", "CaptureError", "PolicyRefused"))
+DEADLINE_S = 3600
+
+
+def installed() -> Path:
+    """Return the folder of the installed Keras."""
+    spec = find_spec("keras")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def run(suite: str, keras: Path, workers: int, packages: Path) -> list[Row]:
+    """Run the tests of a suite plain and with workers.
+
+    Args:
+        suite: A key of ``SUITES``.
+        keras: Folder of the package ``keras``.
+        workers: Number of workers.
+        packages: Folder with packages that only these tests import.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        plain, distributed = (_outcomes(suite, keras, n, packages, Path(folder) / f"{n}.jsonl") for n in (0, workers))
+    return judge(plain, distributed)
+
+
+def _outcomes(suite: str, keras: Path, workers: int, packages: Path, out: Path) -> dict[str, Outcome]:
+    files, expression = SUITES[suite]
+    command = [
+        *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", PLUGIN),
+        *("-c", os.devnull, "--rootdir", str(keras), "--import-mode", "importlib", "-k", expression),
+        *(str(keras / file) for file in files),
+    ]
+    found = os.environ.get("PYTHONPATH", "")
+    environment = {
+        **os.environ,
+        "CONFORMANCE_OUT": str(out),
+        "CONFORMANCE_WORKERS": str(workers),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path.cwd()), found, str(packages)])),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, cwd=out.parent)
+    if not out.exists():
+        raise RuntimeError(f"Tests of {suite}: expected outcomes. Received none:\n{done.stdout[-3000:]}")
+    return {line["test"]: _outcome(line) for line in map(json.loads, out.read_text().splitlines())}
+
+
+def _outcome(line: dict[str, Any]) -> Outcome:
+    return Outcome(
+        passed=line["outcome"] == "passed",
+        skipped=line["outcome"] == "skipped",
+        refused=line["line"].partition(":")[0] in REFUSALS,
+        line=line["line"],
+        fits=line["fits"],
+    )

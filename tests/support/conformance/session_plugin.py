@@ -1,0 +1,82 @@
+"""Plugin of pytest: every test runs plain, or inside an NFDT session; each outcome is a line of a JSON file.
+
+Environment: ``CONFORMANCE_OUT`` names the file, ``CONFORMANCE_WORKERS`` the number of workers (0: plain).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nfdt_client.embedded import EmbeddedServer
+from nfdt_client.options import resolve
+from nfdt_client.patch import FitPatch
+from nfdt_client.session import Session
+
+MARKERS = ("requires_trainable_backend", "multi_device")
+
+
+def trainer_class() -> Any:
+    """Return the class from which ``keras.Model`` has ``fit``; Keras' tests mix it into layers."""
+    import keras
+
+    return next(one for one in keras.Model.__mro__ if one is not keras.Model and "fit" in vars(one))
+
+
+class Sessions:
+    """One server for all tests of this process, and a session for each of them.
+
+    Args:
+        workers: Number of workers; 0: tests run plain.
+        out: File for the outcomes.
+    """
+
+    def __init__(self, workers: int, out: Path) -> None:
+        self._out, self._fits = out, 0
+        self._options = resolve({"workers": workers, "algorithm": "bsp"}, default_algorithm="bsp") if workers else None
+        self._server = EmbeddedServer(workers, 1) if workers else None
+
+    @pytest.hookimpl
+    def pytest_sessionstart(self) -> None:
+        if self._server is not None:
+            FitPatch().install(trainer_class())
+            self._server.start()
+
+    @pytest.hookimpl
+    def pytest_sessionfinish(self) -> None:
+        if self._server is not None:
+            self._server.stop()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Any:
+        session = Session(self._options, self._server) if self._options else None
+        try:
+            with session or contextlib.nullcontext():
+                return (yield)
+        finally:
+            self._fits = len(session.fits) if session is not None else 0
+
+    @pytest.hookimpl
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "call" and report.passed:
+            return
+        line = ""
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            line = str(crash.message if crash else report.longrepr).strip().partition("\n")[0]
+        found = {"test": report.nodeid, "outcome": report.outcome, "line": line[:300]}
+        found["fits"] = self._fits
+        with self._out.open("a") as file:
+            file.write(json.dumps(found) + "\n")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the markers of Keras' tests, and the sessions."""
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
+    sessions = Sessions(int(os.environ["CONFORMANCE_WORKERS"]), Path(os.environ["CONFORMANCE_OUT"]))
+    config.pluginmanager.register(sessions)

@@ -1,0 +1,1 @@
+"""A randomised long run of ``nfdt chaos``: ``scripts/soak``."""
