@@ -63,7 +63,7 @@ def offer_slots(
     Raises:
         JobFailed: slots end as fast as they start (the message names their logs), or none can be started.
     """
-    gone = threading.Event()
+    ending, gone = ending or threading.Event(), threading.Event()
     channel = open_channel(options.server, options.token, **options.tls)
     ended: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     watcher = threading.Thread(target=_watch, args=(channel, options.server, wait_s, gone), name="health", daemon=True)
@@ -74,13 +74,13 @@ def offer_slots(
     try:
         launcher.ensure("worker", slots)
         launcher.ensure("shard", shards)
-        while not gone.wait(LAUNCHER_POLL_S):
+        while not gone.is_set():
+            if ending.wait(LAUNCHER_POLL_S):  # at once: slots that have ended before it would be started again
+                launcher.drain()
+                return
             failure = launcher.failure
             if failure and (launcher.given_up.is_set() or not launcher.pids):
                 raise JobFailed(failure)
-            if ending is not None and ending.is_set():
-                launcher.drain()
-                return
     finally:
         gone.set()
         launcher.stop()
