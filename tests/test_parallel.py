@@ -68,7 +68,7 @@ def test_training_holds_on_two_ranks_under_horovodrun():
 @needs_mpi
 @pytest.mark.long
 def test_training_holds_on_four_ranks_under_mpirun():
-    run_tests(MPIRUN, 4, "tests/parallel/test_equals_keras.py", "tests/parallel/test_adasum.py")
+    run_tests(MPIRUN, 4, *(f"tests/parallel/test_{name}.py" for name in ("equals_keras", "adasum", "as_horovod")))
 
 
 @needs_horovod

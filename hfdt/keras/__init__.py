@@ -34,11 +34,13 @@ from hfdt.keras.horovod_api import (
     size,
 )
 from hfdt.keras.optimizer import DistributedOptimizer
+from hfdt.keras.partial_optimizer import PartialDistributedOptimizer
 from nfdt.core.errors import UsageError
 
 __all__ = [
     "Compression",
     "DistributedOptimizer",
+    "PartialDistributedOptimizer",
     "allgather",
     "allreduce",
     "broadcast",

@@ -11,6 +11,7 @@ import numpy as np
 
 from hfdt.keras.collectives import allreduce, broadcast_variables, gather_json, shared_state
 from hfdt.keras.horovod_api import horovod, rank, size
+from hfdt.keras.local_variables import LocalVariables
 from hfdt.keras.optimizer import adopt
 from nfdt.core import keras_internals
 from nfdt.core.arrays.layout import Array
@@ -45,12 +46,12 @@ class BroadcastGlobalVariablesCallback(_RankCallback):
         super().__init__()
         self.root_rank = root_rank
         self.broadcast_done = False
-        given = local_variables if isinstance(local_variables, Sequence) else [local_variables]
-        self._local = {id(variable) for variable in given}
+        self._local = LocalVariables()
+        self._local.add_variables(local_variables)
 
     def register_local_var(self, variable: Any) -> None:
         """Exclude this variable from synchronization."""
-        self._local.add(id(variable))
+        self._local.add_variables(variable)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Send the state of the root rank if the models of all ranks are built."""
@@ -72,7 +73,7 @@ class BroadcastGlobalVariablesCallback(_RankCallback):
             average_differing(self._shared(self.model.non_trainable_weights))
 
     def _shared(self, variables: Sequence[Any]) -> list[Any]:
-        return [variable for variable in variables if id(variable) not in self._local]
+        return [variable for variable in variables if variable not in self._local]
 
 
 class MetricAverageCallback(_RankCallback):

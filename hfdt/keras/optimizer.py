@@ -13,6 +13,8 @@ import tensorflow as tf
 from hfdt.keras.accumulation import Accumulation
 from hfdt.keras.compression import find_compressor
 from hfdt.keras.horovod_api import horovod
+from hfdt.keras.local_variables import LocalVariables
+from hfdt.keras.partial_reduction import PartialReduction
 from hfdt.keras.reduction import Reduction, check_reduction
 from nfdt.core.errors import UsageError
 from nfdt.core.keras_internals import optimized_variables
@@ -27,17 +29,12 @@ class DistributedApply:
         optimizer: The user's optimizer.
         reduction: Reduction of the gradients.
         accumulation: Accumulation of several passes before the reduction, or None.
-        scale_local_gradients: Divide gradients of variables that stay local by the number of ranks.
     """
 
-    def __init__(
-        self, optimizer: Any, reduction: Reduction, accumulation: Accumulation | None, *, scale_local_gradients: bool
-    ) -> None:
+    def __init__(self, optimizer: Any, reduction: PartialReduction, accumulation: Accumulation | None) -> None:
         self._optimizer = optimizer
         self._reduction = reduction
         self._accumulation = accumulation
-        self._scale_local_gradients = scale_local_gradients
-        self._local: set[int] = set()
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, grads: Any, trainable_variables: Any = None) -> None:
@@ -61,9 +58,10 @@ class DistributedApply:
             skip=self._count,
         )
 
-    def keep_local(self, variable: Any) -> None:
-        """Exclude the gradient of this variable from the reduction: Horovod's ``register_local_var``."""
-        self._local.add(id(variable))
+    @property
+    def local(self) -> LocalVariables:
+        """Variables whose gradients are not reduced."""
+        return self._reduction.local
 
     def move_to(self, optimizer: Any) -> None:
         """Reduce before another optimizer's ``apply`` instead of this one's."""
@@ -85,12 +83,7 @@ class DistributedApply:
         self._optimizer.iterations.assign_add(1)
 
     def _update(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        shared = [None if id(v) in self._local else g for g, v in zip(gradients, variables, strict=True)]
-        reduced = self._reduction(shared, variables)
-        for i, variable in enumerate(variables):
-            if id(variable) in self._local and gradients[i] is not None:
-                divisor = self._reduction.process_set.size() if self._scale_local_gradients else 1
-                reduced[i] = gradients[i] / divisor
+        reduced = self._reduction(gradients, variables, self._optimizer)
         type(self._optimizer).apply(self._optimizer, reduced, variables)
 
 
@@ -117,7 +110,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Args:
         optimizer: Any Keras optimizer, or the name of one.
-        name: Prefix of the operations' names. Default: ``Distributed`` and the optimizer's name.
+        name: Prefix of the operations' names, equal on all ranks. Default: ``Distributed`` and the optimizer's class.
         device_dense: Device that reduces dense gradients; empty: TensorFlow chooses.
         device_sparse: Device that reduces sparse gradients.
         compression: ``Compression.none``, ``.fp16``, ``.bf16``, their names, or a user-defined class with ``compress``
@@ -145,7 +138,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer = keras.optimizers.get(optimizer)
     _check_optimizer(optimizer, backward_passes_per_step)
     reduction = Reduction(
-        name=name or f"Distributed.{optimizer.name}",
+        name=name or f"Distributed.{type(optimizer).__name__}",  # its own name has a number, which ranks count alone
         op=hvd.Average if op is None else op,
         process_set=hvd.global_process_set if process_set is None else process_set,
         compression=find_compressor(compression),
@@ -159,8 +152,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     accumulation = None
     if backward_passes_per_step > 1:
         accumulation = Accumulation(backward_passes_per_step, average=average_aggregated_gradients)
-    apply = DistributedApply(optimizer, reduction, accumulation, scale_local_gradients=scale_local_gradients)
-    _attach(optimizer, apply)
+    partial = PartialReduction(reduction, scale=scale_local_gradients)
+    _attach(optimizer, DistributedApply(optimizer, partial, accumulation))
     return optimizer
 
 
@@ -188,7 +181,7 @@ def adopt(model: Any) -> None:
 
 def _attach(optimizer: Any, apply: DistributedApply) -> None:
     optimizer.apply = apply
-    optimizer.register_local_var = apply.keep_local
+    optimizer.register_local_var = apply.local.add_variables
 
 
 def _detach(optimizer: Any) -> None:

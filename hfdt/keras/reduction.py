@@ -163,6 +163,11 @@ def check_reduction(reduction: Reduction) -> None:
         raise UsageError("gradient_predivide_factor works with op=Average only: leave it out, or change op.")
     if isinstance(reduction.groups, int) and reduction.groups < 0:
         raise UsageError(f"Expected groups to be a number >= 0, or lists of variables. Received: {reduction.groups}.")
+    if reduction.process_set.process_set_id is None:
+        raise UsageError(
+            f"Expected process_set to be one that all ranks have. Received: {reduction.process_set}. "
+            "Give that object to init(process_sets=[...]) or to add_process_set() first."
+        )
     if reduction.op == hvd.Adasum:
         _check_adasum(reduction)
 

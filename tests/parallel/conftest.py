@@ -7,16 +7,25 @@ import os
 
 import pytest
 
-RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "PMI_RANK")
-collect_ignore_glob = [] if any(name in os.environ for name in RANK_VARIABLES) else ["test_*.py"]
+SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "HOROVOD_SIZE", "PMI_SIZE")
+RANKS = next((int(os.environ[name]) for name in SIZE_VARIABLES if name in os.environ), 0)
+collect_ignore_glob = [] if RANKS else ["test_*.py"]
+
+
+@pytest.fixture(scope="session")
+def even_ranks():
+    """Return the process set of the ranks 0, 2, 4, ..."""
+    import hfdt.keras as hvd
+
+    return hvd.ProcessSet(range(0, RANKS, 2))
 
 
 @pytest.fixture(scope="session", autouse=True)
-def world():
+def world(even_ranks):
     """Provide the ranks of this launch to all tests."""
     import hfdt.keras as hvd
 
-    hvd.init()
+    hvd.init(process_sets=[even_ranks])
     assert hvd.size() > 1
     yield hvd
     hvd.shutdown()

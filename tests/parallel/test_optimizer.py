@@ -126,9 +126,11 @@ def test_a_local_variable_keeps_the_gradient_of_its_rank(scale):
     assert local.numpy()[0] == pytest.approx(-(hvd.rank() + 1) / (hvd.size() if scale else 1))
 
 
-def test_two_optimizers_work_in_one_step():
+@pytest.mark.parametrize("passes", [1, 2])
+def test_two_optimizers_work_in_one_step(passes):
     first, second = keras.Variable([0.0]), keras.Variable([0.0])
-    optimizers = [hvd.DistributedOptimizer(keras.optimizers.SGD(rate)) for rate in (1.0, 2.0)]
+    options = {"backward_passes_per_step": passes, "average_aggregated_gradients": True}
+    optimizers = [hvd.DistributedOptimizer(keras.optimizers.SGD(rate), **options) for rate in (1.0, 2.0)]
     for optimizer, variable in zip(optimizers, (first, second), strict=True):
         optimizer.build([variable])
 
@@ -137,8 +139,19 @@ def test_two_optimizers_work_in_one_step():
         optimizers[0].apply([gradient], [first])
         optimizers[1].apply([gradient], [second])
 
-    step(gradient_of_rank())
+    for _ in range(passes):
+        step(gradient_of_rank())
     assert (first.numpy()[0], second.numpy()[0]) == (-mean_over_ranks(), -2 * mean_over_ranks())
+
+
+def test_ranks_that_have_made_other_optimizers_before_step_together():
+    for _ in range(hvd.rank()):
+        keras.optimizers.SGD()
+    variable = keras.Variable([0.0])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.build([variable])
+    tf.function(lambda gradient: optimizer.apply([gradient], [variable]))(gradient_of_rank())
+    assert variable.numpy().tolist() == [-mean_over_ranks()]
 
 
 def test_a_saved_model_loads_without_us(tmp_path):
