@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import shutil
 import subprocess
@@ -11,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.ranks import MPIRUN, rank_environment
 
 ROOT = Path(__file__).parents[1]
 DEADLINE_S = 570
@@ -22,8 +23,6 @@ needs_horovod = pytest.mark.skipif(
 )
 needs_mpi = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun: ./scripts/setup")
 
-MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "btl_tcp_if_include", "lo"]
-MPIRUN += ["--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]  # ranks share the cores
 HOROVODRUN = [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "--network-interfaces", "lo"]
 
 
@@ -35,13 +34,7 @@ def run_ranks(launcher: list[str], ranks: int, *program: str) -> str:
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
-        env={
-            **{k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "OMPI_", "HOROVOD_"))},
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-            "OMP_NUM_THREADS": "1",
-            "HOROVOD_STALL_CHECK_TIME_SECONDS": "20",
-            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "60",
-        },
+        env=rank_environment(),
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-12000:]
     return done.stdout

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from tests.support.conformance import keras_suite, script_suite
+from tests.support.conformance import horovod_suite, keras_suite, script_suite
 from tests.support.conformance.verdicts import Row, table
 
 
@@ -30,6 +30,17 @@ def keras(json_file: Path | None, checkout: Path | None, packages: Path, workers
     folder = checkout or keras_suite.installed()
     for suite in suites or tuple(keras_suite.SUITES):
         _finish(f"keras {suite}", keras_suite.run(suite, folder.resolve(), workers, packages.resolve()), json_file)
+
+
+@main.command()
+@click.option("--packages", type=click.Path(path_type=Path), required=True, help="Packages that only the tests import.")
+@click.option("--ranks", type=click.IntRange(1), default=1, show_default=True)
+@click.argument("checkout", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.pass_obj
+def horovod(json_file: Path | None, packages: Path, ranks: int, checkout: Path) -> None:
+    """Run Horovod's tests of its Keras wrapper, from a checkout, against hfdt.keras."""
+    title = f"horovod on {ranks} rank{'s' * (ranks > 1)}"
+    _finish(title, horovod_suite.run(checkout.resolve(), ranks, packages.resolve()), json_file)
 
 
 @main.command()

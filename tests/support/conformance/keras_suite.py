@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
+from tests.support.conformance.outcome_file import read_outcomes
 from tests.support.conformance.verdicts import Outcome, Row, judge
 
 PLUGIN = "tests.support.conformance.session_plugin"
 SUITES = {"fit": (["src/trainers/trainer_test.py"], "fit"), "callbacks": (["src/callbacks"], "")}
-REFUSALS = frozenset(f"nfdt.core.errors.{name}" for name in ("UsageError", "CaptureError", "PolicyRefused"))
 DEADLINE_S = 3600
 
 
@@ -59,14 +57,4 @@ def _outcomes(suite: str, keras: Path, workers: int, packages: Path, out: Path) 
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, cwd=out.parent)
     if not out.exists():
         raise RuntimeError(f"Tests of {suite}: expected outcomes. Received none:\n{done.stdout[-3000:]}")
-    return {line["test"]: _outcome(line) for line in map(json.loads, out.read_text().splitlines())}
-
-
-def _outcome(line: dict[str, Any]) -> Outcome:
-    return Outcome(
-        passed=line["outcome"] == "passed",
-        skipped=line["outcome"] == "skipped",
-        refused=line["line"].partition(":")[0] in REFUSALS,
-        line=line["line"],
-        fits=line["fits"],
-    )
+    return read_outcomes(out)

@@ -6,7 +6,6 @@ Environment: ``CONFORMANCE_OUT`` names the file, ``CONFORMANCE_WORKERS`` the num
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ from nfdt_client.embedded import EmbeddedServer
 from nfdt_client.options import resolve
 from nfdt_client.patch import FitPatch
 from nfdt_client.session import Session
+
+from tests.support.conformance.outcome_file import write_outcome
 
 MARKERS = ("requires_trainable_backend", "multi_device")
 
@@ -62,16 +63,7 @@ class Sessions:
 
     @pytest.hookimpl
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when != "call" and report.passed:
-            return
-        line = ""
-        if report.failed:
-            crash = getattr(report.longrepr, "reprcrash", None)
-            line = str(crash.message if crash else report.longrepr).strip().partition("\n")[0]
-        found = {"test": report.nodeid, "outcome": report.outcome, "line": line[:300]}
-        found["fits"] = self._fits
-        with self._out.open("a") as file:
-            file.write(json.dumps(found) + "\n")
+        write_outcome(self._out, report, self._fits)
 
 
 def pytest_configure(config: pytest.Config) -> None:
