@@ -104,3 +104,11 @@ def test_exit_codes_are_documented():
         return {kind.exit_code}.union(*(kinds(child) for child in kind.__subclasses__()))
 
     assert {code for code in kinds(NfdtError) if f"| {code} |" not in text} == set()
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    sorted({found for doc in DOCS for found in re.findall(r"(tests/[\w/]+\.py)::(\w+)", doc.read_text())}),
+)
+def test_tests_that_a_page_names_exist(path, name):
+    assert f"\ndef {name}(" in (ROOT / path).read_text()

@@ -69,7 +69,7 @@ def _check_clipping(optimizer: Any) -> None:
 
 
 def _overflow(gradients: Sequence[Any]) -> Any:
-    """Return 0, or NaN if a gradient is not finite: reduced, it tells a loss scaler on all ranks to skip the step."""
+    """Return 0, or NaN if a gradient is not finite: reduced, it makes the loss scalers of all ranks skip the step."""
     return tf.add_n([tf.cast(tf.reduce_sum(_values(gradient) * 0), tf.float32) for gradient in gradients])
 
 
