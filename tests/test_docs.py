@@ -20,6 +20,7 @@ README = ROOT / "README.md"
 DOCS = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 README_AXES = ("consistency", "update_rule", "batch", "tasks")
+NAMED_TEST = re.compile(r"(tests/[\w/]+\.py)::(\w+)")
 FENCE = re.compile(r"```bash\n(.*?)```", re.DOTALL)
 
 
@@ -106,9 +107,10 @@ def test_exit_codes_are_documented():
     assert {code for code in kinds(NfdtError) if f"| {code} |" not in text} == set()
 
 
-@pytest.mark.parametrize(
-    ("path", "name"),
-    sorted({found for doc in DOCS for found in re.findall(r"(tests/[\w/]+\.py)::(\w+)", doc.read_text())}),
-)
+def named_tests() -> list[tuple[str, str]]:
+    return sorted({found for path in DOCS for found in NAMED_TEST.findall(path.read_text(encoding="utf-8"))})
+
+
+@pytest.mark.parametrize(("path", "name"), named_tests())
 def test_tests_that_a_page_names_exist(path, name):
-    assert f"\ndef {name}(" in (ROOT / path).read_text()
+    assert f"\ndef {name}(" in (ROOT / path).read_text(encoding="utf-8")

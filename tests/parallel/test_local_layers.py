@@ -80,7 +80,14 @@ def test_without_layers_all_are_trained_together():
 @pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
 def test_sparse_gradients_of_a_local_variable_stay_sparse(graph, scale):
     table = keras.Variable(np.zeros((3, 1), "float32"))
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), scale_local_gradients=scale)
+    applied = []
+
+    class Recorded(keras.optimizers.SGD):
+        def update_step(self, gradient, variable, learning_rate):
+            applied.append(type(gradient))
+            super().update_step(gradient, variable, learning_rate)
+
+    optimizer = hvd.DistributedOptimizer(Recorded(1.0), scale_local_gradients=scale)
     optimizer.register_local_var(table)
     optimizer.build([table])
 
@@ -90,6 +97,7 @@ def test_sparse_gradients_of_a_local_variable_stay_sparse(graph, scale):
     (tf.function(step) if graph else step)(tf.constant([[own()], [own()]]))
     expected = -2 * own() / (hvd.size() if scale else 1)
     np.testing.assert_allclose(table.numpy()[:, 0], [0, 0, expected])
+    assert applied == [tf.IndexedSlices]
 
 
 @pytest.mark.parametrize("scale", [True, False])
