@@ -9,8 +9,9 @@ from typing import Any
 
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.errors import CaptureError, UsageError
-from nfdt.core.host.keras_backend import ignored_backend, require_tensorflow
+from nfdt.core.host.keras_backend import current_backend, ignored_backend
 from nfdt_client import callbacks, placement, training_data
+from nfdt_client.backend import require_backend_of
 from nfdt_client.captured import Capture
 from nfdt_client.options import Options
 from nfdt_client.placement import PlacementTerms
@@ -41,12 +42,13 @@ def capture(
 
     Raises:
         UsageError: bad arguments, empty data, lengths that differ.
-        CaptureError: another backend than TensorFlow, a model with a ``make_train_function`` of its own, or data
-            that cannot be shipped.
+        CaptureError: a backend on which the algorithm does not train, a model with a ``make_train_function`` of its
+            own, or data that cannot be shipped.
     """
     from nfdt.core import keras_internals
 
-    _check_backend()
+    require_backend_of(options)
+    _warn_of_ignored_backend()
     keras_internals.require_compiled(model)
     if (strategy := keras_internals.distribution_strategy(model)) is not None:
         raise CaptureError(
@@ -99,13 +101,13 @@ def _replaces(model: Any, method: str) -> bool:
     return overrides(model, method) or method in vars(model)
 
 
-def _check_backend() -> None:
-    require_tensorflow()
+def _warn_of_ignored_backend() -> None:
     if name := ignored_backend():
         logger.warning(
             "KERAS_BACKEND=%s has no effect, because it was set after Keras had been imported: the model trains on "
-            "TensorFlow. Set it before the script is started, or remove it from the script.",
+            "%s. Set it before the script is started, or remove it from the script.",
             name,
+            current_backend().name,
         )
 
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from nfdt.core.errors import UsageError
-from nfdt.core.host.keras_backend import require_tensorflow
 from nfdt.core.specs.presets import DEFAULT_PRESET
+from nfdt_client.backend import require_backend_of
 from nfdt_client.job_names import JobNames
 from nfdt_client.local_fit import Fallback
 from nfdt_client.options import Options, resolve
@@ -29,7 +29,7 @@ def _options(options: Mapping[str, Any] | None, arguments: Mapping[str, Any], de
     given = {**(options or {}), **{name: value for name, value in arguments.items() if value is not None}}
     resolved = resolve(given, default_algorithm=default)
     if resolved.fallback == "error":
-        require_tensorflow()
+        require_backend_of(resolved)
     return resolved
 
 

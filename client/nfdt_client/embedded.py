@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nfdt.core.errors import ServerUnreachable
+from nfdt.core.host.keras_backend import VARIABLE, current_backend
 from nfdt.core.host.packages import require_server_packages
 from nfdt.core.host.private_files import make_folder, private, sweep
 from nfdt_client import ring
@@ -125,7 +126,7 @@ class EmbeddedServer:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env={"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ},
+                env={"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, VARIABLE: current_backend().name},
                 start_new_session=True,  # Ctrl-C reaches the script alone, which stops the server itself
                 pass_fds=(self._lock,),
             )

@@ -14,11 +14,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from nfdt.core.errors import NfdtError, PolicyRefused, ServerUnreachable, UnreadableData
-from nfdt.core.host.keras_backend import require_tensorflow
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt_client import batch_hooks, callbacks, patch, placement, ring
+from nfdt_client.backend import require_backend_of
 from nfdt_client.capture import bind, capture, check_batch
 from nfdt_client.captured import Capture
 from nfdt_client.connection import JobsClient
@@ -82,7 +82,7 @@ class Session:
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as undo:
             try:
-                require_tensorflow()
+                require_backend_of(self.options)
                 self._open(undo)
             except NfdtError as error:
                 if self.options.fallback == "error" or not may_train_here(error):

@@ -146,8 +146,16 @@ def _order(captured: Capture) -> dict[str, Any]:
     in_batches = shuffle == "batch"  # each batch has the rows that it has without shuffle, in another order
     seed = keras_internals.shuffle_seed()
     if seed is None:
-        return {"shuffle": not in_batches, "seed": secrets.randbits(31)}
+        return {"shuffle": not in_batches, "seed": _seed()}
     return {"shuffle": True, "seed": seed, "block": data.batch_size if in_batches else data.samples}
+
+
+def _seed() -> int:
+    """Return the seed of the orders that are not those of Keras: repeatable on backends that shuffle with NumPy."""
+    import keras
+    import numpy as np
+
+    return secrets.randbits(31) if keras.backend.backend() == "tensorflow" else int(np.random.randint(2**31 - 1))
 
 
 def _data_spec(choice: Choice, blobs: dict[str, Blob]) -> DataSpec:

@@ -16,7 +16,8 @@ from nfdt.core.program.batch_tensors import as_tensors
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.optimizer import inner_optimizer
 from nfdt.core.program.state import State
-from nfdt.core.training.gradient_step import in_graph, own_loss_scale, replace_optimizer, step_logs
+from nfdt.core.training.gradient_step import in_graph, replace_optimizer, step_logs
+from nfdt.core.training.step_result import own_loss_scale
 
 GRADIENT = "hfdt_gradient"
 

@@ -112,7 +112,7 @@ def _profiled(profile: Profile, work: ProfiledWork, count: int | None) -> str:
 def _seen(context: click.Context, script: Script, options: Options, *, profiled: bool) -> ProfiledWork:
     """Return the size of the script's first ``fit``."""
     try:
-        require_tensorflow()
+        require_tensorflow("trial steps compute")
         with quiet_start():
             from nfdt.cli.simulated import first_fit
 

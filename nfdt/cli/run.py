@@ -22,6 +22,7 @@ from nfdt.cli.options import (
 )
 from nfdt.cli.quiet import quiet_start
 from nfdt.cli.script import Script, describe_failure, exit_code_of, run_script
+from nfdt.cli.script_backend import set_backend_of
 from nfdt.cli.serve import end_as_killed
 from nfdt.cli.table import worker_table
 from nfdt.core.errors import UsageError
@@ -109,6 +110,7 @@ def run(
         raise UsageError(f"{idle[0]}: expected --on ray with it. Received: none.")
     if engine is not None and detach:
         raise UsageError("--detach: expected a server that outlives this command (--server). Received: --on ray.")
+    set_backend_of(script)
     if detach:
         submit_script(context, script, given)
     elif engine is None:

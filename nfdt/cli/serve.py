@@ -18,6 +18,7 @@ from nfdt_client.options import resolve
 from nfdt.cli.offered_slots import offer_slots, wait_for_server
 from nfdt.cli.options import FILE, LOG_LEVELS, log_to_stderr, server_options
 from nfdt.core.errors import ServerUnreachable, Terminated, UsageError
+from nfdt.core.host.keras_backend import TRAINING, current_backend
 from nfdt.core.host.packages import require_server_packages
 from nfdt.core.host.private_files import ensure_folder
 from nfdt.core.jobs.tokens import ensure_token_file
@@ -121,6 +122,11 @@ def server(state_dir: Path, token_file: Path | None, log_level: str, **options: 
     metavar="SECONDS",
     help="Time for slots to hand over after SIGTERM.",
 )
+@click.option(
+    "--backend",
+    type=click.Choice(TRAINING),
+    help="Of Keras in the workers; default: as Keras chooses it here.",
+)
 @click.option("--log-dir", type=DIRECTORY, default=LOG_DIR, show_default=True)
 @click.option("--log-level", type=LOG_LEVELS, default="info", show_default=True)
 def worker(
@@ -130,6 +136,7 @@ def worker(
     name: str,
     wait_s: float,
     grace_s: float,
+    backend: str | None,
     log_dir: Path,
     log_level: str,
     **connection: str | None,
@@ -159,6 +166,7 @@ def worker(
         gpus=find_gpus(os.environ),
         wait_s=wait_s,
         grace_s=grace_s,
+        backend=backend or current_backend().name,
     )
     wait_for_server(options, wait_s)
     options = replace(options, host=host or route_address(split_address(options.server)[0]))

@@ -96,7 +96,7 @@ def simulated_fits(
     script: Script, algorithm: str, options: Any, cluster: ClusterDescription, seed: int
 ) -> list[dict[str, Any]]:
     """Run the script once and return one result per ``fit`` in it."""
-    require_tensorflow()
+    require_tensorflow("simulations compute")
     with quiet_start():
         from nfdt.cli.simulated import SimulatedSession
         from nfdt.core.training.reset_keras import reset_keras

@@ -9,9 +9,10 @@ import click
 from nfdt.cli.jobs import format_option
 from nfdt.cli.options import open_connection, server_options
 from nfdt.cli.table import render
+from nfdt.core.jobs.admission import backend_of
 from nfdt.core.wire import jobs_pb2 as pb
 
-COLUMNS = ("machine", "role", "slot", "doing", "device", "python", "keras", "tensorflow", "process")
+COLUMNS = ("machine", "role", "slot", "doing", "device", "python", "keras", "backend", "process")
 
 
 def _doing(slot: pb.SlotDescription) -> str:
@@ -19,8 +20,10 @@ def _doing(slot: pb.SlotDescription) -> str:
 
 
 def _row(slot: pb.SlotDescription) -> tuple[str, ...]:
-    versions = [slot.versions.get(name) or "-" for name in ("python", "keras", "tensorflow")]
-    return (slot.host, slot.role, slot.name, _doing(slot), slot.device, *versions, str(slot.pid))
+    versions = [slot.versions.get(name) or "-" for name in ("python", "keras")]
+    backend = backend_of(slot.versions)
+    name = f"{backend} {slot.versions.get(backend) or '-'}"
+    return (slot.host, slot.role, slot.name, _doing(slot), slot.device, *versions, name, str(slot.pid))
 
 
 def _entry(slot: pb.SlotDescription) -> dict[str, object]:

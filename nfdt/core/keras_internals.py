@@ -13,7 +13,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 # Functional: kind of a model that is a graph of layers; keras.Model(inputs, outputs) returns one.
 from keras.src.models.functional import Functional
@@ -178,19 +177,13 @@ def limited_steps(steps: int | None) -> int | None:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed Python, NumPy, Keras and TensorFlow in the block, and restore their generators.
-
-    Relies on the attribute ``global_seed_generator`` of Keras, and ``_seed``, ``_rng`` of TensorFlow's context.
-    """
+    """Seed Python, NumPy and Keras in the block, and restore them: Keras' attribute ``global_seed_generator``."""
     from keras.src.backend.common import global_state
-    from tensorflow.python.eager.context import context
 
-    eager, name = context(), "global_seed_generator"
+    name = "global_seed_generator"
     held = (random.getstate(), np.random.get_state(), global_state.get_global_attribute(name))
-    of_tensorflow = {key: vars(eager).pop(key) for key in ("_seed", "_rng") if key in vars(eager)}
     random.seed(seed)
     np.random.seed(seed)
-    eager._set_global_seed(seed)
     global_state.set_global_attribute(name, keras.random.SeedGenerator(seed))
     try:
         yield
@@ -198,19 +191,6 @@ def seeded(seed: int) -> Iterator[None]:
         random.setstate(held[0])
         np.random.set_state(held[1])
         global_state.set_global_attribute(name, held[2])
-        del eager._seed, eager._rng
-        vars(eager).update(of_tensorflow)
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Compute products of float32 with all their bits in the block, also on GPUs."""
-    allowed = tf.config.experimental.tensor_float_32_execution_enabled()
-    tf.config.experimental.enable_tensor_float_32_execution(False)
-    try:
-        yield
-    finally:
-        tf.config.experimental.enable_tensor_float_32_execution(allowed)
 
 
 # ---- objects by value
@@ -432,11 +412,16 @@ def sliced_array(leaf: Any) -> Any:
 def shuffle_seed() -> int | None:
     """Return the seed with which Keras shuffles arrays now; None without ``keras.utils.set_random_seed`` or the like.
 
+    None on JAX, where Keras draws the orders of all passes from NumPy's global generator, and between them whatever
+    else draws from it.
+
     ArrayDataAdapter calls ``tf.random.shuffle`` in a graph of its own, whose first seed this is.
 
     Raises:
         RuntimeError: operations have to be deterministic, and no seed is set.
     """
+    if keras.backend.backend() != "tensorflow":
+        return None
     import tensorflow as tf
 
     seeds: list[int | None] = []
@@ -541,7 +526,11 @@ def is_read_once(iterator: EpochIterator) -> bool:
 
 
 def evaluation_iterator(**options: Any) -> Any:
-    """Return the iterator that ``evaluate`` makes of its data: TFEpochIterator."""
+    """Return the iterator that ``evaluate`` makes of its data: TFEpochIterator, JAXEpochIterator."""
+    if keras.backend.backend() == "jax":
+        from keras.src.backend.jax.trainer import JAXEpochIterator
+
+        return JAXEpochIterator(**options)
     from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
     return TFEpochIterator(**options)

@@ -15,6 +15,7 @@ from nfdt.core.jobs.store import JobStore
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.channel import is_loopback
 from nfdt.jobserver.capacity import Capacity
+from nfdt.jobserver.pool_slot import PoolSlot
 from nfdt.jobserver.slot_pool import SlotPool
 from nfdt.launch.horovod import RingLauncher
 from nfdt.launch.slot_end import SlotEnd
@@ -94,6 +95,10 @@ class ServerContext:
     def offers_shard(self, hello: pb.SlotHello) -> bool:
         """Whether a slot of another machine can be a shard."""
         return bool(hello.address) and not self.is_here(hello) and self.accepts_shard(hello)
+
+    def is_launched(self, slot: PoolSlot) -> bool:
+        """Whether the launcher keeps the slots of this machine, and may replace this one."""
+        return self.launches_workers and self.is_here(slot.hello)
 
     def is_here(self, hello: pb.SlotHello) -> bool:
         """Whether a slot runs on this machine, by its hello."""

@@ -107,7 +107,16 @@ class JobContext:
             fail=self.termination.end,
         )
         kind = topology_class(spec)
-        self.slots = JobSlots(server, job_id, spec, session, self.token, listener, kind.view.slots_wanted(spec))
+        self.slots = JobSlots(
+            server,
+            job_id,
+            spec,
+            session,
+            self.token,
+            listener,
+            kind.view.slots_wanted(spec),
+            portable=not (spec.code or self.manifest.tables),
+        )
         self.rings = make_rings(server, job_id, spec, self.slots, self.job_log, self._fail_from_outside)
         self.topology: Topology = kind(self._topology_context(), spec)
 

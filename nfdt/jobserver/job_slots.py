@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nfdt.coordinator.coordinator import Coordinator
-from nfdt.core.jobs.admission import version_conflict
+from nfdt.core.jobs.admission import backend_of, version_conflict
 from nfdt.core.jobs.launcher import Role
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
@@ -62,8 +62,11 @@ class JobSlots:
         token: str,
         listener: SlotListener,
         wanted: int,
+        *,
+        portable: bool = True,
     ) -> None:
         self._server, self._job_id, self.spec, self.wanted = server, job_id, spec, wanted
+        self._portable = portable
         self._token = self.shard_key = token
         self._user = SlotUser(job_id, listener, session or job_id, spec.code)
         self._joined = 0
@@ -77,8 +80,17 @@ class JobSlots:
         self.incarnation = 0
 
     def accepts(self, slot: PoolSlot) -> bool:
-        """Whether a worker slot runs the versions that this job's code requires."""
-        return not self.spec.code or version_conflict(self.spec.versions, slot.versions) is None
+        """Whether a worker slot runs the versions that this job's code requires, and a backend that it can use."""
+        if self.spec.code and version_conflict(self.spec.versions, slot.versions) is not None:
+            return False
+        return self._is_on_backend(slot) or (self._portable and not self._server.is_launched(slot))
+
+    def _is_on_backend(self, slot: PoolSlot) -> bool:
+        return backend_of(slot.versions) == backend_of(self.spec.versions)
+
+    def _preferred(self, slots: list[PoolSlot]) -> list[PoolSlot]:
+        """Return slots on the client's backend before others."""
+        return sorted(slots, key=lambda slot: not self._is_on_backend(slot))
 
     def accepts_shard(self, slot: PoolSlot) -> bool:
         """Whether workers reach a shard in this slot; the leader of the job's ring is one in any case."""
@@ -123,7 +135,8 @@ class JobSlots:
     def acquire_workers(self, count: int) -> list[JobSlot]:
         """Take free worker slots for up to ``count`` more workers, which get new numbers."""
         pool, most = self._server.pool, min(count, self.may_join)
-        return [self._add(slot) for slot in pool.take(self._user, "worker", most, ring=self.ring, accepts=self.accepts)]
+        taken = pool.take(self._user, "worker", most, ring=self.ring, accepts=self.accepts, order=self._preferred)
+        return [self._add(slot) for slot in taken]
 
     @property
     def may_join(self) -> int:

@@ -7,6 +7,7 @@ import signal
 import socket
 from dataclasses import replace
 
+from nfdt.core.host.keras_backend import current_backend
 from nfdt.core.host.machine import boot_id, process_lives
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.store import JobStore
@@ -35,6 +36,7 @@ def make_launcher(options: ServerOptions, local: str, token: str) -> LocalLaunch
         prefix="local-",
         host=shard_host(options),
         gpus=find_gpus(os.environ),
+        backend=current_backend().name,
         kept_logs=default_cache().parent / "logs" if options.embedded else None,
     )
     return LocalLauncher(replace(slots, command=tuple(options.slot_command)) if options.slot_command else slots)

@@ -223,6 +223,13 @@ class SlotPool:
                 if slot.job_id is None and slot.session not in ("", session):
                     self._dismiss(slot)
 
+    def evict(self, role: Role, unfit: Callable[[PoolSlot], bool]) -> None:
+        """Dismiss the free slots for which a function returns True."""
+        with self._changed:
+            for slot in self._free(role, ""):
+                if unfit(slot):
+                    self._dismiss(slot)
+
     def _of(self, role: Role, ring: str) -> list[PoolSlot]:
         return [s for s in self._slots if s.hello.role == role and s.hello.ring == ring and not s.dismissed]
 

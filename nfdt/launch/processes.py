@@ -12,8 +12,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from nfdt.core.host.keras_backend import TENSORFLOW, VARIABLE
 from nfdt.core.host.private_files import ensure_folder
 from nfdt.core.jobs.launcher import Role
 from nfdt.launch.fork_client import ForkedSlot, ForkServerClient
@@ -77,9 +78,14 @@ class LocalLauncher:
         self._thread = threading.Thread(target=self._supervise, name="launcher", daemon=True)
         self._thread.start()
 
-    def ensure(self, role: Role, count: int) -> None:
-        """Keep at least ``count`` slots of this role alive from now on; they are started in the background."""
+    def ensure(self, role: Role, count: int, backend: str = "") -> None:
+        """Keep at least ``count`` slots of this role alive from now on; they are started in the background.
+
+        ``backend``: that of Keras in the workers that are started from now on; "" for no change.
+        """
         with self._changed:
+            if backend:
+                self._options = replace(self._options, backend=backend)
             if count > self._wanted[role]:
                 self._wanted[role] = count
                 self._changed.notify_all()
@@ -220,7 +226,10 @@ class LocalLauncher:
         try:
             arguments = slot_arguments(self._options, role, name)
             environment = slot_environment(self._options, role, index, os.environ)
-            return self._fork(arguments, f"nfdt {role} {index}", environment, log) or subprocess.Popen(
+            forked = None
+            if environment[VARIABLE] == TENSORFLOW:  # the fork server has loaded it
+                forked = self._fork(arguments, f"nfdt {role} {index}", environment, log)
+            return forked or subprocess.Popen(
                 [*self._options.command, *arguments],
                 env=environment,
                 stdin=subprocess.PIPE,

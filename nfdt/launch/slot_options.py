@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nfdt.core.host.keras_backend import TENSORFLOW, VARIABLE
 from nfdt.core.jobs.launcher import Role
 from nfdt.core.work.slot_connection import GRACE_S, PATIENCE_S
 from nfdt.launch.fork_client import SLOT_MODULE
+
+_ON_JAX = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # leaves unused GPU memory to other processes
 
 SLOT = (sys.executable, "-P", "-m", SLOT_MODULE)  # -P: no file of the user shadows our modules
 
@@ -30,6 +33,7 @@ class SlotOptions:
         gpus: ``CUDA_VISIBLE_DEVICES`` of worker i is ``gpus[i % len(gpus)]``; empty: as inherited.
         wait_s: Seconds for which a slot retries a server that does not answer.
         grace_s: Seconds from the request to end a slot until its process ends in any case.
+        backend: Backend of Keras in worker slots; shards run on TensorFlow.
         command: Command line; tests give another one. Slots with another command line, or with GPUs, are not forked.
         environment: Variables that are added to the inherited ones.
         kept_logs: Folder to which the log of a failed slot is copied, if ``logs`` does not outlive the job.
@@ -44,6 +48,7 @@ class SlotOptions:
     gpus: tuple[str, ...] = ()
     wait_s: float = PATIENCE_S
     grace_s: float = GRACE_S
+    backend: str = TENSORFLOW
     command: Sequence[str] = SLOT
     environment: Mapping[str, str] = field(default_factory=dict)
     kept_logs: Path | None = None
@@ -63,7 +68,7 @@ def slot_arguments(options: SlotOptions, role: Role, name: str) -> list[str]:
 
 def shared_environment(options: SlotOptions, inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the environment that all slots share, without secrets."""
-    return {"TF_CPP_MIN_LOG_LEVEL": "3", **inherited, **options.environment}
+    return {"TF_CPP_MIN_LOG_LEVEL": "3", **inherited, VARIABLE: TENSORFLOW, **options.environment}
 
 
 def slot_environment(options: SlotOptions, role: Role, index: int, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -71,4 +76,5 @@ def slot_environment(options: SlotOptions, role: Role, index: int, inherited: Ma
     chosen = {**inherited, "NFDT_TOKEN": options.token}
     if role == "worker" and options.gpus:
         chosen["CUDA_VISIBLE_DEVICES"] = options.gpus[index % len(options.gpus)]
-    return shared_environment(options, chosen)
+    shared = shared_environment(options, chosen)
+    return {**_ON_JAX, **shared, VARIABLE: "jax"} if role == "worker" and options.backend == "jax" else shared

@@ -15,7 +15,7 @@ import numpy as np
 from nfdt.core.arrays.layout import Array
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import JobSpec
-from nfdt.core.training import data, evaluate, gradient_step, merge
+from nfdt.core.training import data, merge, steps
 from nfdt.core.training.job_model import JobModel, samples_of
 from nfdt.core.training.untrained_state import UntrainedState
 from nfdt.core.work import instructions as ins
@@ -43,8 +43,8 @@ class Trainer:
         self.gradient_s, self.evaluate_s, self.gradients = 0.0, 0.0, 0
         self._job = JobModel(spec, manifest, read, lambda name: data.decode_npy(read(name)))
         self.layout = self._job.layout
-        self._step = gradient_step.GradientStep(self._job.model, self.layout, loss_scale=manifest.loss_scale)
-        self._evaluate = evaluate.EvaluateStep(self._job.model, self.layout)
+        self._step = steps.gradient_step(self._job.model, self.layout, loss_scale=manifest.loss_scale)
+        self._evaluate = steps.evaluation_step(self._job.model, self.layout)
         self._metrics = self._job.metrics
         self._has_state = bool(self._job.model.non_trainable_variables)
         self._initial = self._read_state()

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from nfdt.core.specs.job import JobSpec
-from nfdt.core.training.gradient_step import numbers
 from nfdt.core.training.job_model import samples_of
+from nfdt.core.training.step_result import numbers
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.statistics import WorkerStatistics
 from nfdt.schedulers import Task

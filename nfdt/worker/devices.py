@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 
+from nfdt.core.host.keras_backend import TENSORFLOW, current_backend
+
 logger = logging.getLogger(__name__)
 
 
 def share_gpus() -> None:
-    """Leave unused GPU memory to other processes."""
+    """Leave unused GPU memory to other processes; for JAX the environment of the slot says so."""
+    if current_backend().name != TENSORFLOW:
+        return
     import tensorflow as tf
 
     for gpu in tf.config.list_physical_devices("GPU"):
@@ -16,10 +20,13 @@ def share_gpus() -> None:
 
 
 def limit_threads(threads: int) -> None:
-    """Limit TensorFlow to this worker's share of the cores; only the first job of a process can set it."""
-    import tensorflow as tf
+    """Limit TensorFlow to this worker's share of the cores; only the first job of a process can set it.
 
-    if threads:
+    JAX takes all cores of the process.
+    """
+    if threads and current_backend().name == TENSORFLOW:
+        import tensorflow as tf
+
         try:
             tf.config.threading.set_intra_op_parallelism_threads(threads)
             tf.config.threading.set_inter_op_parallelism_threads(threads)

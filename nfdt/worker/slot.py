@@ -19,6 +19,7 @@ from typing import Any
 
 from nfdt.core.errors import NfdtError, NotInstalled, ServerUnreachable
 from nfdt.core.host.fast_imports import quick_imports
+from nfdt.core.host.keras_backend import TENSORFLOW, VARIABLE
 from nfdt.core.host.machine import give_back_memory
 from nfdt.core.host.parent import die_with_parent
 from nfdt.core.wire import workers_pb2 as pb
@@ -217,12 +218,14 @@ def _job_of(assignment: pb.Assignment) -> str:
 
 
 def load() -> None:
-    """Import the modules of workers and shards, with TensorFlow and Keras; start none of their threads."""
+    """Import the modules of workers and shards, with Keras and its backend; start none of their threads."""
     with quick_imports():
-        import keras  # noqa: F401
-        import tensorflow  # noqa: F401
+        import keras
 
-        import nfdt.worker.run_shard
+        if keras.backend.backend() == TENSORFLOW:
+            import tensorflow  # noqa: F401
+
+            import nfdt.worker.run_shard
         import nfdt.worker.run_worker  # noqa: F401
 
 
@@ -257,6 +260,7 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if options.role == "shard":
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+        os.environ[VARIABLE] = TENSORFLOW
     end = PlannedEnd(options.grace)
     end.watch_sigterm()
     if options.watch_stdin:

@@ -20,13 +20,14 @@ from nfdt.core.arrays.table_rows import RowVector
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.emulation import Emulation
 from nfdt.core.specs.job import JobSpec
-from nfdt.core.training import evaluate, gradient_step, merge
+from nfdt.core.training import merge, steps
 from nfdt.core.training.built_program import BuiltProgram, is_reusable
 from nfdt.core.training.data import RowArray
-from nfdt.core.training.direct_call import Prepared
 from nfdt.core.training.host_batches import rows_of
 from nfdt.core.training.job_model import JobModel
 from nfdt.core.training.sources import RowTaker
+from nfdt.core.training.step_result import numbers
+from nfdt.core.training.steps import PreparedBatch
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.heartbeat import Heartbeat
@@ -108,11 +109,9 @@ class Worker:
         model, layout = self._job.model, self._job.layout
         self._tables = tables
         self._step = (
-            built.step
-            if built
-            else gradient_step.GradientStep(model, layout, loss_scale=manifest.loss_scale, tables=tables)
+            built.step if built else steps.gradient_step(model, layout, loss_scale=manifest.loss_scale, tables=tables)
         )
-        self._evaluate = built.evaluate if built else evaluate.EvaluateStep(model, layout)
+        self._evaluate = built.evaluate if built else steps.evaluation_step(model, layout)
         self._statistics, self._times = WorkerStatistics(), TaskTimes()
         self._heartbeat = Heartbeat(self._send_heartbeat, spec.heartbeat_s)
         self._validated: int | None = None  # the epoch whose final weights the pipeline holds, exactly
@@ -232,13 +231,13 @@ class Worker:
             batch = self._prepared(following) if following else None  # during the push
             self._exchange(finished, self._pipeline.settle)
             self._times.spent(task.task, self._statistics.compute_s)
-        self._logs = gradient_step.numbers(logs)
+        self._logs = numbers(logs)
         return ins.Report(**report_finished(finished, self._times))
 
-    def _prepared(self, task: Task) -> Prepared:
+    def _prepared(self, task: Task) -> PreparedBatch:
         return self._step.prepare(self._job.batch(self._job.train, task))
 
-    def _train_on(self, batch: Prepared, task: Task, *, want_weights: bool) -> Mapping[str, Any]:
+    def _train_on(self, batch: PreparedBatch, task: Task, *, want_weights: bool) -> Mapping[str, Any]:
         """Compute a gradient and send it."""
         samples = batch.samples
         statistics = self._statistics

@@ -1,11 +1,11 @@
-"""Backend of Keras, found without importing Keras; only TensorFlow trains on a cluster."""
+"""Backend of Keras, found without importing Keras."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +13,8 @@ from types import ModuleType
 from nfdt.core.errors import CaptureError
 
 TENSORFLOW = "tensorflow"
+TRAINING = (TENSORFLOW, "jax")
+"""Backends on which workers train; shards and ranks run on TensorFlow."""
 VARIABLE = "KERAS_BACKEND"
 
 
@@ -49,26 +51,49 @@ def loaded_backend(modules: Mapping[str, ModuleType]) -> Backend | None:
     return None if backend is None else Backend(str(backend()), "loaded when Keras was imported")
 
 
-def require_tensorflow(
+def current_backend(
     environ: Mapping[str, str] | None = None, modules: Mapping[str, ModuleType] | None = None
-) -> None:
-    """Check that Keras runs, or will run, on TensorFlow.
+) -> Backend:
+    """Return the backend that Keras has loaded, or will load.
 
     Args:
+        environ: The environment; default: that of the process.
+        modules: The loaded modules; default: those of the process.
+    """
+    environ = os.environ if environ is None else environ
+    return loaded_backend(sys.modules if modules is None else modules) or configured_backend(environ)
+
+
+def require_backend(
+    expected: Sequence[str] = TRAINING,
+    computes: str = "workers compute",
+    environ: Mapping[str, str] | None = None,
+    modules: Mapping[str, ModuleType] | None = None,
+) -> None:
+    """Check that Keras runs, or will run, on one of the expected backends.
+
+    Args:
+        expected: Names of backends.
+        computes: Subject and verb of the reason: the part that needs one of them.
         environ: The environment; default: that of the process.
         modules: The loaded modules; default: those of the process.
 
     Raises:
         CaptureError: it runs on another backend.
     """
-    environ = os.environ if environ is None else environ
-    found = loaded_backend(sys.modules if modules is None else modules) or configured_backend(environ)
-    if found.name != TENSORFLOW:
+    found = current_backend(environ, modules)
+    if found.name not in expected:
+        names = " or ".join(map(repr, expected))
         raise CaptureError(
-            f"Keras on another backend cannot be distributed: workers compute with TensorFlow. Expected: "
-            f"{TENSORFLOW!r}. Received: {found.name!r} ({found.origin}). Set {VARIABLE}={TENSORFLOW} in the "
-            "environment before the script, or the notebook's kernel, is started."
+            f"Keras on another backend cannot be distributed: {computes} with {names}. Expected: {names}. "
+            f"Received: {found.name!r} ({found.origin}). Set {VARIABLE}={TENSORFLOW} in the environment before the "
+            "script, or the notebook's kernel, is started."
         )
+
+
+def require_tensorflow(computes: str) -> None:
+    """Check that Keras runs, or will run, on TensorFlow; see :func:`require_backend`."""
+    require_backend((TENSORFLOW,), computes)
 
 
 def ignored_backend(environ: Mapping[str, str] | None = None) -> str | None:

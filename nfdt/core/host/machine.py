@@ -14,11 +14,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from nfdt.core.host.keras_backend import current_backend
+
+_DISTRIBUTIONS = (
+    ("keras", "keras"),
+    ("tensorflow", "tensorflow-cpu"),
+    ("tensorflow", "tensorflow"),
+    ("jax", "jax"),
+)
+
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python, Keras and TensorFlow without importing them; "" where not installed."""
-    found = {"python": ".".join(platform.python_version_tuple()[:2]), "keras": "", "tensorflow": ""}
-    for name, distribution in (("keras", "keras"), ("tensorflow", "tensorflow-cpu"), ("tensorflow", "tensorflow")):
+    """Return Keras' backend, and the versions of Python, Keras, TensorFlow and JAX; "" where not installed.
+
+    None of them is imported.
+    """
+    found = {"python": ".".join(platform.python_version_tuple()[:2]), "backend": current_backend().name}
+    for name, distribution in _DISTRIBUTIONS:
+        found.setdefault(name, "")
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(distribution)
     return found

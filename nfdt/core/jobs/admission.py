@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nfdt.core.errors import PolicyRefused, UsageError, VersionMismatch
+from nfdt.core.host.keras_backend import TENSORFLOW
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.rights import Holder
 from nfdt.core.program.manifest import Manifest
@@ -14,7 +15,7 @@ from nfdt.core.specs.job import JobSpec
 from nfdt.core.work.artifacts import artifact_names
 
 MAX_MANIFEST_BYTES = 64 * 2**20
-_MUST_MATCH = ("python", "keras", "tensorflow")
+_MUST_MATCH = ("python", "keras", "backend")
 
 
 @dataclass(frozen=True)
@@ -54,17 +55,23 @@ def check_quotas(spec: JobSpec, active: Sequence[JobSpec], holder: Holder, limit
 
 def version_conflict(client: Mapping[str, str], worker: Mapping[str, str]) -> str | None:
     """Return the version differences that break pickled code, or None if there are none."""
-    different = [n for n in _MUST_MATCH if client.get(n) and worker.get(n) and client[n] != worker[n]]
+    names = (*_MUST_MATCH, backend_of(client))
+    different = [n for n in names if client.get(n) and worker.get(n) and client[n] != worker[n]]
     if not different:
         return None
     return "; ".join(f"{name}: client {client[name]}, worker {worker[name]}" for name in different)
+
+
+def backend_of(versions: Mapping[str, str]) -> str:
+    """Return the backend of Keras that these versions state; TensorFlow where an older release states none."""
+    return versions.get("backend") or TENSORFLOW
 
 
 def check_versions(spec: JobSpec, slots: Iterable[Mapping[str, str]]) -> None:
     """Refuse a code job that no attending worker slot could unpickle safely.
 
     Raises:
-        VersionMismatch: slots attend, and every one runs another Python, Keras or TensorFlow.
+        VersionMismatch: slots attend, and every one runs another Python, Keras or backend.
     """
     conflicts = [version_conflict(spec.versions, versions) for versions in slots] if spec.code else []
     if conflicts and all(conflicts):

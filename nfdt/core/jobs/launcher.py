@@ -10,8 +10,11 @@ Role = Literal["worker", "shard"]
 class Launcher(Protocol):
     """Starts slot processes that register with the server, and stops them."""
 
-    def ensure(self, role: Role, count: int) -> None:
-        """Keep ``count`` slot processes of this role, started by this launcher, alive; returns at once."""
+    def ensure(self, role: Role, count: int, backend: str = "") -> None:
+        """Keep ``count`` slot processes of this role, started by this launcher, alive; returns at once.
+
+        ``backend``: that of Keras in the workers that are started from now on; "" for no change.
+        """
         ...
 
     @property

@@ -10,10 +10,10 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.arrays.pytree import flatten_structure, rebuild
+from nfdt.core.backends.contract import StepName, current
 from nfdt.core.errors import ProtocolError
 from nfdt.core.keras_internals import (
     build_symbolically,
@@ -83,7 +83,7 @@ def build_model(model: Any, batch: Any) -> None:
     # Keras also calls a model without call(), and marks it as built.
     called = overrides(model, "call") and _build_by_call(model, batch)
     if not called or (overrides(model, "train_step") and not all(layer.built for layer in flatten_layers(model))):
-        _trace(model, model.train_step, batch)  # layers that only its train_step calls, or a user's error
+        _trace(model, "train_step", batch)  # layers that only its train_step calls, or a user's error
     _build_metrics(model, batch)
 
 
@@ -95,7 +95,8 @@ def _build_by_call(model: Any, batch: Any) -> bool:
             if leaf is None:
                 return None
             shape = [None, *leaf.shape[1:]] if leaf.ndim and any_size else list(leaf.shape)
-            return _ShapeSpec(shape, tf.as_dtype(leaf.dtype))
+            is_text = leaf.dtype.kind in "OSU"
+            return _ShapeSpec(shape, "string" if is_text else keras.backend.standardize_dtype(leaf.dtype))
 
         return keras.tree.map_structure(spec, batch)
 
@@ -104,7 +105,8 @@ def _build_by_call(model: Any, batch: Any) -> bool:
 
 def _build_metrics(model: Any, batch: Any) -> None:
     """Create the variables of metrics that create them at their first update, by tracing the model's own steps."""
-    for step in (model.train_step, model.test_step):
+    steps: tuple[StepName, ...] = ("train_step", "test_step")
+    for step in steps:
         if all(map(is_built_metric, leaf_metrics(model))):
             return
         try:
@@ -114,13 +116,10 @@ def _build_metrics(model: Any, batch: Any) -> None:
 
 
 @filter_traceback
-def _trace(model: Any, step: Any, batch: Any) -> None:
+def _trace(model: Any, step: StepName, batch: Any) -> None:
     """Trace a step as ``fit`` would, without an update."""
     with without_updates(model):
-        if model.run_eagerly:
-            step(as_tensors(batch))
-        else:
-            tf.function(tf.autograph.experimental.do_not_convert(step)).get_concrete_function(as_tensors(batch))
+        current().trace(model, step, as_tensors(batch))
 
 
 @dataclass(frozen=True)

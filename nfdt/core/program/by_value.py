@@ -17,8 +17,8 @@ from typing import Any
 
 import cloudpickle
 import keras
-import tensorflow as tf
 
+from nfdt.core.backends.contract import current
 from nfdt.core.errors import ProtocolError
 from nfdt.core.keras_internals import (
     SET_BY_KERAS,
@@ -118,10 +118,8 @@ class ObjectPickler(cloudpickle.Pickler):
             return _same, (plain,)
         if isinstance(obj, keras.optimizers.Optimizer):
             return _revive_optimizer, _describe_optimizer(obj)
-        if isinstance(obj, tf.Variable):
-            return _make_tf_variable, (obj.numpy(), bool(obj.trainable), obj.name.partition(":")[0])
-        if isinstance(obj, tf.Tensor) and not hasattr(obj, "numpy"):
-            return _nothing, ()  # belongs to a graph that was traced in this process
+        if (reduced := current().reduce(obj)) is not None:
+            return reduced
         if (backend := backend_choice(obj)) is not None:
             return type(obj), (backend,)
         return super().reducer_override(obj)
@@ -207,7 +205,7 @@ def _restore(obj: Any, record: ObjectRecord) -> None:
         vars(obj).update({name: made[name] for name in record.missing})
     vars(obj).update(record.attributes)
     if isinstance(obj, keras.Variable):
-        initialize_variable(obj, tf.zeros(*record.value) if isinstance(record.value, tuple) else record.value)
+        initialize_variable(obj, current().blank(*record.value) if isinstance(record.value, tuple) else record.value)
 
 
 def _fill(container: Any, state: tuple[Any, Any]) -> None:
@@ -216,16 +214,8 @@ def _fill(container: Any, state: tuple[Any, Any]) -> None:
     container.tracker = state[1]
 
 
-def _make_tf_variable(value: Any, trainable: bool, name: str) -> Any:
-    return tf.Variable(value, trainable=trainable, name=name)
-
-
 def _same(obj: Any) -> Any:
     return obj
-
-
-def _nothing() -> None:
-    return None
 
 
 def _describe_optimizer(optimizer: Any) -> tuple[dict[str, Any], Any]:

@@ -6,23 +6,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import tensorflow as tf
-
+from nfdt.core.backends.contract import current
 from nfdt.core.program.untrained import values_of
+
+_WITHOUT_UPDATES: dict[str, Any] = {
+    "apply": lambda *args, **kwargs: None,
+    "stateless_apply": lambda optimizer_variables, grads, trainable_variables: (
+        trainable_variables,
+        optimizer_variables,
+    ),
+}
 
 
 @contextmanager
 def without_updates(model: Any) -> Iterator[None]:
-    """Disable the optimizer's ``apply`` in the block; its variables need not exist."""
+    """Disable the optimizer's ``apply`` and ``stateless_apply`` in the block; its variables need not exist."""
     attributes = vars(model.optimizer)
-    hidden = attributes.get("apply")
-    attributes["apply"] = lambda *args, **kwargs: None
+    held = {name: attributes[name] for name in _WITHOUT_UPDATES if name in attributes}
+    attributes.update(_WITHOUT_UPDATES)
     try:
         yield
     finally:
-        del attributes["apply"]
-        if hidden is not None:
-            attributes["apply"] = hidden
+        for name in _WITHOUT_UPDATES:
+            del attributes[name]
+        attributes.update(held)
 
 
 @contextmanager
@@ -30,13 +37,10 @@ def without_effects(model: Any) -> Iterator[None]:
     """Run eagerly in the block, then restore the model's variables and reset its metrics."""
     variables = list(model.variables)
     held = values_of(variables)
-    eager = tf.config.functions_run_eagerly()
-    tf.config.run_functions_eagerly(True)
     try:
-        with without_updates(model):
+        with current().without_graphs(), without_updates(model):
             yield
     finally:
-        tf.config.run_functions_eagerly(eager)
         for variable, value in zip(variables, held, strict=True):
             variable.assign(value)
         model.reset_metrics()

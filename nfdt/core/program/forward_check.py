@@ -15,12 +15,12 @@ from typing import Any
 import keras
 import numpy as np
 import numpy.typing as npt
-import tensorflow as tf
 
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.arrays.pytree import flatten_structure, rebuild
+from nfdt.core.backends.contract import current
 from nfdt.core.errors import ModelMismatch
-from nfdt.core.keras_internals import flatten_layers, full_precision, seeded, unpack_batch
+from nfdt.core.keras_internals import flatten_layers, seeded, unpack_batch
 from nfdt.core.program.batch_tensors import as_tensors
 from nfdt.core.program.described import describe_layers, first_difference
 from nfdt.core.program.manifest import Manifest
@@ -113,7 +113,7 @@ def _outputs(model: Any, x: Any) -> dict[str, Array]:
     """Return the outputs of a model by number, and the sum of its own losses; the model is left as it was."""
     untrained = model.non_trainable_variables
     held = values_of(untrained)
-    with seeded(_SEED), full_precision():
+    with seeded(_SEED), current().seeded(_SEED), current().full_precision():
         try:
             outputs = model(as_tensors(x), training=False)
             losses = [keras.ops.convert_to_numpy(loss) for loss in model.losses]
@@ -125,7 +125,7 @@ def _outputs(model: Any, x: Any) -> dict[str, Array]:
 
 
 def _as_array(output: Any) -> Array:
-    array = np.asarray(keras.ops.convert_to_numpy(output) if tf.is_tensor(output) else output)
+    array = np.asarray(keras.ops.convert_to_numpy(output) if keras.ops.is_tensor(output) else output)
     return array.astype(np.float32) if array.dtype.kind == "V" or array.dtype.name == "bfloat16" else array
 
 

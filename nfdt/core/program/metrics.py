@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nfdt.core.backends.contract import StepName, current
 from nfdt.core.errors import CaptureError
 from nfdt.core.program.batch_tensors import as_tensors
 from nfdt.core.program.compiling import overrides
@@ -47,11 +48,11 @@ def check_metrics(model: Any, batch: Any, validation: Any = None) -> list[str]:
         return []
     with without_effects(model), _tried_out(unproven):
         if unproven:
-            step = model.train_step if overrides(model, "train_step") else model.test_step
-            step(as_tensors(batch))
+            step: StepName = "train_step" if overrides(model, "train_step") else "test_step"
+            current().run_step(model, step, as_tensors(batch))
         if validation is None:
             return []
-        logs = _names(model.test_step(as_tensors(validation)))
+        logs = _names(current().run_step(model, "test_step", as_tensors(validation)))
         results = _names(model.get_metrics_result())
         return [] if logs == results else sorted(logs - results) or sorted(logs)
 

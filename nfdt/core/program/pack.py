@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.backends.contract import current
 from nfdt.core.errors import CaptureError, PolicyRefused
 from nfdt.core.keras_internals import compile_arguments, flatten_layers, require_compiled, serialization_lib
 from nfdt.core.program.assets import save_assets
@@ -129,10 +129,6 @@ def prepare(model: Any, sample_batch: Any) -> None:
         CaptureError: the model cannot be distributed.
         ValueError: Keras' own error.
     """
-    if keras.backend.backend() != "tensorflow":
-        raise CaptureError(
-            f"Expected Keras on TensorFlow. Received: Keras on {keras.backend.backend()}. Set KERAS_BACKEND=tensorflow."
-        )
     require_compiled(model)
     require_one_optimizer(model)
     build_model(model, sample_batch)
@@ -156,7 +152,7 @@ def _describe(model: Any, sample_batch: Any) -> ModelEntries:
         versions={
             "python": ".".join(platform.python_version_tuple()[:2]),
             "keras": keras.__version__,
-            "tensorflow": tf.__version__,
+            current().name: current().version,
         },
     )
 

@@ -9,8 +9,7 @@ from typing import Any
 from nfdt.core.keras_internals import flatten_layers
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.unpack import load
-from nfdt.core.training.evaluate import EvaluateStep
-from nfdt.core.training.gradient_step import GradientStep
+from nfdt.core.training.steps import EvaluationStep, TrainingStep
 
 
 @dataclass(frozen=True)
@@ -26,8 +25,8 @@ class BuiltProgram:
 
     manifest: Manifest
     model: Any
-    step: GradientStep
-    evaluate: EvaluateStep
+    step: TrainingStep
+    evaluate: EvaluationStep
 
     def serves(self, manifest: Manifest) -> bool:
         """Whether a job of this manifest can use the model: the programs differ in their initial state at most."""

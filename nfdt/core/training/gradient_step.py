@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -17,22 +15,8 @@ from nfdt.core.training.direct_call import DirectCall, Prepared
 from nfdt.core.training.flat_weights import WeightSetter
 from nfdt.core.training.loss_scale import LossScale
 from nfdt.core.training.recording_optimizer import RecordingOptimizer
+from nfdt.core.training.step_result import GradientResult, own_loss_scale
 from nfdt.core.training.tables import Tables
-
-
-@dataclass(frozen=True)
-class GradientResult:
-    """Result of one step.
-
-    Attributes:
-        gradient: Mean over the batch, flat, shape ``(P,)``, float32, a tensor; a ``RowVector`` of a step with tables.
-        logs: Logs that ``train_step`` returned: name -> 0-d float32 tensor, or an array.
-        finite: False where a float16 gradient overflowed: the gradient must not be pushed.
-    """
-
-    gradient: Any
-    logs: dict[str, Any]
-    finite: bool
 
 
 class GradientStep:
@@ -112,13 +96,6 @@ def direct_call(function: Any, model: Any) -> DirectCall:
     return DirectCall(function, None if model.run_eagerly else functools.partial(in_graph, model=model))
 
 
-def own_loss_scale(optimizer: Any) -> dict[str, Any] | None:
-    """Return the loss scaling of the optimizer itself, in the form of the program's ``loss_scale``, or None."""
-    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return None
-    return {"initial_scale": optimizer.initial_scale, "dynamic_growth_steps": optimizer.dynamic_growth_steps}
-
-
 def replace_optimizer(
     model: Any, layout: ParameterLayout, loss_scale: Mapping[str, Any] | None, tables: Sequence[int] = ()
 ) -> RecordingOptimizer:
@@ -153,8 +130,3 @@ def step_logs(logs: Any, method: str) -> dict[str, Any]:
         is_number = tensor.shape.num_elements() == 1
         found[str(name)] = tf.cast(tf.reshape(tensor, []), tf.float32) if is_number else tensor
     return found
-
-
-def numbers(logs: Mapping[str, Any]) -> dict[str, float]:
-    """Return those logs of a step that are numbers."""
-    return {name: float(value) for name, value in logs.items() if value.shape.rank == 0}

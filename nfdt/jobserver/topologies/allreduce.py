@@ -51,7 +51,7 @@ class AllreduceTopology(Topology):
         if self.ring is None and rings.place([range(self.spec.cluster.workers)], together=not rings.spans_machines):
             self.ring = self._claim(rings)
         if self.awaited_slots:
-            launch_workers(self.context.server, self.awaited_slots)
+            launch_workers(self.context.server, self.spec, self.awaited_slots)
         if self.ring is not None and (failure := self.ring.failure):
             raise explained(self.ring, JobFailed(failure))
 

@@ -34,7 +34,7 @@ class FlatTopology(Topology):
     def start(self, shards: int) -> None:
         """Make the server's launcher start missing slots."""
         launch_shards(self.context.server, shards)
-        launch_workers(self.context.server, self.spec.cluster.workers)
+        launch_workers(self.context.server, self.spec, self.spec.cluster.workers)
 
     def give_up(self, short: Sequence[SlotNeed], *, late: bool) -> None:
         """Fail if the launcher cannot start slots, or none is registered."""

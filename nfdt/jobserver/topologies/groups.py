@@ -49,7 +49,7 @@ class GroupsTopology(Topology):
         """Launch the rings and missing shards."""
         self._groups.start()
         if self.awaited_slots:
-            launch_workers(self.context.server, self.spec.cluster.workers)
+            launch_workers(self.context.server, self.spec, self.spec.cluster.workers)
         launch_shards(self.context.server, shards)
 
     def give_up(self, short: Sequence[SlotNeed], *, late: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nfdt.core.errors import JobFailed
-from nfdt.core.jobs.admission import check_versions
+from nfdt.core.jobs.admission import backend_of, check_versions
 from nfdt.core.specs.job import JobSpec
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.need import SlotNeed
@@ -19,11 +19,12 @@ def launch_shards(server: ServerContext, shards: int) -> None:
         server.launcher.ensure("shard", here - free + max(0, shards - elsewhere))
 
 
-def launch_workers(server: ServerContext, wanted: int) -> None:
-    """Make the launcher keep ``wanted`` worker slots, if it starts any."""
+def launch_workers(server: ServerContext, spec: JobSpec, wanted: int) -> None:
+    """Make the launcher keep ``wanted`` worker slots on the job's backend, if it starts any."""
     if server.launcher is not None and server.launches_workers:
-        most = server.most_workers
-        server.launcher.ensure("worker", wanted if most is None else min(wanted, most))
+        most, backend = server.most_workers, backend_of(spec.versions)
+        server.launcher.ensure("worker", wanted if most is None else min(wanted, most), backend)
+        server.pool.evict("worker", lambda slot: server.is_launched(slot) and backend_of(slot.versions) != backend)
 
 
 def check_supply(

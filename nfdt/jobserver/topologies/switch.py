@@ -8,6 +8,8 @@ from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.online_planner import plan_event
 from nfdt.coordinator.topology_view import TopologyView, grouped
 from nfdt.core.errors import JobFailed
+from nfdt.core.host.keras_backend import TENSORFLOW
+from nfdt.core.jobs.admission import backend_of
 from nfdt.core.specs.job import JobSpec
 from nfdt.jobserver.job_slot import JobSlot
 from nfdt.jobserver.topologies.context import TopologyContext
@@ -18,7 +20,7 @@ from nfdt.planning import Groups, PlanChoice
 
 def may_form_groups(context: TopologyContext, view: TopologyView, spec: JobSpec) -> bool:
     """Whether a job's plan allows groups, and this server can make their rings."""
-    if not view.may_form_groups(spec) or context.rings is None:
+    if not view.may_form_groups(spec) or context.rings is None or backend_of(spec.versions) != TENSORFLOW:
         return False
     server = context.server
     if context.rings.takes_slots:

@@ -1,0 +1,86 @@
+"""Keras on JAX, whose steps are functions of the model's state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental.sparse import BCOO
+
+from nfdt.core.arrays.composite import RaggedArray, SparseArray
+from nfdt.core.backends.contract import StepName
+from nfdt.core.errors import CaptureError
+
+
+class JaxBackend:
+    """Operations of JAX; see :class:`~nfdt.core.backends.contract.Backend`."""
+
+    name = "jax"
+    version = str(jax.__version__)
+
+    def to_tensor(self, leaf: Any) -> Any:
+        """Return an array as a ``jax.Array`` or ``BCOO``, with its own copy of the elements.
+
+        Raises:
+            CaptureError: the array is ragged or consists of texts, which JAX does not have.
+        """
+        if isinstance(leaf, SparseArray):
+            return BCOO((jax.numpy.array(leaf.values), jax.numpy.array(leaf.indices)), shape=tuple(leaf.shape))
+        if isinstance(leaf, RaggedArray) or np.asarray(leaf).dtype.kind in "OSU":
+            kind = "a ragged array" if isinstance(leaf, RaggedArray) else "an array of texts"
+            raise CaptureError(
+                f"Training data: expected numbers in dense or sparse arrays, as Keras on JAX has them. "
+                f"Received: {kind}. Convert it before fit(), or set KERAS_BACKEND=tensorflow."
+            )
+        return jax.numpy.array(leaf)
+
+    def run_step(self, model: Any, step: StepName, batch: Any) -> Any:
+        """Call a step with the values of the model's variables; they keep them."""
+        logs, _ = getattr(model, step)(_state_of(model, step), batch)
+        return logs
+
+    def trace(self, model: Any, step: StepName, batch: Any) -> None:
+        """Compute the shapes of a step; an eager model runs it."""
+        if model.run_eagerly:
+            self.run_step(model, step, batch)
+        else:
+            jax.eval_shape(getattr(model, step), _state_of(model, step), batch)
+
+    @contextmanager
+    def without_graphs(self) -> Iterator[None]:
+        """Run functions of ``jax.jit`` as Python in the block."""
+        with jax.disable_jit():
+            yield
+
+    @contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """Do nothing: JAX has no generator of its own."""
+        yield
+
+    @contextmanager
+    def full_precision(self) -> Iterator[None]:
+        """Choose the highest precision of products."""
+        with jax.default_matmul_precision("highest"):
+            yield
+
+    def reduce(self, obj: Any) -> tuple[Any, ...] | None:
+        """Return None: arrays of JAX pickle well by themselves."""
+        return None
+
+    def blank(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return an array of zeros."""
+        return jax.numpy.zeros(shape, dtype)
+
+
+def _state_of(model: Any, step: StepName) -> tuple[list[Any], ...]:
+    """Return the state that a step takes; ``test_step`` has no optimizer."""
+    groups = [model.trainable_variables, model.non_trainable_variables, model.metrics_variables]
+    if step == "train_step":
+        groups.insert(2, model.optimizer.variables)
+    return tuple([variable.value for variable in group] for group in groups)
+
+
+BACKEND = JaxBackend()

@@ -1,0 +1,93 @@
+"""Keras on TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from nfdt.core.arrays.composite import RaggedArray, SparseArray
+from nfdt.core.backends.contract import StepName
+
+
+class TensorFlowBackend:
+    """Operations of TensorFlow; see :class:`~nfdt.core.backends.contract.Backend`."""
+
+    name = "tensorflow"
+    version = str(tf.__version__)
+
+    def to_tensor(self, leaf: Any) -> Any:
+        """Return an array as a ``tf.Tensor``, ``tf.SparseTensor`` or ``tf.RaggedTensor``."""
+        if isinstance(leaf, SparseArray):
+            return tf.SparseTensor(leaf.indices, leaf.values, leaf.shape)
+        if isinstance(leaf, RaggedArray):
+            return tf.RaggedTensor.from_nested_row_splits(leaf.values, leaf.splits)
+        return tf.convert_to_tensor(leaf)
+
+    def run_step(self, model: Any, step: StepName, batch: Any) -> Any:
+        """Call a step, which works on the model's variables."""
+        return getattr(model, step)(batch)
+
+    def trace(self, model: Any, step: StepName, batch: Any) -> None:
+        """Build the graph of a step; an eager model runs it."""
+        if model.run_eagerly:
+            getattr(model, step)(batch)
+        else:
+            tf.function(tf.autograph.experimental.do_not_convert(getattr(model, step))).get_concrete_function(batch)
+
+    @contextmanager
+    def without_graphs(self) -> Iterator[None]:
+        """Run ``tf.function`` eagerly in the block."""
+        eager = tf.config.functions_run_eagerly()
+        tf.config.run_functions_eagerly(True)
+        try:
+            yield
+        finally:
+            tf.config.run_functions_eagerly(eager)
+
+    @contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """Seed TensorFlow's context: relies on its attributes ``_seed`` and ``_rng``."""
+        from tensorflow.python.eager.context import context
+
+        eager = context()
+        held = {key: vars(eager).pop(key) for key in ("_seed", "_rng") if key in vars(eager)}
+        eager._set_global_seed(seed)
+        try:
+            yield
+        finally:
+            del eager._seed, eager._rng
+            vars(eager).update(held)
+
+    @contextmanager
+    def full_precision(self) -> Iterator[None]:
+        """Disable TensorFloat-32."""
+        allowed = tf.config.experimental.tensor_float_32_execution_enabled()
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+        try:
+            yield
+        finally:
+            tf.config.experimental.enable_tensor_float_32_execution(allowed)
+
+    def reduce(self, obj: Any) -> tuple[Any, ...] | None:
+        """Return the form of a ``tf.Variable``; a tensor of a graph, which was traced in this process, becomes None."""
+        if isinstance(obj, tf.Variable):
+            return _make_variable, (obj.numpy(), bool(obj.trainable), obj.name.partition(":")[0])
+        return (_nothing, ()) if isinstance(obj, tf.Tensor) and not hasattr(obj, "numpy") else None
+
+    def blank(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return a tensor of zeros."""
+        return tf.zeros(shape, dtype)
+
+
+def _make_variable(value: Any, trainable: bool, name: str) -> Any:
+    return tf.Variable(value, trainable=trainable, name=name)
+
+
+def _nothing() -> None:
+    return None
+
+
+BACKEND = TensorFlowBackend()

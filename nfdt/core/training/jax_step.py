@@ -1,0 +1,301 @@
+"""The user's own ``train_step`` and ``test_step`` on JAX as functions of weights and batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import keras
+
+from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.errors import CaptureError, ShapeMismatch
+from nfdt.core.keras_internals import raw_learning_rate
+from nfdt.core.program.batch_tensors import as_tensors
+from nfdt.core.training.step_result import GradientResult, own_loss_scale
+
+
+@dataclass(frozen=True)
+class PreparedArrays:
+    """A batch as arrays of JAX, and its number of samples."""
+
+    pytree: Any
+    samples: int
+
+
+class JaxGradientStep:
+    """One training step of a model on JAX: one function, compiled once per batch signature.
+
+    The model's optimizer is permanently replaced by one that records gradients. The step updates metrics, BatchNorm
+    statistics and seeds of the model as in Keras; its trainable variables keep their values.
+
+    Args:
+        model: A compiled, built model.
+        layout: Layout of its trainable variables.
+        loss_scale: The program's ``loss_scale``; None takes it from the model's own LossScaleOptimizer.
+    """
+
+    def __init__(self, model: Any, layout: ParameterLayout, *, loss_scale: Mapping[str, Any] | None = None) -> None:
+        self._model, self._layout = model, layout
+        _check_layout(model, layout)
+        self._optimizer = _replace_optimizer(model, layout, loss_scale or own_loss_scale(model.optimizer))
+        self._version = int(self._optimizer.iterations)
+        self._changing = [*model.non_trainable_variables, *model.metrics_variables, *self._optimizer.variables]
+        self._counts = _counts(model, self._optimizer)
+        self.traces = 0
+        self._run = _compiled(self._pure, model)
+
+    def prepare(self, batch: Any) -> PreparedArrays:
+        """Convert a pytree of arrays to those that the step needs, ahead of the call."""
+        pytree = as_tensors(batch)
+        return PreparedArrays(pytree, int(jax.tree.leaves(pytree)[0].shape[0]))
+
+    def __call__(self, weights: Any, batch: Any, *, version: int | None = None) -> GradientResult:
+        """Compute the gradient of one batch.
+
+        Args:
+            weights: Flat weights, shape ``(P,)``, float32.
+            batch: Argument of ``train_step``: a pytree of arrays, or a prepared one.
+            version: Number of updates applied so far, the value of ``optimizer.iterations``; None: one more than last.
+
+        Raises:
+            CaptureError: ``train_step`` contains an operation that cannot be distributed.
+            Exception: any exception of the user's code.
+        """
+        self._version = self._version + 1 if version is None else version + 1
+        batch = batch if isinstance(batch, PreparedArrays) else self.prepare(batch)
+        self._optimizer.iterations.assign(self._version - 1)
+        held = [variable.value for variable in self._changing]
+        gradient, logs, finite, changed = self._run(weights, held, batch.pytree)
+        for variable, value in zip(self._changing, changed, strict=True):
+            variable.assign(value)
+        return GradientResult(gradient, logs, bool(finite))
+
+    def _pure(self, weights: Any, held: list[Any], batch: Any) -> tuple[Any, dict[str, Any], Any, list[Any]]:
+        self.traces += 1
+        untrained, metrics, own = _split(held, self._counts)
+        recording = self._optimizer.recording
+        recording.begin()
+        state = (_unflatten(weights, self._layout, self._model.trainable_variables), untrained, own, metrics)
+        logs, state = self._model.train_step(state, batch)
+        _, untrained, own, metrics = state
+        gradient, finite = recording.collect()
+        return gradient, step_logs(logs, "train_step"), finite, [*untrained, *metrics, *own]
+
+
+class JaxEvaluateStep:
+    """One evaluation step of a model on JAX; it updates the model's metrics as in Keras.
+
+    Args:
+        model: A compiled, built model.
+        layout: Layout of its trainable variables.
+    """
+
+    def __init__(self, model: Any, layout: ParameterLayout) -> None:
+        self._model, self._layout = model, layout
+        _check_layout(model, layout)
+        self._changing = [*model.non_trainable_variables, *model.metrics_variables]
+        self._counts = _counts(model)
+        self._run = _compiled(self._pure, model)
+
+    def __call__(self, weights: Any, batch: Any) -> dict[str, Any]:
+        """Evaluate one batch.
+
+        Args:
+            weights: Flat weights, shape ``(P,)``, float32.
+            batch: Argument of ``test_step``.
+
+        Returns:
+            Logs that ``test_step`` returned: name -> 0-d float32 array, or an array.
+        """
+        logs, changed = self._run(weights, [variable.value for variable in self._changing], as_tensors(batch))
+        for variable, value in zip(self._changing, changed, strict=True):
+            variable.assign(value)
+        return dict(logs)
+
+    def _pure(self, weights: Any, held: list[Any], batch: Any) -> tuple[dict[str, Any], list[Any]]:
+        untrained, metrics = _split(held, self._counts)
+        trainable = _unflatten(weights, self._layout, self._model.trainable_variables)
+        logs, (_, untrained, metrics) = self._model.test_step((trainable, untrained, metrics), batch)
+        return step_logs(logs, "test_step"), [*untrained, *metrics]
+
+
+class JaxRecordingOptimizer(keras.optimizers.Optimizer):
+    """An optimizer that changes no variable: it records the gradients that ``train_step`` passes to it.
+
+    Attributes that it lacks (``momentum``, ``get_config``, ...) are read from the optimizer that it replaces.
+
+    Args:
+        replaced: The model's optimizer.
+        layout: Layout of the trainable variables.
+        loss_scale: Dynamic scale of the loss, ``{"initial_scale", "dynamic_growth_steps"}``; None: a fixed one.
+
+    Attributes:
+        recording: Gradients of the step that is being traced.
+    """
+
+    def __init__(self, replaced: Any, layout: ParameterLayout, loss_scale: Mapping[str, Any] | None) -> None:
+        super().__init__(learning_rate=0.0, name="recording_optimizer")
+        self._replaced = replaced
+        self._scale: Any = None
+        if loss_scale is not None:
+            initial = keras.initializers.Constant(float(loss_scale["initial_scale"]))
+            self._scale = self.add_variable(shape=(), initializer=initial, dtype="float32", name="dynamic_scale")
+            self._finite_steps = self.add_variable(shape=(), initializer="zeros", dtype="int32", name="finite_steps")
+        self._growth_steps = int(loss_scale["dynamic_growth_steps"]) if loss_scale else 0
+        self._factor = None if loss_scale else replaced.loss_scale_factor
+        self.recording = _Recording(layout)
+        self.iterations.assign(replaced.iterations)
+        self.built = True
+
+    def __getattr__(self, name: str) -> Any:
+        replaced = vars(self).get("_replaced")
+        if replaced is None or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(replaced, name)
+
+    @property
+    def learning_rate(self) -> Any:
+        """Rate of the replaced optimizer; a schedule is evaluated at this step's iterations."""
+        inner = getattr(self._replaced, "inner_optimizer", self._replaced)
+        rate = raw_learning_rate(inner)
+        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+            return rate(self.iterations)
+        return inner.learning_rate
+
+    def scale_loss(self, loss: Any) -> Any:
+        """Return the loss, scaled as by the replaced optimizer."""
+        if self._scale is not None:
+            return loss * keras.ops.cast(self._scale, loss.dtype)
+        return loss * self._factor if self._factor is not None else loss
+
+    def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> tuple[Any, Any]:
+        """Record the gradients of this step; return the trainable variables as they are.
+
+        Raises:
+            CaptureError: the gradients are not one for each trainable variable, or the second of this step.
+        """
+        iterations, rate, *scaling = optimizer_variables
+        flat = self.recording.flat(grads)
+        finite: Any = jax.numpy.array(True)
+        if scaling:
+            scale, finite_steps = scaling
+            flat, finite = flat / scale, jax.numpy.isfinite(flat).all()
+            grows = finite & (finite_steps == self._growth_steps - 1)
+            scaling = [
+                scale * jax.numpy.where(finite, jax.numpy.where(grows, 2.0, 1.0), 0.5),
+                jax.numpy.where(finite & ~grows, finite_steps + 1, 0),
+            ]
+        elif self._factor is not None:
+            flat = flat / self._factor
+        self.recording.set(flat, finite)
+        return trainable_variables, [iterations + 1, rate, *scaling]
+
+
+class _Recording:
+    """The gradient of one step; a separate class, because Keras tracks the attributes of an optimizer."""
+
+    def __init__(self, layout: ParameterLayout) -> None:
+        self._layout = layout
+        self._recorded: tuple[Any, Any] | None = None
+
+    def begin(self) -> None:
+        """Drop the gradient of the last step."""
+        self._recorded = None
+
+    def flat(self, grads: Sequence[Any]) -> Any:
+        """Return gradients as one float32 vector, zeros for those that are None."""
+        slots = self._layout.slots
+        if len(grads) != len(slots):
+            raise CaptureError(
+                f"train_step() passes {len(grads)} gradients to the optimizer. Expected: one for each of the model's "
+                f"{len(slots)} trainable variables, as Keras' stateless_apply() does."
+            )
+        zeros, float32 = jax.numpy.zeros, jax.numpy.float32
+        parts = [
+            zeros(slot.size, float32) if grad is None else grad.astype(float32).reshape(-1)
+            for grad, slot in zip(grads, slots, strict=True)
+        ]
+        return jax.numpy.concatenate(parts) if parts else zeros(0, float32)
+
+    def set(self, flat: Any, finite: Any) -> None:
+        """Set the gradient of this step, and whether it is finite."""
+        if self._recorded is not None:
+            raise CaptureError(
+                "train_step() applies the optimizer twice: one step is one update here. Let every call of "
+                "train_step() apply one gradient per variable."
+            )
+        self._recorded = flat, finite
+
+    def collect(self) -> tuple[Any, Any]:
+        """Return the gradient of this step, and whether it is finite."""
+        if self._recorded is None:
+            raise CaptureError(
+                "train_step() never calls self.optimizer.stateless_apply(...): there is no gradient to send."
+            )
+        found, self._recorded = self._recorded, None
+        return found
+
+
+def step_logs(logs: Any, method: str) -> dict[str, Any]:
+    """Return a step's logs, nested dictionaries flattened as in Keras: numbers as 0-d float32 arrays, and arrays.
+
+    Raises:
+        CaptureError: the logs are not a dictionary.
+    """
+    if not isinstance(logs, Mapping):
+        raise CaptureError(
+            f"{method}() must return a dictionary of logs, as in {{'loss': ...}}. Received: {type(logs).__name__}."
+        )
+    found: dict[str, Any] = {}
+    for name, value in logs.items():
+        if isinstance(value, Mapping):
+            found.update(step_logs(value, method))
+            continue
+        array = jax.numpy.asarray(value)
+        found[str(name)] = array.reshape(()).astype("float32") if array.size == 1 else array
+    return found
+
+
+def _compiled(function: Callable[..., Any], model: Any) -> Callable[..., Any]:
+    """Wrap a function as Keras would run it for this model."""
+    return function if model.run_eagerly or not model.jit_compile else jax.jit(function)
+
+
+def _replace_optimizer(
+    model: Any, layout: ParameterLayout, loss_scale: Mapping[str, Any] | None
+) -> JaxRecordingOptimizer:
+    """Replace every reference of the model to its optimizer by a recording optimizer."""
+    replaced = model.optimizer
+    recording = JaxRecordingOptimizer(replaced, layout, loss_scale)
+    for name, value in list(vars(model).items()):
+        if value is replaced:
+            setattr(model, name, recording)
+    return recording
+
+
+def _check_layout(model: Any, layout: ParameterLayout) -> None:
+    shapes = [tuple(int(n) for n in v.shape) for v in model.trainable_variables]
+    if shapes != [slot.shape for slot in layout.slots]:
+        raise ShapeMismatch(
+            f"Expected a model with {len(layout.slots)} trainable variables of the program's shapes. "
+            f"Received: {len(shapes)}: {shapes[:8]}."
+        )
+
+
+def _unflatten(weights: Any, layout: ParameterLayout, variables: Sequence[Any]) -> list[Any]:
+    return [
+        weights[slot.start : slot.stop].reshape(slot.shape).astype(keras.backend.standardize_dtype(variable.dtype))
+        for slot, variable in zip(layout.slots, variables, strict=True)
+    ]
+
+
+def _counts(model: Any, optimizer: Any = None) -> tuple[int, ...]:
+    counts = len(model.non_trainable_variables), len(model.metrics_variables)
+    return counts if optimizer is None else (*counts, len(optimizer.variables))
+
+
+def _split(values: Sequence[Any], counts: Sequence[int]) -> list[list[Any]]:
+    left = iter(values)
+    return [[next(left) for _ in range(count)] for count in counts]

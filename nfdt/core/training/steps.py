@@ -1,0 +1,84 @@
+"""Steps of a model on the backend that Keras has loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import keras
+
+from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.errors import CaptureError
+from nfdt.core.training.step_result import GradientResult
+
+
+class PreparedBatch(Protocol):
+    """A batch in the form that a step takes."""
+
+    @property
+    def samples(self) -> int:
+        """Number of samples in the batch."""
+        ...
+
+
+class TrainingStep(Protocol):
+    """One training step of a model: the gradient of a batch at given weights."""
+
+    @property
+    def traces(self) -> int:
+        """Number of traces of the step."""
+        ...
+
+    def prepare(self, batch: Any) -> Any:
+        """Convert a pytree of arrays to a :class:`PreparedBatch`, ahead of the call."""
+        ...
+
+    def __call__(self, weights: Any, batch: Any, *, version: int | None = None) -> GradientResult:
+        """Compute the gradient of a batch, a pytree of arrays or prepared; ``version``: updates applied so far."""
+        ...
+
+
+class EvaluationStep(Protocol):
+    """One evaluation step of a model, which updates its metrics."""
+
+    def __call__(self, weights: Any, batch: Any) -> dict[str, Any]:
+        """Return the logs of a batch, a pytree of arrays, at flat weights."""
+        ...
+
+
+def gradient_step(
+    model: Any, layout: ParameterLayout, *, loss_scale: Mapping[str, Any] | None = None, tables: Sequence[int] = ()
+) -> TrainingStep:
+    """Return the training step of a compiled, built model, whose optimizer it replaces.
+
+    Args:
+        model: The model.
+        layout: Layout of its trainable variables.
+        loss_scale: The program's ``loss_scale``; None takes it from the model's own LossScaleOptimizer.
+        tables: Variables, by index, whose gradients are returned as rows; on TensorFlow only.
+
+    Raises:
+        CaptureError: tables on another backend.
+    """
+    if keras.backend.backend() == "jax":
+        from nfdt.core.training.jax_step import JaxGradientStep
+
+        if tables:
+            raise CaptureError(
+                "Embeddings that are exchanged by rows: expected workers on TensorFlow. Received: one on JAX."
+            )
+        return JaxGradientStep(model, layout, loss_scale=loss_scale)
+    from nfdt.core.training.gradient_step import GradientStep
+
+    return GradientStep(model, layout, loss_scale=loss_scale, tables=tables)
+
+
+def evaluation_step(model: Any, layout: ParameterLayout) -> EvaluationStep:
+    """Return the evaluation step of a compiled, built model."""
+    if keras.backend.backend() == "jax":
+        from nfdt.core.training.jax_step import JaxEvaluateStep
+
+        return JaxEvaluateStep(model, layout)
+    from nfdt.core.training.evaluate import EvaluateStep
+
+    return EvaluateStep(model, layout)
