@@ -38,6 +38,8 @@ setup(
         "server": SERVER,
         "tensorflow": [*SERVER, "tensorflow>=2.20"],
         "cpu": [*SERVER, "tensorflow-cpu>=2.20"],
+        "jax": [*SERVER, "tensorflow-cpu>=2.20", "jax>=0.10"],  # shards run on TensorFlow
+        "torch": [*SERVER, "tensorflow-cpu>=2.20", "torch>=2.14"],
         "horovod": ["mpi4py>=4.0"],  # Horovod itself does not compile as pip gets it: ./scripts/install-horovod
         "plots": ["matplotlib>=3.8"],
         "ray": ["ray>=2.54"],
@@ -45,6 +47,7 @@ setup(
             *SERVER,
             "grpc-stubs",
             "hypothesis>=6.100",
+            "jax>=0.10",
             "kubernetes-validate>=1.30",
             "mypy>=1.11",
             "pandas>=2.2",

@@ -20,7 +20,8 @@ CORE = {
     "nfdt.core.host": (),
     "nfdt.core.keras_internals": (),
     "nfdt.core.wire": ("nfdt.core.host",),
-    "nfdt.core.program": ("nfdt.core.arrays", "nfdt.core.keras_internals"),
+    "nfdt.core.backends": ("nfdt.core.arrays",),
+    "nfdt.core.program": ("nfdt.core.arrays", "nfdt.core.backends", "nfdt.core.keras_internals"),
     "nfdt.core.sharding": ("nfdt.core.arrays", "nfdt.core.specs", "nfdt.core.program"),
     "nfdt.core.work": ("nfdt.core.arrays", "nfdt.core.host", "nfdt.core.specs", "nfdt.core.wire"),
     "nfdt.core.training": (
@@ -82,7 +83,7 @@ ARROWS = Arrows(
 )
 
 KERAS_ROOMS = (
-    *("nfdt.core.keras_internals", "nfdt.core.program", "nfdt.core.training", "nfdt.shard"),
+    *("nfdt.core.keras_internals", "nfdt.core.backends", "nfdt.core.program", "nfdt.core.training", "nfdt.shard"),
     *("nfdt.worker.devices", "nfdt.worker.slot", "nfdt_client", "hfdt.keras", "hfdt.runtime"),
 )
 IMPURE = {
@@ -124,7 +125,7 @@ def test_the_lowest_rooms_need_little_more_than_numpy(room):
 
 
 def test_keras_stays_in_its_rooms():
-    found = {m for m in TREE.modules if TREE.foreign_imports(m) & {"keras", "tensorflow"}}
+    found = {m for m in TREE.modules if TREE.foreign_imports(m) & {"keras", "tensorflow", "jax", "torch"}}
     assert found - set(modules(*KERAS_ROOMS)) == set()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -76,6 +77,9 @@ UPDATE_METHOD = "_backend_update_step"
 
 DECAY_METHOD = "_apply_weight_decay"
 """Method of an optimizer that applies decoupled weight decay to all variables, before they are moved."""
+
+TORCH_OPTIMIZERS = "keras.src.backend.torch.optimizers."
+"""Modules of the subclasses that Keras on PyTorch makes of its own optimizers, which have the same names."""
 
 LAMBDA_METHOD = "_serialize_function_to_config"
 """Method of a Lambda layer that marshals Python functions, which loses their globals."""
@@ -172,6 +176,11 @@ def limited_steps(steps: int | None) -> int | None:
     return min(steps or limit, limit) if limit else steps
 
 
+def compiles_torch(model: Any) -> bool:
+    """Return whether Keras on PyTorch compiles the model's steps: ``_should_torch_compile`` reads ``jit_compile``."""
+    return bool(model._should_torch_compile())
+
+
 # ---- forward passes
 
 
@@ -215,10 +224,13 @@ def attributes_of_one_process(obj: Any) -> dict[str, Any]:
     """Return the attributes that another process cannot have, with the values that they have there.
 
     They are compiled functions, tensors of the last call, the record of the last ``fit``, numbers of objects, a second
-    copy of the arguments of ``compile``, the memory of a variable, and the uses of a layer's outputs, also those in
-    other models (``_outbound_nodes``).
+    copy of the arguments of ``compile``, the memory of a variable, PyTorch's record of a module's parameters
+    (``_torch_params``), and the uses of a layer's outputs, also those in other models (``_outbound_nodes``).
     """
     found = {name: make() for cls, name, make in _OF_ONE_PROCESS if isinstance(obj, cls) and name in vars(obj)}
+    if "torch" in sys.modules and isinstance(obj, sys.modules["torch"].nn.Module):  # as every layer on PyTorch
+        found.update(vars(sys.modules["torch"].nn.Module()))
+        found["_modules"] = {name: held for name, held in vars(obj)["_modules"].items() if name != "_torch_params"}
     records = [name for name, value in vars(obj).items() if isinstance(value, keras.callbacks.History)]
     return {**found, **dict.fromkeys(records)}
 
@@ -276,6 +288,12 @@ def backend_choice(obj: Any) -> str | None:
 def optimized_variables(optimizer: Any) -> list[Any]:
     """Return the variables that an optimizer was built for: ``_trainable_variables`` is set by ``build``."""
     return list(optimizer._trainable_variables)
+
+
+def public_class(optimizer: Any) -> type:
+    """Return the class of an optimizer, or that from which Keras on PyTorch has made it: see ``TORCH_OPTIMIZERS``."""
+    classes = type(optimizer).__mro__
+    return next(cls for cls in classes if not f"{cls.__module__}.".startswith(TORCH_OPTIMIZERS))
 
 
 def uses_weight_decay(optimizer: Any, variable: Any) -> bool:
@@ -526,11 +544,15 @@ def is_read_once(iterator: EpochIterator) -> bool:
 
 
 def evaluation_iterator(**options: Any) -> Any:
-    """Return the iterator that ``evaluate`` makes of its data: TFEpochIterator, JAXEpochIterator."""
+    """Return the iterator that ``evaluate`` makes of its data: TFEpochIterator and the like."""
     if keras.backend.backend() == "jax":
         from keras.src.backend.jax.trainer import JAXEpochIterator
 
         return JAXEpochIterator(**options)
+    if keras.backend.backend() == "torch":
+        from keras.src.backend.torch.trainer import TorchEpochIterator
+
+        return TorchEpochIterator(**options)
     from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
     return TFEpochIterator(**options)

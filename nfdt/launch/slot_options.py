@@ -13,7 +13,7 @@ from nfdt.core.jobs.launcher import Role
 from nfdt.core.work.slot_connection import GRACE_S, PATIENCE_S
 from nfdt.launch.fork_client import SLOT_MODULE
 
-_ON_JAX = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # leaves unused GPU memory to other processes
+_SHARED_GPUS = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # JAX leaves unused GPU memory to other processes
 
 SLOT = (sys.executable, "-P", "-m", SLOT_MODULE)  # -P: no file of the user shadows our modules
 
@@ -77,4 +77,4 @@ def slot_environment(options: SlotOptions, role: Role, index: int, inherited: Ma
     if role == "worker" and options.gpus:
         chosen["CUDA_VISIBLE_DEVICES"] = options.gpus[index % len(options.gpus)]
     shared = shared_environment(options, chosen)
-    return {**_ON_JAX, **shared, VARIABLE: "jax"} if role == "worker" and options.backend == "jax" else shared
+    return {**_SHARED_GPUS, **shared, VARIABLE: options.backend} if role == "worker" else shared

@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 
 def share_gpus() -> None:
-    """Leave unused GPU memory to other processes; for JAX the environment of the slot says so."""
+    """Leave unused GPU memory to other processes; JAX and PyTorch need no code for it."""
     if current_backend().name != TENSORFLOW:
         return
     import tensorflow as tf
@@ -20,11 +20,15 @@ def share_gpus() -> None:
 
 
 def limit_threads(threads: int) -> None:
-    """Limit TensorFlow to this worker's share of the cores; only the first job of a process can set it.
+    """Limit TensorFlow or PyTorch to this worker's share of the cores; JAX takes all cores of the process.
 
-    JAX takes all cores of the process.
+    Only the first job of a process can limit TensorFlow.
     """
-    if threads and current_backend().name == TENSORFLOW:
+    if threads and current_backend().name == "torch":
+        import torch
+
+        torch.set_num_threads(threads)
+    elif threads and current_backend().name == TENSORFLOW:
         import tensorflow as tf
 
         try:

@@ -1,1 +1,1 @@
-"""Backends of Keras: what a program and its steps need of TensorFlow or JAX beyond Keras' own operations."""
+"""Backends of Keras: what a program and its steps need of TensorFlow, JAX or PyTorch beyond Keras' own operations."""

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any, Literal, Protocol
 
-MODULES = {"tensorflow": "nfdt.core.backends.tensorflow", "jax": "nfdt.core.backends.jax"}
+MODULES = {name: f"nfdt.core.backends.{name}" for name in ("tensorflow", "jax", "torch")}
 
 StepName = Literal["train_step", "test_step"]
 

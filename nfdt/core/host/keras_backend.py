@@ -13,7 +13,7 @@ from types import ModuleType
 from nfdt.core.errors import CaptureError
 
 TENSORFLOW = "tensorflow"
-TRAINING = (TENSORFLOW, "jax")
+TRAINING = (TENSORFLOW, "jax", "torch")
 """Backends on which workers train; shards and ranks run on TensorFlow."""
 VARIABLE = "KERAS_BACKEND"
 

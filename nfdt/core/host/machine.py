@@ -21,11 +21,12 @@ _DISTRIBUTIONS = (
     ("tensorflow", "tensorflow-cpu"),
     ("tensorflow", "tensorflow"),
     ("jax", "jax"),
+    ("torch", "torch"),
 )
 
 
 def versions() -> dict[str, str]:
-    """Return Keras' backend, and the versions of Python, Keras, TensorFlow and JAX; "" where not installed.
+    """Return Keras' backend, and the versions of Python, Keras, TensorFlow, JAX and PyTorch; "" where not installed.
 
     None of them is imported.
     """

@@ -17,7 +17,13 @@ from typing import Any
 import keras
 
 from nfdt.core.errors import CaptureError
-from nfdt.core.keras_internals import LAMBDA_METHOD, KerasSaveable, object_registration, serialization_lib
+from nfdt.core.keras_internals import (
+    LAMBDA_METHOD,
+    TORCH_OPTIMIZERS,
+    KerasSaveable,
+    object_registration,
+    serialization_lib,
+)
 
 _REMEDY = (
     "Give it a get_config() that returns all arguments of its constructor, or take only numbers, strings, lists "
@@ -115,7 +121,7 @@ class _Serializer:
                 f"{type(obj).__qualname__} cannot be sent to the workers: Keras cannot serialise it. {_REMEDY} "
                 f"({type(error).__name__}: {str(error).strip().partition(chr(10))[0]})"
             ) from error
-        return _completed(obj, config) if isinstance(config, dict) else config
+        return _portable(_completed(obj, config)) if isinstance(config, dict) else config
 
 
 def _is_opaque(obj: Any) -> bool:
@@ -159,6 +165,13 @@ def _completed(obj: Any, config: dict[str, Any]) -> dict[str, Any]:
     if not any(p.kind == p.VAR_KEYWORD for p in parameters):
         accepted = {p.name for p in parameters}
         config["config"] = {key: value for key, value in inner.items() if key in accepted}
+    return config
+
+
+def _portable(config: dict[str, Any]) -> dict[str, Any]:
+    """Name the public class instead of the one that Keras makes on PyTorch of its own optimizers."""
+    if str(config.get("module")).startswith(TORCH_OPTIMIZERS):
+        config.update(module="keras.optimizers", registered_name=None)
     return config
 
 

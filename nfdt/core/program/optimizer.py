@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from nfdt.core.errors import CaptureError
-from nfdt.core.keras_internals import optimized_variables, serialization_lib, uses_weight_decay
+from nfdt.core.keras_internals import optimized_variables, public_class, serialization_lib, uses_weight_decay
 from nfdt.core.program.manifest import Manifest, OptimizerEntries
 from nfdt.core.program.plain import is_plain
 
@@ -181,7 +181,7 @@ def _no_schedule() -> float:
 
 
 def _is_elementwise(optimizer: Any, owners: list[dict[str, Any]] | None, trainable: list[Any]) -> bool:
-    if owners is None or type(optimizer) not in [getattr(keras.optimizers, name) for name in _ELEMENTWISE]:
+    if owners is None or public_class(optimizer) not in [getattr(keras.optimizers, name) for name in _ELEMENTWISE]:
         return False
     shapes = [[int(n) for n in v.shape] for v in trainable]
     return all(o["variable"] == GLOBAL or o["shape"] == shapes[o["variable"]] for o in owners)

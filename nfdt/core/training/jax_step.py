@@ -10,10 +10,10 @@ import jax
 import keras
 
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.errors import CaptureError, ShapeMismatch
-from nfdt.core.keras_internals import raw_learning_rate
+from nfdt.core.errors import CaptureError
 from nfdt.core.program.batch_tensors import as_tensors
-from nfdt.core.training.step_result import GradientResult, own_loss_scale
+from nfdt.core.training.replacing_optimizer import ReplacingOptimizer, replace_everywhere
+from nfdt.core.training.step_result import GradientResult, check_layout, flat_logs, own_loss_scale
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,9 @@ class JaxGradientStep:
 
     def __init__(self, model: Any, layout: ParameterLayout, *, loss_scale: Mapping[str, Any] | None = None) -> None:
         self._model, self._layout = model, layout
-        _check_layout(model, layout)
-        self._optimizer = _replace_optimizer(model, layout, loss_scale or own_loss_scale(model.optimizer))
+        check_layout(model, layout)
+        self._optimizer = JaxRecordingOptimizer(model.optimizer, layout, loss_scale or own_loss_scale(model.optimizer))
+        replace_everywhere(model, self._optimizer)
         self._version = int(self._optimizer.iterations)
         self._changing = [*model.non_trainable_variables, *model.metrics_variables, *self._optimizer.variables]
         self._counts = _counts(model, self._optimizer)
@@ -81,7 +82,7 @@ class JaxGradientStep:
         logs, state = self._model.train_step(state, batch)
         _, untrained, own, metrics = state
         gradient, finite = recording.collect()
-        return gradient, step_logs(logs, "train_step"), finite, [*untrained, *metrics, *own]
+        return gradient, flat_logs(logs, "train_step", _as_log), finite, [*untrained, *metrics, *own]
 
 
 class JaxEvaluateStep:
@@ -94,7 +95,7 @@ class JaxEvaluateStep:
 
     def __init__(self, model: Any, layout: ParameterLayout) -> None:
         self._model, self._layout = model, layout
-        _check_layout(model, layout)
+        check_layout(model, layout)
         self._changing = [*model.non_trainable_variables, *model.metrics_variables]
         self._counts = _counts(model)
         self._run = _compiled(self._pure, model)
@@ -118,13 +119,11 @@ class JaxEvaluateStep:
         untrained, metrics = _split(held, self._counts)
         trainable = _unflatten(weights, self._layout, self._model.trainable_variables)
         logs, (_, untrained, metrics) = self._model.test_step((trainable, untrained, metrics), batch)
-        return step_logs(logs, "test_step"), [*untrained, *metrics]
+        return flat_logs(logs, "test_step", _as_log), [*untrained, *metrics]
 
 
-class JaxRecordingOptimizer(keras.optimizers.Optimizer):
+class JaxRecordingOptimizer(ReplacingOptimizer):
     """An optimizer that changes no variable: it records the gradients that ``train_step`` passes to it.
-
-    Attributes that it lacks (``momentum``, ``get_config``, ...) are read from the optimizer that it replaces.
 
     Args:
         replaced: The model's optimizer.
@@ -136,8 +135,7 @@ class JaxRecordingOptimizer(keras.optimizers.Optimizer):
     """
 
     def __init__(self, replaced: Any, layout: ParameterLayout, loss_scale: Mapping[str, Any] | None) -> None:
-        super().__init__(learning_rate=0.0, name="recording_optimizer")
-        self._replaced = replaced
+        super().__init__(replaced)
         self._scale: Any = None
         if loss_scale is not None:
             initial = keras.initializers.Constant(float(loss_scale["initial_scale"]))
@@ -146,23 +144,6 @@ class JaxRecordingOptimizer(keras.optimizers.Optimizer):
         self._growth_steps = int(loss_scale["dynamic_growth_steps"]) if loss_scale else 0
         self._factor = None if loss_scale else replaced.loss_scale_factor
         self.recording = _Recording(layout)
-        self.iterations.assign(replaced.iterations)
-        self.built = True
-
-    def __getattr__(self, name: str) -> Any:
-        replaced = vars(self).get("_replaced")
-        if replaced is None or name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(replaced, name)
-
-    @property
-    def learning_rate(self) -> Any:
-        """Rate of the replaced optimizer; a schedule is evaluated at this step's iterations."""
-        inner = getattr(self._replaced, "inner_optimizer", self._replaced)
-        rate = raw_learning_rate(inner)
-        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-            return rate(self.iterations)
-        return inner.learning_rate
 
     def scale_loss(self, loss: Any) -> Any:
         """Return the loss, scaled as by the replaced optimizer."""
@@ -238,50 +219,9 @@ class _Recording:
         return found
 
 
-def step_logs(logs: Any, method: str) -> dict[str, Any]:
-    """Return a step's logs, nested dictionaries flattened as in Keras: numbers as 0-d float32 arrays, and arrays.
-
-    Raises:
-        CaptureError: the logs are not a dictionary.
-    """
-    if not isinstance(logs, Mapping):
-        raise CaptureError(
-            f"{method}() must return a dictionary of logs, as in {{'loss': ...}}. Received: {type(logs).__name__}."
-        )
-    found: dict[str, Any] = {}
-    for name, value in logs.items():
-        if isinstance(value, Mapping):
-            found.update(step_logs(value, method))
-            continue
-        array = jax.numpy.asarray(value)
-        found[str(name)] = array.reshape(()).astype("float32") if array.size == 1 else array
-    return found
-
-
 def _compiled(function: Callable[..., Any], model: Any) -> Callable[..., Any]:
     """Wrap a function as Keras would run it for this model."""
     return function if model.run_eagerly or not model.jit_compile else jax.jit(function)
-
-
-def _replace_optimizer(
-    model: Any, layout: ParameterLayout, loss_scale: Mapping[str, Any] | None
-) -> JaxRecordingOptimizer:
-    """Replace every reference of the model to its optimizer by a recording optimizer."""
-    replaced = model.optimizer
-    recording = JaxRecordingOptimizer(replaced, layout, loss_scale)
-    for name, value in list(vars(model).items()):
-        if value is replaced:
-            setattr(model, name, recording)
-    return recording
-
-
-def _check_layout(model: Any, layout: ParameterLayout) -> None:
-    shapes = [tuple(int(n) for n in v.shape) for v in model.trainable_variables]
-    if shapes != [slot.shape for slot in layout.slots]:
-        raise ShapeMismatch(
-            f"Expected a model with {len(layout.slots)} trainable variables of the program's shapes. "
-            f"Received: {len(shapes)}: {shapes[:8]}."
-        )
 
 
 def _unflatten(weights: Any, layout: ParameterLayout, variables: Sequence[Any]) -> list[Any]:
@@ -299,3 +239,8 @@ def _counts(model: Any, optimizer: Any = None) -> tuple[int, ...]:
 def _split(values: Sequence[Any], counts: Sequence[int]) -> list[list[Any]]:
     left = iter(values)
     return [[next(left) for _ in range(count)] for count in counts]
+
+
+def _as_log(value: Any) -> Any:
+    array = jax.numpy.asarray(value)
+    return array.reshape(()).astype("float32") if array.size == 1 else array

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import keras
+
+from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.errors import CaptureError, ShapeMismatch
 
 
 @dataclass(frozen=True)
@@ -34,3 +37,33 @@ def own_loss_scale(optimizer: Any) -> dict[str, Any] | None:
 def numbers(logs: Mapping[str, Any]) -> dict[str, float]:
     """Return those logs of a step that are numbers."""
     return {name: float(value) for name, value in logs.items() if len(value.shape) == 0}
+
+
+def flat_logs(logs: Any, method: str, convert: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return a step's logs, nested dictionaries flattened as in Keras, each value converted.
+
+    Raises:
+        CaptureError: the logs are not a dictionary.
+    """
+    if not isinstance(logs, Mapping):
+        raise CaptureError(
+            f"{method}() must return a dictionary of logs, as in {{'loss': ...}}. Received: {type(logs).__name__}."
+        )
+    found: dict[str, Any] = {}
+    for name, value in logs.items():
+        found.update(flat_logs(value, method, convert) if isinstance(value, Mapping) else {str(name): convert(value)})
+    return found
+
+
+def check_layout(model: Any, layout: ParameterLayout) -> None:
+    """Check that the model has the trainable variables of the layout.
+
+    Raises:
+        ShapeMismatch: it has others.
+    """
+    shapes = [tuple(int(n) for n in v.shape) for v in model.trainable_variables]
+    if shapes != [slot.shape for slot in layout.slots]:
+        raise ShapeMismatch(
+            f"Expected a model with {len(layout.slots)} trainable variables of the program's shapes. "
+            f"Received: {len(shapes)}: {shapes[:8]}."
+        )

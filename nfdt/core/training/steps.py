@@ -60,14 +60,19 @@ def gradient_step(
     Raises:
         CaptureError: tables on another backend.
     """
-    if keras.backend.backend() == "jax":
+    backend = keras.backend.backend()
+    if tables and backend != "tensorflow":
+        raise CaptureError(
+            f"Embeddings that are exchanged by rows: expected workers on TensorFlow. Received: one on {backend}."
+        )
+    if backend == "jax":
         from nfdt.core.training.jax_step import JaxGradientStep
 
-        if tables:
-            raise CaptureError(
-                "Embeddings that are exchanged by rows: expected workers on TensorFlow. Received: one on JAX."
-            )
         return JaxGradientStep(model, layout, loss_scale=loss_scale)
+    if backend == "torch":
+        from nfdt.core.training.torch_step import TorchGradientStep
+
+        return TorchGradientStep(model, layout, loss_scale=loss_scale)
     from nfdt.core.training.gradient_step import GradientStep
 
     return GradientStep(model, layout, loss_scale=loss_scale, tables=tables)
@@ -79,6 +84,10 @@ def evaluation_step(model: Any, layout: ParameterLayout) -> EvaluationStep:
         from nfdt.core.training.jax_step import JaxEvaluateStep
 
         return JaxEvaluateStep(model, layout)
+    if keras.backend.backend() == "torch":
+        from nfdt.core.training.torch_step import TorchEvaluateStep
+
+        return TorchEvaluateStep(model, layout)
     from nfdt.core.training.evaluate import EvaluateStep
 
     return EvaluateStep(model, layout)

@@ -1,0 +1,218 @@
+"""Program that exercises the steps of the backend that Keras has loaded, and prints what it saw as JSON.
+
+It packs its models to a folder, or trains on those that another backend has packed there.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+from keras import layers
+
+from nfdt.core.errors import CaptureError
+from nfdt.core.program.manifest import Manifest
+from nfdt.core.program.pack import pack
+from nfdt.core.program.state import load_state
+from nfdt.core.program.unpack import unpack
+from nfdt.core.training.metrics import ModelMetrics
+from nfdt.core.training.steps import evaluation_step, gradient_step
+
+SIZES = [8, 8, 8, 3]
+
+
+def batches():
+    draw = np.random.default_rng(0)
+    return [(draw.normal(size=(n, 4)).astype("f4"), draw.normal(size=(n, 1)).astype("f4")) for n in SIZES]
+
+
+def network(policy="float32", dropout=0.3):
+    keras.utils.set_random_seed(3)
+    return keras.Sequential(
+        [
+            layers.Dense(6, "relu", kernel_regularizer="l2", dtype=policy),
+            layers.BatchNormalization(dtype=policy),
+            layers.Dropout(dropout, dtype=policy),
+            layers.Dense(1, dtype=policy),
+        ],
+    )
+
+
+class Worker:
+    """A worker's model for a user's model, and an optimizer as on a shard: with one flat variable."""
+
+    def __init__(self, model, sample):
+        packed = pack(model, sample)
+        self.manifest = packed.manifest
+        self.model = unpack(self.manifest, packed.artifacts.__getitem__, allow_code=True)
+        self.weights = keras.Variable(load_state(packed.artifacts[self.manifest.state]).weights, name="flat")
+        self.optimizer = keras.saving.deserialize_keras_object(self.manifest.optimizer)
+        self.optimizer.build([self.weights])
+        self.step = gradient_step(self.model, self.manifest.layout, loss_scale=self.manifest.loss_scale)
+
+    def train(self, data):
+        for batch in data:
+            self.model.reset_metrics()  # as train_on_batch does
+            result = self.step(np.asarray(self.weights), batch)
+            assert result.finite
+            gradient = keras.ops.convert_to_tensor(np.asarray(result.gradient))
+            self.optimizer.apply([gradient], [self.weights])
+        return {name: float(value) for name, value in result.logs.items()}
+
+
+def flat(model):
+    return np.concatenate([v.numpy().ravel() for v in model.trainable_variables])
+
+
+def untrained(model):
+    return [v.numpy().astype("f8").tolist() for v in model.non_trainable_variables]
+
+
+def plain(model, data):
+    """Train with Keras on the same batches."""
+    for x, y in data:
+        logs = model.train_on_batch(x, y, return_dict=True)
+    return {name: float(value) for name, value in logs.items()}
+
+
+def train_both(optimizer, **mode):
+    model = network()
+    model.compile(optimizer, "mse", metrics=["mae"], **mode)
+    there = Worker(model, batches()[0])
+    begun = np.array(there.weights)
+    keras.utils.set_random_seed(7)  # PyTorch's generator, from which its dropout draws
+    logs = there.train(batches())
+    keras.utils.set_random_seed(7)
+    expected = plain(model, batches())
+    return {
+        "weights": float(np.max(np.abs(np.asarray(there.weights) - flat(model)))),
+        "logs": [logs, expected],
+        "untrained": [untrained(there.model), untrained(model)],
+        "moved": float(np.linalg.norm(np.asarray(there.weights) - begun)),
+        "traces": there.step.traces,
+    }
+
+
+def training():
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+    return {
+        "momentum": train_both(keras.optimizers.SGD(0.1, momentum=0.9)),
+        "adam": train_both(keras.optimizers.Adam(0.05)),
+        "schedule": train_both(keras.optimizers.Adam(schedule)),
+        "scaled": train_both(keras.optimizers.SGD(0.1, loss_scale_factor=64.0)),
+        "eager": train_both(keras.optimizers.SGD(0.1), run_eagerly=True),
+        "not compiled": train_both(keras.optimizers.SGD(0.1), jit_compile=False),
+    }
+
+
+def mixed_precision():
+    found = {}
+    for policy in ("mixed_bfloat16", "mixed_float16"):
+        keras.config.set_dtype_policy(policy)
+        model = network(policy)
+        optimizer = keras.optimizers.SGD(0.1)
+        if policy == "mixed_float16":
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=8.0)
+        model.compile(optimizer, "mse")
+        keras.config.set_dtype_policy("float32")
+        there = Worker(model, batches()[0])
+        result = there.step(np.asarray(there.weights), batches()[0])
+        x, y = batches()[0]
+        overflow = there.step(np.asarray(there.weights), (x * np.float32(1e30), y))
+        after = there.step(np.asarray(there.weights), batches()[0])
+        found[policy] = {
+            "dtype": str(np.asarray(result.gradient).dtype),
+            "finite": [result.finite, overflow.finite, after.finite],
+            "norm": float(np.linalg.norm(np.asarray(result.gradient))),
+        }
+    return found
+
+
+def evaluation():
+    model = network()
+    model.compile("sgd", "mse", metrics=["mae"])
+    there = Worker(model, batches()[0])
+    step, metrics = evaluation_step(there.model, there.manifest.layout), ModelMetrics(there.model)
+    metrics.reset()
+    for batch in batches():
+        step(np.asarray(there.weights), batch)
+        metrics.stepped(len(batch[0]))
+    x, y = (np.concatenate(parts) for parts in zip(*batches(), strict=True))
+    expected = model.evaluate(x, y, batch_size=8, verbose=0, return_dict=True)
+    return [metrics.logs(metrics.collect(), {}), {name: float(value) for name, value in expected.items()}]
+
+
+def by_value():
+    model = network()
+    model.layers[2].rate = 0.0  # not in the constructor's arguments that get_config returns
+    model.layers[0].extra = {"factor": 2}
+    model.compile("sgd", "mse")
+    packed = pack(model, batches()[0])
+    made = unpack(packed.manifest, packed.artifacts.__getitem__, allow_code=True)
+    return {"by_value": packed.manifest.by_value is not None, "extra": made.layers[0].extra["factor"]}
+
+
+def refusals():
+    found = {}
+    for name, kind in OWN_STEPS.items():
+        keras.utils.set_random_seed(3)
+        inputs = keras.Input((4,))
+        model = kind(inputs, layers.Dense(1)(inputs))
+        model.compile("sgd", "mse")
+        there = Worker(model, batches()[0])
+        try:
+            logs = there.train(batches()[:1])
+            found[name] = float(logs["loss"])
+        except CaptureError as error:
+            found[name] = str(error)
+    return found
+
+
+def _own_steps():
+    if keras.backend.backend() == "jax":
+        from tests.support import own_steps_jax as own
+    elif keras.backend.backend() == "torch":
+        from tests.support import own_steps_torch as own
+    else:
+        from tests.support import own_steps_tensorflow as own
+    return {"own": own.OwnStep, "none": own.NoUpdate, "twice": own.TwoUpdates}
+
+
+def exchange(folder):
+    """Pack a model to the folder, or train on the one that another backend has packed there."""
+    path = folder / "manifest.json"
+    if not path.exists():
+        model = network(dropout=0.0)
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"])
+        packed = pack(model, batches()[0])
+        for name, data in packed.artifacts.items():
+            (folder / name).write_bytes(data)
+        path.write_bytes(packed.manifest_bytes())
+    manifest = Manifest.from_bytes(path.read_bytes())
+
+    def read(name):
+        return (folder / name).read_bytes()
+
+    model, weights = unpack(manifest, read, allow_code=False), load_state(read(manifest.state)).weights
+    step = gradient_step(model, manifest.layout, loss_scale=manifest.loss_scale)
+    gradients = [np.asarray(step(weights, batch).gradient).tolist() for batch in batches()]
+    return {"gradients": gradients, "untrained": untrained(model)}
+
+
+OWN_STEPS = _own_steps()
+
+if __name__ == "__main__":
+    report = {
+        "backend": keras.backend.backend(),
+        "tensorflow": "tensorflow" in sys.modules,
+        "training": training(),
+        "mixed_precision": mixed_precision(),
+        "evaluation": evaluation(),
+        "by_value": by_value(),
+        "refusals": refusals(),
+        "exchange": exchange(Path(sys.argv[1])),
+    }
+    print(json.dumps(report))
