@@ -20,7 +20,7 @@ CORE = {
     "nfdt.core.host": (),
     "nfdt.core.keras_internals": (),
     "nfdt.core.wire": ("nfdt.core.host",),
-    "nfdt.core.backends": ("nfdt.core.arrays",),
+    "nfdt.core.backends": ("nfdt.core.arrays", "nfdt.core.keras_internals"),
     "nfdt.core.program": ("nfdt.core.arrays", "nfdt.core.backends", "nfdt.core.keras_internals"),
     "nfdt.core.sharding": ("nfdt.core.arrays", "nfdt.core.specs", "nfdt.core.program"),
     "nfdt.core.work": ("nfdt.core.arrays", "nfdt.core.host", "nfdt.core.specs", "nfdt.core.wire"),
@@ -28,7 +28,10 @@ CORE = {
         *("nfdt.core.arrays", "nfdt.core.keras_internals", "nfdt.core.program", "nfdt.core.specs"),
         *("nfdt.core.work.instructions", "nfdt.core.work.tasks"),
     ),
-    "nfdt.core.jobs": ("nfdt", "nfdt.core.program", "nfdt.core.specs", "nfdt.core.wire", "nfdt.core.work.artifacts"),
+    "nfdt.core.jobs": (
+        *("nfdt", "nfdt.core.host", "nfdt.core.program", "nfdt.core.specs", "nfdt.core.wire"),
+        "nfdt.core.work.artifacts",
+    ),
 }
 FLOOR = tuple(CORE)
 PURE = {

@@ -202,6 +202,21 @@ def seeded(seed: int) -> Iterator[None]:
         global_state.set_global_attribute(name, held[2])
 
 
+@contextmanager
+def tensorflow_seeded(seed: int) -> Iterator[None]:
+    """Seed TensorFlow in the block, and restore its generator: relies on ``_seed`` and ``_rng`` of its context."""
+    from tensorflow.python.eager.context import context
+
+    eager = context()
+    held = {key: vars(eager).pop(key) for key in ("_seed", "_rng") if key in vars(eager)}
+    eager._set_global_seed(seed)
+    try:
+        yield
+    finally:
+        del eager._seed, eager._rng
+        vars(eager).update(held)
+
+
 # ---- objects by value
 
 SET_BY_KERAS = ("build", "quantize", "loss")

@@ -13,7 +13,7 @@ from nfdt_client.capture import bind, capture
 from nfdt_client.options import resolve
 
 from nfdt.core.errors import CaptureError
-from nfdt.core.host.keras_backend import configured_backend, require_tensorflow
+from nfdt.core.host.keras_backend import configured_backend, require_backend, require_tensorflow
 from tests.support.scripts import DEADLINE_S, NFDT
 
 REFUSED = "Keras on another backend cannot be distributed"
@@ -52,16 +52,28 @@ def test_a_file_that_is_not_there_leaves_the_default(tmp_path):
 
 
 def test_the_message_names_the_place_and_the_remedy(keras_json, tmp_path):
-    with pytest.raises(CaptureError, match=f"'jax' .{tmp_path}/keras.json.*KERAS_BACKEND=tensorflow"):
-        require_tensorflow(keras_json('{"backend": "jax"}'), {})
-    with pytest.raises(CaptureError, match="'torch' .KERAS_BACKEND in the environment"):
-        require_tensorflow({"KERAS_BACKEND": "torch"}, {})
+    with pytest.raises(CaptureError, match=f"'numpy' .{tmp_path}/keras.json.*KERAS_BACKEND=tensorflow"):
+        require_backend(environ=keras_json('{"backend": "numpy"}'), modules={})
+    with pytest.raises(CaptureError, match="'openvino' .KERAS_BACKEND in the environment"):
+        require_backend(environ={"KERAS_BACKEND": "openvino"}, modules={})
+
+
+@pytest.mark.parametrize("name", ["tensorflow", "jax", "torch"])
+def test_workers_train_on_three_backends(name):
+    require_backend(environ={"KERAS_BACKEND": name}, modules={})
+
+
+def test_ranks_train_on_one(monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    monkeypatch.setattr(sys, "modules", {})
+    with pytest.raises(CaptureError, match="ranks compute with 'tensorflow'.*Received: 'jax'"):
+        require_tensorflow("ranks compute")
 
 
 def test_a_loaded_backend_counts_alone():
-    require_tensorflow({"KERAS_BACKEND": "jax"}, loaded("tensorflow"))
-    with pytest.raises(CaptureError, match="'jax'"):
-        require_tensorflow({"KERAS_BACKEND": "tensorflow"}, loaded("jax"))
+    require_backend(environ={"KERAS_BACKEND": "numpy"}, modules=loaded("tensorflow"))
+    with pytest.raises(CaptureError, match="'numpy'"):
+        require_backend(environ={"KERAS_BACKEND": "tensorflow"}, modules=loaded("numpy"))
 
 
 def test_this_process_agrees_with_keras():
@@ -70,8 +82,8 @@ def test_this_process_agrees_with_keras():
     assert configured_backend(environ).name == keras.config.backend() == "tensorflow"
 
 
-def run_on_jax(*words: str) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "KERAS_BACKEND": "jax"}
+def run_on_numpy(*words: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "KERAS_BACKEND": "numpy"}
     return subprocess.run(words, env=environ, capture_output=True, text=True, timeout=DEADLINE_S)
 
 
@@ -79,14 +91,14 @@ def run_on_jax(*words: str) -> subprocess.CompletedProcess[str]:
 def test_a_command_refuses_it_before_the_script_begins(tmp_path, command):
     script = tmp_path / "train.py"
     script.write_text("print('loading data')")
-    done = run_on_jax(*NFDT, command, str(script))
+    done = run_on_numpy(*NFDT, command, str(script))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"Error: {REFUSED}")
 
 
 @pytest.mark.parametrize("call", ["distribute(workers=2)", "session()", "submit(print, server='127.0.0.1:1')"])
 def test_a_function_refuses_it_before_anything_is_started(call):
-    done = run_on_jax(sys.executable, "-c", f"import nfdt\nnfdt.{call}")
+    done = run_on_numpy(sys.executable, "-c", f"import nfdt\nnfdt.{call}")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(f"nfdt.core.errors.CaptureError: {REFUSED}")
 

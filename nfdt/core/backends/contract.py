@@ -12,7 +12,7 @@ MODULES = {name: f"nfdt.core.backends.{name}" for name in ("tensorflow", "jax", 
 StepName = Literal["train_step", "test_step"]
 
 
-class Backend(Protocol):
+class BackendOperations(Protocol):
     """Operations that Keras does not offer on all backends under one name.
 
     Attributes:
@@ -54,7 +54,7 @@ class Backend(Protocol):
         """Return a tensor of zeros."""
 
 
-def current() -> Backend:
+def current() -> BackendOperations:
     """Return the backend that Keras has loaded."""
     import keras
 
@@ -62,6 +62,6 @@ def current() -> Backend:
 
 
 @cache
-def _load(name: str) -> Backend:
-    backend: Backend = importlib.import_module(MODULES[name]).BACKEND
+def _load(name: str) -> BackendOperations:
+    backend: BackendOperations = importlib.import_module(MODULES[name]).OPERATIONS
     return backend

@@ -15,8 +15,8 @@ from nfdt.core.backends.contract import StepName
 from nfdt.core.errors import CaptureError
 
 
-class JaxBackend:
-    """Operations of JAX; see :class:`~nfdt.core.backends.contract.Backend`."""
+class JaxOperations:
+    """Operations of JAX; see :class:`~nfdt.core.backends.contract.BackendOperations`."""
 
     name = "jax"
     version = str(jax.__version__)
@@ -83,4 +83,4 @@ def _state_of(model: Any, step: StepName) -> tuple[list[Any], ...]:
     return tuple([variable.value for variable in group] for group in groups)
 
 
-BACKEND = JaxBackend()
+OPERATIONS = JaxOperations()

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import tensorflow as tf
 
 from nfdt.core.arrays.composite import RaggedArray, SparseArray
 from nfdt.core.backends.contract import StepName
+from nfdt.core.keras_internals import tensorflow_seeded
 
 
-class TensorFlowBackend:
-    """Operations of TensorFlow; see :class:`~nfdt.core.backends.contract.Backend`."""
+class TensorFlowOperations:
+    """Operations of TensorFlow; see :class:`~nfdt.core.backends.contract.BackendOperations`."""
 
     name = "tensorflow"
     version = str(tf.__version__)
@@ -47,19 +48,9 @@ class TensorFlowBackend:
         finally:
             tf.config.run_functions_eagerly(eager)
 
-    @contextmanager
-    def seeded(self, seed: int) -> Iterator[None]:
-        """Seed TensorFlow's context: relies on its attributes ``_seed`` and ``_rng``."""
-        from tensorflow.python.eager.context import context
-
-        eager = context()
-        held = {key: vars(eager).pop(key) for key in ("_seed", "_rng") if key in vars(eager)}
-        eager._set_global_seed(seed)
-        try:
-            yield
-        finally:
-            del eager._seed, eager._rng
-            vars(eager).update(held)
+    def seeded(self, seed: int) -> AbstractContextManager[None]:
+        """Seed TensorFlow's context."""
+        return tensorflow_seeded(seed)
 
     @contextmanager
     def full_precision(self) -> Iterator[None]:
@@ -90,4 +81,4 @@ def _nothing() -> None:
     return None
 
 
-BACKEND = TensorFlowBackend()
+OPERATIONS = TensorFlowOperations()

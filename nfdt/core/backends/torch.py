@@ -15,8 +15,8 @@ from nfdt.core.backends.contract import StepName
 from nfdt.core.errors import CaptureError
 
 
-class TorchBackend:
-    """Operations of PyTorch; see :class:`~nfdt.core.backends.contract.Backend`."""
+class TorchOperations:
+    """Operations of PyTorch; see :class:`~nfdt.core.backends.contract.BackendOperations`."""
 
     name = "torch"
     version = str(torch.__version__)
@@ -83,4 +83,4 @@ def _make_tensor(value: Any) -> Any:
     return keras.ops.convert_to_tensor(value)
 
 
-BACKEND = TorchBackend()
+OPERATIONS = TorchOperations()

@@ -143,7 +143,7 @@ class JaxRecordingOptimizer(ReplacingOptimizer):
             self._finite_steps = self.add_variable(shape=(), initializer="zeros", dtype="int32", name="finite_steps")
         self._growth_steps = int(loss_scale["dynamic_growth_steps"]) if loss_scale else 0
         self._factor = None if loss_scale else replaced.loss_scale_factor
-        self.recording = _Recording(layout)
+        self.recording = _TracedGradient(layout)
 
     def scale_loss(self, loss: Any) -> Any:
         """Return the loss, scaled as by the replaced optimizer."""
@@ -174,7 +174,7 @@ class JaxRecordingOptimizer(ReplacingOptimizer):
         return trainable_variables, [iterations + 1, rate, *scaling]
 
 
-class _Recording:
+class _TracedGradient:
     """The gradient of one step; a separate class, because Keras tracks the attributes of an optimizer."""
 
     def __init__(self, layout: ParameterLayout) -> None:

@@ -126,7 +126,7 @@ class TorchRecordingOptimizer(ReplacingOptimizer):
         super().__init__(replaced)
         places = {variable_key(self, variable): place for place, variable in enumerate(variables)}
         factor = replaced.loss_scale_factor or 1.0
-        self._recording = _Recording(layout, places, loss_scale or {"initial_scale": factor}, bool(loss_scale))
+        self._recording = _EagerGradients(layout, places, loss_scale or {"initial_scale": factor}, bool(loss_scale))
 
     def scale_loss(self, loss: Any) -> Any:
         """Return the loss, scaled as by the replaced optimizer."""
@@ -160,7 +160,7 @@ class TorchRecordingOptimizer(ReplacingOptimizer):
         return self._recording.collect()
 
 
-class _Recording:
+class _EagerGradients:
     """The gradients of one step; a separate class, because Keras tracks the attributes of an optimizer."""
 
     def __init__(
