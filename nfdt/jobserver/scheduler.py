@@ -198,7 +198,11 @@ class Scheduler:
 
     def slot_counts(self) -> SlotCounts:
         """Return the numbers of registered worker slots."""
-        return self._server.pool.slot_counts()
+        counts = self._server.pool.slot_counts()
+        if not self._server.launches_workers:
+            return counts
+        # The launcher replaces slots by others on the backend that a job needs.
+        return replace(counts, versions=tuple({**found, "backend": ""} for found in counts.versions))
 
     def slots(self) -> list[RegisteredSlot]:
         """Return all registered slots."""

@@ -55,7 +55,7 @@ def check_quotas(spec: JobSpec, active: Sequence[JobSpec], holder: Holder, limit
 
 def version_conflict(client: Mapping[str, str], worker: Mapping[str, str]) -> str | None:
     """Return the version differences that break pickled code, or None if there are none."""
-    names = (*_MUST_MATCH, backend_of(client))
+    names = (*_MUST_MATCH, backend_of(client))  # the last one is the name of a library, too
     different = [n for n in names if client.get(n) and worker.get(n) and client[n] != worker[n]]
     if not different:
         return None
