@@ -121,7 +121,7 @@ def test_a_message_that_is_sent_again_counts_once(pool):
 
 
 def test_the_number_of_workers_that_replace_lost_ones_is_limited(pool):
-    spec = SimpleNamespace(code=False)
+    spec = SimpleNamespace(code=False, versions={})
     slots = JobSlots(SimpleNamespace(pool=pool), "job", spec, "session", "token", Messages(), wanted=2)
     for number in range(40):
         pool.join(hello(f"worker-{number}"))
