@@ -5,9 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from nfdt.core.specs.callbacks import CallbacksSpec
 from nfdt_client.options import Options
 from nfdt_client.placement import Choice
 from nfdt_client.training_data import Arrays, GraphData, Indexed, Stream, TrainingData
+from nfdt_client.upload import Blob
+
+
+@dataclass(frozen=True)
+class ShippedCallbacks:
+    """Callbacks that go with a detached job, and the pickled schedules that they name."""
+
+    spec: CallbacksSpec
+    blobs: tuple[Blob, ...]
 
 
 @dataclass
@@ -20,6 +30,7 @@ class Capture:
         choice: Training data, and where they are read.
         validation: Validation data that go with the job; None when there are none or Keras evaluates here.
         validation_data: Validation data passed to ``fit``, as (x, y, sample_weight).
+        callbacks: Callbacks that go with a detached job.
     """
 
     model: Any
@@ -27,6 +38,7 @@ class Capture:
     choice: Choice
     validation: Arrays | Indexed | None = None
     validation_data: tuple[Any, Any, Any] | None = None
+    callbacks: ShippedCallbacks | None = None
 
     @property
     def train(self) -> TrainingData:
@@ -35,7 +47,9 @@ class Capture:
 
     @property
     def ships_code(self) -> bool:
-        """Whether data go with the job as code."""
+        """Whether data or callbacks go with the job as code."""
+        if self.callbacks is not None and self.callbacks.spec.code:
+            return True
         return isinstance(self.train, Indexed | GraphData) or isinstance(self.validation, Indexed)
 
     def read_here(self, reason: str) -> None:

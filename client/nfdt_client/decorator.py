@@ -121,14 +121,11 @@ class _Submitter(Session):
 
     def _fit(self, model: Any, arguments: dict[str, Any], fallback: Fallback) -> Any:
         from nfdt_client.capture import capture, check_batch
+        from nfdt_client.detached_callbacks import begin_callbacks, check_callbacks
         from nfdt_client.handle import JobHandle
         from nfdt_client.training_data import Stream
 
-        if arguments["callbacks"]:
-            raise UsageError(
-                "submit: nobody is there to run callbacks. Expected: fit without callbacks. Use nfdt.distribute, "
-                "which runs them in this script."
-            )
+        callbacks = check_callbacks(arguments["callbacks"])
         captured = capture(model, arguments, self.options, self.allows_code)
         if isinstance(captured.train, Stream) or captured.local_validation is not None:
             raise UsageError(
@@ -141,6 +138,7 @@ class _Submitter(Session):
         initial_epoch = int(arguments["initial_epoch"])
         if initial_epoch >= captured.epochs:
             raise UsageError(f"submit: expected epochs above {initial_epoch}. Received: {captured.epochs}.")
+        captured.callbacks = begin_callbacks(callbacks, model, initial_epoch)
         submission, _ = self.prepare(captured, batch, initial_epoch, interactive=False)
         job_id = self.send(replace(submission, name=self._names.next())).job_id
         raise _Submitted(JobHandle(job_id, self.release_connection()))
@@ -159,7 +157,8 @@ def submit(
 ) -> JobHandle:
     """Run ``fn`` up to its first ``fit`` and submit that as a job that no longer needs this script.
 
-    ``fn`` ends there: code after the ``fit`` is not run, but its ``finally`` blocks are.
+    ``fn`` ends there: code after the ``fit`` is not run, but its ``finally`` blocks are. Of its callbacks, Keras' own
+    EarlyStopping, LearningRateScheduler, ReduceLROnPlateau and TerminateOnNaN go with the job.
 
     Args:
         fn: The function.
@@ -172,7 +171,7 @@ def submit(
         **overrides: As for :func:`distribute`.
 
     Raises:
-        UsageError: no server, no fit, callbacks, or data that only this script can read.
+        UsageError: no server, no fit, other callbacks, or data that only this script can read.
     """
     _check_function(fn, "submit")
     named = {"workers": workers, "algorithm": algorithm, "server": server, **overrides}

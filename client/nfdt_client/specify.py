@@ -72,7 +72,8 @@ def specify(
     """
     program = Blob(packed.manifest.to_bytes())
     made = [program, *(Blob(content) for content in packed.artifacts.values())]
-    blobs = {blob.sha256: blob for blob in made}
+    callbacks = captured.callbacks
+    blobs = {blob.sha256: blob for blob in (*made, *(callbacks.blobs if callbacks is not None else ()))}
     train = _data_spec(captured.choice, blobs)
     validation = _data_spec(Choice(captured.validation, ""), blobs) if captured.validation is not None else None
     try:
@@ -88,6 +89,7 @@ def specify(
             fit=_fit_spec(captured, options, initial_epoch),
             train=train,
             validation=validation,
+            callbacks=callbacks.spec if callbacks is not None else None,
             attended=interactive,  # the stored field keeps its name
             versions=versions(),
             start_timeout_s=options.start_timeout_s,

@@ -10,7 +10,7 @@ from nfdt.coordinator.phases import Collecting, Phase, Summarising, Validating
 from nfdt.coordinator.training import TrainingPhase
 from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.training.metric_states import merge_metric_states
-from nfdt.core.work.instructions import FlushShards, Summarise
+from nfdt.core.work.instructions import Decision, FlushShards, Summarise
 from nfdt.schedulers import LeaseBook
 
 
@@ -36,6 +36,7 @@ class EpochRun:
         merger: StateMerger,
         effects: EffectQueue,
         validation: Callable[[], LeaseBook | None],
+        callbacks: str = "",
     ) -> None:
         self.epoch = epoch
         self.current: Phase = training
@@ -44,6 +45,7 @@ class EpochRun:
         self._merger = merger
         self._effects = effects
         self._validation = validation
+        self._callbacks = callbacks
         self._flush_requested = False
         self._void_answers = 0  # to flushes that were requested before a loss of the shards
         self._flushed = False
@@ -101,8 +103,8 @@ class EpochRun:
             if not self._step():
                 return False
 
-    def finish(self, seconds: float) -> None:
-        """Emit the end of the epoch."""
+    def finish(self, seconds: float) -> Decision | None:
+        """Emit the end of the epoch; return the decision of the callbacks, if there are any."""
         assert isinstance(self.current, Summarising)
         summary = self.current.summary
         assert summary is not None
@@ -116,6 +118,9 @@ class EpochRun:
             steps=book.steps_finished,
             samples=book.samples_finished,
         )
+        for text in summary.decision.messages if summary.decision is not None else ():
+            self._effects.emit("log", worker=None, level="info", text=text)
+        return summary.decision
 
     def _step(self) -> bool:
         phase = self.current
@@ -161,4 +166,7 @@ class EpochRun:
     def _summarise(self, validation_metrics: bytes) -> None:
         logs = self.training.logs.mean()
         self._merger.metrics = validation_metrics or self._metrics
-        self.current = Summarising(Summarise(self.epoch, self._metrics, validation_metrics, logs))
+        steps = self.training.book.steps_finished
+        self.current = Summarising(
+            Summarise(self.epoch, self._metrics, validation_metrics, logs, steps, self._callbacks)
+        )

@@ -57,6 +57,8 @@ class EpochSequence:
         self.ended: Leave | None = None
         self.suspended = self.quiesced = False
         self._stopping = False
+        callbacks = planner.spec.callbacks
+        self._callbacks = "" if callbacks is None else callbacks.state
         self._began_at = clock.now()
         if self.epoch >= fit.epochs:
             self._finish()
@@ -142,7 +144,8 @@ class EpochSequence:
         training = TrainingPhase(begin, epoch.book, self._decisions, self._members, epoch.ranks, self._gate)
         self._merger.metrics = b""
         validation, number = self._planner.validation, self.epoch
-        self.run = EpochRun(number, training, self._members, self._merger, self._effects, lambda: validation(number))
+        parts_of_run = training, self._members, self._merger, self._effects, lambda: validation(number)
+        self.run = EpochRun(number, *parts_of_run, callbacks=self._callbacks)
         self._began_at = now
         self._effects.useful(now, self.epoch, None)
         self._effects.emit("epoch_begin", epoch=self.epoch, steps=epoch.steps)
@@ -151,8 +154,11 @@ class EpochSequence:
         fit, dataset = self._planner.spec.fit, self._planner.dataset
         self._decisions.report.describe(self._members.ready_names())
         self.epoch_s, self.epochs_ended = self._clock.now() - self._began_at, self.epoch + 1
-        run.finish(self.epoch_s)
-        self._effects.add(EpochDone(self.epoch))
+        decision = run.finish(self.epoch_s)
+        self._effects.add(EpochDone(self.epoch, decision))
+        if decision is not None:
+            self._callbacks = decision.state
+            self._stopping = self._stopping or decision.stop
         if dataset is not None and dataset.ran_out and not self._stopping:
             text = f"The data ended before steps_per_epoch={fit.steps_per_epoch} of epoch {self.epoch + 1}."
             self._effects.emit("log", worker=None, level="warning", text=text)

@@ -15,6 +15,7 @@ from nfdt.core.clock import Clock
 from nfdt.core.errors import NotStored, UsageError
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.store import JobStore
+from nfdt.core.specs.callbacks import CallbacksSpec
 from nfdt.core.specs.job import EpochProgress
 from nfdt.jobserver.full_disk import DiskPatience
 from nfdt.jobserver.outcome import JobOutcome
@@ -135,15 +136,24 @@ class JobLog:
         """Update the statistics of the workers."""
         self._write(self._update(workers_json=json.dumps(statistics)))
 
-    def checkpoint(self, artifact: str, epochs: int) -> None:
-        """Store the state after ``epochs`` epochs and delete the previous one."""
-        self._write(partial(self._checkpoint, artifact, epochs))
+    def checkpoint(self, artifact: str, epochs: int, callbacks: CallbacksSpec | None = None) -> None:
+        """Store the state after ``epochs`` epochs, and the callbacks with it; delete what no job needs any more.
 
-    def _checkpoint(self, artifact: str, epochs: int) -> None:
-        before = self._store.get(self._job_id).checkpoint_artifact
-        self._store.update(self._job_id, checkpoint_artifact=artifact, checkpoint_epochs=epochs)
-        if before and before != artifact and before not in self._keep:
-            self._artifacts.delete(before)
+        Args:
+            artifact: The state.
+            epochs: Number of epochs that it contains.
+            callbacks: Callbacks of a detached job; None: unchanged.
+        """
+        self._write(partial(self._checkpoint, artifact, epochs, callbacks))
+
+    def _checkpoint(self, artifact: str, epochs: int, callbacks: CallbacksSpec | None) -> None:
+        before = self._store.get(self._job_id)
+        facts: dict[str, Any] = {} if callbacks is None else {"callbacks_json": callbacks.model_dump_json()}
+        self._store.update(self._job_id, checkpoint_artifact=artifact, checkpoint_epochs=epochs, **facts)
+        kept = before.kept if callbacks is None else set(callbacks.kept.values())
+        states = {*filter(None, [before.checkpoint_artifact]), *before.kept}
+        for name in states - kept - {artifact} - self._keep:
+            self._artifacts.delete(name)
 
     def needed(self) -> set[str]:
         """Return the artifacts that the job was submitted with, and its stored states but that of its snapshot.
@@ -153,7 +163,7 @@ class JobLog:
         """
         self.settled()
         job = self._store.get(self._job_id)
-        names = (self._passing, job.checkpoint_artifact, job.result_artifact)
+        names = (self._passing, job.checkpoint_artifact, job.result_artifact, *job.kept)
         return {*self._keep, *(name for name in names if name)}
 
     def snapshot(self, artifact: str, progress: EpochProgress | None, records: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from nfdt.core.specs.callbacks import CallbacksSpec
 from nfdt.jobserver.job_context import ActiveTraining, JobContext
 from nfdt.jobserver.worker_statistics import merge_statistics
 
@@ -21,8 +22,13 @@ class JobResults:
         self._context, self._training = context, training
         self._refused: dict[str, int] = {}
 
-    def end_epoch(self) -> None:
-        """Write the statistics and the state at an epoch's end, before the next one may begin."""
+    def end_epoch(self, callbacks: CallbacksSpec | None, *, stops: bool) -> None:
+        """Write the statistics and the state at an epoch's end, before the next one may begin.
+
+        Args:
+            callbacks: Callbacks of a detached job after the epoch.
+            stops: Whether they end the training: the state is that after all epochs.
+        """
         context = self._context
         epochs = self._training.coordinator.epochs_ended
         counts = self._training.shards.statistics() if context.topology.view.pushes else []
@@ -30,7 +36,8 @@ class JobResults:
         context.job_log.workers(statistics)
         self._report_refused(statistics)
         if context.server.keeps_checkpoints:
-            context.job_log.checkpoint(context.store_state(self._training, epochs), epochs)
+            state = context.store_state(self._training, epochs)
+            context.job_log.checkpoint(state, context.spec.fit.epochs if stops else epochs, callbacks)
 
     def end_training(self) -> None:
         """Write the state at the end of training."""

@@ -31,6 +31,8 @@ def start_training(context: JobContext) -> ActiveTraining:
     with context.changed:
         context.training = training
         rate, weights = context.control.learning_rate, context.control.weights
+        if context.spec.callbacks is not None:  # no client sets the rate of such a job
+            rate = context.spec.callbacks.learning_rate
         context.control.weights = None
     if weights is not None:
         context.replace_state(training, weights)

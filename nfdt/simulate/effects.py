@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.core.events import Event
+from nfdt.core.work import instructions as ins
 from nfdt.simulate.record import Record
 from nfdt.simulate.roster import WorkerRoster
 from nfdt.simulate.shards import LocalShards
@@ -81,8 +82,8 @@ class SimulatedEffects:
         """End a worker that sent nothing for too long."""
         self._roster.lose(worker, reason)
 
-    def end_epoch(self, epoch: int) -> None:
-        """Form other workers, if that saves time."""
+    def end_epoch(self, epoch: int, decision: ins.Decision | None) -> None:
+        """Form other workers, if that saves time; simulated jobs have no callbacks on workers."""
         self.between_epochs.review()
 
     def fail(self, reason: str) -> None:

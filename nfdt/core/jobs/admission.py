@@ -114,7 +114,7 @@ def check_code(spec: JobSpec, manifest: Manifest, *, allow_code: bool) -> None:
     Raises:
         PolicyRefused: the job carries pickled code.
     """
-    carries = spec.code or manifest.carries_code
+    carries = spec.code or manifest.carries_code or (spec.callbacks is not None and spec.callbacks.code)
     if carries and not allow_code:
         raise PolicyRefused(
             "The job carries code of the script (custom layers, losses, functions), and this server takes none. "

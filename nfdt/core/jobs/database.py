@@ -12,7 +12,7 @@ CREATE TABLE IF NOT EXISTS jobs (
   state TEXT NOT NULL, reason TEXT, submitted_at REAL NOT NULL, ended_at REAL,
   epoch INTEGER NOT NULL DEFAULT 0, last_logs_json TEXT, workers_json TEXT,
   result_artifact TEXT, checkpoint_artifact TEXT, checkpoint_epochs INTEGER, started_at REAL,
-  snapshot_artifact TEXT, snapshot_json TEXT, name TEXT, identity_json TEXT);
+  snapshot_artifact TEXT, snapshot_json TEXT, name TEXT, identity_json TEXT, callbacks_json TEXT);
 CREATE TABLE IF NOT EXISTS events (
   job_id TEXT NOT NULL, cursor INTEGER NOT NULL, at REAL NOT NULL, kind TEXT NOT NULL, data_json TEXT NOT NULL,
   PRIMARY KEY (job_id, cursor)) WITHOUT ROWID;
@@ -24,6 +24,7 @@ _LATER = {  # columns that databases of earlier versions lack
     "snapshot_json": "TEXT",
     "name": "TEXT",
     "identity_json": "TEXT",
+    "callbacks_json": "TEXT",
 }
 _NAMES = "CREATE UNIQUE INDEX IF NOT EXISTS names ON jobs (owner, name) WHERE name IS NOT NULL"
 

@@ -18,6 +18,7 @@ class JobRecord:
         snapshot_json: The part of the epoch that it contains, an ``EpochProgress``.
         name: Name that its client gave to it, unique among those of the owner; None: none, or a later job has it.
         identity_json: Description of the program that was submitted with the name; see ``names.py``.
+        callbacks_json: Callbacks of a detached job after ``checkpoint_epochs`` epochs, a ``CallbacksSpec``.
     """
 
     job_id: str
@@ -39,12 +40,19 @@ class JobRecord:
     snapshot_json: str | None
     name: str | None
     identity_json: str | None
+    callbacks_json: str | None
 
     @property
     def states(self) -> set[str]:
         """Names of all artifacts that hold states of the job."""
         records = json.loads(self.snapshot_json).get("records") if self.snapshot_json else None
-        return {n for n in (self.result_artifact, self.checkpoint_artifact, self.snapshot_artifact, records) if n}
+        names = (self.result_artifact, self.checkpoint_artifact, self.snapshot_artifact, records, *self.kept)
+        return {name for name in names if name}
+
+    @property
+    def kept(self) -> set[str]:
+        """Artifacts of the states that callbacks of the job may restore."""
+        return set(json.loads(self.callbacks_json)["kept"].values()) if self.callbacks_json else set()
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from nfdt.core.errors import UsageError
 from nfdt.core.program.manifest import Manifest
+from nfdt.core.specs.callbacks import CallbacksSpec
 from nfdt.core.specs.job import DataSpec, JobSpec
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -17,6 +18,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 Identity = Mapping[str, Any]
 
 _FIT = ("epochs", "batch_size", "shuffle", "steps_per_epoch", "validation_freq", "validation_batch_size")
+_DESCRIBED = ("model", "loss and metrics", "optimizer", "code", "training data", "validation data", "callbacks")
 _FIRST_EPOCH = "initial_epoch"  # a script that restores a backup begins later
 _DATA = ("kind", "structure", "arrays", "samples", "batches", "rows", "split")  # not the pickled code of a source
 
@@ -45,6 +47,7 @@ def identity_of(spec: JobSpec, manifest: Manifest) -> dict[str, Any]:
         "code": _digest(manifest.sources),
         "training data": _data_digest(spec.train),
         "validation data": None if spec.validation is None else _data_digest(spec.validation),
+        "callbacks": None if spec.callbacks is None else _callbacks_digest(spec.callbacks),
         **{name: fit[name] for name in (*_FIT, _FIRST_EPOCH)},
         **{name: value for name, value in algorithm.items() if value is not None},
     }
@@ -57,7 +60,7 @@ def differences(job: Identity, script: Identity) -> list[str]:
         ours, theirs = job.get(key), script.get(key)
         if ours == theirs or (key == _FIRST_EPOCH and ours is not None and theirs is not None and ours < theirs):
             continue
-        described = key in ("model", "loss and metrics", "optimizer", "code", "training data", "validation data")
+        described = key in _DESCRIBED
         found.append(f"the {key}" if described else f"{key} ({ours!r} in the job, {theirs!r} in the script)")
     return found
 
@@ -74,6 +77,10 @@ def other_program(name: str, job_id: str, state: str, found: list[str]) -> Usage
 def _data_digest(data: DataSpec) -> str:
     dumped = data.model_dump(mode="json")
     return _digest({key: dumped[key] for key in _DATA})
+
+
+def _callbacks_digest(callbacks: CallbacksSpec) -> str:
+    return _digest([[(one.kind, one.sources) for one in callbacks.members], callbacks.state])
 
 
 def _digest(value: Any) -> str:

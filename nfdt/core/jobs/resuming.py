@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from nfdt.core.errors import UsageError
 from nfdt.core.jobs.job_record import JobRecord
 from nfdt.core.program.manifest import Manifest
+from nfdt.core.specs.callbacks import CallbacksSpec
 from nfdt.core.specs.job import EpochProgress, JobSpec, parse_job
 
 
@@ -19,17 +21,20 @@ class Checkpoint:
         state: Artifact of the state.
         epochs: Number of epochs whose training it contains.
         begun: The part of the next epoch that it contains; None: nothing.
+        callbacks: Callbacks of a detached job after these epochs; None: there are none, or no epoch has ended.
     """
 
     spec: JobSpec
     state: str
     epochs: int
     begun: EpochProgress | None = None
+    callbacks: CallbacksSpec | None = None
 
     @property
     def artifacts(self) -> set[str]:
         """Names of the artifacts that are a part of it."""
-        return {self.state, *filter(None, [self.begun.records if self.begun is not None else ""])}
+        kept = self.callbacks.kept.values() if self.callbacks is not None else ()
+        return {self.state, *kept, *filter(None, [self.begun.records if self.begun is not None else ""])}
 
     @property
     def where(self) -> str:
@@ -51,7 +56,10 @@ class Checkpoint:
         """
         kept = set(self.spec.artifacts) - {self.spec.program, before.state}
         fit = self.spec.fit.model_copy(update={"initial_epoch": self.epochs, "begun": self.begun})
-        changes = {"artifacts": tuple(sorted({*kept, program, self.state})), "program": program, "fit": fit}
+        artifacts = tuple(sorted({*kept, program, self.state}))
+        changes: dict[str, Any] = {"artifacts": artifacts, "program": program, "fit": fit}
+        if self.callbacks is not None:
+            changes["callbacks"] = self.callbacks
         return self.spec.model_copy(update=changes)
 
 
@@ -94,8 +102,9 @@ def stored_states(record: JobRecord, spec: JobSpec, *, fed: bool = False) -> lis
     if epochs >= spec.fit.epochs:
         raise UsageError(f"Job {record.job_id}: all of its {spec.fit.epochs} epochs are trained. Nothing is left.")
     begun = EpochProgress.model_validate_json(record.snapshot_json) if record.snapshot_json else None
+    callbacks = CallbacksSpec.model_validate_json(record.callbacks_json) if record.callbacks_json else None
     if record.snapshot_artifact and begun is not None and begun.epoch >= epochs and spec.train.kind == "arrays":
-        states.append(Checkpoint(spec, record.snapshot_artifact, begun.epoch, begun))
+        states.append(Checkpoint(spec, record.snapshot_artifact, begun.epoch, begun, callbacks))
     if record.checkpoint_artifact and epochs:
-        states.append(Checkpoint(spec, record.checkpoint_artifact, epochs))
+        states.append(Checkpoint(spec, record.checkpoint_artifact, epochs, None, callbacks))
     return states

@@ -30,6 +30,7 @@ _FACTS = (
     "checkpoint_epochs",
     "snapshot_artifact",
     "snapshot_json",
+    "callbacks_json",
 )
 
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from nfdt.core.errors import UsageError
 from nfdt.core.order import RowNumbers, keras_order, sample_order
 from nfdt.core.specs.algorithm import AlgorithmSpec
+from nfdt.core.specs.callbacks import CallbacksSpec
 from nfdt.core.specs.emulation import Emulation
 from nfdt.core.specs.groups import explicit_groups
 from nfdt.core.specs.horovod_options import ANY_WORLD, LATER_WORLDS, RING, RingElastic, RingTuning
@@ -180,6 +181,7 @@ class JobSpec(_Spec):
     validation: DataSpec | None = None
     # Interactive (a client runs callbacks) or detached; stored specifications keep the old field name.
     attended: bool = Field(True, description="a client runs the callbacks at each epoch's end")
+    callbacks: CallbacksSpec | None = Field(None, description="detached job: Keras' callbacks that a worker calls")
     versions: dict[str, str] = Field(default_factory=dict, description="python, keras, tensorflow of the client")
     step_timeout_s: float = Field(600.0, gt=0, description="a worker silent this long is given up")
     start_timeout_s: float = Field(120.0, gt=0, description="how long to wait for the asked number of workers")

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 
 from nfdt.core.arrays.layout import Array
 from nfdt.core.arrays.row_selection import RowSelection
-from nfdt.core.errors import ProtocolError
+from nfdt.core.errors import PolicyRefused, ProtocolError
 from nfdt.core.order import order_crc
 from nfdt.core.program import unpack
+from nfdt.core.program.code import load_objects
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.optimizer import inner_optimizer
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.training import data, merge
+from nfdt.core.training.epoch_callbacks import SCHEDULE, EpochCallbacks, EpochEnd
 from nfdt.core.training.graph_source import GraphSource
 from nfdt.core.training.metrics import ModelMetrics
 from nfdt.core.training.sources import BatchSource, RowTaker, open_source
@@ -65,7 +67,7 @@ class JobModel:
         rows: RowTaker | None = None,
         model: Any = None,
     ) -> None:
-        self.manifest, self._owner = manifest, owner
+        self.manifest, self._owner, self._read = manifest, owner, read
         self.model = unpack.unpack(manifest, read, allow_code=spec.code) if model is None else model
         self.layout = manifest.layout
         self.first_update = int(inner_optimizer(self.model).iterations)
@@ -198,8 +200,33 @@ class JobModel:
         return self.metrics.collect()
 
     def summarise(self, merged: ins.Summarise) -> ins.Summary:
-        """Turn merged metric variables into logs."""
-        return ins.Summary(**self.metrics.summary(merged.metrics, merged.validation_metrics, merged.logs))
+        """Turn merged metric variables into logs, and call the callbacks of a detached job."""
+        summary = ins.Summary(**self.metrics.summary(merged.metrics, merged.validation_metrics, merged.logs))
+        if not merged.callbacks:
+            return summary
+        validation = {f"val_{name}": value for name, value in (summary.val_logs or {}).items()}
+        is_last = merged.epoch + 1 >= self.spec.fit.epochs
+        end = EpochEnd(merged.epoch, merged.steps, is_last, {**summary.logs, **validation})
+        decision, logs = self._epoch_callbacks.decide(merged.callbacks, end)
+        return replace(summary, logs={k: v for k, v in logs.items() if k not in validation}, decision=decision)
+
+    @cached_property
+    def _epoch_callbacks(self) -> EpochCallbacks:
+        """Callbacks of the job.
+
+        Raises:
+            PolicyRefused: they carry code, which the job does not declare.
+        """
+        callbacks = self.spec.callbacks
+        if callbacks is None:
+            raise ProtocolError(f"{self._owner()}: a state of callbacks came, but the job has none.")
+        if callbacks.code and not self.spec.code:
+            raise PolicyRefused("The job's callbacks carry code, but its specification says that it has none.")
+
+        def load(artifact: str) -> Any:
+            return load_objects(self.manifest, artifact, self._read, {})[SCHEDULE]
+
+        return EpochCallbacks(callbacks, load, self.model.metrics)
 
 
 def samples_of(task: Task) -> int:

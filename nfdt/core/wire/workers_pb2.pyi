@@ -593,7 +593,7 @@ class NextRequest(google.protobuf.message.Message):
     statistics_json: builtins.str
     """totals of this worker: samples, seconds, staleness, bytes"""
     summary_json: builtins.str
-    """the answer to a Summarise instruction: {"logs": {}, "val_logs": {}}"""
+    """the answer to a Summarise instruction: {"logs", "val_logs", "decision"}"""
     wait_s: builtins.float
     call: builtins.int
     """1, 2, ...: a call that is made again has the same number (0: none is)"""
@@ -1009,7 +1009,7 @@ Global___Evaluate: typing_extensions.TypeAlias = Evaluate
 
 @typing.final
 class Summarise(google.protobuf.message.Message):
-    """Turn merged metric variables into logs with the model's own metrics."""
+    """Turn merged metric variables into logs with the model's own metrics, and call the callbacks of a detached job."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1033,9 +1033,15 @@ class Summarise(google.protobuf.message.Message):
     METRICS_FIELD_NUMBER: builtins.int
     VALIDATION_METRICS_FIELD_NUMBER: builtins.int
     LOGS_FIELD_NUMBER: builtins.int
+    STEPS_FIELD_NUMBER: builtins.int
+    CALLBACKS_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     metrics: builtins.bytes
     validation_metrics: builtins.bytes
+    steps: builtins.int
+    """of the epoch"""
+    callbacks: builtins.str
+    """their state as JSON; empty: there are none"""
     @property
     def logs(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]: ...
     def __init__(
@@ -1045,8 +1051,10 @@ class Summarise(google.protobuf.message.Message):
         metrics: builtins.bytes = ...,
         validation_metrics: builtins.bytes = ...,
         logs: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
+        steps: builtins.int = ...,
+        callbacks: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "logs", b"logs", "metrics", b"metrics", "validation_metrics", b"validation_metrics"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["callbacks", b"callbacks", "epoch", b"epoch", "logs", b"logs", "metrics", b"metrics", "steps", b"steps", "validation_metrics", b"validation_metrics"]) -> None: ...
 
 Global___Summarise: typing_extensions.TypeAlias = Summarise
 

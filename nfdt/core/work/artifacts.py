@@ -29,7 +29,8 @@ def artifact_names(spec: JobSpec) -> set[str]:
     """Return the artifacts that a job's specification names, by sha256."""
     validation = spec.validation.arrays if spec.validation else ()
     records = spec.fit.begun.records if spec.fit.begun is not None else ""
-    return {spec.program, *spec.artifacts, *spec.train.arrays, *validation, *filter(None, [records])}
+    callbacks = spec.callbacks.artifacts if spec.callbacks is not None else ()
+    return {spec.program, *spec.artifacts, *spec.train.arrays, *validation, *callbacks, *filter(None, [records])}
 
 
 def default_cache() -> Path:

@@ -27,8 +27,8 @@ class EffectHandler(Protocol):
         """End the process of a worker that sent nothing for too long."""
         ...
 
-    def end_epoch(self, epoch: int) -> None:
-        """Run the work between two epochs."""
+    def end_epoch(self, epoch: int, decision: ins.Decision | None) -> None:
+        """Run the work between two epochs; ``decision`` is that of the callbacks of a detached job."""
         ...
 
     def fail(self, reason: str) -> None:
@@ -51,8 +51,8 @@ def carry_out(effect: ins.Effect, handler: EffectHandler) -> None:
             handler.forget_worker(worker)
         case ins.GiveUp(worker, reason):
             handler.give_up(worker, reason)
-        case ins.EpochDone(epoch):
-            handler.end_epoch(epoch)
+        case ins.EpochDone(epoch, decision):
+            handler.end_epoch(epoch, decision)
         case ins.Failed(reason):
             handler.fail(reason)
         case ins.TrainingDone():

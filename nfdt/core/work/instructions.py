@@ -89,13 +89,16 @@ class Summarise:
     """Turn merged metric variables into logs.
 
     ``logs`` are the running logs, the only source of logs that are no metrics. Empty ``metrics``: all workers that
-    counted them are lost, use ``logs``. Empty ``validation_metrics``: there was no validation.
+    counted them are lost, use ``logs``. Empty ``validation_metrics``: there was no validation. ``steps`` is the number
+    of the epoch's steps. ``callbacks`` is the state of the callbacks of a detached job, which are then called.
     """
 
     epoch: int
     metrics: bytes
     validation_metrics: bytes
     logs: Mapping[str, float]
+    steps: int = 0
+    callbacks: str = ""
 
 
 @dataclass(frozen=True)
@@ -149,11 +152,29 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
+class Decision:
+    """Decision of the callbacks of a detached job at the end of an epoch.
+
+    ``state`` is their state from now on. ``learning_rate`` is that of the next epoch; None: unchanged. ``stop``: the
+    training ends. ``kept`` are the epochs whose weights they may restore, ``restored`` is the one whose weights are the
+    result; None: the current weights are. ``messages`` is what they have printed.
+    """
+
+    state: str
+    learning_rate: float | None = None
+    stop: bool = False
+    kept: tuple[int, ...] = ()
+    restored: int | None = None
+    messages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Summary:
-    """The answer to :class:`Summarise`; an array is a nested list."""
+    """The answer to :class:`Summarise`; an array is a nested list. ``decision``: that of the callbacks, if any."""
 
     logs: Mapping[str, LogValue]
     val_logs: Mapping[str, LogValue] | None = None
+    decision: Decision | None = None
 
 
 @dataclass(frozen=True)
@@ -218,9 +239,13 @@ class FlushShards:
 
 @dataclass(frozen=True)
 class EpochDone:
-    """The epoch is complete and its event emitted; the shards do not change until the next one begins."""
+    """The epoch is complete and its event emitted; the shards do not change until the next one begins.
+
+    ``decision`` is that of the callbacks of a detached job.
+    """
 
     epoch: int
+    decision: Decision | None = None
 
 
 @dataclass(frozen=True)

@@ -67,11 +67,25 @@ def _to_summary(text: str) -> ins.Summary:
     try:
         value = json.loads(text)
         validation = value.get("val_logs")
-        return ins.Summary(_numbers(value["logs"]), None if validation is None else _numbers(validation))
+        decided = value.get("decision")
+        decision = None if decided is None else _to_decision(decided)
+        return ins.Summary(_numbers(value["logs"]), None if validation is None else _numbers(validation), decision)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ProtocolError(
             f"Summary: expected {{'logs': {{name: number or list}}}}. Received: {text[:200]!r}."
         ) from error
+
+
+def _to_decision(value: Mapping[str, Any]) -> ins.Decision:
+    rate, restored = value["learning_rate"], value["restored"]
+    return ins.Decision(
+        state=str(value["state"]),
+        learning_rate=None if rate is None else float(rate),
+        stop=bool(value["stop"]),
+        kept=tuple(map(int, value["kept"])),
+        restored=None if restored is None else int(restored),
+        messages=tuple(map(str, value["messages"])),
+    )
 
 
 def _numbers(logs: Mapping[str, Any]) -> dict[str, ins.LogValue]:
@@ -114,10 +128,10 @@ def to_reply(instruction: ins.Instruction) -> pb.NextReply:
             return pb.NextReply(collect_state=pb.CollectState(epoch=epoch, over=over))
         case ins.Evaluate(epoch, tasks, untrained):
             return pb.NextReply(evaluate=pb.Evaluate(epoch=epoch, tasks=map(to_task, tasks), untrained=untrained))
-        case ins.Summarise(epoch, metrics, validation, logs):
-            return pb.NextReply(
-                summarise=pb.Summarise(epoch=epoch, metrics=metrics, validation_metrics=validation, logs=logs)
-            )
+        case ins.Summarise(epoch, metrics, validation, logs, steps, callbacks):
+            merged = pb.Summarise(epoch=epoch, metrics=metrics, validation_metrics=validation, logs=logs)
+            merged.steps, merged.callbacks = steps, callbacks
+            return pb.NextReply(summarise=merged)
         case ins.Leave(reason):
             return pb.NextReply(leave=pb.Leave(reason=reason))
         case ins.MoveShards(job_id, incarnation, shards, token, authority):
@@ -153,7 +167,10 @@ def read_instruction(reply: pb.NextReply) -> ins.Instruction:
             return ins.Evaluate(evaluate.epoch, tuple(map(read_task, evaluate.tasks)), evaluate.untrained)
         case "summarise":
             merged = reply.summarise
-            return ins.Summarise(merged.epoch, merged.metrics, merged.validation_metrics, dict(merged.logs))
+            logs = dict(merged.logs)
+            return ins.Summarise(
+                merged.epoch, merged.metrics, merged.validation_metrics, logs, merged.steps, merged.callbacks
+            )
         case "leave":
             return ins.Leave(reply.leave.reason)
         case "move_shards":
@@ -216,7 +233,8 @@ def to_request(report: ins.Report) -> pb.NextRequest:
             pb.Evaluated(epoch=evaluated.epoch, tasks=evaluated.tasks, metrics=evaluated.metrics)
         )
     if (summary := report.summary) is not None:
-        request.summary_json = json.dumps({"logs": summary.logs, "val_logs": summary.val_logs})
+        decision = None if summary.decision is None else vars(summary.decision)
+        request.summary_json = json.dumps({"logs": summary.logs, "val_logs": summary.val_logs, "decision": decision})
     if (supply := report.supply) is not None:
         request.supply.CopyFrom(pb.Supply(iteration=supply.iteration, waiting=supply.waiting, over=supply.over))
     return request

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -66,9 +69,24 @@ class Sessions:
         write_outcome(self._out, report, self._fits)
 
 
+def skip_if_backend(name: str, reason: str) -> Callable[[Any], Any]:
+    """Return the mark of a test that a backend of Keras does not pass."""
+    import keras
+
+    return pytest.mark.skipif(keras.backend.backend() == name, reason=reason)
+
+
+def _add_conftest() -> None:
+    """Add the module ``conftest`` of Keras' repository, which its tests import and its package lacks."""
+    module = ModuleType("conftest")
+    module.skip_if_backend = skip_if_backend  # type: ignore[attr-defined]
+    sys.modules["conftest"] = module
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers of Keras' tests, and the sessions."""
+    """Register the markers of Keras' tests, what they import, and the sessions."""
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
+    _add_conftest()
     sessions = Sessions(int(os.environ["CONFORMANCE_WORKERS"]), Path(os.environ["CONFORMANCE_OUT"]))
     config.pluginmanager.register(sessions)
