@@ -49,7 +49,7 @@ def check_callbacks(callbacks: Any) -> list[Any]:
 
 def _replaced(callback: Any) -> str:
     names = [name for name, value in vars(callback).items() if callable(value) and hasattr(type(callback), name)]
-    return f" with a {names[0]} of the script" if names else ""
+    return f" with another {names[0]}" if names else ""
 
 
 def begin_callbacks(callbacks: Sequence[Any], model: Any, epoch: int) -> ShippedCallbacks | None:

@@ -42,11 +42,13 @@ class CallbackDecisions:
                 context.control.set_learning_rate(rate)
             context.set_learning_rate(training, rate)
         kept = {known: state for known, state in before.kept.items() if known in decision.kept}
-        if epoch in decision.kept and epoch not in kept:
+        if epoch in decision.kept:
             kept[epoch] = context.store_state(training, training.coordinator.epochs_ended)
-        self.spec = before.model_copy(update={"state": decision.state, "learning_rate": rate, "kept": kept})
         if decision.restored in kept:
             self._restore(kept[decision.restored])
+        if decision.stop or epoch + 1 >= context.spec.fit.epochs:
+            kept = {}
+        self.spec = before.model_copy(update={"state": decision.state, "learning_rate": rate, "kept": kept})
 
     def _restore(self, artifact: str) -> None:
         """Continue with the weights and the untrained state of another epoch; the optimizer keeps its own."""

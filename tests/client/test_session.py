@@ -520,7 +520,6 @@ def test_lists_in_logs_are_arrays_in_history_as_keras_has_them(session, fake, mo
 @pytest.mark.parametrize(
     ("fit", "needle"),
     [
-        ({"x": X, "y": Y, "callbacks": [keras.callbacks.History()]}, "callbacks"),
         ({"x": ((X, Y) for _ in range(3)), "shuffle": False}, "arrays"),
         ({"x": X, "y": Y, "epochs": 0}, "epochs"),
     ],

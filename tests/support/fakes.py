@@ -93,6 +93,7 @@ class FakeSlot:
         patience_s: Seconds without an answer until the slot gives up; 0: it ends with its stream.
         hello: Further fields of its hello.
         serves: Whether a shard becomes ready; otherwise it only takes its assignment.
+        decide: Returns the decision of the job's callbacks for a request to summarise.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class FakeSlot:
         patience_s: float = 0.0,
         hello: Mapping[str, Any] = MappingProxyType({}),
         serves: bool = True,
+        decide: Callable[[Any], dict[str, Any] | None] = lambda summarise: None,
     ) -> None:
         self.name, self.role = name, role
         self.asked = 0
@@ -117,7 +119,7 @@ class FakeSlot:
         self.assigned = threading.Event()
         self.dismissed = threading.Event()
         self.released = threading.Event()
-        self._on_task, self._serves = on_task, serves
+        self._on_task, self._serves, self.decide = on_task, serves, decide
         self._patience_s = patience_s
         self._channel = open_channel(address, token)
         self._stub = workers_pb2_grpc.WorkersStub(self._channel)
@@ -258,7 +260,8 @@ class FakeSlot:
                 logs = {"steps": float(load_arrays(instruction.metrics)["sum/0"][0])}
                 validation = instruction.validation_metrics
                 val_logs = {"rows": float(load_arrays(validation)["sum/0"][0])} if validation else None
-                answer.summary_json = json.dumps({"logs": logs, "val_logs": val_logs})
+                decision = self.decide(instruction) if instruction.callbacks else None
+                answer.summary_json = json.dumps({"logs": logs, "val_logs": val_logs, "decision": decision})
             elif kind == "move_shards":
                 incarnation = instruction.incarnation
             elif kind == "leave":

@@ -19,6 +19,13 @@ def test_a_summary_holds_numbers_and_nested_lists_of_them():
     assert summary({"logs": {}}).val_logs is None
 
 
+@pytest.mark.parametrize("change", [{"kept": ["much"]}, {"kept": 1}, {"learning_rate": "much"}, {"restored": []}])
+def test_a_decision_of_anything_else_is_refused(change):
+    decision = {**vars(ins.Decision("{}")), **change}
+    with pytest.raises(ProtocolError, match="Summary: expected"):
+        summary({"logs": {}, "decision": decision})
+
+
 @pytest.mark.parametrize("value", ["much", [1.0, "much"], {"nested": 1.0}, [[None]], None])
 def test_a_summary_of_anything_else_is_refused(value):
     with pytest.raises(ProtocolError, match="number or list"):
@@ -36,6 +43,7 @@ INSTRUCTIONS = [
     ins.CollectState(3),
     ins.Evaluate(4, TASKS, b"u"),
     ins.Summarise(5, b"m", b"v", {"loss": 0.5}),
+    ins.Summarise(5, b"m", b"v", {"loss": 0.5}, steps=7, callbacks="{}"),
     ins.Leave("done"),
     ins.MoveShards("job", 2, ("a:1", "b:2"), "token", b"PEM"),
 ]
@@ -55,6 +63,8 @@ REPORTS = [
     ins.Report(evaluated=ins.Evaluated(1, (0, 2), b"m")),
     ins.Report(summary=ins.Summary({"loss": 1.0, "f1": [0.5, [2.0]]}, {"loss": 2.0})),
     ins.Report(summary=ins.Summary({"loss": 1.0})),
+    ins.Report(summary=ins.Summary({"loss": 1.0}, decision=ins.Decision("{}"))),
+    ins.Report(summary=ins.Summary({}, decision=ins.Decision("{}", 0.5, True, (1, 4), 1, ("stopped",)))),
 ]
 
 

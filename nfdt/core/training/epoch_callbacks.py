@@ -148,7 +148,8 @@ class EpochCallbacks:
         with warnings.catch_warnings(record=True) as warned, contextlib.redirect_stdout(io.StringIO()) as printed:
             warnings.simplefilter("always")
             _call_hooks(callbacks, model, end, logs)
-        messages = [*(str(one.message) for one in warned), *printed.getvalue().splitlines()]
+        shown = (str(one.message) for one in warned if issubclass(one.category, UserWarning))
+        messages = [*shown, *printed.getvalue().splitlines()]
         rate = None if model.optimizer is None else float(model.optimizer.learning_rate)
         kept = {one.best_weights for one in callbacks if getattr(one, "best_weights", None) is not None}
         decision = Decision(

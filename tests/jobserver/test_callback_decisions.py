@@ -1,0 +1,150 @@
+"""Decisions of the callbacks of a detached job, as its server carries them out."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import numpy as np
+import pytest
+
+from nfdt.core.errors import PolicyRefused
+from nfdt.core.jobs.store import JobStore
+from nfdt.core.program.state import load_state
+from nfdt.core.work.instructions import Decision
+from tests.support.fakes import DEADLINE_S, of
+
+SAMPLES, STEPS = 12, 3  # batches of 4
+
+
+def spec_of(client, epochs, **callbacks):
+    members = [{"kind": "EarlyStopping"}]
+    text = {"members": members, "state": json.dumps("at first"), "learning_rate": 0.5, **callbacks}
+    return client.spec(epochs=epochs, workers=1, samples=SAMPLES, callbacks=text)
+
+
+class Deciding:
+    """Worker's side: it returns the decision of each epoch, and records what it was asked."""
+
+    def __init__(self, **decisions):
+        self.decisions, self.asked = decisions, []
+
+    def __call__(self, summarise):
+        self.asked.append((summarise.epoch, summarise.steps, summarise.callbacks))
+        after = json.dumps(f"after {summarise.epoch}")
+        return {**vars(Decision(after, learning_rate=0.5)), **self.decisions.get(f"epoch_{summarise.epoch}", {})}
+
+
+def run(start, cluster, epochs, **decisions):
+    client, deciding = start(shards=1), Deciding(**decisions)
+    cluster.add("worker", decide=deciding)
+    job = client.submit(spec_of(client, epochs))
+    return client, job, client.finish(job), deciding
+
+
+def untrained(client, artifact):
+    """Return the state that the worker counts: its steps so far."""
+    return load_state(client.download(artifact)).untrained[0].tolist()
+
+
+def test_each_epoch_gets_the_state_that_the_one_before_has_left(start, cluster):
+    _, _, events, deciding = run(start, cluster, 3)
+    assert deciding.asked == [
+        (0, STEPS, '"at first"'),
+        (1, STEPS, '"after 0"'),
+        (2, STEPS, '"after 1"'),
+    ]
+    assert events[-1][1]["state"] == "succeeded"
+
+
+def test_a_decision_to_stop_ends_the_job_with_success(start, cluster):
+    client, job, events, _ = run(start, cluster, 100, epoch_1={"stop": True, "messages": ["Epoch 2: early stopping"]})
+    assert [data["epoch"] for data in of(events, "epoch_end")] == [0, 1]
+    assert events[-1][1]["state"] == "succeeded"
+    assert {"worker": None, "level": "info", "text": "Epoch 2: early stopping"} in of(events, "log")
+    assert untrained(client, client.show(job).result_artifact) == [2 * STEPS]
+    assert client.show(job).resumable_from == 0
+
+
+def test_a_learning_rate_reaches_the_shards_before_the_next_epoch(start, cluster):
+    seen, deciding = [], Deciding(epoch_0={"learning_rate": 0.25}, epoch_1={"learning_rate": 0.125})
+    client = start(shards=1)
+    cluster.add("worker", decide=deciding, on_task=lambda slot, task: seen.append(cluster.slots[0].shard.learning_rate))
+    assert client.finish(client.submit(spec_of(client, 3)))[-1][1]["state"] == "succeeded"
+    assert seen == [0.5] * STEPS + [0.25] * STEPS + [0.125] * STEPS
+
+
+def test_a_learning_rate_that_is_no_number_fails_the_job(start, cluster):
+    *_, events, _ = run(start, cluster, 2, epoch_0={"learning_rate": -1.0})
+    assert events[-1][1]["state"] == "failed"
+    assert "learning_rate: expected a number >= 0" in events[-1][1]["reason"]
+
+
+def test_the_weights_of_a_kept_epoch_are_the_result(start, cluster):
+    client, job, _, _ = run(
+        start,
+        cluster,
+        5,
+        epoch_0={"kept": [0]},
+        epoch_1={"kept": [1]},
+        epoch_2={"kept": [1]},
+        epoch_3={"kept": [1], "restored": 1, "stop": True},
+    )
+    shown = client.show(job)
+    assert untrained(client, shown.result_artifact) == [2 * STEPS]
+    state = load_state(client.download(shown.result_artifact))
+    np.testing.assert_array_equal(state.optimizer[0], 7)  # the optimizer goes on with its own variables
+    record = cluster.server._context.store.get(job)
+    assert record.states == {shown.result_artifact}
+    files = {file.name for file in (cluster.state_dir / "artifacts").iterdir()}
+    assert files == {shown.result_artifact, *json.loads(record.spec_json)["artifacts"], *of_data(record)}
+
+
+def of_data(record):
+    return json.loads(record.spec_json)["train"]["arrays"]
+
+
+def test_an_epoch_that_is_not_kept_is_not_restored(start, cluster):
+    client, job, events, _ = run(start, cluster, 2, epoch_1={"restored": 7, "kept": [7]})
+    assert events[-1][1]["state"] == "succeeded"
+    assert untrained(client, client.show(job).result_artifact) == [2 * STEPS]
+
+
+def test_a_restarted_server_goes_on_with_the_callbacks_of_the_last_epoch(cluster):
+    client, held = cluster.start(shards=1), threading.Event()
+
+    def hold(slot, task):
+        if len(slot.trained) >= 2 * STEPS:
+            held.set()
+            assert slot.released.wait(DEADLINE_S)
+
+    deciding = Deciding(epoch_0={"kept": [0]}, epoch_1={"kept": [0], "learning_rate": 0.25})
+    cluster.add("worker", decide=deciding, on_task=hold)
+    job = client.submit(spec_of(client, 4))
+    assert held.wait(DEADLINE_S)
+    cluster.server.stop()
+    cluster.stop()
+    client = cluster.start(shards=1)
+    seen, deciding = [], Deciding(epoch_2={"kept": [0], "restored": 0, "stop": True})
+    cluster.add("worker", decide=deciding, on_task=lambda slot, task: seen.append(cluster.slots[0].shard.learning_rate))
+    assert client.finish(job)[-1][1]["state"] == "succeeded"
+    assert deciding.asked == [(2, STEPS, '"after 1"')]
+    assert set(seen) == {0.25}
+    assert untrained(client, client.show(job).result_artifact) == [STEPS]
+
+
+def test_a_schedule_is_code_that_the_job_has_to_declare(start, cluster):
+    client = start(shards=1, workers=1)
+    code = client.upload(b"pickle")
+    with pytest.raises(PolicyRefused, match="takes none"):
+        client.submit(spec_of(client, 1, members=[{"kind": "LearningRateScheduler", "code": code}]))
+
+
+def test_a_database_of_an_earlier_version_gets_the_column(tmp_path):
+    store = JobStore(tmp_path / "jobs.sqlite")
+    store.add("a", "{}", session="", owner="")
+    store._database.execute("ALTER TABLE jobs DROP COLUMN callbacks_json")
+    store.close()
+    again = JobStore(tmp_path / "jobs.sqlite")
+    assert again.get("a").kept == set()
+    again.close()
