@@ -10,7 +10,7 @@ from nfdt.coordinator.phases import Collecting, Phase, Summarising, Validating
 from nfdt.coordinator.training import TrainingPhase
 from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.training.metric_states import merge_metric_states
-from nfdt.core.work.instructions import Decision, FlushShards, Summarise
+from nfdt.core.work.instructions import CallbackDecision, FlushShards, Summarise
 from nfdt.schedulers import LeaseBook
 
 
@@ -103,7 +103,7 @@ class EpochRun:
             if not self._step():
                 return False
 
-    def finish(self, seconds: float) -> Decision | None:
+    def finish(self, seconds: float) -> CallbackDecision | None:
         """Emit the end of the epoch; return the decision of the callbacks, if there are any."""
         assert isinstance(self.current, Summarising)
         summary = self.current.summary

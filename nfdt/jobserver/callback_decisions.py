@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from nfdt.core.program.state import dump_state, load_state
 from nfdt.core.specs.callbacks import CallbacksSpec
-from nfdt.core.work.instructions import Decision
+from nfdt.core.work.instructions import CallbackDecision
 from nfdt.jobserver.job_context import ActiveTraining, JobContext
 
 
-class CallbackDecisions:
-    """Executor of what the callbacks of a job decide on a worker. Used only by the job's own thread.
+class DecisionHandler:
+    """Handler of what the callbacks of a job decide on a worker. Used only by the job's own thread.
 
     Args:
         context: Parts of the job.
@@ -23,7 +23,7 @@ class CallbackDecisions:
         self._context, self._training = context, training
         self.spec: CallbacksSpec | None = context.spec.callbacks
 
-    def carry_out(self, epoch: int, decision: Decision) -> None:
+    def carry_out(self, epoch: int, decision: CallbackDecision) -> None:
         """Set the learning rate, keep the state of the epoch or restore that of another one, as decided.
 
         Args:

@@ -9,7 +9,7 @@ from nfdt.coordinator.coordinator import Coordinator
 from nfdt.core.errors import JobCancelled, JobFailed
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.effects import EffectHandler, carry_out
-from nfdt.jobserver.callback_decisions import CallbackDecisions
+from nfdt.jobserver.callback_decisions import DecisionHandler
 from nfdt.jobserver.job_context import ActiveTraining, JobContext
 from nfdt.jobserver.job_results import JobResults
 
@@ -29,7 +29,7 @@ class TrainingLoop(EffectHandler):
         self._context, self._training = context, training
         self._coordinator: Coordinator = training.coordinator
         self._results = JobResults(context, training)
-        self._callbacks = CallbackDecisions(context, training)
+        self._callbacks = DecisionHandler(context, training)
         self._done = False
 
     def run(self) -> None:
@@ -132,7 +132,7 @@ class TrainingLoop(EffectHandler):
         with self._context.changed:
             self._context.slots.kill(self._context.slots.workers[worker])
 
-    def end_epoch(self, epoch: int, decision: ins.Decision | None) -> None:
+    def end_epoch(self, epoch: int, decision: ins.CallbackDecision | None) -> None:
         """Carry out what callbacks have decided, write the results of the epoch, and let the topology adapt."""
         if decision is not None:
             self._callbacks.carry_out(epoch, decision)

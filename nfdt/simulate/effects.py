@@ -82,7 +82,7 @@ class SimulatedEffects:
         """End a worker that sent nothing for too long."""
         self._roster.lose(worker, reason)
 
-    def end_epoch(self, epoch: int, decision: ins.Decision | None) -> None:
+    def end_epoch(self, epoch: int, decision: ins.CallbackDecision | None) -> None:
         """Form other workers, if that saves time; simulated jobs have no callbacks on workers."""
         self.between_epochs.review()
 

@@ -11,7 +11,7 @@ import pytest
 from nfdt.core.errors import PolicyRefused
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.program.state import load_state
-from nfdt.core.work.instructions import Decision
+from nfdt.core.work.instructions import CallbackDecision
 from tests.support.fakes import DEADLINE_S, of
 
 SAMPLES, STEPS = 12, 3  # batches of 4
@@ -32,7 +32,10 @@ class Deciding:
     def __call__(self, summarise):
         self.asked.append((summarise.epoch, summarise.steps, summarise.callbacks))
         after = json.dumps(f"after {summarise.epoch}")
-        return {**vars(Decision(after, learning_rate=0.5)), **self.decisions.get(f"epoch_{summarise.epoch}", {})}
+        return {
+            **vars(CallbackDecision(after, learning_rate=0.5)),
+            **self.decisions.get(f"epoch_{summarise.epoch}", {}),
+        }
 
 
 def run(start, cluster, epochs, **decisions):

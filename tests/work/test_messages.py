@@ -21,7 +21,7 @@ def test_a_summary_holds_numbers_and_nested_lists_of_them():
 
 @pytest.mark.parametrize("change", [{"kept": ["much"]}, {"kept": 1}, {"learning_rate": "much"}, {"restored": []}])
 def test_a_decision_of_anything_else_is_refused(change):
-    decision = {**vars(ins.Decision("{}")), **change}
+    decision = {**vars(ins.CallbackDecision("{}")), **change}
     with pytest.raises(ProtocolError, match="Summary: expected"):
         summary({"logs": {}, "decision": decision})
 
@@ -63,8 +63,8 @@ REPORTS = [
     ins.Report(evaluated=ins.Evaluated(1, (0, 2), b"m")),
     ins.Report(summary=ins.Summary({"loss": 1.0, "f1": [0.5, [2.0]]}, {"loss": 2.0})),
     ins.Report(summary=ins.Summary({"loss": 1.0})),
-    ins.Report(summary=ins.Summary({"loss": 1.0}, decision=ins.Decision("{}"))),
-    ins.Report(summary=ins.Summary({}, decision=ins.Decision("{}", 0.5, True, (1, 4), 1, ("stopped",)))),
+    ins.Report(summary=ins.Summary({"loss": 1.0}, decision=ins.CallbackDecision("{}"))),
+    ins.Report(summary=ins.Summary({}, decision=ins.CallbackDecision("{}", 0.5, True, (1, 4), 1, ("stopped",)))),
 ]
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from nfdt.core.errors import ProtocolError
 from nfdt.core.specs.callbacks import CallbacksSpec
-from nfdt.core.work.instructions import Decision
+from nfdt.core.work.instructions import CallbackDecision
 
 _DIRECTIONS = {"less": keras.ops.less, "greater": keras.ops.greater}
 _OF_THE_FIT = ("params", "validation_data")
@@ -120,7 +120,7 @@ class EpochCallbacks:
             for member in spec.members
         ]
 
-    def decide(self, state: str, end: EpochEnd) -> tuple[Decision, dict[str, Any]]:
+    def decide(self, state: str, end: EpochEnd) -> tuple[CallbackDecision, dict[str, Any]]:
         """Call the hooks from the end of an epoch to the beginning of the next one, or to that of the training's end.
 
         Args:
@@ -152,7 +152,7 @@ class EpochCallbacks:
         messages = [*shown, *printed.getvalue().splitlines()]
         rate = None if model.optimizer is None else float(model.optimizer.learning_rate)
         kept = {one.best_weights for one in callbacks if getattr(one, "best_weights", None) is not None}
-        decision = Decision(
+        decision = CallbackDecision(
             state=dump_callbacks(callbacks, rate),
             learning_rate=rate,
             stop=model.stop_training,

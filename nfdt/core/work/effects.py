@@ -27,7 +27,7 @@ class EffectHandler(Protocol):
         """End the process of a worker that sent nothing for too long."""
         ...
 
-    def end_epoch(self, epoch: int, decision: ins.Decision | None) -> None:
+    def end_epoch(self, epoch: int, decision: ins.CallbackDecision | None) -> None:
         """Run the work between two epochs; ``decision`` is that of the callbacks of a detached job."""
         ...
 

@@ -152,8 +152,8 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
-class Decision:
-    """Decision of the callbacks of a detached job at the end of an epoch.
+class CallbackDecision:
+    """CallbackDecision of the callbacks of a detached job at the end of an epoch.
 
     ``state`` is their state from now on. ``learning_rate`` is that of the next epoch; None: unchanged. ``stop``: the
     training ends. ``kept`` are the epochs whose weights they may restore, ``restored`` is the one whose weights are the
@@ -174,7 +174,7 @@ class Summary:
 
     logs: Mapping[str, LogValue]
     val_logs: Mapping[str, LogValue] | None = None
-    decision: Decision | None = None
+    decision: CallbackDecision | None = None
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ class EpochDone:
     """
 
     epoch: int
-    decision: Decision | None = None
+    decision: CallbackDecision | None = None
 
 
 @dataclass(frozen=True)

@@ -76,9 +76,9 @@ def _to_summary(text: str) -> ins.Summary:
         ) from error
 
 
-def _to_decision(value: Mapping[str, Any]) -> ins.Decision:
+def _to_decision(value: Mapping[str, Any]) -> ins.CallbackDecision:
     rate, restored = value["learning_rate"], value["restored"]
-    return ins.Decision(
+    return ins.CallbackDecision(
         state=str(value["state"]),
         learning_rate=None if rate is None else float(rate),
         stop=bool(value["stop"]),

@@ -23,13 +23,23 @@ def main(context: click.Context, json_file: Path | None) -> None:
 @click.option("--checkout", type=click.Path(path_type=Path, exists=True), help="Folder of the package; installed one.")
 @click.option("--packages", type=click.Path(path_type=Path), required=True, help="Packages that only the tests import.")
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--set", "options", multiple=True, metavar="NAME=VALUE", help="Further option of the sessions.")
 @click.argument("suites", nargs=-1, type=click.Choice(list(keras_suite.SUITES)))
 @click.pass_obj
-def keras(json_file: Path | None, checkout: Path | None, packages: Path, workers: int, suites: tuple[str, ...]) -> None:
+def keras(
+    json_file: Path | None,
+    checkout: Path | None,
+    packages: Path,
+    workers: int,
+    options: tuple[str, ...],
+    suites: tuple[str, ...],
+) -> None:
     """Run Keras' own tests of fit and callbacks; by default both."""
+    given = dict(option.split("=", 1) for option in options)
     folder = checkout or keras_suite.installed()
     for suite in suites or tuple(keras_suite.SUITES):
-        _finish(f"keras {suite}", keras_suite.run(suite, folder.resolve(), workers, packages.resolve()), json_file)
+        rows = keras_suite.run(suite, folder.resolve(), workers, packages.resolve(), given)
+        _finish(f"keras {suite}", rows, json_file)
 
 
 @main.command()

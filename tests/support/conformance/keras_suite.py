@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def installed() -> Path:
     return Path(spec.origin).parent
 
 
-def run(suite: str, keras: Path, workers: int, packages: Path) -> list[Row]:
+def run(suite: str, keras: Path, workers: int, packages: Path, options: Mapping[str, str]) -> list[Row]:
     """Run the tests of a suite plain and with workers.
 
     Args:
@@ -33,14 +34,22 @@ def run(suite: str, keras: Path, workers: int, packages: Path) -> list[Row]:
         keras: Folder of the package ``keras``.
         workers: Number of workers.
         packages: Folder with packages that only these tests import.
+        options: Further options of the sessions.
     """
     with tempfile.TemporaryDirectory() as folder:
-        plain, distributed = (_outcomes(suite, keras, n, packages, Path(folder) / f"{n}.jsonl") for n in (0, workers))
+        variables = {"CONFORMANCE_OPTIONS": json.dumps(dict(options))}
+        plain, distributed = (
+            _outcomes(suite, keras, n, packages, {**variables, "CONFORMANCE_OUT": f"{folder}/{n}.jsonl"})
+            for n in (0, workers)
+        )
     return judge(plain, distributed)
 
 
-def _outcomes(suite: str, keras: Path, workers: int, packages: Path, out: Path) -> dict[str, Outcome]:
+def _outcomes(
+    suite: str, keras: Path, workers: int, packages: Path, variables: Mapping[str, str]
+) -> dict[str, Outcome]:
     files, expression = SUITES[suite]
+    out = Path(variables["CONFORMANCE_OUT"])
     command = [
         *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", PLUGIN),
         *("-c", os.devnull, "--rootdir", str(keras), "--import-mode", "importlib", "-k", expression),
@@ -49,7 +58,7 @@ def _outcomes(suite: str, keras: Path, workers: int, packages: Path, out: Path) 
     found = os.environ.get("PYTHONPATH", "")
     environment = {
         **os.environ,
-        "CONFORMANCE_OUT": str(out),
+        **variables,
         "CONFORMANCE_WORKERS": str(workers),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(Path.cwd()), found, str(packages)])),
         "TF_CPP_MIN_LOG_LEVEL": "3",

@@ -1,6 +1,7 @@
 """Plugin of pytest: every test runs plain, or inside an NFDT session; each outcome is a line of a JSON file.
 
-Environment: ``CONFORMANCE_OUT`` names the file, ``CONFORMANCE_WORKERS`` the number of workers (0: plain).
+Environment: ``CONFORMANCE_OUT`` names the file, ``CONFORMANCE_WORKERS`` the number of workers (0: plain),
+``CONFORMANCE_OPTIONS`` further options of the sessions as JSON.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,9 @@ from nfdt_client.embedded import EmbeddedServer
 from nfdt_client.options import resolve
 from nfdt_client.patch import FitPatch
 from nfdt_client.session import Session
+from nfdt_client.specify import Submission
+
+from nfdt.core.wire.jobs_pb2 import SubmitReply
 
 from tests.support.conformance.outcome_file import write_outcome
 
@@ -31,17 +35,34 @@ def trainer_class() -> Any:
     return next(one for one in keras.Model.__mro__ if one is not keras.Model and "fit" in vars(one))
 
 
+class CountingSession(Session):
+    """Session that counts the jobs that it submits, those that fail among them.
+
+    Attributes:
+        jobs: Number of jobs.
+    """
+
+    jobs = 0
+
+    def send(self, submission: Submission) -> SubmitReply:
+        """Submit a job."""
+        self.jobs += 1
+        return super().send(submission)
+
+
 class Sessions:
     """One server for all tests of this process, and a session for each of them.
 
     Args:
         workers: Number of workers; 0: tests run plain.
+        options: Further options of the sessions.
         out: File for the outcomes.
     """
 
-    def __init__(self, workers: int, out: Path) -> None:
+    def __init__(self, workers: int, options: Mapping[str, Any], out: Path) -> None:
         self._out, self._fits = out, 0
-        self._options = resolve({"workers": workers, "algorithm": "bsp"}, default_algorithm="bsp") if workers else None
+        given = {"workers": workers, "algorithm": "bsp", **options}
+        self._options = resolve(given, default_algorithm="bsp") if workers else None
         self._server = EmbeddedServer(workers, 1) if workers else None
 
     @pytest.hookimpl
@@ -57,12 +78,12 @@ class Sessions:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Any:
-        session = Session(self._options, self._server) if self._options else None
+        session = CountingSession(self._options, self._server) if self._options else None
         try:
             with session or contextlib.nullcontext():
                 return (yield)
         finally:
-            self._fits = len(session.fits) if session is not None else 0
+            self._fits = session.jobs if session is not None else 0
 
     @pytest.hookimpl
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -88,5 +109,6 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     _add_conftest()
-    sessions = Sessions(int(os.environ["CONFORMANCE_WORKERS"]), Path(os.environ["CONFORMANCE_OUT"]))
+    options = json.loads(os.environ["CONFORMANCE_OPTIONS"])
+    sessions = Sessions(int(os.environ["CONFORMANCE_WORKERS"]), options, Path(os.environ["CONFORMANCE_OUT"]))
     config.pluginmanager.register(sessions)
