@@ -27,6 +27,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "nfdt")
 def pytest_configure(config):
     """Restore the handler of Ctrl-C, which a shell's background processes and their children ignore."""
     config.addinivalue_line("markers", "long: takes minutes and rarely breaks; run by ./scripts/test -m long")
+    config.addinivalue_line("markers", "feature(*names, area, status, note): what it proves; see scripts/features")
     config.addinivalue_line("markers", "machines: needs several machines, made of network namespaces")
     config.addinivalue_line("markers", "slurm: needs the programs of Slurm and several machines")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

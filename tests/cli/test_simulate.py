@@ -37,6 +37,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.feature("`nfdt simulate`", area="Algorithms")
 def test_a_script_is_simulated_once_per_algorithm_the_same_way_every_time(folder):
     command = [sys.executable, "-c", "from nfdt.cli import main; main()", "simulate", "--cluster", "cluster.toml"]
     texts = []

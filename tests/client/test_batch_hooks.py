@@ -321,6 +321,7 @@ def test_one_warning_per_fit(session, fake, model, caplog):
     assert [r.getMessage().split(":")[0] for r in caplog.records if "hooks" in r.name] == ["BatchHookLog, Rate"]
 
 
+@pytest.mark.feature('Exact batch hooks with groups or `batch="dbs"`', area="Callbacks", status="refused")
 @pytest.mark.parametrize("preset", ["group-sync", "dbs-sgd", "auto"])
 def test_exact_hooks_are_refused_where_a_step_is_no_batch(preset):
     with pytest.raises(UsageError, match="batch_hooks='exact'.*" + preset):

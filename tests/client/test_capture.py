@@ -89,6 +89,9 @@ ARRAYS = {
 }
 
 
+@pytest.mark.feature(
+    "NumPy arrays and tensors", "Dictionaries and lists of arrays", "pandas frames and series", "Strings", area="Data"
+)
 @pytest.mark.parametrize("arguments", ARRAYS.values(), ids=ARRAYS.keys())
 def test_arrays_are_what_keras_would_train_on(read, arguments):
     data = read(**arguments).train
@@ -153,6 +156,7 @@ STREAMS = {
 }
 
 
+@pytest.mark.feature("Sparse matrices and tensors", "Ragged tensors", "Generators", area="Data")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("make", STREAMS.values(), ids=STREAMS.keys())
 def test_streams_are_what_keras_would_train_on(read, make):
@@ -221,6 +225,7 @@ def test_validation_arrays_go_with_the_job_others_stay(read):
     assert captured.local_validation is not None
 
 
+@pytest.mark.feature("`validation_steps`", area="Arguments of fit")
 def test_validation_steps_cut_the_validation_data(read):
     captured = read(X, Y, batch_size=2, validation_data=(X, Y), validation_steps=3)
     assert captured.validation.samples == 6
@@ -242,6 +247,9 @@ class OwnTest(keras.Sequential):
         return super().make_test_function(force)
 
 
+@pytest.mark.feature(
+    "Custom `make_train_function`", area="Models", status="refused", note="use `train_step` and callbacks"
+)
 def test_a_train_function_of_the_script_is_refused_by_name_with_the_remedy(fit_arguments):
     class Wrapped(keras.Sequential):
         def make_train_function(self, force=False):

@@ -136,6 +136,7 @@ def test_only_the_last_short_batch_is_dropped():
     assert len(set(ids_of(workers.iterate(0)))) == 480
 
 
+@pytest.mark.feature("TFRecord files, shared by the workers", area="Data")
 @pytest.mark.parametrize("interleaved", [True, False])
 def test_files_are_shared(records, interleaved):
     if interleaved:

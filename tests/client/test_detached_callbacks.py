@@ -90,6 +90,12 @@ def with_own_hook():
     return callback
 
 
+@pytest.mark.feature(
+    "Callbacks of the script, and those that write files",
+    area="Detached jobs",
+    status="refused",
+    note="the remedy depends on the callback",
+)
 @pytest.mark.parametrize(
     ("make", "needle"),
     [

@@ -128,6 +128,7 @@ def test_a_refused_fit_is_an_error_that_names_the_option(open_session, fake, mod
     assert lines() == []
 
 
+@pytest.mark.feature('Fits that the cluster refuses, with `fallback="local"`', area="Launchers and environments")
 def test_a_refused_fit_trains_here_where_that_is_allowed(open_session, fake, model, lines):
     fake.jobs.allow_code = False
     model.compile("sgd", own_loss)

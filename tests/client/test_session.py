@@ -73,6 +73,7 @@ class EpochHookLog(keras.callbacks.Callback):
         self.calls.append(f"batch {batch} end")
 
 
+@pytest.mark.feature("Callbacks of the script, in Keras' order", area="Callbacks")
 def test_callbacks_see_what_they_see_in_keras(session, fake, model):
     fake.jobs.logs = lambda epoch: {"loss": 1.0 - epoch / 10, "mae": 2.0}
     ours, theirs = EpochHookLog(), EpochHookLog()
@@ -95,6 +96,7 @@ def test_callbacks_see_what_they_see_in_keras(session, fake, model):
     assert history is model.history
 
 
+@pytest.mark.feature("Trained weights in the script's own model", area="Arguments of fit")
 def test_the_result_is_in_the_same_objects(session, fake, model):
     optimizer, kernel = model.optimizer, model.layers[0].kernel
     before = np.asarray(kernel).copy()
@@ -104,6 +106,7 @@ def test_the_result_is_in_the_same_objects(session, fake, model):
     assert np.allclose(np.asarray(kernel).copy(), before + 3)
 
 
+@pytest.mark.feature("`validation_data` of arrays, on the workers", area="Arguments of fit")
 def test_validation_of_the_workers_reaches_history_and_hooks(session, fake, model):
     fake.jobs.val_logs = lambda epoch: {"loss": 5.0, "mae": 6.0}
     steps = []
@@ -115,6 +118,9 @@ def test_validation_of_the_workers_reaches_history_and_hooks(session, fake, mode
     assert fake.jobs.job.spec.validation is not None
 
 
+@pytest.mark.feature(
+    "`validation_data` of generators and datasets", area="Arguments of fit", note="evaluated in the script"
+)
 def test_other_validation_data_are_evaluated_here_on_each_epoch_s_weights(session, fake, model):
     def endless():
         while True:
@@ -128,6 +134,7 @@ def test_other_validation_data_are_evaluated_here_on_each_epoch_s_weights(sessio
         assert loss == pytest.approx(model.evaluate(X, Y, verbose=0)[0])
 
 
+@pytest.mark.feature("`validation_freq`", area="Arguments of fit")
 def test_validation_freq_is_kept(session, fake, model):
     data = keras.src.utils.module_utils.tensorflow.data.Dataset.from_tensors((X, Y))
     history = model.fit(X, Y, epochs=4, verbose=0, validation_data=data, validation_freq=2)
@@ -237,6 +244,7 @@ def test_backup_and_restore_goes_on_where_it_was(session, fake, model, tmp_path)
     assert np.allclose(model.get_weights()[0], before + 4)
 
 
+@pytest.mark.feature("`CSVLogger`", area="Callbacks")
 def test_log_files_are_written(session, fake, model, tmp_path):
     fake.jobs.val_logs = lambda epoch: {"loss": 5.0}
     logger = keras.callbacks.CSVLogger(tmp_path / "log.csv")
@@ -244,6 +252,7 @@ def test_log_files_are_written(session, fake, model, tmp_path):
     assert (tmp_path / "log.csv").read_text().splitlines() == ["epoch,loss,val_loss", "0,1.0,5.0", "1,0.5,5.0"]
 
 
+@pytest.mark.feature("`TensorBoard`", area="Callbacks")
 def test_tensorboard_gets_its_summaries(session, fake, model, tmp_path):
     pytest.importorskip("tensorboard")
     fake.jobs.val_logs = lambda epoch: {"loss": 5.0}
@@ -252,6 +261,7 @@ def test_tensorboard_gets_its_summaries(session, fake, model, tmp_path):
     assert sorted(path.name for path in (tmp_path / "board").iterdir()) == ["train", "validation"]
 
 
+@pytest.mark.feature("Progress bar (`verbose`)", area="Arguments of fit")
 def test_the_progress_bar_counts_the_steps_of_the_cluster(session, fake, model, capsys):
     fake.jobs.steps = 6
     model.fit(X, Y, batch_size=2, epochs=2)
@@ -260,6 +270,7 @@ def test_the_progress_bar_counts_the_steps_of_the_cluster(session, fake, model, 
     assert "6/6" in out
 
 
+@pytest.mark.feature("`steps_per_execution`", area="Arguments of fit")
 def test_steps_per_execution_groups_the_batch_hooks(session, fake, model):
     model.compile("sgd", "mse", steps_per_execution=3)
     recorder = EpochHookLog()
@@ -272,6 +283,7 @@ def test_steps_per_execution_groups_the_batch_hooks(session, fake, model):
     ]
 
 
+@pytest.mark.feature("`initial_epoch`, and one `fit` after the other", area="Arguments of fit")
 def test_initial_epoch_and_two_fits_in_a_row(session, fake, model):
     before = model.get_weights()[0]
     assert model.fit(X, Y, initial_epoch=1, epochs=3, verbose=0).epoch == [1, 2]
@@ -377,6 +389,9 @@ def test_a_wrong_address_or_token_is_reported_before_the_script_works(fake):
         assert unpatched()
 
 
+@pytest.mark.feature(
+    "Models made under `tf.distribute`", area="Models", status="refused", note="remove the strategy's scope"
+)
 def test_a_model_under_a_strategy_is_refused(session, fake):
     tf = pytest.importorskip("tensorflow")
     with tf.distribute.OneDeviceStrategy("cpu:0").scope():
@@ -486,6 +501,9 @@ def own_logs():
     return model
 
 
+@pytest.mark.feature(
+    "`test_step` with logs that are no metrics", area="Losses and metrics", note="validated in the script"
+)
 def test_a_test_step_with_logs_of_its_own_is_validated_here(session, fake, own_logs, caplog):
     history = own_logs.fit(X, Y, validation_data=(X, Y), verbose=0).history
     assert fake.jobs.job.spec.validation is None
@@ -517,6 +535,12 @@ def test_lists_in_logs_are_arrays_in_history_as_keras_has_them(session, fake, mo
     assert isinstance(recorder.logs[0]["f1"], np.ndarray)
 
 
+@pytest.mark.feature(
+    "Generators and other data that only the script can read",
+    area="Detached jobs",
+    status="refused",
+    note="use `nfdt.distribute`",
+)
 @pytest.mark.parametrize(
     ("fit", "needle"),
     [

@@ -160,6 +160,7 @@ def test_a_probe_of_a_silent_server_is_exit_code_4():
     assert "127.0.0.1:1" in done.output
 
 
+@pytest.mark.feature("Kubernetes manifests", area="Launchers and environments")
 @pytest.mark.parametrize("documents", [generate(*SMALL, "--shards", "1")], ids=["shard"])
 def test_the_commands_of_the_containers_train(documents, pods, tmp_path):
     """Server, probe, worker and shard with the files of their volumes, at a free port instead of the Service's."""

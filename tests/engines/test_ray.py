@@ -111,6 +111,7 @@ def test_slots_that_the_server_refuses_end_the_session_with_the_reason(cluster, 
         server.stop()
 
 
+@pytest.mark.feature("Ray", area="Launchers and environments")
 @pytest.mark.long
 def test_several_shards_are_on_the_nodes_too(cluster, tmp_path):
     (tmp_path / "script.py").write_text(DIGITS + ONE_FIT)

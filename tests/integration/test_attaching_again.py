@@ -111,6 +111,7 @@ def finish(script) -> tuple[dict, str]:
     return json.loads(out.strip().splitlines()[-1]), out + err
 
 
+@pytest.mark.feature("The server is killed and started again", area="Failures")
 @pytest.mark.timeout(2 * DEADLINE_S)
 def test_a_fit_goes_on_when_its_server_was_killed(restarts, start_script):
     cluster = restarts()
@@ -124,6 +125,7 @@ def test_a_fit_goes_on_when_its_server_was_killed(restarts, start_script):
     assert "Server restarted: training goes on" in terminal
 
 
+@pytest.mark.feature("A script that was killed goes on with its job (`--job`)", area="Detached jobs")
 @pytest.mark.timeout(2 * DEADLINE_S)
 def test_a_script_that_was_killed_goes_on_with_its_job(restarts, start_script):
     cluster = restarts()

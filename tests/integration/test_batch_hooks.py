@@ -96,6 +96,7 @@ print(json.dumps(out))
     return answer(script_fork_server.run(script, environment=environment(), timeout_s=DEADLINE_S))
 
 
+@pytest.mark.feature('Exact batch hooks (`batch_hooks="exact"`)', area="Callbacks")
 @pytest.mark.parametrize("data", ["", "_stream"])
 def test_exact_hooks_on_two_workers_see_what_they_see_in_keras(outcome, data):
     plain, exact = outcome["plain" + data], outcome["exact" + data]

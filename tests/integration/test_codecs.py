@@ -82,6 +82,7 @@ class EveryCodec(FixedCodecs):
         self.next()
 
 
+@pytest.mark.feature("Compressed gradients, with every preset", area="Algorithms")
 @pytest.mark.parametrize("preset", FLAT)
 def test_every_preset_trains_with_every_codec(preset, digits, monkeypatch):
     monkeypatch.setattr(local_cluster, "make_choice", EveryCodec)

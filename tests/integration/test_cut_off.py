@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import psutil
+import pytest
 from nfdt_client.connection import JobsClient
 
 from nfdt.core.wire import jobs_pb2
@@ -20,6 +21,7 @@ print(json.dumps(dict(job=handle.job_id)))
 """
 
 
+@pytest.mark.feature("Workers are cut off for a while", area="Failures")
 def test_workers_that_are_cut_off_come_back_and_nothing_is_done_twice(run_script, tmp_path):
     cluster = start_server(tmp_path)
     relay = Relay(cluster.address)

@@ -90,6 +90,7 @@ ALL = [499.5]
 SQUARES = [332833.5]
 
 
+@pytest.mark.feature("`tf.data.Dataset`, run on the workers", area="Data")
 @pytest.mark.parametrize("name", ["usual", "unknown"])
 def test_every_element_is_trained_once_in_every_epoch(got, name):
     case = got[name]
@@ -122,6 +123,7 @@ def test_data_that_end_early_end_the_epoch_with_a_warning(got):
     assert any("Your input ran out of data" in line for line in got["short"]["lines"])
 
 
+@pytest.mark.feature("`tf.data` pipelines that cannot be divided", area="Data", note="read in the script")
 def test_other_pipelines_are_read_in_the_client_with_a_reason(got):
     assert got["generator"]["where"] == "client"
     assert "runs Python code of this process" in got["generator"]["reason"]
@@ -129,6 +131,7 @@ def test_other_pipelines_are_read_in_the_client_with_a_reason(got):
     assert len([line for line in got["generator"]["lines"] if "in this process, not on the workers" in line]) == 1
 
 
+@pytest.mark.feature('`data="workers"` for data that only the script can read', area="Data", status="refused")
 def test_a_pipeline_that_workers_cannot_run_is_refused_where_they_must(got):
     assert "data='workers'" in got["refused"]
     assert "runs Python code of this process" in got["refused"]

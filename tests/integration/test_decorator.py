@@ -121,6 +121,8 @@ def shared(tmp_path_factory, script_fork_server):
     return answer(script_fork_server.run(script, environment=environment(), timeout_s=DEADLINE_S))
 
 
+@pytest.mark.feature("Custom `train_step`", area="Models")
+@pytest.mark.feature("Loss that is a function of the script", area="Losses and metrics")
 def test_a_custom_train_step_loss_and_metric_of_the_script_travel(shared):
     got = shared["custom"]
     assert set(got) == {"accuracy", "loss", "seven"}
@@ -128,12 +130,14 @@ def test_a_custom_train_step_loss_and_metric_of_the_script_travel(shared):
     assert got["loss"][1] < got["loss"][0]
 
 
+@pytest.mark.feature("Generators", area="Data")
 def test_a_generator_is_fed_by_the_client(shared):
     got = shared["fed"]
     assert got["samples"] == 3000
     assert got["loss"][1] < got["loss"][0]
 
 
+@pytest.mark.feature("An exception on a worker reaches the script, with its traceback", area="Failures")
 def test_a_worker_s_exception_is_raised_in_the_script_with_its_traceback(shared):
     got = shared["error"]
     assert got["kind"] == "KeyError"
@@ -142,6 +146,7 @@ def test_a_worker_s_exception_is_raised_in_the_script_with_its_traceback(shared)
     assert "train_step" in got["cause"]
 
 
+@pytest.mark.feature("A worker is killed", area="Failures")
 def test_samples_of_a_worker_killed_while_a_push_is_on_its_way_are_redone_and_the_job_goes_on(run_script):
     done = run_script(
         DIGITS

@@ -69,6 +69,7 @@ print(json.dumps(dict(
     assert left_behind(str(tmp_path)) == []
 
 
+@pytest.mark.feature("Elastic allreduce", area="Algorithms")
 @pytest.mark.long
 def test_a_rank_joins_and_one_is_killed_while_a_discovery_file_changes(run_script, tmp_path):
     (tmp_path / "hosts").write_text("localhost:2\n")
@@ -159,6 +160,7 @@ if hvd.rank() == 0:
 """
 
 
+@pytest.mark.feature("Horovod scripts on `hfdt.keras`", area="Launchers and environments")
 def test_a_script_on_hfdt_keras_outlives_a_rank(run_script, tmp_path):
     hosts = ",".join(f"{name}:1" for name in local_names(3))
     launcher = (sys.executable, "-P", "-m", "hfdt.horovodrun", "--loopback", "--gloo", "-np", "3", "--min-np", "2")

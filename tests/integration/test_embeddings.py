@@ -36,6 +36,7 @@ def model(optimizer):
     return made
 
 
+@pytest.mark.feature("Embeddings exchanged by rows", area="Models")
 @pytest.mark.parametrize(
     ("name", "algorithm", "shards", "transport"),
     [

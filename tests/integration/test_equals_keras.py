@@ -51,6 +51,7 @@ def assert_same_epochs(outcome, history, **tolerance):
             np.testing.assert_allclose(logs[name], values[epoch], err_msg=f"{name} of epoch {epoch}", **tolerance)
 
 
+@pytest.mark.feature("`bsp` equals one process with the larger batch", area="Algorithms")
 @pytest.mark.parametrize(("name", "shards"), list(zip(OPTIMIZERS, itertools.cycle([3, 1]))))
 def test_bsp_with_4_workers_equals_one_process_with_the_4_fold_batch(digits, name, shards):
     x, y = digits[0][:1003], digits[1][:1003]
@@ -79,6 +80,7 @@ def plain_fit(digits):
     return fit
 
 
+@pytest.mark.feature("One asynchronous worker equals plain `fit`", area="Algorithms")
 @pytest.mark.parametrize("algorithm", ASYNCHRONOUS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_one_worker_equals_plain_fit(digits, plain_fit, name, algorithm):
@@ -102,6 +104,7 @@ def test_whatever_carries_the_gradients_keras_is_equalled(digits, transport, alg
     np.testing.assert_allclose(outcome.weights, flat(local), rtol=tolerance, atol=2e-5)
 
 
+@pytest.mark.feature("BatchNormalization and Dropout", area="Models")
 def test_one_worker_equals_plain_fit_with_dropout_batchnorm_validation_and_clipping(digits):
     x, y = digits[0][:500], digits[1][:500]
     validation = (digits[0][500:700], digits[1][500:700])
@@ -142,6 +145,7 @@ def test_four_workers_train_every_sample_once_and_learn(digits, algorithm):
     assert outcome.epochs[-1]["logs"]["loss"] < outcome.epochs[0]["logs"]["loss"]
 
 
+@pytest.mark.feature("A gradient that is not finite is dropped", area="Failures")
 def test_a_gradient_with_one_nan_is_dropped_by_every_shard(digits):
     x, y = digits[0][:64].copy(), digits[1][:64]
     x[40, 3] = np.nan

@@ -60,6 +60,7 @@ def found(tmp_path_factory, script_fork_server):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.feature("Every preset, on workers of unequal speed", area="Algorithms")
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_trains_on_unequal_workers_as_well_as_one_process(found, preset):
     plain = found[str(BATCHES_PER_UPDATE.get(preset, 1))]["accuracy"]

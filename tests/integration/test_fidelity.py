@@ -139,54 +139,65 @@ print(json.dumps(out))
     return answer(script_fork_server.run(script, environment=environment(), timeout_s=DEADLINE_S))
 
 
+@pytest.mark.feature("Optimizer state comes back into the script", area="Optimizers")
 def test_training_goes_on_locally_where_the_cluster_stopped(outcome):
     assert outcome["continued"] < 1e-4
 
 
+@pytest.mark.feature("`class_weight`", "`validation_split`", "`steps_per_epoch`", area="Arguments of fit")
 def test_class_weight_validation_split_and_steps_mean_what_they_mean_in_keras(outcome):
     assert outcome["keys"]
     assert outcome["arguments"] < 1e-4
     assert outcome["logs"] < 1e-3
 
 
+@pytest.mark.feature("Layers that a callback freezes", area="Models")
 def test_a_layer_that_a_callback_freezes_goes_on_as_in_keras(outcome):
     assert outcome["frozen_later"] < 1e-4
 
 
+@pytest.mark.feature("`LearningRateScheduler`", area="Callbacks")
 def test_a_scheduled_learning_rate_reaches_the_shards(outcome):
     assert outcome["rates"] == pytest.approx([0.05, 0.0, 0.1])
     assert outcome["frozen"] == 0.0
 
 
+@pytest.mark.feature("`EarlyStopping`", area="Callbacks")
 def test_early_stopping_ends_the_job_and_restores_the_best_weights(outcome):
     assert outcome["stopped"] == 2
     assert outcome["restored"] == 0.0
 
 
+@pytest.mark.feature("`ModelCheckpoint`", area="Callbacks")
 def test_checkpoints_hold_the_weights_of_their_moment(outcome):
     assert outcome["checkpoints"] > 0.0
     assert {"1.keras", "2.keras", "step.weights.h5", "log.csv", "board"} <= set(outcome["files"])
     assert outcome["csv"] == 3
 
 
+@pytest.mark.feature("`ReduceLROnPlateau`", area="Callbacks")
 def test_reduce_on_plateau_lowers_the_rate(outcome):
     assert outcome["plateau"] == pytest.approx(0.05 * 0.1**3, rel=1e-4)
 
 
+@pytest.mark.feature("`TerminateOnNaN`", area="Callbacks")
 def test_terminate_on_nan_stops_and_the_weights_stay_finite(outcome):
     assert outcome["nan_epochs"] == 1
     assert outcome["finite"]
 
 
+@pytest.mark.feature("`BackupAndRestore`", area="Callbacks")
 def test_backup_and_restore_resumes_at_the_epoch_that_was_lost(outcome):
     assert outcome["raised"] == "the machine is gone"
     assert outcome["resumed"][-1] == 3
     assert outcome["resumed"][0] in (1, 2)
 
 
+@pytest.mark.feature("Weights that a callback sets", area="Callbacks")
 def test_weights_set_by_a_callback_reach_the_workers(outcome):
     assert outcome["zeroed"] == pytest.approx(2.302585, abs=1e-4)
 
 
+@pytest.mark.feature("Several models, one after the other", area="Models")
 def test_several_models_train_in_one_session(outcome):
     assert all(last < first for first, last in outcome["two"])

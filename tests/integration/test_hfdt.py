@@ -69,6 +69,7 @@ print(json.dumps([outcome, few]))
 """
 
 
+@pytest.mark.feature("`allreduce` on Horovod", area="Algorithms")
 @pytest.mark.parametrize(("ranks", "launcher"), [pytest.param(3, "mpirun", marks=pytest.mark.long), (2, "horovodrun")])
 def test_a_ring_equals_one_process_with_the_global_batch(run_script, ranks, launcher):
     source = MODELS + EQUALS.replace("RANKS", str(ranks)).replace("LAUNCHER", launcher)
@@ -294,6 +295,7 @@ def test_a_script_under_a_launcher_joins_its_world(run_script, launcher, tmp_pat
     assert left_behind(str(tmp_path)) == []
 
 
+@pytest.mark.feature("`hfdt run` with mpirun or horovodrun", area="Launchers and environments")
 def test_an_unmodified_script_trains_with_hfdt_run_and_the_launcher_s_command_line_is_logged(run_script):
     hfdt = (sys.executable, "-c", "from nfdt.cli import hfdt_main; hfdt_main()")
     done = run_script(

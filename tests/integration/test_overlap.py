@@ -99,6 +99,7 @@ def test_one_worker_is_one_update_behind_from_its_second_step_on(line, algorithm
     np.testing.assert_allclose(outcome.weights, weights, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.feature("`overlap` of computing and exchanging", area="Algorithms")
 @pytest.mark.parametrize(
     ("algorithm", "overrides"),
     [("ssp", {}), ("n-softsync", {}), ("asgd", {"tasks": "static"}), ("dc-asgd-a", {}), ("dc-asgd-k", {})],

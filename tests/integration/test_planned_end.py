@@ -27,6 +27,7 @@ def terminate(process, whole_machine):
             one.terminate()
 
 
+@pytest.mark.feature("A machine is needed by others (SIGTERM)", area="Failures")
 @pytest.mark.parametrize(
     "whole_machine", [pytest.param(False, marks=pytest.mark.long), True], ids=["command", "all_processes"]
 )

@@ -60,6 +60,9 @@ def test_an_unreachable_server_is_named(run_script):
     assert "127.0.0.1:1" in done.stderr
 
 
+@pytest.mark.feature(
+    "Code of a script on a server without `--allow-code`", area="Launchers and environments", status="refused"
+)
 def test_custom_code_is_refused_by_a_shared_server(run_script, cluster):
     source = DIGITS + FIT.format(options="", epochs=1).replace(
         "model = build()",
@@ -71,6 +74,7 @@ def test_custom_code_is_refused_by_a_shared_server(run_script, cluster):
     assert "--allow-code" in done.stderr
 
 
+@pytest.mark.feature("`nfdt.submit` and `nfdt.attach`", area="Detached jobs")
 def test_a_submitted_job_is_attached_to_and_its_result_fetched(run_script, cluster, tmp_path):
     done = run_script(
         DIGITS
@@ -123,6 +127,7 @@ with nfdt.session(workers=2):
     assert got["samples"] == 1500, "the slots of a cancelled job serve the next one"
 
 
+@pytest.mark.feature("Server, workers and script over TLS", area="Launchers and environments")
 def test_a_tls_server_with_workers_and_client_trains(run_script, tmp_path):
     cert, key = self_signed(tmp_path, "server")
     cluster = start_server(tmp_path, "--tls-cert", str(cert), "--tls-key", str(key))
@@ -146,6 +151,7 @@ def test_a_public_address_without_tls_is_refused(tmp_path):
     assert "--insecure" in done.stderr
 
 
+@pytest.mark.feature("`mpirun ... nfdt mpi`", area="Launchers and environments")
 def test_mpirun_starts_a_server_and_workers_around_the_script(tmp_path):
     assert shutil.which("mpirun"), "scripts/setup installs Open MPI"
     script = tmp_path / "script.py"
@@ -172,6 +178,7 @@ print(json.dumps(dict(loss=history.history["loss"], workers=len(history.nfdt), s
     assert got["samples"] == 3000
 
 
+@pytest.mark.feature("`nfdt run` of an unmodified script", area="Launchers and environments")
 def test_nfdt_run_trains_an_unmodified_script_with_its_arguments(run_script):
     done = run_script(
         DIGITS
@@ -222,6 +229,7 @@ print(json.dumps(dict(losses=history.history["loss"], workers=len(history.nfdt))
 }
 
 
+@pytest.mark.feature("`nfdt run -m` of a module", area="Launchers and environments")
 def test_a_module_s_own_layers_and_its_packages_train_on_workers(tmp_path):
     for name, source in PACKAGE.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -29,6 +29,7 @@ def stored_progress(cluster, job: str) -> EpochProgress:
     return EpochProgress.model_validate_json(text) if text else EpochProgress(epoch=0)
 
 
+@pytest.mark.feature("The server is killed and started again", area="Failures")
 @pytest.mark.timeout(2 * DEADLINE_S)
 def test_a_detached_job_goes_on_in_the_middle_of_its_epoch(tmp_path):
     first = start_server(tmp_path)

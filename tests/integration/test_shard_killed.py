@@ -82,6 +82,7 @@ def weights(cluster, events) -> np.ndarray:
     return load_state(cluster.state_dir / "artifacts" / of(events, "result")[0]["artifact"]).weights
 
 
+@pytest.mark.feature("A shard is killed", area="Failures")
 @pytest.mark.timeout(3 * DEADLINE_S)
 def test_bsp_reaches_the_same_bits_as_without_the_losses(cluster, tmp_path):
     expected = weights(cluster, follow(cluster, submit(cluster, tmp_path, "bsp")))

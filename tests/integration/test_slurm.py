@@ -55,6 +55,7 @@ def trained(text):
     return json.loads([line for line in text.splitlines() if line.startswith("{")][-1])
 
 
+@pytest.mark.feature("Slurm: `srun`", area="Launchers and environments")
 def test_srun_trains_on_two_machines(slurm, script, tmp_path):
     done = run(slurm, tmp_path, "srun", "--nodes=2", "--ntasks=3", "nfdt", "mpi", script, "--flag", "a b")
     got = trained(done.stdout)
@@ -103,6 +104,7 @@ print(json.dumps(dict(epochs=history.epoch, iterations=int(model.optimizer.itera
 )
 
 
+@pytest.mark.feature("Slurm: `nfdt submit --slurm`", area="Launchers and environments")
 @pytest.mark.long
 @pytest.mark.parametrize("cause", ["scancel --signal=TERM", "scontrol requeue"], ids=["signal", "requeue"])
 def test_a_job_that_is_stopped_continues_from_its_backup(slurm, tmp_path, cause):

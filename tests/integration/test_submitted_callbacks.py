@@ -49,6 +49,9 @@ def cluster(tmp_path_factory):
     stop(workers, cluster.process)
 
 
+@pytest.mark.feature(
+    "`EarlyStopping`, `ReduceLROnPlateau`, `LearningRateScheduler`, `TerminateOnNaN`", area="Detached jobs"
+)
 def test_callbacks_of_a_submitted_job_decide_as_in_plain_fit(run_script, cluster):
     got = answer(run_script(DIGITS + PLAIN_AND_SUBMITTED, **cluster.env()))
     assert got["state"] == "succeeded"

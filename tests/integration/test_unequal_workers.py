@@ -53,6 +53,7 @@ def test_dynamic_batches_in_rounds_equal_one_process_though_a_worker_dies(digits
     np.testing.assert_allclose(outcome.weights, flat(local), rtol=5e-4, atol=5e-5)
 
 
+@pytest.mark.feature("Dynamic batch sizes (`dbs`)", area="Algorithms")
 def test_dynamic_batches_make_steps_of_equal_time(digits):
     outcome = run(digits, "bsp", overrides={"batch": "dbs"})
     assert 0.15 < slow_over_fast(outcome.samples_of(1)) < 0.6  # a quarter, if nothing but the emulated time counted

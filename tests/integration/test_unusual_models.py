@@ -53,12 +53,14 @@ def compare(name, algorithm, workers, y=None, validates=False):
     return plain, outcome
 
 
+@pytest.mark.feature("Losses only from `add_loss` and regularizers", area="Models")
 @pytest.mark.parametrize(("algorithm", "workers"), [("bsp", 2), ("ddc-asgd", 1)])
 @pytest.mark.parametrize("name", ["endpoint", "weight_penalty"])
 def test_a_loss_only_from_layers_trains(name, algorithm, workers):
     compare(name, algorithm, workers)
 
 
+@pytest.mark.feature("Models without `call`", area="Models")
 @pytest.mark.parametrize(
     ("name", "algorithm", "workers"), [("autoencoder", "bsp", 2), ("variational", "bsp", 1), ("variational", "asgd", 1)]
 )
@@ -66,6 +68,7 @@ def test_a_model_without_call_trains(name, algorithm, workers):
     compare(name, algorithm, workers)
 
 
+@pytest.mark.feature("Models without trainable weights", area="Models")
 @pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
 @pytest.mark.parametrize("algorithm", FLAT)
 def test_a_model_without_trainable_weights_counts(algorithm):

@@ -110,6 +110,7 @@ def end_of(client, job) -> dict[str, Any]:
     return data
 
 
+@pytest.mark.feature("The server's disk is full", area="Failures")
 def test_a_job_trains_to_its_end_on_a_full_disk_and_its_events_are_written_once_there_is_room(start, disk, ended):
     client = start(shards=1, workers=2)
     disk.fill(all_but_queued)

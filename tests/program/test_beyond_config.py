@@ -16,6 +16,13 @@ from tests.support.models_beyond_config import MODELS, Locked, OfItsMachine, Pla
 STEPS = 3
 
 
+@pytest.mark.feature(
+    "Attributes and layers that `get_config` lacks",
+    "Tied weights",
+    "Methods replaced on one layer or model",
+    "Recurrent cells of the script",
+    area="Models",
+)
 @pytest.mark.parametrize("description", MODELS)
 def test_the_worker_trains_the_model_of_the_script(description, batch, ship):
     model = make(description)
@@ -39,6 +46,12 @@ def rebuilt(packed, **changes):
     return unpack(manifest, packed.artifacts.__getitem__, allow_code=packed.code)
 
 
+@pytest.mark.feature(
+    "Layers that compute with something of their machine",
+    area="Models",
+    status="refused",
+    note="`ModelMismatch`, before training",
+)
 def test_a_layer_that_computes_with_its_machine_ends_before_training(batch, monkeypatch):
     packed = pack(compiled(Plain(OfItsMachine())), batch)
     rebuilt(packed)

@@ -88,6 +88,12 @@ def test_what_adds_up_or_is_merged_passes(compiled, metric):
     assert check_metrics(compiled(metric, "mae"), (X, Y)) == []
 
 
+@pytest.mark.feature(
+    "Metrics whose variables cannot be added (maximum, moving average)",
+    area="Losses and metrics",
+    status="refused",
+    note="add `merge_state`",
+)
 @pytest.mark.parametrize(("update", "variable"), OTHERS.values(), ids=list(OTHERS))
 def test_what_does_not_add_up_is_refused_by_name_with_the_remedy(compiled, update, variable):
     with pytest.raises(CaptureError, match=f"'own'.*variable {variable}.*merge_state"):

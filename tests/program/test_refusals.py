@@ -73,6 +73,16 @@ def replaced_step():
     return compiled(sequential(), optimizer=optimizer)
 
 
+@pytest.mark.feature(
+    "Several optimizers in one model (GAN)", area="Models", status="not yet", note="train each part with its own `fit`"
+)
+@pytest.mark.feature(
+    "Locks, files or sessions in layers with an incomplete configuration",
+    "float64 weights",
+    area="Models",
+    status="refused",
+)
+@pytest.mark.feature("Method replaced on one optimizer", area="Optimizers", status="refused", note="write a subclass")
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [

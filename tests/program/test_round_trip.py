@@ -27,6 +27,7 @@ from tests.support.custom_models import (
 )
 
 
+@pytest.mark.feature("Losses of Keras and of the script, as classes and functions", area="Losses and metrics")
 @pytest.mark.parametrize(
     ("make", "loss"),
     [
@@ -47,6 +48,7 @@ def test_model_and_loss_come_back(make, loss, batch, ship):
     assert [v.trainable for v in arrived.variables] == [v.trainable for v in model.variables]
 
 
+@pytest.mark.feature("Sequential, functional and subclassed models of Keras' own layers, without code", area="Models")
 def test_only_keras_means_no_code(batch, ship):
     model = functional()
     model.compile(keras.optimizers.AdamW(keras.optimizers.schedules.CosineDecay(0.1, 10)), keras.losses.Huber())
@@ -55,12 +57,14 @@ def test_only_keras_means_no_code(batch, ship):
     assert arrived.manifest.code is None
 
 
+@pytest.mark.feature("Custom `train_step`", area="Models")
 def test_a_custom_train_step_travels(batch, ship):
     model = CustomStep(3)
     model.compile("sgd", "mse")
     assert set(ship(model, batch).model.fit(*batch, verbose=0).history) == {"twice"}
 
 
+@pytest.mark.feature("Custom `compile`", area="Models")
 def test_an_overridden_compile_is_restored(batch, ship):
     model = CustomCompile(3)
     model.compile(keras.optimizers.SGD(0.25), absolute, weight=7)
@@ -73,6 +77,7 @@ def test_an_overridden_compile_is_restored(batch, ship):
     np.testing.assert_array_equal(arrived.predict(batch[0], verbose=0), model.predict(batch[0], verbose=0))
 
 
+@pytest.mark.feature("Several inputs and outputs, with losses and weights by name", area="Models")
 def test_outputs_losses_and_weights_by_name(ship):
     a = keras.Input((4,), name="a")
     b = keras.Input((2,), name="b")
@@ -87,6 +92,7 @@ def test_outputs_losses_and_weights_by_name(ship):
     assert arrived.evaluate(x, y, verbose=0, return_dict=True) == model.evaluate(x, y, verbose=0, return_dict=True)
 
 
+@pytest.mark.feature("Mixed precision: float16 and bfloat16 policies", area="Models")
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_mixed_precision_set_globally_reaches_layers_made_in_a_constructor(policy, batch, ship):
     keras.config.set_dtype_policy(policy)
@@ -150,6 +156,7 @@ def test_a_keras_object_in_a_closure_travels_with_its_weights(batch, ship):
     np.testing.assert_allclose(arrived.evaluate(*batch, verbose=0), model.evaluate(*batch, verbose=0), rtol=1e-6)
 
 
+@pytest.mark.feature("Preprocessing layers with vocabularies and adapted statistics", area="Models")
 def test_vocabularies_and_adapted_statistics_travel(ship):
     words = layers.TextVectorization(output_sequence_length=3)
     words.adapt(["a b c", "b c d"])

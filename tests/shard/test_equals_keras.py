@@ -77,6 +77,7 @@ RULES_AND_OPTIMIZERS = [
 ]
 
 
+@pytest.mark.feature("SGD with momentum and Nesterov, Adam, AdamW", area="Optimizers")
 @pytest.mark.parametrize(("rule", "name"), RULES_AND_OPTIMIZERS)
 def test_no_delay_equals_the_optimizer_alone(rule, name):
     reference = Reference(OPTIMIZERS[name]())
@@ -89,12 +90,14 @@ def test_three_shards_equal_the_optimizer_alone(rule, name):
     check_steps(reference, Cluster(reference, rule=rule, shards=3))
 
 
+@pytest.mark.feature("RMSprop, Adagrad, Lion, Nadam, AMSGrad", "Gradient accumulation", area="Optimizers")
 @pytest.mark.parametrize(("name", "rule"), list(zip(OTHERS, itertools.cycle(["plain", "ddc"]))))
 def test_any_optimizer_keeps_its_meaning(rule, name):
     reference = Reference(OTHERS[name]())
     check_steps(reference, Cluster(reference, rule=rule, shards=2))
 
 
+@pytest.mark.feature("Adafactor, Lamb, Muon, ScheduleFreeAdamW", area="Optimizers")
 @pytest.mark.parametrize("name", WHOLE)
 def test_an_optimizer_that_looks_at_whole_variables_is_cut_between_them(name):
     reference = Reference(WHOLE[name]())
@@ -121,12 +124,19 @@ def test_no_variable_is_cut_whose_optimizer_looks_at_all_of_it():
             make_plan(manifest.replaced(divisible=True), 0, 2)
 
 
+@pytest.mark.feature(
+    "`clipnorm`, `clipvalue`, weight decay",
+    "EMA of weights (`use_ema`)",
+    "Learning-rate schedules of Keras",
+    area="Optimizers",
+)
 @pytest.mark.parametrize(("name", "rule"), list(zip(OPTIONS, itertools.cycle(["dc-a", "ddc"]))))
 def test_the_optimizers_options_keep_their_meaning(rule, name):
     reference = Reference(OPTIONS[name]())
     check_steps(reference, Cluster(reference, rule=rule, shards=1 if "global" in name else 2))
 
 
+@pytest.mark.feature("Variables excluded from weight decay", area="Optimizers")
 @pytest.mark.parametrize("rule", ["plain", "ddc"])
 def test_excluded_variables_do_not_decay(rule):
     reference = Reference(OPTIMIZERS["adamw"](), exclude=(1, 3))
@@ -134,6 +144,7 @@ def test_excluded_variables_do_not_decay(rule):
     check_steps(reference, cluster)
 
 
+@pytest.mark.feature("Constraints of variables", area="Optimizers")
 @pytest.mark.parametrize("rule", ["plain", "ddc"])
 def test_constraints_hold_after_each_step(rule):
     limits = [keras.constraints.NonNeg(), None, keras.constraints.MaxNorm(0.5), None]
@@ -150,6 +161,7 @@ def test_a_warm_start_continues_where_keras_stood(rule, name, shards):
     check_steps(reference, Cluster(reference, rule=rule, shards=shards, warm=True))
 
 
+@pytest.mark.feature("Optimizers of the script", area="Optimizers")
 def test_a_users_own_optimizer_runs_on_the_shard():
     @keras.saving.register_keras_serializable("tests")
     class HalfStep(keras.optimizers.Optimizer):
@@ -190,6 +202,9 @@ def test_elementwise_optimizers_run_on_one_flat_vector():
     assert make_plan(Reference(OPTIMIZERS["adamw"](), exclude=(3,)).manifest(), 0, 2).flat
 
 
+@pytest.mark.feature(
+    "`global_clipnorm` with several shards", area="Optimizers", status="refused", note="use `shards=1`"
+)
 def test_what_needs_one_shard_is_refused_with_several():
     manifest = Reference(OPTIONS["global_clipnorm"]()).manifest()
     with pytest.raises(UsageError, match=r"global_clipnorm.*shards=1"):

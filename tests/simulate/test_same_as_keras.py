@@ -50,6 +50,7 @@ def compare(algorithm="asgd", *, workers=1, keras_batch=BATCH, size=1, **fit):
     assert int(model.optimizer.iterations) == int(plain.optimizer.iterations)
 
 
+@pytest.mark.feature("Shuffled as Keras does with the same seed", area="Data")
 @pytest.mark.parametrize("algorithm", ["bsp", "asgd", "ddc-asgd"])
 @pytest.mark.parametrize("shuffle", [True, "batch", False])
 def test_shuffled_arrays_train_one_worker_as_keras_does(algorithm, shuffle):

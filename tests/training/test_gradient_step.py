@@ -53,6 +53,7 @@ OPTIMIZERS = [
 ]
 
 
+@pytest.mark.feature("`run_eagerly` and `jit_compile`", area="Models")
 @pytest.mark.parametrize(
     ("optimizer", "mode"),
     [
@@ -101,6 +102,7 @@ def test_mixed_precision_gives_float32_gradients(policy, worker, batches):
     )
 
 
+@pytest.mark.feature("Dynamic loss scaling of float16", area="Optimizers")
 def test_the_float16_scale_halves_on_overflow_and_doubles_after_finite_steps(worker, batches):
     model = keras.Sequential([layers.Dense(1, dtype="mixed_float16")])
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), 1024.0, dynamic_growth_steps=2)
@@ -216,6 +218,9 @@ def test_gradients_reach_the_step_from_inner_graphs_and_in_parts(mode, worker, b
         )
 
 
+@pytest.mark.feature(
+    "`train_step` that applies gradients twice, or sets the learning rate", area="Models", status="refused"
+)
 @pytest.mark.parametrize(
     ("mode", "error", "words"),
     [

@@ -43,6 +43,7 @@ def one(index: int) -> slice:
     return slice(index, index + 1)
 
 
+@pytest.mark.feature("`PyDataset`, read on the workers", area="Data")
 def test_a_batch_is_what_keras_gives_to_train_step():
     source = IndexedSource(Batches(), {0: 1.0, 3: 5.0}, 8, 0)
     x, y, weight = source.batch(np.array([3]))

@@ -128,6 +128,15 @@ def evaluated(model, data):
     return collect
 
 
+@pytest.mark.feature(
+    "Accuracy, mean and error metrics",
+    "AUC, precision, recall and confusion counts",
+    "F1, R2 and other metrics whose result is an array",
+    "IoU metrics",
+    "Metrics of the script with `merge_state` or mean aggregation",
+    "`weighted_metrics`",
+    area="Losses and metrics",
+)
 @pytest.mark.parametrize("cuts", [[], [32], [16, 56], [8, 16, 64]], ids=lambda cuts: f"{len(cuts) + 1} workers")
 def test_any_number_of_workers_evaluates_to_what_keras_does(model, data, evaluated, cuts):
     x, y, weights = data

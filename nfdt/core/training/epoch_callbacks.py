@@ -24,6 +24,7 @@ from nfdt.core.work.instructions import CallbackDecision
 
 _DIRECTIONS = {"less": keras.ops.less, "greater": keras.ops.greater}
 _OF_THE_FIT = ("params", "validation_data")
+_MOST, _LONGEST = 20, 1000  # messages of an epoch, and characters of one
 SCHEDULE = "job>schedule"  # name of the only object in a schedule's pickle
 
 
@@ -158,7 +159,7 @@ class EpochCallbacks:
             stop=model.stop_training,
             kept=tuple(sorted(kept)),
             restored=model.restored,
-            messages=tuple(filter(None, messages)),
+            messages=tuple(text[:_LONGEST] for text in messages if text)[:_MOST],
         )
         return decision, logs
 
