@@ -11,6 +11,7 @@ import pytest
 from nfdt.core.errors import PolicyRefused
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.program.state import load_state
+from nfdt.core.wire import jobs_pb2
 from nfdt.core.work.instructions import CallbackDecision
 from tests.support.fakes import DEADLINE_S, of
 
@@ -151,3 +152,24 @@ def test_a_database_of_an_earlier_version_gets_the_column(tmp_path):
     again = JobStore(tmp_path / "jobs.sqlite")
     assert again.get("a").kept == set()
     again.close()
+
+
+def test_a_resumed_job_goes_on_with_the_callbacks_of_the_one_before(start, cluster):
+    client, reached = start(shards=1), threading.Event()
+
+    def hold(slot, task):
+        if len(slot.trained) >= 2 * STEPS and not reached.is_set():
+            reached.set()
+            assert slot.released.wait(DEADLINE_S)
+
+    deciding = Deciding(epoch_1={"kept": [1]}, epoch_2={"kept": [1]}, epoch_3={"kept": [1], "restored": 1})
+    cluster.add("worker", decide=deciding, on_task=hold)
+    job = client.submit(spec_of(client, 4))
+    assert reached.wait(DEADLINE_S)
+    client.control(job, cancel=jobs_pb2.Cancel(reason="enough"))
+    assert client.finish(job)[-1][1]["state"] == "cancelled"
+    cluster.add("worker", decide=deciding)
+    again = client.call("Resume", jobs_pb2.JobRef(job_id=job)).job_id
+    assert client.finish(again)[-1][1]["state"] == "succeeded"
+    assert deciding.asked[2:] == [(2, STEPS, '"after 1"'), (3, STEPS, '"after 2"')]
+    assert untrained(client, client.show(again).result_artifact) == [2 * STEPS]

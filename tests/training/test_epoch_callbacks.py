@@ -45,7 +45,7 @@ CASES = {
 
 def compiled():
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
-    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["accuracy"])
+    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["accuracy"], run_eagerly=True)
     model.train_on_batch(np.ones((2, 1)), np.ones((2, 1)))  # creates the metrics
     return model
 
