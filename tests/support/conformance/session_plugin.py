@@ -22,7 +22,6 @@ from nfdt_client.session import Session
 from nfdt_client.specify import Submission
 
 from nfdt.core.wire.jobs_pb2 import SubmitReply
-
 from tests.support.conformance.outcome_file import write_outcome
 
 MARKERS = ("requires_trainable_backend", "multi_device")
