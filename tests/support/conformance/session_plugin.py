@@ -7,6 +7,7 @@ Environment: ``CONFORMANCE_OUT`` names the file, ``CONFORMANCE_WORKERS`` the num
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping
