@@ -171,6 +171,11 @@ class JobHandle:
 
     def _fetch(self, produced: Mapping[str, Any], history: dict[str, list[HistoryValue]]) -> JobResult:
         description = self._connection.show(self.job_id)
+        if (method := produced.get("method", "fit")) != "fit":
+            raise UsageError(
+                f"Job {self.job_id}: expected a job that trains, whose result is a trained model. Received: one of "
+                f"model.{method}, whose result only its script can read."
+            )
         artifact = produced.get("artifact") or description.result_artifact
         if not artifact:
             raise JobFailed(f"Job {self.job_id} has ended but its server holds no result.")

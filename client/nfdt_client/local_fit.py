@@ -66,6 +66,12 @@ class LocalFits:
         history.nfdt = FitRecord({}, where="local", reason=self.reason)
         return history
 
+    def evaluate(self, original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call Keras' own method."""
+        return original(model, *args, **kwargs)
+
+    predict = evaluate
+
 
 class Fallback:
     """Keras' own fit with the arguments of a call that the cluster may refuse.
@@ -113,7 +119,7 @@ class Fallback:
             arguments["callbacks"] = self._listeners
             self._listeners.set_params({**(self._listeners.params or {}), "steps": self._steps})
             for hook in _BEGINNING:
-                _skip_once(self._listeners, hook)
+                skip_once(self._listeners, hook)
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         return LocalFits(reason).fit(original, model, (), arguments)
 
@@ -124,7 +130,7 @@ def may_train_here(error: Exception) -> bool:
     return isinstance(found, NfdtError) and not isinstance(found, _FINAL) and not trained_before(error)
 
 
-def _skip_once(listeners: Any, hook: str) -> None:
+def skip_once(listeners: Any, hook: str) -> None:
     """Ignore the next call of a hook, which Keras' fit makes, but the callbacks have seen."""
 
     def skip(*_: Any) -> None:

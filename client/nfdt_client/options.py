@@ -25,7 +25,7 @@ from nfdt.core.specs.job import (
     resolve_cluster,
 )
 from nfdt.core.specs.presets import DEFAULT_PRESET
-from nfdt_client import batch_hooks, local_fit, placement, ring
+from nfdt_client import batch_hooks, evaluation_mode, local_fit, placement, ring
 from nfdt_client.layers import (
     ARGUMENT,
     Setting,
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 TLS = ("ca_file", "cert_file", "key_file")
 CONNECTION = ("server", "token", "token_file", *TLS)
 TIMEOUTS = ("start_timeout_s", "step_timeout_s")
-OF_FITS = ("batch_hooks", "data", "fallback", "job")
+OF_FITS = ("batch_hooks", "data", "evaluate", "fallback", "job")
 EMULATION = tuple(f"emulate.{name}" for name in Emulation.model_fields)
 NAMES: tuple[str, ...] = (
     "algorithm",
@@ -62,6 +62,7 @@ class Options:
         server: ``HOST:PORT`` of a job server; None for the embedded one.
         batch_hooks: Timing of the callbacks' batch hooks: auto, exact, or approximate.
         data: Place where the data of ``fit`` are read: auto, client, or workers.
+        evaluate: Whether workers evaluate and predict: auto, true, or false.
         fallback: What to do with a fit that cannot be distributed: error, or local.
         job: Name of the job of the first fit at the server; later fits are numbered. None: the jobs have no names.
         workers_given: Whether the number of workers is given; otherwise it is the default.
@@ -77,6 +78,7 @@ class Options:
     step_timeout_s: float = 600.0
     batch_hooks: str = "auto"
     data: str = "auto"
+    evaluate: str = "auto"
     fallback: str = "error"
     job: str | None = None
     workers_given: bool = False
@@ -277,6 +279,7 @@ def _validated(given: dict[str, Setting], default_algorithm: str) -> Options:
     connection = {name: values.pop(name) for name in CONNECTION if name in values}
     hooks = values.pop("batch_hooks", "auto")
     data = placement.check_mode(values.pop("data", "auto"))
+    evaluate = evaluation_mode.check_mode(values.pop("evaluate", "auto"))
     fallback = local_fit.check_fallback(values.pop("fallback", "error"))
     job = _checked_job(values.pop("job", None), connection.get("server"))
     algorithm = resolve_algorithm(preset, **values)
@@ -289,6 +292,7 @@ def _validated(given: dict[str, Setting], default_algorithm: str) -> Options:
         tls={name: connection[name] for name in TLS if connection.get(name)},
         batch_hooks=batch_hooks.check_mode(hooks, algorithm),
         data=data,
+        evaluate=evaluate,
         fallback=fallback,
         job=job,
         workers_given="workers" in given,
@@ -308,6 +312,7 @@ def _explained(
         "algorithm": preset,
         "batch_hooks": "auto",
         "data": "auto",
+        "evaluate": "auto",
         "fallback": "error",
         **{name: JobSpec.model_fields[name].default for name in TIMEOUTS},
         **{name: getattr(cluster, name) for name in CLUSTER_OPTIONS},

@@ -1,4 +1,4 @@
-"""Patch of ``keras.Model.fit``: replaced while a session is open, restored when the last one closes."""
+"""Patch of ``fit``, ``evaluate`` and ``predict`` of ``keras.Model``, in place while any session is open."""
 
 from __future__ import annotations
 
@@ -12,22 +12,31 @@ from nfdt_client.local_fit import ELSEWHERE, LocalFits
 from nfdt_client.tracebacks import hide_frames
 
 FitFunction = Callable[..., Any]
+METHODS = ("fit", "evaluate", "predict")
 
 
 class FitHandler(Protocol):
-    """Handler that runs a ``fit`` call in place of Keras."""
+    """Handler that runs calls of a model's methods in place of Keras; ``original`` is Keras' own method."""
 
     def fit(self, original: FitFunction, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Carry out ``model.fit(*args, **kwargs)``; ``original`` is Keras' own method."""
+        """Carry out ``model.fit(*args, **kwargs)``."""
+        ...
+
+    def evaluate(self, original: FitFunction, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Carry out ``model.evaluate(*args, **kwargs)``."""
+        ...
+
+    def predict(self, original: FitFunction, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Carry out ``model.predict(*args, **kwargs)``."""
         ...
 
 
-# Session that a fit of this context belongs to; None outside of all. Each thread has its own context.
+# Session that a call of this context belongs to; None outside of all. Each thread has its own context.
 _current: ContextVar[FitHandler | None] = ContextVar("nfdt_session", default=None)
 
 
 def enter(handler: FitHandler | None) -> Token[FitHandler | None]:
-    """Route this context's fits to ``handler``."""
+    """Route this context's calls to ``handler``."""
     return _current.set(handler)
 
 
@@ -40,49 +49,52 @@ def leave(token: Token[FitHandler | None]) -> None:
 
 
 class FitPatch:
-    """Reference-counted replacement of the attribute ``fit`` of one model class.
+    """Reference-counted replacement of the :data:`METHODS` of one model class.
 
-    The replacement looks the session up in the context: without one, as in other threads, the fit is Keras' own.
-    While a session is open anywhere, it reports such a fit.
+    A replacement looks the session up in the context: without one, as in other threads, the call is Keras' own.
+    While a session is open anywhere, such a fit is reported.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users = 0
-        self._own: FitFunction | None = None  # the class's own attribute; None if it only inherits one
-        self._ours: FitFunction | None = None
+        self._own: dict[str, FitFunction | None] = {}  # the class's own attributes; None where it only inherits one
+        self._ours: dict[str, FitFunction] = {}
 
     def install(self, model_class: Any) -> None:
-        """Replace ``model_class.fit``, unless it is replaced already."""
+        """Replace the methods of a class, unless they are replaced already."""
         with self._lock:
-            if self._users == 0:
-                self._own = vars(model_class).get("fit")
-                self._ours = self._capturing(model_class.fit)
-                model_class.fit = self._ours
+            for name in METHODS if self._users == 0 else ():
+                self._own[name] = vars(model_class).get(name)
+                self._ours[name] = self._capturing(name, getattr(model_class, name))
+                setattr(model_class, name, self._ours[name])
             self._users += 1
 
     def remove(self, model_class: Any) -> None:
         """Undo one :meth:`install`; the last call restores the class.
 
-        A replacement that other code has wrapped meanwhile stays, and forwards every fit to Keras.
+        A replacement that other code has wrapped meanwhile stays, and forwards every call to Keras.
         """
         with self._lock:
             self._users -= 1
-            if self._users or vars(model_class).get("fit") is not self._ours:
-                return
-            if self._own is None:
-                del model_class.fit
-            else:
-                model_class.fit = self._own
+            for name in METHODS if not self._users else ():
+                if vars(model_class).get(name) is not self._ours[name]:
+                    continue
+                if (own := self._own[name]) is None:
+                    delattr(model_class, name)
+                else:
+                    setattr(model_class, name, own)
 
-    def _capturing(self, original: FitFunction) -> FitFunction:
+    def _capturing(self, name: str, original: FitFunction) -> FitFunction:
         @hide_frames
         @functools.wraps(original)
-        def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(model: Any, *args: Any, **kwargs: Any) -> Any:
             handler = _current.get() or (LocalFits(ELSEWHERE) if self._users else None)
-            return original(model, *args, **kwargs) if handler is None else handler.fit(original, model, args, kwargs)
+            if handler is None:
+                return original(model, *args, **kwargs)
+            return getattr(handler, name)(original, model, args, kwargs)
 
-        return fit
+        return call
 
 
 PATCH = FitPatch()  # of keras.Model: one class per process, so one patch

@@ -17,7 +17,7 @@ from nfdt.core.errors import NfdtError, PolicyRefused, ServerUnreachable, Unread
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.wire import jobs_pb2 as pb
-from nfdt_client import batch_hooks, callbacks, patch, placement, ring
+from nfdt_client import batch_hooks, callbacks, evaluation, patch, placement, ring
 from nfdt_client.backend import require_backend_of
 from nfdt_client.capture import bind, capture, check_batch
 from nfdt_client.captured import Capture
@@ -149,7 +149,7 @@ class Session:
                 raise self._refusal
             return self._fit(model, fallback.arguments, fallback)
         except Exception as error:
-            reason = self._explained(error)
+            reason = self.explained(error)
             if fallback.applies(reason):
                 return fallback.run(original, model, reason)
             if reason is not error:
@@ -158,7 +158,20 @@ class Session:
         finally:
             patch.leave(token)
 
-    def _explained(self, error: Exception) -> Exception:
+    def evaluate(self, original: patch.FitFunction, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Evaluate ``model`` as ``original`` would here; see :func:`~nfdt_client.evaluation.run_call`."""
+        return self._call("evaluate", original, model, args, kwargs)
+
+    def predict(self, original: patch.FitFunction, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Predict with ``model`` as ``original`` would here; see :func:`~nfdt_client.evaluation.run_call`."""
+        return self._call("predict", original, model, args, kwargs)
+
+    def _call(self, method: str, original: patch.FitFunction, model: Any, args: Any, kwargs: Any) -> Any:
+        if self._refusal is not None:
+            return original(model, *args, **kwargs)
+        return evaluation.run_call(self, method, original, model, args, kwargs)
+
+    def explained(self, error: Exception) -> Exception:
         """Return the error; for an embedded server that has ended, with the reason."""
         if isinstance(error, ServerUnreachable) and self._embedded is not None:
             try:
@@ -196,7 +209,7 @@ class Session:
 
         def train() -> FitRecord:
             submission, manifest = self.prepare(captured, batch, initial_epoch, interactive=True)
-            job = self._start(replace(submission, name=name), manifest)
+            job = self.start(replace(submission, name=name), manifest)
             validate = callbacks.local_validation(captured, listeners)
             fit = Fit(
                 model,
@@ -253,14 +266,21 @@ class Session:
 
         packed = pack(captured.model, batch)
         look_at_metrics(captured, batch, interactive=interactive)
-        cluster = self._place(packed.code or captured.ships_code)
+        cluster = self.place(packed.code or captured.ships_code)
         check_shards(captured.model, packed.manifest, cluster)
         submission = specify(
             captured, packed, self.options, cluster=cluster, initial_epoch=initial_epoch, interactive=interactive
         )
         return submission, packed.manifest
 
-    def _place(self, code: bool) -> ClusterSpec:
+    def has_free_workers(self) -> bool:
+        """Whether a job can start now: its server is this session's own, or has enough free slots."""
+        if self._embedded is not None:
+            return True
+        server, wanted = self._describe(), self.options.cluster.workers
+        return server.free_slots >= (wanted if self.options.workers_given else server.slots) > 0
+
+    def place(self, code: bool) -> ClusterSpec:
         """Return the cluster with its numbers of workers and shards; ``code``: the job carries code of the script."""
         server = self._describe()
         if code and not server.allow_code:
@@ -274,7 +294,7 @@ class Session:
             cluster = cluster.model_copy(update={"workers": server.slots})
         return cluster
 
-    def _start(self, submission: Submission, manifest: Manifest) -> InteractiveJob:
+    def start(self, submission: Submission, manifest: Manifest) -> InteractiveJob:
         """Submit the job, or attach to the one of its name; ``manifest`` is that of its program."""
         reply, name = self.send(submission), submission.name
         if reply.cursor:

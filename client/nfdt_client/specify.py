@@ -8,7 +8,7 @@ import random
 import secrets
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -70,30 +70,73 @@ def specify(
     Raises:
         UsageError: an argument of ``fit`` that is invalid in a job.
     """
-    program = Blob(packed.manifest.to_bytes())
-    made = [program, *(Blob(content) for content in packed.artifacts.values())]
     callbacks = captured.callbacks
-    blobs = {blob.sha256: blob for blob in (*made, *(callbacks.blobs if callbacks is not None else ()))}
+    blobs = {blob.sha256: blob for blob in (callbacks.blobs if callbacks is not None else ())}
     train = _data_spec(captured.choice, blobs)
     validation = _data_spec(Choice(captured.validation, ""), blobs) if captured.validation is not None else None
+    return _submission(
+        packed,
+        blobs,
+        options,
+        lambda: {
+            "name": str(captured.model.name)[:200],
+            "code": packed.code or captured.ships_code,
+            "algorithm": options.algorithm,
+            "cluster": cluster,
+            "fit": _fit_spec(captured, options, initial_epoch),
+            "train": train,
+            "validation": validation,
+            "callbacks": callbacks.spec if callbacks is not None else None,
+            "attended": interactive,  # the stored field keeps its name
+        },
+    )
+
+
+def specify_evaluation(
+    model: Any, data: Arrays, method: str, packed: Packed, options: Options, cluster: ClusterSpec
+) -> Submission:
+    """Return the job specification of ``evaluate`` or ``predict`` and its artifacts.
+
+    Algorithm and cluster are those of the fits, so that slots keep what they have built.
+
+    Raises:
+        UsageError: an argument that is invalid in a job.
+    """
+    blobs: dict[str, Blob] = {}
+    rows = _data_spec(Choice(data, "arrays are uploaded once"), blobs)
+    return _submission(
+        packed,
+        blobs,
+        options,
+        lambda: {
+            "name": f"{model.name}.{method}"[:200],
+            "code": packed.code,
+            "algorithm": options.algorithm,
+            "cluster": cluster,
+            "fit": FitSpec(epochs=1, batch_size=data.batch_size, shuffle=False),
+            "train": rows,
+            "validation": rows,
+            "method": method,
+        },
+    )
+
+
+def _submission(
+    packed: Packed, blobs: dict[str, Blob], options: Options, fields: Callable[[], dict[str, Any]]
+) -> Submission:
+    """Return a submission; ``fields`` makes those fields of the specification that depend on the call."""
+    program = Blob(packed.manifest.to_bytes())
+    blobs |= {blob.sha256: blob for blob in (program, *map(Blob, packed.artifacts.values()))}
     try:
         spec = JobSpec(
-            name=str(captured.model.name)[:200],
             user=printable(_user())[:100],
             script=printable(_script())[:200],
             program=program.sha256,
             artifacts=tuple(sorted(blobs)),
-            code=packed.code or captured.ships_code,
-            algorithm=options.algorithm,
-            cluster=cluster,
-            fit=_fit_spec(captured, options, initial_epoch),
-            train=train,
-            validation=validation,
-            callbacks=callbacks.spec if callbacks is not None else None,
-            attended=interactive,  # the stored field keeps its name
             versions=versions(),
             start_timeout_s=options.start_timeout_s,
             step_timeout_s=options.step_timeout_s,
+            **fields(),
         )
     except ValidationError as error:
         first = error.errors()[0]

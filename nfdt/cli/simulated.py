@@ -74,18 +74,21 @@ class SimulatedSession(Session):
                 "batch_hooks: expected 'auto' or 'approximate' in the simulator, whose epochs do not stand still. "
                 "Received: 'exact'."
             )
-        super().__init__(replace(options, batch_hooks="approximate", data="client", fallback="error"))
+        super().__init__(replace(options, batch_hooks="approximate", data="client", evaluate="false", fallback="error"))
         self.jobs: list[SimulatedJob] = []
         self._described = cluster
 
     def _open(self, undo: contextlib.ExitStack) -> None:
         """Do nothing; there is no server."""
 
-    def _place(self, code: bool) -> ClusterSpec:
+    def place(self, code: bool) -> ClusterSpec:
+        """Return the cluster with the simulated numbers of workers and shards."""
         size = {"workers": self._described.count, "shards": self._described.shards.count}
         return self.options.cluster.model_copy(update=size)
 
-    def _start(self, submission: Submission, manifest: Manifest) -> InteractiveJob:
+    def start(self, submission: Submission, manifest: Manifest) -> InteractiveJob:
+        """Simulate the job."""
+
         def read(name: str) -> bytes:
             return b"".join(content for _, content in submission.blobs[name].chunks())
 
@@ -118,7 +121,7 @@ class FitProbe(Session):
     tells_idle = False
 
     def __init__(self, options: Options, *, profiled: bool) -> None:
-        super().__init__(replace(options, data="client", fallback="error"))
+        super().__init__(replace(options, data="client", evaluate="false", fallback="error"))
         self._profiled = profiled
 
     def _open(self, undo: contextlib.ExitStack) -> None:

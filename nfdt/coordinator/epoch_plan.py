@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from nfdt.coordinator.dataset_epochs import DatasetEpochs
 from nfdt.core.specs.job import EpochProgress, JobSpec
+from nfdt.core.training.metric_states import merge_metric_states
 from nfdt.schedulers import (
     FedTasks,
     LeaseBook,
@@ -60,7 +61,7 @@ class EpochPlanner:
         self._restorable = restorable
         self._position: Position | None = None
         self.dataset = DatasetEpochs(spec) if spec.train.rows is not None else None
-        drawn = spec.train.planned and spec.fit.shuffle and not spec.fit.block
+        drawn = spec.method == "fit" and spec.train.planned and spec.fit.shuffle and not spec.fit.block
         self._order_crc = order_crc(spec.sample_order(0)) if drawn else 0
 
     def begin(
@@ -71,6 +72,8 @@ class EpochPlanner:
         ``feed`` is the queue of a stream; ``sizes`` gives batch sizes that change.
         """
         ranks = {name: rank for rank, name in enumerate(workers)}
+        if self.spec.method != "fit":
+            return Epoch(LeaseBook(PlannedTasks(TaskPlan(self.spec.train.planned or 0, 1, steps=0))), 0, 0, ranks)
         if feed is not None:
             feed.parts = parts
             return Epoch(self._book(feed, rounds=self._synchronous), self.spec.train.batches, 0, ranks)
@@ -135,6 +138,11 @@ class EpochPlanner:
         """End the epoch that ``feed`` served: the next one continues its numbering."""
         if feed is not None:
             self._position = feed.end_position
+
+    @property
+    def join(self) -> Callable[[Sequence[bytes]], bytes] | None:
+        """Function that joins the workers' answers to the result of a job that only evaluates; None: the job trains."""
+        return {"evaluate": merge_metric_states, "predict": b"\n".join}.get(self.spec.method)
 
     def validation(self, epoch: int) -> LeaseBook | None:
         """Return the rows to evaluate after this epoch; None if workers have nothing to validate."""

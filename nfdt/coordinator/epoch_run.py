@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from nfdt.coordinator.effect_queue import EffectQueue
 from nfdt.coordinator.membership import Membership
@@ -10,7 +10,7 @@ from nfdt.coordinator.phases import Collecting, Phase, Summarising, Validating
 from nfdt.coordinator.training import TrainingPhase
 from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.training.metric_states import merge_metric_states
-from nfdt.core.work.instructions import CallbackDecision, FlushShards, Summarise
+from nfdt.core.work.instructions import CallbackDecision, FlushShards, Summarise, Summary
 from nfdt.schedulers import LeaseBook
 
 
@@ -23,6 +23,16 @@ class EpochRun:
           |  ^                      |
           v  |                      '--shards lost before they were flushed--> train
           pause for the client, after collecting all states: a phase that is called train as well
+
+    Args:
+        epoch: Number of the epoch.
+        training: First phase.
+        members: Workers of the job.
+        merger: Untrained state and metrics that all workers share.
+        effects: Queue of effects.
+        validation: Makes the rows to evaluate; None: there are none.
+        join: Joins the workers' answers to the result of a job that only evaluates, whose epoch ends with the phase
+            ``validate``; None: the job trains.
 
     Attributes:
         current: Current phase.
@@ -37,6 +47,7 @@ class EpochRun:
         effects: EffectQueue,
         validation: Callable[[], LeaseBook | None],
         callbacks: str = "",
+        join: Callable[[Sequence[bytes]], bytes] | None = None,
     ) -> None:
         self.epoch = epoch
         self.current: Phase = training
@@ -44,7 +55,7 @@ class EpochRun:
         self._members = members
         self._merger = merger
         self._effects = effects
-        self._validation = validation
+        self._validation, self._join = validation, join
         self._callbacks = callbacks
         self._flush_requested = False
         self._void_answers = 0  # to flushes that were requested before a loss of the shards
@@ -98,16 +109,19 @@ class EpochRun:
                 self.current = Collecting(self.epoch, self._taking_part(), "train")
             if not self.current.done:
                 return False
-            if isinstance(self.current, Summarising):
+            if isinstance(self.current, Summarising if self._join is None else Validating):
                 return True
             if not self._step():
                 return False
 
     def finish(self, seconds: float) -> CallbackDecision | None:
         """Emit the end of the epoch; return the decision of the callbacks, if there are any."""
-        assert isinstance(self.current, Summarising)
-        summary = self.current.summary
-        assert summary is not None
+        if isinstance(self.current, Validating) and self._join is not None:
+            self._merger.metrics, summary = self._join(self.current.answers), Summary({})
+        else:
+            assert isinstance(self.current, Summarising)
+            assert self.current.summary is not None
+            summary = self.current.summary
         book = self.training.book
         self._effects.emit(
             "epoch_end",
@@ -134,7 +148,7 @@ class EpochRun:
             else:
                 self._validate(phase)
         elif isinstance(phase, Validating):
-            self._summarise(merge_metric_states(phase.metrics))
+            self._summarise(merge_metric_states(phase.answers))
         return True
 
     def _stand(self, collected: Collecting) -> None:

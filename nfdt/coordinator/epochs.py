@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from nfdt.coordinator.decisions import Decisions
 from nfdt.coordinator.effect_queue import EffectQueue
 from nfdt.coordinator.epoch_plan import EpochPlanner
@@ -143,9 +145,10 @@ class EpochSequence:
             epoch.book.quiesce()
         training = TrainingPhase(begin, epoch.book, self._decisions, self._members, epoch.ranks, self._gate)
         self._merger.metrics = b""
-        validation, number = self._planner.validation, self.epoch
-        parts_of_run = training, self._members, self._merger, self._effects, lambda: validation(number)
-        self.run = EpochRun(number, *parts_of_run, callbacks=self._callbacks)
+        planner, number = self._planner, self.epoch
+        rows = functools.partial(planner.validation, number)
+        parts_of_run = training, self._members, self._merger, self._effects, rows
+        self.run = EpochRun(number, *parts_of_run, callbacks=self._callbacks, join=planner.join)
         self._began_at = now
         self._effects.useful(now, self.epoch, None)
         self._effects.emit("epoch_begin", epoch=self.epoch, steps=epoch.steps)

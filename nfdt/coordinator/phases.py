@@ -101,12 +101,16 @@ class Collecting:
 
 
 class Validating:
-    """Phase in which the validation data are leased by guided self-scheduling, about one second at most per lease."""
+    """Phase in which the validation data are leased by guided self-scheduling, about one second at most per lease.
+
+    Attributes:
+        answers: Metric states, or names of outputs in a job that predicts; each covers other tasks.
+    """
 
     name = "validate"
 
     def __init__(self, epoch: int, book: LeaseBook, untrained: bytes, workers: Callable[[], int]) -> None:
-        self.metrics: list[bytes] = []
+        self.answers: list[bytes] = []
         self._epoch = epoch
         self._book = book
         self._untrained = untrained
@@ -124,16 +128,17 @@ class Validating:
         return Evaluate(self._epoch, tasks, self._untrained) if tasks else Wait()
 
     def absorb(self, member: Member, report: Report, now: float) -> bool:
-        """Store the metrics if they cover exactly the held tasks; otherwise the tasks are evaluated again."""
+        """Store the answer if it covers held tasks only; held tasks that it does not cover are evaluated again."""
         answer = report.evaluated
         if answer is None or answer.epoch != self._epoch or not answer.tasks:
             return False
-        if set(answer.tasks) != {t.task for t in self._book.held(member.name)}:
+        if not set(answer.tasks) <= {t.task for t in self._book.held(member.name)}:
             return False
         for task in answer.tasks:
             self._book.finish(member.name, task)
         self._task_s[member.name] = max(now - member.leased_at, LEAST_S) / len(answer.tasks)
-        self.metrics.append(answer.metrics)
+        member.leased_at = now
+        self.answers.append(answer.metrics)
         return True
 
     def lost(self, worker: str) -> int:

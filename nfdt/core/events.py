@@ -31,7 +31,8 @@ EventKind = Literal[
     "validated",  # {"epoch": int, "val_logs": {...}}: validation by the client, after the epoch's end
     "stalled",  # {"waiting_for": [worker or rank], "since_s": float, "tensors": [str] (that ranks have not submitted)}
     "log",  # {"worker": str|None, "level": str, "text": str}
-    "result",  # {"artifact": sha256, "workers": {name: {...statistics...}}}
+    "result",  # {"artifact": sha256, "method": "fit|evaluate|predict", "workers": {name: {...statistics...}}}: of fit,
+    # the artifact is the trained state; of evaluate, the merged metrics; of predict, the names of artifacts of outputs
 ]
 
 

@@ -51,6 +51,9 @@ from keras.src.utils import tracking
 # DynamicBackend: a preprocessing layer's choice between the backend and TensorFlow's graphs.
 from keras.src.utils.backend_utils import DynamicBackend
 
+# Conversion of the results of metrics to numbers, as in the logs of callbacks.
+from keras.src.utils.python_utils import pythonify_logs
+
 # Decorator that removes frames of Keras from tracebacks, as fit() does.
 from keras.src.utils.traceback_utils import filter_traceback
 
@@ -571,6 +574,17 @@ def evaluation_iterator(**options: Any) -> Any:
     from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
     return TFEpochIterator(**options)
+
+
+def evaluation_logs(model: Any) -> dict[str, Any]:
+    """Return the logs of ``evaluate`` from the metrics: ``pythonify_logs`` converts the results to numbers."""
+    logs: dict[str, Any] = pythonify_logs(model.get_metrics_result())
+    return logs
+
+
+def flattened_logs(model: Any, logs: dict[str, Any]) -> Any:
+    """Return logs as ``evaluate`` does without ``return_dict``: ``_flatten_metrics_in_order`` orders them."""
+    return model._flatten_metrics_in_order(logs)
 
 
 def is_due(model: Any, epoch: int, frequency: Any) -> bool:

@@ -162,7 +162,11 @@ class JobContext:
             self.changed.wait(START_POLL_S)
 
     def store_state(self, training: ActiveTraining, moment: object) -> str:
-        """Return the artifact of the state, which does not change meanwhile; wait for room on a full disk.
+        """Return the artifact of the state, which does not change meanwhile; see :meth:`store`."""
+        return self.store(lambda: training.composer.compose(moment))
+
+    def store(self, write: Callable[[], str]) -> str:
+        """Return the artifact that ``write`` stores; wait for room on a full disk.
 
         Raises:
             NotStored: The disk was full for too long.
@@ -170,7 +174,7 @@ class JobContext:
         patience = DiskPatience(self.job_id, self.clock)
         while True:
             try:
-                return training.composer.compose(moment)
+                return write()
             except NotStored as error:
                 if patience.failure(error):
                     self.job_log.write("warning", f"{error} Training waits until then, up to {LIMIT_S:.0f} s.")

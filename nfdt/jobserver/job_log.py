@@ -183,8 +183,8 @@ class JobLog:
             if before and before not in self.needed():
                 self._artifacts.delete(before)
 
-    def result(self, artifact: str, statistics: Mapping[str, Any]) -> None:
-        """Store the state at the end of training."""
+    def result(self, artifact: str, statistics: Mapping[str, Any], method: str) -> None:
+        """Store the state at the end of training, or the answers of a job of another ``method`` than ``fit``."""
         self._write(self._update(result_artifact=artifact))
         self.workers(statistics)
-        self.record("result", {"artifact": artifact, "workers": dict(statistics)})
+        self.record("result", {"artifact": artifact, "method": method, "workers": dict(statistics)})

@@ -30,6 +30,8 @@ class JobResults:
             stops: Whether they end the training: the state is that after all epochs.
         """
         context = self._context
+        if context.spec.method != "fit":
+            return
         epochs = self._training.coordinator.epochs_ended
         counts = self._training.shards.statistics() if context.topology.view.pushes else []
         statistics = self._statistics(counts)
@@ -40,9 +42,13 @@ class JobResults:
             context.job_log.checkpoint(state, context.spec.fit.epochs if stops else epochs, callbacks)
 
     def end_training(self) -> None:
-        """Write the state at the end of training."""
-        artifact = self._context.store_state(self._training, self._training.coordinator.epochs_ended)
-        self._context.job_log.result(artifact, self._statistics(self._training.shards.statistics()))
+        """Write the state at the end of training, or the answers of a job that only evaluates."""
+        context, coordinator = self._context, self._training.coordinator
+        if context.spec.method == "fit":
+            artifact = context.store_state(self._training, coordinator.epochs_ended)
+        else:
+            artifact = context.store(lambda: context.server.artifacts.put(coordinator.merger.metrics))
+        context.job_log.result(artifact, self._statistics(self._training.shards.statistics()), context.spec.method)
         if self._training.snapshots is not None:
             self._training.snapshots.forget()
 

@@ -23,7 +23,6 @@ from nfdt.core.specs.job import JobSpec
 from nfdt.core.training import merge, steps
 from nfdt.core.training.built_program import BuiltProgram, is_reusable
 from nfdt.core.training.data import RowArray
-from nfdt.core.training.host_batches import rows_of
 from nfdt.core.training.job_model import JobModel
 from nfdt.core.training.sources import RowTaker
 from nfdt.core.training.step_result import numbers
@@ -35,6 +34,7 @@ from nfdt.core.work.messages import read_instruction, to_request
 from nfdt.core.work.statistics import WorkerStatistics
 from nfdt.core.work.tasks import Task
 from nfdt.transport.base import Pushed
+from nfdt.worker.evaluation import Evaluation
 from nfdt.worker.movable_client import MovableClient, ShardsMoved
 from nfdt.worker.pipeline import Pipeline
 from nfdt.worker.task_times import FinishedTask, TaskTimes, report_finished
@@ -95,6 +95,7 @@ class Worker:
             built.restart(manifest, read)
         else:
             built = None
+        self._program = built.manifest if built else manifest
         self._job = JobModel(
             spec,
             manifest,
@@ -112,6 +113,8 @@ class Worker:
             built.step if built else steps.gradient_step(model, layout, loss_scale=manifest.loss_scale, tables=tables)
         )
         self._evaluate = built.evaluate if built else steps.evaluation_step(model, layout)
+        self._predict = built.predict if built else steps.prediction_step(model, layout)
+        self._evaluation = Evaluation(self._job, self._evaluate, self._predict, self._advanced)
         self._statistics, self._times = WorkerStatistics(), TaskTimes()
         self._heartbeat = Heartbeat(self._send_heartbeat, spec.heartbeat_s)
         self._validated: int | None = None  # the epoch whose final weights the pipeline holds, exactly
@@ -124,7 +127,7 @@ class Worker:
         job = self._job
         if not is_reusable(job.manifest, job.model, self._tables):
             return None
-        return BuiltProgram(job.manifest, job.model, self._step, self._evaluate)
+        return BuiltProgram(self._program, job.model, self._step, self._evaluate, self._predict)
 
     def run(self) -> None:
         """Work until the instruction to leave, or until stopped."""
@@ -293,13 +296,7 @@ class Worker:
             self._pipeline.forget()
             self._validated = request.epoch
         weights = self._pipeline.weights(exact=True).weights
-        self._job.take_untrained(request.untrained)
-        source = self._job.validation
-        self._job.begin_validation(request.epoch)
-        self._job.prefetch(source, request.tasks)
-        batches = ((batch, rows_of(batch)) for batch in (self._job.batch(source, task) for task in request.tasks))
-        metrics = self._job.evaluate(batches, lambda batch: self._evaluate(weights, batch), self._advanced)
-        return ins.Report(evaluated=ins.Evaluated(request.epoch, tuple(t.task for t in request.tasks), metrics))
+        return ins.Report(evaluated=self._evaluation.answer(request, weights))
 
     def _emulate(self, seconds: float, samples: int) -> None:
         """Emulate a slower worker, or one that is killed at a scripted step, as in ``emulate``."""

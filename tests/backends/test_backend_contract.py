@@ -76,6 +76,12 @@ def test_evaluation_equals_keras(report):
     assert logs == pytest.approx(expected, rel=1e-5)
 
 
+def test_prediction_equals_keras(report):
+    found, tried, expected = report["prediction"]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(tried, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_a_model_beyond_its_configuration_arrives_by_value(report):
     assert report["by_value"] == {"by_value": True, "extra": 2}
 

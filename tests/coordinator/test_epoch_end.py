@@ -53,7 +53,7 @@ def test_validation_is_shared_out_in_pieces_that_shrink():
         sizes.append(len(instruction.tasks))
         assert phase.absorb(A, Report(evaluated=Evaluated(3, tuple(t.task for t in instruction.tasks), b"m")), 0.0)
     assert sizes == [1, 3, 3, 2, *[1] * 7]  # one until its duration is known
-    assert phase.metrics == [b"m"] * len(sizes)
+    assert phase.answers == [b"m"] * len(sizes)
     assert phase.instruct(B, 0.0) == Wait()
 
 
@@ -63,11 +63,22 @@ def test_an_answer_that_is_not_about_the_rows_held_is_asked_for_again():
     assert phase.absorb(A, Report(evaluated=Evaluated(3, (first.tasks[0].task,), b"")), 0.0)
     instruction = phase.instruct(A, 0.0)
     held = tuple(task.task for task in instruction.tasks)
-    answers = [Evaluated(2, held, b""), Evaluated(3, (), b""), Evaluated(3, held[:1], b""), Evaluated(3, (9,), b"")]
+    answers = [Evaluated(2, held, b""), Evaluated(3, (), b""), Evaluated(3, (*held, 9), b""), Evaluated(3, (9,), b"")]
     assert [phase.absorb(A, Report(evaluated=answer), 0.0) for answer in [None, *answers]] == [False] * 5
     assert not phase.absorb(B, Report(evaluated=Evaluated(3, held, b"")), 0.0)
     assert phase.instruct(A, 0.0) == instruction
-    assert phase.metrics == [b""]
+    assert phase.answers == [b""]
+
+
+def test_an_answer_about_some_of_the_rows_held_counts_and_the_others_are_asked_for():
+    phase = validating(8, 1)
+    phase.absorb(A, Report(evaluated=Evaluated(3, (phase.instruct(A, 0.0).tasks[0].task,), b"1")), 0.0)
+    held = phase.instruct(A, 0.0).tasks
+    assert len(held) > 1
+    report = Report(evaluated=Evaluated(3, (held[0].task,), b"2"))
+    assert [phase.absorb(A, report, 0.0), phase.absorb(A, report, 0.0)] == [True, False]
+    assert phase.instruct(A, 0.0).tasks == held[1:]
+    assert phase.answers == [b"1", b"2"]
 
 
 def test_rows_of_a_lost_worker_are_evaluated_by_others():

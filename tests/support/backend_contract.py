@@ -14,12 +14,13 @@ import numpy as np
 from keras import layers
 
 from nfdt.core.errors import CaptureError
+from nfdt.core.program.evaluation_check import check_predict
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.pack import pack
 from nfdt.core.program.state import load_state
 from nfdt.core.program.unpack import unpack
 from nfdt.core.training.metrics import ModelMetrics
-from nfdt.core.training.steps import evaluation_step, gradient_step
+from nfdt.core.training.steps import evaluation_step, gradient_step, prediction_step
 
 SIZES = [8, 8, 8, 3]
 
@@ -145,6 +146,17 @@ def evaluation():
     return [metrics.logs(metrics.collect(), {}), {name: float(value) for name, value in expected.items()}]
 
 
+def prediction():
+    model = network()
+    model.compile("sgd", "mse")
+    there = Worker(model, batches()[0])
+    x = batches()[0][0]
+    (found,) = prediction_step(there.model, there.manifest.layout)(np.asarray(there.weights), (x,))
+    tried = check_predict(model, (x,), 2**20)
+    expected = model.predict(x, verbose=0)
+    return [found.tolist(), keras.ops.convert_to_numpy(tried).tolist(), expected.tolist()]
+
+
 def by_value():
     model = network()
     model.layers[2].rate = 0.0  # not in the constructor's arguments that get_config returns
@@ -211,6 +223,7 @@ if __name__ == "__main__":
         "training": training(),
         "mixed_precision": mixed_precision(),
         "evaluation": evaluation(),
+        "prediction": prediction(),
         "by_value": by_value(),
         "refusals": refusals(),
         "exchange": exchange(Path(sys.argv[1])),

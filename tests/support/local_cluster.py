@@ -55,6 +55,8 @@ class Outcome:
     speeds: dict[str, dict] = field(default_factory=dict)
     codecs: list[dict] = field(default_factory=list)
     traffic: list[tuple[int, int]] = field(default_factory=list)
+    answer: bytes = b""
+    artifacts: dict[str, bytes] = field(default_factory=dict)
 
     def samples_of(self, epoch):
         """Return the samples that each worker reported in the epoch."""
@@ -90,17 +92,19 @@ def train(
     bandwidth_mbit=(),
     lose=None,
     kept=None,
+    method="fit",
     **fit,
 ) -> Outcome:
     """Train a compiled model's program on a cluster of threads; the model itself stays as it is.
 
     ``transport`` is ``in_process``, ``stream`` or ``shared_memory``; ``step_ms`` is emulated, and with the last two
-    ``bandwidth_mbit``; ``lose`` is ``(worker, step)``: the worker dies after so many steps, before it reports the
-    last ones. ``kept`` holds the programs that the workers have built, by their names, and is brought up to date.
+    ``bandwidth_mbit``; ``lose`` is ``(worker, step)``: the worker dies after so many steps or evaluated batches, before
+    it reports the last ones. ``kept`` holds the programs that the workers have built, by their names, and is brought up
+    to date. With another ``method`` than ``fit``, ``x`` is the pytree of the data to evaluate.
     """
     emulate = {"step_ms": step_ms, "bandwidth_mbit": bandwidth_mbit}
     cluster = ClusterSpec(workers=workers, shards=shards, emulate=emulate)
-    job = _Job(model, x, y, algorithm, cluster, validation, overrides or {}, lose, fit, transport)
+    job = _Job(model, x, y, algorithm, cluster, validation, overrides or {}, lose, fit, transport, method)
     try:
         job.serve()
         return job.run({} if kept is None else kept)
@@ -109,12 +113,13 @@ def train(
 
 
 class _Job:
-    def __init__(self, model, x, y, algorithm, cluster, validation, overrides, lose, fit, transport):
+    def __init__(self, model, x, y, algorithm, cluster, validation, overrides, lose, fit, transport, method="fit"):
         self.transport = transport
         self.lose, self.steps, self.events, self.done = lose, Counter(), [], []
         self.artifacts, self.arrays = {}, {}
         size = fit.get("batch_size", 32)
-        packed = pack(model, x[:size] if y is None else (x[:size], y[:size]))
+        validation = validation if method == "fit" else x
+        packed = pack(model, _rows(x, size) if y is None else (x[:size], y[:size]), predicts=method == "predict")
         self.artifacts.update(packed.artifacts)
         self.manifest = packed.manifest
         self.spec = JobSpec(
@@ -123,6 +128,7 @@ class _Job:
             algorithm=resolve_algorithm(algorithm, **overrides),
             cluster=cluster,
             fit=FitSpec(**{"epochs": 1, "shuffle": False, **fit}),
+            method=method,
             train=self._data(x if y is None else (x, y)),
             validation=self._data(validation) if validation else None,
             attended=False,
@@ -211,6 +217,8 @@ class _Job:
         self.changed.notify_all()
 
     def _ask(self, request):
+        if self.spec.method == "predict" and request.evaluated.metrics:
+            request.evaluated.metrics = self._put(request.evaluated.metrics).encode()
         report = to_report(request)
         with self.changed:
             if self._dies(request):
@@ -222,14 +230,16 @@ class _Job:
                 self.done.append(Done(time.monotonic(), request.worker, request.epoch, samples))
             while True:
                 instruction = self.coordinator.next(request.worker, report)
-                report = None
+                report, phase = None, self.coordinator.phase
                 self._settle()
+                if self.coordinator.phase != phase:
+                    continue  # the shards are flushed
                 if not isinstance(instruction, Wait) or not request.wait_s:
                     return to_reply(instruction)
                 assert self.changed.wait(DEADLINE_S), f"{request.worker} waits for {self.coordinator.waiting_for()}"
 
     def _dies(self, request):
-        self.steps[request.worker] += len(request.finished)
+        self.steps[request.worker] += len(request.finished) + len(request.evaluated.tasks)
         return self.lose is not None and request.worker == self.lose[0] and self.steps[request.worker] >= self.lose[1]
 
     def _work(self, worker: Worker, name: str) -> None:
@@ -283,6 +293,8 @@ class _Job:
             self.coordinator.speeds(),
             [client.codecs for client in self.clients],
             [(client.bytes_sent, client.bytes_received) for client in self.clients],
+            self.coordinator.merger.metrics,
+            self.artifacts,
         )
 
     def _optimizer(self, parts) -> dict[int, np.ndarray]:
@@ -293,6 +305,10 @@ class _Job:
             whole = held[:1] if described["variable"] < 0 else held
             found[index] = np.concatenate([array.reshape(-1) for array in whole]).reshape(described["shape"])
         return found
+
+
+def _rows(tree, size):
+    return keras.tree.map_structure(lambda array: array[:size], tree)
 
 
 def flat(model) -> np.ndarray:

@@ -24,9 +24,9 @@ Y = (X @ np.arange(5, dtype="float32")[:, None] + 1).astype("float32")
 class Kept(SimulatedSession):
     """Session that keeps submission and manifest of its job."""
 
-    def _start(self, submission, manifest):
+    def start(self, submission, manifest):
         self.submission, self.manifest = submission, manifest
-        return super()._start(submission, manifest)
+        return super().start(submission, manifest)
 
     def read(self, name):
         return b"".join(content for _, content in self.submission.blobs[name].chunks())

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 MODULES = {name: f"nfdt.core.backends.{name}" for name in ("tensorflow", "jax", "torch")}
 
-StepName = Literal["train_step", "test_step"]
+StepName = Literal["train_step", "test_step", "predict_step"]
 
 
 class BackendOperations(Protocol):
@@ -27,7 +27,7 @@ class BackendOperations(Protocol):
         """Return an array, dense, sparse or ragged, as the tensor that the model's own steps expect."""
 
     def run_step(self, model: Any, step: StepName, batch: Any) -> Any:
-        """Call a step of the model with a batch of tensors, and return its logs.
+        """Call a step of the model with a batch of tensors, and return its logs, or the outputs.
 
         The caller restores the model's variables.
         """

@@ -38,9 +38,14 @@ class JaxOperations:
         return jax.numpy.array(leaf)
 
     def run_step(self, model: Any, step: StepName, batch: Any) -> Any:
-        """Call a step with the values of the model's variables; they keep them."""
-        logs, _ = getattr(model, step)(_state_of(model, step), batch)
-        return logs
+        """Call a step with the values of the model's variables, and assign those that it returns."""
+        result, state = getattr(model, step)(_state_of(model, step), batch)
+        if step == "predict_step":  # it returns the untrained ones alone
+            state = ([], state)
+        for group, values in zip(_variables_of(model, step), state, strict=True):
+            for variable, value in zip(group, values, strict=False):
+                variable.assign(value)
+        return result
 
     def trace(self, model: Any, step: StepName, batch: Any) -> None:
         """Compute the shapes of a step; an eager model runs it."""
@@ -76,11 +81,15 @@ class JaxOperations:
 
 
 def _state_of(model: Any, step: StepName) -> tuple[list[Any], ...]:
-    """Return the state that a step takes; ``test_step`` has no optimizer."""
-    groups = [model.trainable_variables, model.non_trainable_variables, model.metrics_variables]
+    """Return the state that a step takes."""
+    return tuple([variable.value for variable in group] for group in _variables_of(model, step))
+
+
+def _variables_of(model: Any, step: StepName) -> list[list[Any]]:
+    groups = [model.trainable_variables, model.non_trainable_variables]
     if step == "train_step":
-        groups.insert(2, model.optimizer.variables)
-    return tuple([variable.value for variable in group] for group in groups)
+        groups.append(model.optimizer.variables)
+    return groups if step == "predict_step" else [*groups, model.metrics_variables]
 
 
 OPERATIONS = JaxOperations()

@@ -70,16 +70,20 @@ def _zeros(shape: list[int | None], dtype: str, rows: int) -> np.ndarray[Any, An
     return np.zeros(full, dtype)
 
 
-def build_model(model: Any, batch: Any) -> None:
+def build_model(model: Any, batch: Any, *, predicts: bool = False) -> None:
     """Create the variables of model, metrics and loss; the caller creates the optimizer's.
 
     Args:
         model: A compiled Keras model.
         batch: A pytree of arrays with the shapes and dtypes of the training data; values do not matter.
+        predicts: Whether the batch has no targets, as for ``predict``; metrics and loss are not built then.
 
     Raises:
         Exception: any exception of the model's own code for such a batch, as in ``fit``.
     """
+    if predicts:
+        _trace(model, "predict_step", batch)
+        return
     # Keras also calls a model without call(), and marks it as built.
     called = overrides(model, "call") and _build_by_call(model, batch)
     if not called or (overrides(model, "train_step") and not all(layer.built for layer in flatten_layers(model))):

@@ -19,7 +19,7 @@ globals                  Keras' own settings (floatx, default dtype policy, ...)
 trainable                which layers, and which variables, are trainable
 layout                   the trainable variables, see ``ParameterLayout``
 untrained                path, shape, dtype, rule and decay of each untrained variable
-input                    the pytree, shapes and dtypes of a batch
+input                    the pytree, shapes and dtypes of a batch; ``predicts``: true if it has no targets
 versions                 versions of Python, Keras, TensorFlow
 assets                   per layer index: file name -> artifact (vocabularies)
 state, code              artifacts: safetensors, and the pickled custom objects of configurations or null
@@ -156,8 +156,8 @@ class Manifest:
         )
 
     def is_same_program(self, other: Manifest) -> bool:
-        """Whether two manifests differ in the initial state, and the outputs that belong to it, at most."""
-        mine, others = (one.with_state("").replaced(check=None) for one in (self, other))
+        """Whether two manifests differ in the initial state, its outputs, and the sample batch at most."""
+        mine, others = (one.with_state("").replaced(check=None, input=None) for one in (self, other))
         return mine.entries == others.entries
 
     # ---- code and artifacts
@@ -240,6 +240,15 @@ class Manifest:
         """Description of a batch; see ``building.describe_batch``."""
         found: Mapping[str, Any] = self.entries["input"]
         return found
+
+    @property
+    def predicts(self) -> bool:
+        """Whether the program is for ``predict`` only: its batch has no targets."""
+        return bool(self.input.get("predicts"))
+
+    def for_prediction(self) -> Manifest:
+        """Return the program for ``predict`` only."""
+        return self.replaced(input={**self.input, "predicts": True})
 
     def configurations(self) -> dict[str, Any]:
         """Return every entry that Keras deserialises, by key; None where it is missing."""

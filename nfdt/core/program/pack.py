@@ -58,18 +58,19 @@ class PackedProgram:
         return self.manifest.to_bytes()
 
 
-def pack(model: Any, sample_batch: Any) -> PackedProgram:
+def pack(model: Any, sample_batch: Any, *, predicts: bool = False) -> PackedProgram:
     """Make a program of a compiled model; build the model first if necessary.
 
     Args:
         model: The user's model.
         sample_batch: One batch as ``train_step`` will receive it: x, (x, y) or (x, y, sample_weight).
+        predicts: Whether the program is for ``predict`` only, whose batches have no targets.
 
     Raises:
         CaptureError: a part of the model cannot be sent; the message names it and the remedy.
         ValueError: Keras' own error: the model is not compiled, or its code does not fit the batch.
     """
-    prepare(model, sample_batch)
+    prepare(model, sample_batch, predicts=predicts)
     artifacts: dict[str, bytes] = {}
     manifest = _by_config(model, sample_batch) or _by_value(model, sample_batch, artifacts)
     state = _store(artifacts, _dump_state(model))
@@ -78,6 +79,7 @@ def pack(model: Any, sample_batch: Any) -> PackedProgram:
         state=state,
         check=_check(model, sample_batch, state, artifacts, may_vary=manifest.is_code),
     )
+    manifest = manifest.for_prediction() if predicts else manifest
     return PackedProgram(_normalized(manifest), artifacts, manifest.is_code)
 
 
@@ -122,7 +124,7 @@ def _check(
     return None if recorded is None else {"state": state, "artifact": _store(artifacts, recorded)}
 
 
-def prepare(model: Any, sample_batch: Any) -> None:
+def prepare(model: Any, sample_batch: Any, *, predicts: bool = False) -> None:
     """Check the model and create its and its optimizer's variables, as the first step of ``fit`` would.
 
     Raises:
@@ -131,7 +133,7 @@ def prepare(model: Any, sample_batch: Any) -> None:
     """
     require_compiled(model)
     require_one_optimizer(model)
-    build_model(model, sample_batch)
+    build_model(model, sample_batch, predicts=predicts)
     if not model.trainable_variables and not overrides(model, "train_step"):
         warnings.warn("The model does not have any trainable weights.", stacklevel=2)  # as Keras' train_step does
     build_optimizer_variables(model)

@@ -47,7 +47,7 @@ def unpack(manifest: Manifest, read: Callable[[str], bytes], *, allow_code: bool
         model = _load_by_value(program, read) if manifest.by_value else _build_from_config(program)
         load_assets(model, program.assets, read)
         if not manifest.by_value:
-            build_model(model, blank_batch(program.input))
+            build_model(model, blank_batch(program.input), predicts=program.predicts)
     _set_trainable(model, program)
     load(model, program, read)
     check_outputs(model, manifest, read)

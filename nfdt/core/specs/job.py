@@ -166,7 +166,11 @@ def check_batch_bounds(algorithm: AlgorithmSpec, batch_size: int) -> None:
 
 
 class JobSpec(_Spec):
-    """Everything that a job server needs to train; arrays and program are artifacts named by their sha256."""
+    """Everything that a job server needs to train; arrays and program are artifacts named by their sha256.
+
+    A job of another ``method`` than ``fit`` has one epoch without training steps, and then evaluates or predicts its
+    validation data. Its ``train`` is not read.
+    """
 
     name: str = Field("job", max_length=200)
     user: str = Field("", max_length=100, pattern=PRINTABLE, description="who submits it, by the client's own account")
@@ -176,6 +180,7 @@ class JobSpec(_Spec):
     code: bool = Field(False, description="the program carries pickled code: needs a server with --allow-code")
     algorithm: AlgorithmSpec
     cluster: ClusterSpec = ClusterSpec()
+    method: Literal["fit", "evaluate", "predict"] = Field("fit", description="method of Keras that the job carries out")
     fit: FitSpec
     train: DataSpec
     validation: DataSpec | None = None
@@ -197,11 +202,19 @@ class JobSpec(_Spec):
         cluster.emulate.check_counts(cluster.workers)
         return cluster
 
+    @model_validator(mode="after")
+    def _can_be_evaluated(self) -> Self:
+        data = self.validation
+        if self.method != "fit" and (data is None or data.planned is None or not self.algorithm.topology_facts.flat):
+            raise ValueError(f"method={self.method!r}: expected arrays as validation data, and independent workers")
+        return self
+
     @field_validator("fit")
     @classmethod
     def _batch_within_bounds(cls, fit: FitSpec, info: Any) -> FitSpec:
         algorithm = info.data.get("algorithm")
-        if algorithm is not None and algorithm.batch_facts.follows_speed:
+        trains = info.data.get("method") == "fit"
+        if trains and algorithm is not None and algorithm.batch_facts.follows_speed:
             check_batch_bounds(algorithm, fit.batch_size)
         return fit
 

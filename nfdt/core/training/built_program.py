@@ -9,6 +9,7 @@ from typing import Any
 from nfdt.core.keras_internals import flatten_layers
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.unpack import load
+from nfdt.core.training.predict import PredictStep
 from nfdt.core.training.steps import EvaluationStep, TrainingStep
 
 
@@ -21,16 +22,18 @@ class BuiltProgram:
         model: The model, whose optimizer records gradients.
         step: Its training step, with its traces.
         evaluate: Its evaluation step, with its traces.
+        predict: Its prediction step, with its traces.
     """
 
     manifest: Manifest
     model: Any
     step: TrainingStep
     evaluate: EvaluationStep
+    predict: PredictStep
 
     def serves(self, manifest: Manifest) -> bool:
-        """Whether a job of this manifest can use the model: the programs differ in their initial state at most."""
-        return self.manifest.is_same_program(manifest)
+        """Whether a job of this manifest can use the model: the programs differ in state and sample batch at most."""
+        return self.manifest.is_same_program(manifest) and (manifest.predicts or not self.manifest.predicts)
 
     def restart(self, manifest: Manifest, read: Callable[[str], bytes]) -> None:
         """Give the model the initial state of this manifest, as a new one would have it.

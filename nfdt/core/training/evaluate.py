@@ -1,8 +1,10 @@
-"""The user's own ``test_step`` as a function of weights and batch."""
+"""The user's own ``test_step`` and ``predict_step`` as functions of weights and batch."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import keras
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.training.flat_weights import WeightSetter
@@ -37,3 +39,25 @@ class EvaluateStep:
     def _traced(self, weights: Any, batch: Any) -> dict[str, Any]:
         self._weights(weights)
         return step_logs(self._model.test_step(batch), "test_step")
+
+
+class OutputStep:
+    """One prediction step of a model, traced once per batch signature.
+
+    Args:
+        model: A compiled, built model.
+        layout: Layout of its trainable variables.
+    """
+
+    def __init__(self, model: Any, layout: ParameterLayout) -> None:
+        self._model = model
+        self._weights = WeightSetter(model, layout)
+        self._run = direct_call(self._traced, model)
+
+    def __call__(self, weights: Any, batch: Any) -> list[Any]:
+        """Return the leaves of what ``predict_step`` returns for flat weights, shape ``(P,)``, and a batch."""
+        return list(self._run(weights, self._run.prepare(batch)))
+
+    def _traced(self, weights: Any, batch: Any) -> list[Any]:
+        self._weights(weights)
+        return list(keras.tree.flatten(self._model.predict_step(batch)))

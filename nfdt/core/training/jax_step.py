@@ -122,6 +122,30 @@ class JaxEvaluateStep:
         return flat_logs(logs, "test_step", _as_log), [*untrained, *metrics]
 
 
+class JaxOutputStep:
+    """One prediction step of a model on JAX; it leaves the model as it is.
+
+    Args:
+        model: A compiled, built model.
+        layout: Layout of its trainable variables.
+    """
+
+    def __init__(self, model: Any, layout: ParameterLayout) -> None:
+        check_layout(model, layout)
+        self._model, self._layout = model, layout
+        self._run = _compiled(self._pure, model)
+
+    def __call__(self, weights: Any, batch: Any) -> list[Any]:
+        """Return the leaves of what ``predict_step`` returns for flat weights, shape ``(P,)``, and a batch."""
+        held = [variable.value for variable in self._model.non_trainable_variables]
+        return list(self._run(weights, held, as_tensors(batch)))
+
+    def _pure(self, weights: Any, untrained: list[Any], batch: Any) -> list[Any]:
+        trainable = _unflatten(weights, self._layout, self._model.trainable_variables)
+        outputs, _ = self._model.predict_step((trainable, untrained), batch)
+        return list(keras.tree.flatten(outputs))
+
+
 class JaxRecordingOptimizer(ReplacingOptimizer):
     """An optimizer that changes no variable: it records the gradients that ``train_step`` passes to it.
 

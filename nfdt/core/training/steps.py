@@ -9,6 +9,7 @@ import keras
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import CaptureError
+from nfdt.core.training.predict import PredictStep
 from nfdt.core.training.step_result import GradientResult
 
 
@@ -91,3 +92,18 @@ def evaluation_step(model: Any, layout: ParameterLayout) -> EvaluationStep:
     from nfdt.core.training.evaluate import EvaluateStep
 
     return EvaluateStep(model, layout)
+
+
+def prediction_step(model: Any, layout: ParameterLayout) -> PredictStep:
+    """Return the prediction step of a compiled, built model."""
+    if keras.backend.backend() == "jax":
+        from nfdt.core.training.jax_step import JaxOutputStep
+
+        return PredictStep(JaxOutputStep(model, layout))
+    if keras.backend.backend() == "torch":
+        from nfdt.core.training.torch_step import TorchOutputStep
+
+        return PredictStep(TorchOutputStep(model, layout))
+    from nfdt.core.training.evaluate import OutputStep
+
+    return PredictStep(OutputStep(model, layout))

@@ -106,6 +106,26 @@ class TorchEvaluateStep:
             return flat_logs(self._run(as_tensors(batch)), "test_step", _as_log)
 
 
+class TorchOutputStep:
+    """One prediction step of a model on PyTorch.
+
+    Args:
+        model: A compiled, built model.
+        layout: Layout of its trainable variables.
+    """
+
+    def __init__(self, model: Any, layout: ParameterLayout) -> None:
+        check_layout(model, layout)
+        self._model, self._layout = model, layout
+        self._run = _compiled(model.predict_step, model)
+
+    def __call__(self, weights: Any, batch: Any) -> list[Any]:
+        """Return the leaves of what ``predict_step`` returns for flat weights, shape ``(P,)``, and a batch."""
+        _assign(weights, self._model, self._layout)
+        with torch.no_grad():
+            return list(keras.tree.flatten(self._run(as_tensors(batch))))
+
+
 class TorchRecordingOptimizer(ReplacingOptimizer):
     """An optimizer that changes no variable: it records the gradients that ``train_step`` passes to it.
 

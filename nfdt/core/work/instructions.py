@@ -144,7 +144,10 @@ class EpochState:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The answer to :class:`Evaluate`: metric variables over exactly these tasks (by their numbers)."""
+    """The answer to :class:`Evaluate`: metric variables over exactly these tasks, by their numbers.
+
+    In a job that predicts, ``metrics`` are the outputs; the server stores them and replaces them by their artifact.
+    """
 
     epoch: int
     tasks: tuple[int, ...]

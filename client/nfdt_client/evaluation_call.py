@@ -1,0 +1,108 @@
+"""Calls of ``evaluate`` and ``predict``: whether the cluster can carry them out, and their data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nfdt.core.errors import UsageError
+from nfdt_client import callbacks, training_data
+from nfdt_client.training_data import Arrays
+
+_FUNCTIONS = {"evaluate": "make_test_function", "predict": "make_predict_function"}
+_HOOKS = {
+    "evaluate": ("on_test_batch_begin", "on_test_batch_end"),
+    "predict": ("on_predict_batch_begin", "on_predict_batch_end"),
+}
+
+
+class RunsHere(Exception):
+    """A call that Keras carries out in this process; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call, which the cluster can carry out.
+
+    Attributes:
+        method: ``evaluate`` or ``predict``.
+        model: The user's model.
+        arguments: Arguments by name, defaults filled in.
+        data: The data.
+    """
+
+    method: str
+    model: Any
+    arguments: Mapping[str, Any]
+    data: Arrays
+
+
+def check_call(method: str, model: Any, arguments: Mapping[str, Any]) -> None:
+    """Check everything that needs no look into the data.
+
+    Raises:
+        RunsHere: the cluster cannot carry the call out, or Keras refuses it.
+    """
+    _check_model(method, model)
+    if arguments.get("kwargs"):
+        raise RunsHere("it has arguments that Keras does not know")
+    if any(_watches(callback, _HOOKS[method]) for callback in callbacks.each(arguments["callbacks"])):
+        raise RunsHere("a callback has hooks between batches")
+    if arguments["x"] is None or not training_data.is_arrays(_data(arguments)):
+        raise RunsHere("its data are not arrays")
+
+
+def read_call(method: str, model: Any, arguments: Mapping[str, Any]) -> Call:
+    """Return a checked call with its data.
+
+    Raises:
+        RunsHere: Keras refuses the data, or they have fewer batches than ``steps``.
+    """
+    try:
+        data = training_data.read(*_data(arguments), batch_size=arguments["batch_size"], shuffle=False)
+    except UsageError as error:
+        raise RunsHere(f"Keras refuses its data: {error}") from error
+    assert isinstance(data, Arrays)
+    return Call(method, model, arguments, _cut(data, arguments["steps"], int(model.steps_per_execution or 1)))
+
+
+def _data(arguments: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    return arguments["x"], arguments.get("y"), arguments.get("sample_weight")
+
+
+def _check_model(method: str, model: Any) -> None:
+    from nfdt.core import keras_internals
+    from nfdt.core.program.compiling import overrides
+
+    if not (model.compiled and model.built and model.optimizer):
+        raise RunsHere("the model is not compiled with an optimizer, or not built")
+    if keras_internals.distribution_strategy(model) is not None:
+        raise RunsHere("the model was made under a strategy of tf.distribute")
+    name = _FUNCTIONS[method]
+    if overrides(model, name) or name in vars(model):
+        raise RunsHere(f"the model has its own {name}()")
+
+
+def _watches(callback: Any, hooks: Sequence[str]) -> bool:
+    """Whether a callback that is not Keras' own has one of these hooks."""
+    from nfdt.core import keras_internals
+
+    for method in (getattr(callback, hook) for hook in hooks):
+        of_keras = str(getattr(method, "__module__", "")).startswith("keras.")
+        if not of_keras and not keras_internals.is_default_hook(method):
+            return True
+    return False
+
+
+def _cut(data: Arrays, steps: int | None, steps_per_execution: int) -> Arrays:
+    """Return the rows that ``steps`` leave; Keras ends with whole executions."""
+    from nfdt.core import keras_internals
+
+    limit = keras_internals.limited_steps(steps)
+    if not limit:
+        return data
+    batches = -(-int(limit) // steps_per_execution) * steps_per_execution
+    if batches > data.batches:
+        raise RunsHere("it has more steps than the data have batches")
+    return data.head(batches * data.batch_size)
