@@ -6,15 +6,13 @@ from typing import Any
 
 from nfdt_client.captured import Capture
 from nfdt_client.fit_record import FitRecord
-from nfdt_client.mirror import Validation
+from nfdt_client.mirror import Validation, finalize
 from nfdt_client.options import Options
 
 _TEST_HOOKS = ("on_test_begin", "on_test_batch_begin", "on_test_batch_end", "on_test_end")
 # Keras' own callbacks that neither read the weights nor change them.
-_BLIND = (
-    *("ProgbarLogger", "History", "CSVLogger", "TerminateOnNaN"),
-    *("LearningRateScheduler", "ReduceLROnPlateau", "RemoteMonitor"),
-)
+_BLIND = ("ProgbarLogger", "History", "CSVLogger", "TerminateOnNaN", "RemoteMonitor")
+_SCHEDULERS = ("LearningRateScheduler", "ReduceLROnPlateau")
 
 
 def each(callbacks: Any) -> list[Any]:
@@ -41,12 +39,18 @@ def watches_tests(callbacks: Any) -> bool:
     return False
 
 
-def watches_weights(callbacks: Any) -> bool:
-    """Whether a callback may read or change the model between epochs."""
+def watches_weights(callbacks: Any, *, rates_are_state: bool = False) -> bool:
+    """Whether a callback may read or change the model between epochs.
+
+    Args:
+        callbacks: The callbacks.
+        rates_are_state: Whether learning rates are a part of the state, as of optimizers that step on workers.
+    """
+    blind = _BLIND if rates_are_state else (*_BLIND, *_SCHEDULERS)
     for callback in each(callbacks):
         kind = type(callback)
         own = kind.__module__.startswith("keras.")
-        if own and kind.__name__ in _BLIND:
+        if own and kind.__name__ in blind:
             continue
         if own and kind.__name__ == "EarlyStopping" and not callback.restore_best_weights:
             continue
@@ -74,8 +78,8 @@ def callback_list(captured: Capture, options: Options) -> Any:
 
 def finish_without_epochs(captured: Capture, listeners: Any) -> Any:
     """Finish a fit without epochs as Keras does: no training, no logs."""
-    if captured.epochs > 0 and captured.model.optimizer.built:
-        captured.model.optimizer.finalize_variable_values(captured.model.trainable_weights)
+    if captured.epochs > 0 and captured.model.optimizer is not None and captured.model.optimizer.built:
+        finalize(captured.model)
     listeners.on_train_end(None)
     captured.model.history.nfdt = FitRecord({}, where="nowhere", reason="no epoch is left to train")
     return captured.model.history

@@ -79,6 +79,12 @@ def begin_epoch(model: Any, callbacks: Any, epoch: int) -> None:
     callbacks.on_train_batch_begin(0)
 
 
+def finalize(model: Any) -> None:
+    """Let the model's optimizer, if it has one, finish the variables as Keras does after the last epoch."""
+    if model.optimizer is not None:
+        model.optimizer.finalize_variable_values(model.trainable_weights)
+
+
 class Mirror:
     """The client's side of one job, from its first epoch to its end.
 
@@ -99,7 +105,7 @@ class Mirror:
         self._epoch, self._steps = fit.initial_epoch, 0  # of the epoch, 0 if not known beforehand
         self._until: int | None = None  # steps after which training pauses
         self._known: State | None = None  # the cluster's state, if callbacks may change it
-        self._rate = fit.state.learning_rate
+        self._rate, self._local_rates = fit.state.learning_rate, fit.state.local_learning_rates
         self._last: Mapping[str, Any] | None = None  # the final epoch_end, kept until the result has arrived
         self._loaded = False
         self._refresh_at = 0.0
@@ -214,10 +220,10 @@ class Mirror:
     def _send_changes(self) -> None:
         """Send the cluster the changes that callbacks made to the model since the last synchronized state."""
         if self._known is not None and not self._requests.muted:
-            now = self._fit.state.read()
-            if self._fit.state.differs(self._known, now):
+            now, rates = self._fit.state.read(), self._fit.state.local_learning_rates
+            if self._fit.state.differs(self._known, now) or rates != self._local_rates:
                 self._job.set_state(now)
-            self._known = now
+            self._known, self._local_rates = now, rates
         self._send_learning_rate()
 
     def _send_learning_rate(self) -> None:
@@ -377,7 +383,7 @@ class Mirror:
             self._load(self._job.fetch(self._result.get("artifact") or self._job.result_artifact()))
         if self._last is not None:
             self._close_epoch(self._last)
-        self._model.optimizer.finalize_variable_values(self._model.trainable_weights)
+        finalize(self._model)
         self._callbacks.on_train_end(self._logs)
         record = FitRecord(self._result.get("workers") or {}, self._redone_samples)
         _warn_of_dropped(record)

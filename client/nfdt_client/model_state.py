@@ -21,14 +21,19 @@ class ModelState:
 
     Args:
         model: A built and compiled Keras model.
+        manifest: Its program; None: its only optimizer steps on shards.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, manifest: Manifest | None = None) -> None:
+        from nfdt.core.program.local_optimizers import create_variables, learning_rates, state_variables
         from nfdt.core.training.metrics import ModelMetrics
 
-        self._model = model
+        local = manifest.local_optimizers if manifest is not None else None
+        create_variables(model, local)
+        self._model, self._local = model, local is not None
         self._trainable = list(model.trainable_variables)
-        self._untrained = list(model.non_trainable_variables)
+        self._untrained = state_variables(model, manifest)
+        self._local_rates = learning_rates(model, local)
         self._metrics, self._counted = ModelMetrics(model), b""
         self._layout = ParameterLayout.of([(v.path, tuple(v.shape)) for v in self._trainable])
 
@@ -48,7 +53,7 @@ class ModelState:
                 f"The model is not the one that was trained. Expected trainable variables of the shapes "
                 f"{[slot.shape for slot in layout.slots]}. Received: {shapes}."
             )
-        return cls(model)
+        return cls(model, manifest)
 
     def read(self) -> State:
         """Return a copy of the current state."""
@@ -62,14 +67,17 @@ class ModelState:
 
         Args:
             state: The new state.
-            keep_learning_rate: Leave the optimizer's learning rate unchanged.
+            keep_learning_rate: Leave the optimizers' learning rates unchanged.
         """
+        rates = self.local_learning_rates
         arrays = self._layout.unflatten(np.asarray(state.weights))
         for variable, array in zip(self._trainable, arrays, strict=True):
             variable.assign(array)
         skip = self._learning_rate_index() if keep_learning_rate else set()
         _assign(self._optimizer_variables(), {i: a for i, a in state.optimizer.items() if i not in skip})
         _assign(self._untrained, state.untrained)
+        if keep_learning_rate:
+            _assign(self._local_rates, dict(enumerate(rates)))
         self._show_metrics(state.metrics)
 
     def metric_logs(self, logs: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,9 +95,14 @@ class ModelState:
 
     @property
     def learning_rate(self) -> float | None:
-        """The optimizer's learning rate; None if a schedule decides it."""
+        """Learning rate of the optimizer on the shards; None if there is none, or a schedule decides it."""
         variable = self._learning_rate_variable()
         return None if variable is None else float(np.asarray(variable))
+
+    @property
+    def local_learning_rates(self) -> list[float]:
+        """Learning rates of the optimizers that step on workers, of those without a schedule."""
+        return [float(np.asarray(rate)) for rate in self._local_rates]
 
     def differs(self, other: State, now: State) -> bool:
         """Whether two states of this model differ in more than the learning rate."""
@@ -100,7 +113,7 @@ class ModelState:
         )
 
     def _optimizer(self) -> Any:
-        optimizer = self._model.optimizer
+        optimizer = None if self._local else self._model.optimizer
         return getattr(optimizer, "inner_optimizer", optimizer)
 
     def _optimizer_variables(self) -> list[Any]:

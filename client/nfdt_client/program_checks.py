@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
-from nfdt.core.errors import UsageError
+from nfdt.core.errors import CaptureError, UsageError
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.sharding import why_uncuttable
+from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.job import ClusterSpec
+from nfdt.core.wire.channel import CONTROL_BYTES
 from nfdt_client.captured import Capture
 
 logger = logging.getLogger(__name__)
+
+OTHER_FIELDS_BYTES = 2**20  # of a message that contains the state of a worker
 
 
 def look_at_metrics(captured: Capture, batch: Any, *, interactive: bool) -> None:
@@ -50,3 +55,40 @@ def check_shards(model: Any, manifest: Manifest, cluster: ClusterSpec) -> None:
         "unattributed": f"the variables of {name} cannot be attributed to the model's variables",
     }[obstacle]
     raise UsageError(f"shards={cluster.shards}: expected 1, because {reason}. Remove the option shards.")
+
+
+def check_local_optimizers(model: Any, manifest: Manifest, algorithm: AlgorithmSpec) -> None:
+    """Check a model whose optimizers step on the workers.
+
+    Raises:
+        UsageError: the workers of the algorithm do not push to shards on their own.
+        CaptureError: the variables of the optimizers do not fit into a message, in which workers report them.
+    """
+    if not manifest.steps_on_workers:
+        return
+    name = f"{type(model).__name__} {model.name!r}"
+    if not algorithm.topology_facts.flat:
+        raise UsageError(
+            f"algorithm={algorithm.name!r}: expected one whose workers push to shards on their own, as 'bsp' or "
+            f"'ddc-asgd', because train_step() of {name} is more than one update by one optimizer. Ranks of an "
+            "allreduce ring or of a group compute one gradient per step."
+        )
+    from nfdt.core.program.local_optimizers import state_variables
+
+    variables = state_variables(model, manifest)
+    sizes = [math.prod(v.shape) * v.value.dtype.size for v in variables]
+    most = CONTROL_BYTES - OTHER_FIELDS_BYTES
+    if sum(sizes) > most:
+        raise CaptureError(
+            f"{name}: expected at most {most >> 20} MiB of variables of its optimizers and other untrained "
+            f"state, which every worker reports at the end of an epoch. Received: {sum(sizes) / 2**20:.0f} MiB. Use "
+            "optimizers without slots (SGD without momentum), or a smaller model."
+        )
+
+
+def algorithm_for(manifest: Manifest, algorithm: AlgorithmSpec) -> AlgorithmSpec:
+    """Return the algorithm of a program's job: workers whose optimizers step there do not turn to groups."""
+    if manifest.steps_on_workers and algorithm.plan == "topology":
+        logger.info("The job's workers push on their own: its train_step is more than one update by one optimizer.")
+        return algorithm.model_copy(update={"plan": "overlap"})
+    return algorithm

@@ -32,7 +32,7 @@ from nfdt_client.local_fit import IN_A_FIT, Fallback, LocalFits, may_train_here
 from nfdt_client.mirror import Fit, Mirror, begin_epoch
 from nfdt_client.model_state import ModelState
 from nfdt_client.options import Options
-from nfdt_client.program_checks import check_shards, look_at_metrics
+from nfdt_client.program_checks import check_local_optimizers, check_shards, look_at_metrics
 from nfdt_client.specify import Submission, specify
 from nfdt_client.tracebacks import hide_frames
 from nfdt_client.training_data import Stream
@@ -219,7 +219,8 @@ class Session:
                 captured.epochs,
                 steps_per_execution=size,
                 steps_per_epoch=captured.steps_per_epoch,
-                watches_weights=validate is not None or callbacks.watches_weights(listeners),
+                watches_weights=validate is not None
+                or callbacks.watches_weights(listeners, rates_are_state=manifest.steps_on_workers),
                 watches_batches=self.options.batch_hooks != "exact" and batch_hooks.look_at_batches(each),
                 pauses=pauses,
                 validate=validate,
@@ -262,12 +263,16 @@ class Session:
         Returns:
             The job with its artifacts, and the program's manifest.
         """
+        from nfdt.core.program.local_optimizers import merged_in_rounds
         from nfdt.core.program.pack import pack
 
         packed = pack(captured.model, batch)
+        if self.options.algorithm.consistency_facts.synchronous:
+            packed = replace(packed, manifest=merged_in_rounds(captured.model, packed.manifest))
         look_at_metrics(captured, batch, interactive=interactive)
         cluster = self.place(packed.code or captured.ships_code)
         check_shards(captured.model, packed.manifest, cluster)
+        check_local_optimizers(captured.model, packed.manifest, self.options.algorithm)
         submission = specify(
             captured, packed, self.options, cluster=cluster, initial_epoch=initial_epoch, interactive=interactive
         )

@@ -24,6 +24,7 @@ from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec
 from nfdt_client.captured import Capture
 from nfdt_client.options import Options
 from nfdt_client.placement import Choice
+from nfdt_client.program_checks import algorithm_for
 from nfdt_client.training_data import Arrays, GraphData, Indexed, Stream
 from nfdt_client.upload import Blob, array_blob
 
@@ -81,7 +82,7 @@ def specify(
         lambda: {
             "name": str(captured.model.name)[:200],
             "code": packed.code or captured.ships_code,
-            "algorithm": options.algorithm,
+            "algorithm": algorithm_for(packed.manifest, options.algorithm),
             "cluster": cluster,
             "fit": _fit_spec(captured, options, initial_epoch),
             "train": train,
@@ -111,7 +112,7 @@ def specify_evaluation(
         lambda: {
             "name": f"{model.name}.{method}"[:200],
             "code": packed.code,
-            "algorithm": options.algorithm,
+            "algorithm": algorithm_for(packed.manifest, options.algorithm),
             "cluster": cluster,
             "fit": FitSpec(epochs=1, batch_size=data.batch_size, shuffle=False),
             "train": rows,

@@ -15,8 +15,8 @@ from nfdt.core.program.pack import PackedProgram
 from nfdt.core.program.state import load_state
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.specs.presets import DEFAULT_PRESET
-from nfdt.core.training.gradient_step import GradientStep
 from nfdt.core.training.host_batches import map_arrays, rows_of
+from nfdt.core.training.steps import make_step
 from nfdt.schedulers import StepTime
 from nfdt.shard.building import build_store
 from nfdt.shard.in_process import InProcessClient
@@ -39,7 +39,7 @@ def profile(program: PackedProgram, batch: Any, *, clock: Clock | None = None, b
     manifest, read = program.manifest, program.artifacts.__getitem__
     layout, state = manifest.layout, load_state(read(manifest.state))
     model = unpack.unpack(manifest, read, allow_code=True)
-    step = GradientStep(model, layout, loss_scale=manifest.loss_scale)
+    step = make_step(model, manifest)
     gradient = np.zeros(layout.size, np.float32)
 
     def compute(samples: int) -> None:

@@ -363,6 +363,18 @@ def momentums(optimizer: Any) -> list[Any]:
     return [variable for variable in found if variable is not None]
 
 
+def moving_averages(optimizer: Any) -> dict[int, float]:
+    """Return the slots that are moving averages of gradients or of their squares, by ``id``, with their decay.
+
+    Adam, AdamW and RMSprop hold averages of squares in ``_velocities``; see also :func:`momentums`.
+    """
+    decays = {"momentum": momentums(optimizer), "beta_1": momentums(optimizer)}
+    decays |= dict.fromkeys(("beta_2", "rho"), getattr(optimizer, "_velocities", []))
+    names = {"SGD": ["momentum"], "Adam": ["beta_1", "beta_2"], "AdamW": ["beta_1", "beta_2"], "RMSprop": ["rho"]}
+    known = names.get(type(optimizer).__name__, []) if type(optimizer).__module__.startswith("keras.") else []
+    return {id(v): float(getattr(optimizer, name)) for name in known for v in decays[name] if v is not None}
+
+
 def set_path(variable: Any, path: str) -> None:
     """Set a variable's path, which its name cannot contain: ``Variable.path`` returns ``_path``."""
     variable._path = path

@@ -21,6 +21,7 @@ from nfdt.shard.engine import Engine
 from nfdt.shard.kept_engine import EngineTerms, KeptEngine
 from nfdt.shard.modes import mode_for
 from nfdt.shard.optimizer import build_optimizer
+from nfdt.shard.outer import outer_algorithm
 from nfdt.shard.sparse_store import SparseStore
 from nfdt.shard.store import ShardStore
 from nfdt.shard.table import ShardTable
@@ -65,6 +66,8 @@ def build_store(
         ProtocolError: the records belong to another number of shards.
         ShapeMismatch: the records belong to another program or rule.
     """
+    if manifest.steps_on_workers:
+        algorithm = outer_algorithm(algorithm)
     plan = make_plan(manifest, index, shards)
     weights = plan.own(state.weights)
     run = manifest.layout.cut(shards)[index]

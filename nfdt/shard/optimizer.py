@@ -147,7 +147,7 @@ def build_optimizer(
     try:
         optimizer = keras.saving.deserialize_keras_object(config, custom_objects=custom)
         with keras.saving.custom_object_scope(custom):
-            set_attributes(optimizer, manifest)
+            set_attributes(optimizer, manifest.optimizer_attributes)
     except (TypeError, ValueError) as error:
         raise UsageError(f"Optimizer {config.get('class_name')!r}: Keras cannot build it: {error}") from error
     optimizer.loss_scale_factor = None

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from nfdt.core.arrays.layout import Array
+from nfdt.core.program.local_optimizers import state_variables
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.training import data, merge, steps
@@ -43,10 +44,10 @@ class Trainer:
         self.gradient_s, self.evaluate_s, self.gradients = 0.0, 0.0, 0
         self._job = JobModel(spec, manifest, read, lambda name: data.decode_npy(read(name)))
         self.layout = self._job.layout
-        self._step = steps.gradient_step(self._job.model, self.layout, loss_scale=manifest.loss_scale)
+        self._step = steps.make_step(self._job.model, manifest)
         self._evaluate = steps.evaluation_step(self._job.model, self.layout)
         self._metrics = self._job.metrics
-        self._has_state = bool(self._job.model.non_trainable_variables)
+        self._variables = state_variables(self._job.model, manifest)
         self._initial = self._read_state()
         self.begin(spec)
 
@@ -112,12 +113,12 @@ class Trainer:
     # ---- the workers' untrained states
 
     def _take(self, worker: int, untrained: bytes) -> None:
-        if untrained and self._has_state:
+        if untrained and self._variables:
             self._load(worker)
             self._untrained[worker].write(merge.decode_arrays(untrained))
 
     def _load(self, worker: int) -> None:
-        if not self._has_state or self._loaded == worker:
+        if not self._variables or self._loaded == worker:
             return
         if self._loaded is not None:
             self._states[self._loaded] = self._read_state()
@@ -127,10 +128,10 @@ class Trainer:
             self._untrained[worker] = self._job.untrained_of(worker)
 
     def _read_state(self) -> list[Array]:
-        return [np.array(variable.numpy()) for variable in self._job.model.non_trainable_variables]
+        return [np.array(variable.numpy()) for variable in self._variables]
 
     def _write_state(self, arrays: Sequence[Array]) -> None:
-        for variable, array in zip(self._job.model.non_trainable_variables, arrays, strict=True):
+        for variable, array in zip(self._variables, arrays, strict=True):
             variable.assign(array)
 
 

@@ -109,9 +109,7 @@ class Worker:
         )
         model, layout = self._job.model, self._job.layout
         self._tables = tables
-        self._step = (
-            built.step if built else steps.gradient_step(model, layout, loss_scale=manifest.loss_scale, tables=tables)
-        )
+        self._step = built.step if built else steps.make_step(model, manifest, tables)
         self._evaluate = built.evaluate if built else steps.evaluation_step(model, layout)
         self._predict = built.predict if built else steps.prediction_step(model, layout)
         self._evaluation = Evaluation(self._job, self._evaluate, self._predict, self._advanced)

@@ -173,7 +173,7 @@ def test_a_refused_fit_loses_no_batch_of_a_generator(open_session, fake, model):
     batches = ((np.full((2, 3), i, "float32"), np.ones((2, 1), "float32")) for i in range(6))
     with open_session(fallback="local"):
         model.fit(batches, steps_per_epoch=3, epochs=2, shuffle=False, verbose=0)
-    assert seen == [0, 1, 2, 3, 4, 5]
+    assert seen == [0, 0, 1, 2, 3, 4, 5], "the step was tried on the first batch, before the refusal"
 
 
 def test_a_fit_inside_a_callback_of_a_fallback_is_keras_own(open_session, fake, model):

@@ -33,10 +33,34 @@ class BadConfig(Guarded):
         return {"units": self.nowhere}
 
 
-class Gan(Subclassed):
-    def compile(self, d_optimizer, g_optimizer):
-        super().compile()
-        self.d_optimizer, self.g_optimizer = d_optimizer, g_optimizer
+class Updating(Subclassed):
+    """Model whose step makes two updates."""
+
+    def train_step(self, data):
+        kernel, bias = self.trainable_variables[:2]
+        self.update(kernel, bias)
+        return {"loss": 0.0}
+
+    def update(self, kernel, bias):
+        for variable in (kernel, bias):
+            self.optimizer.apply([0 * variable.value], [variable])
+
+
+OUTSIDE = keras.optimizers.SGD()
+
+
+class Outside(Updating):
+    def train_step(self, data):
+        OUTSIDE.apply([data[0]], [data[0]])
+
+
+class Stranger(Updating):
+    def __init__(self, units):
+        super().__init__(units)
+        self.others = (lambda stranger: lambda: stranger)(keras.Variable(0.0, name="stranger"))
+
+    def update(self, kernel, bias):
+        self.optimizer.apply([0.0], [self.others()])
 
 
 def compiled(model, **options):
@@ -44,9 +68,26 @@ def compiled(model, **options):
     return model
 
 
-def gan():
-    model = Gan(3)
-    model.compile(keras.optimizers.SGD(), keras.optimizers.Adam())
+def outside():
+    return compiled(Outside(3))
+
+
+def stranger():
+    return compiled(Stranger(3))
+
+
+def second_part():
+    model = compiled(Updating(3))
+    model.again = model.optimizer
+    model.update = lambda kernel, bias: [model.again.apply([0 * v.value], [v]) for v in (kernel, kernel, bias)]
+    return model
+
+
+def replaced_method_of_one_of_two():
+    model = compiled(Updating(3))
+    model.other = keras.optimizers.SGD()
+    model.other.update_step = lambda gradient, variable, rate: variable.assign_sub(gradient)
+    model.update = lambda kernel, bias: model.other.apply([0 * kernel.value], [kernel])
     return model
 
 
@@ -89,7 +130,10 @@ def replaced_step():
         (lambda: compiled(keras.Sequential([Guarded(1, 2)])), CaptureError, "Guarded.*'lock'.*get_config"),
         (lambda: compiled(keras.Sequential([BadConfig(1, 2)])), CaptureError, "BadConfig.*'lock'.*get_config"),
         (replaced_step, CaptureError, "'update_step'.*subclass"),
-        (gan, CaptureError, "several optimizers.*d_optimizer, g_optimizer"),
+        (outside, CaptureError, "'OUTSIDE', a variable of the script.*self.OUTSIDE"),
+        (stranger, CaptureError, "updates 'stranger', which is not one of the model's"),
+        (second_part, CaptureError, "variables of its first update.*Received: an update of '.*bias"),
+        (replaced_method_of_one_of_two, CaptureError, "'update_step'.*subclass"),
         (unpicklable, CaptureError, "'loss'.*lock.*'guarded'"),
         (refrozen, CaptureError, r"compile\(\) again"),
         (sequential, ValueError, "compile"),

@@ -233,9 +233,12 @@ def test_gradients_reach_the_step_from_inner_graphs_and_in_parts(mode, worker, b
     ],
 )
 def test_a_train_step_that_cannot_be_distributed_is_refused_with_the_reason(mode, error, words, worker, batches):
-    there = shipped(mode, worker, batches)
-    with pytest.raises(error, match=words):
+    def train():
+        there = shipped(mode, worker, batches)
         there.step(np.asarray(there.weights), batches[0])
+
+    with pytest.raises(error, match=words):
+        train()
 
 
 def test_weights_of_another_size_are_refused(worker, batches):

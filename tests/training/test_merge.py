@@ -49,13 +49,16 @@ def test_without_any_step_the_base_is_returned():
 
 
 def test_the_other_rules():
-    rules = [{"rule": r, "decay": None} for r in ("seed", "max", "mean", "mean")]
-    base = [np.asarray([1, 0], np.uint32), np.asarray(3), np.asarray([0.0], np.float16), np.asarray([0.3], np.float32)]
+    rules = [{"rule": r, "decay": None} for r in ("seed", "max", "mean", "mean", "sum")]
+    untouched, updates = np.asarray([0.3], np.float32), np.asarray(10)
+    base = [np.asarray([1, 0], np.uint32), np.asarray(3), np.asarray([0.0], np.float16), untouched, updates]
     states = [
-        (2, 1, [np.asarray([9, 9], np.uint32), np.asarray(5), np.asarray([4.0], np.float16), base[3]]),
-        (0, 3, [np.asarray([1, 7], np.uint32), np.asarray(4), np.asarray([8.0], np.float16), base[3]]),
+        (2, 1, [np.asarray([9, 9], np.uint32), np.asarray(5), np.asarray([4.0], np.float16), untouched, updates + 1]),
+        (0, 3, [np.asarray([1, 7], np.uint32), np.asarray(4), np.asarray([8.0], np.float16), untouched, updates + 3]),
     ]
-    seed, counter, mean, untouched = merge_untrained(rules, base, states)
+    seed, counter, mean, untouched, updates = merge_untrained(rules, base, states)
+    assert updates == 14
+    assert updates.dtype == base[4].dtype
     np.testing.assert_array_equal(seed, [1, 7])
     assert counter == 5
     assert counter.shape == ()

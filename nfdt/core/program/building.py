@@ -26,7 +26,7 @@ from nfdt.core.keras_internals import (
 )
 from nfdt.core.program.batch_tensors import as_tensors
 from nfdt.core.program.compiling import overrides
-from nfdt.core.program.dry_run import without_updates
+from nfdt.core.program.dry_run import without_effects, without_updates
 from nfdt.core.program.model_metrics import leaf_metrics
 
 logger = logging.getLogger(__name__)
@@ -121,8 +121,8 @@ def _build_metrics(model: Any, batch: Any) -> None:
 
 @filter_traceback
 def _trace(model: Any, step: StepName, batch: Any) -> None:
-    """Trace a step as ``fit`` would, without an update."""
-    with without_updates(model):
+    """Trace a step as ``fit`` would, without an update; an eager model runs it, without effects."""
+    with without_effects(model) if model.run_eagerly else without_updates(model):
         current().trace(model, step, as_tensors(batch))
 
 

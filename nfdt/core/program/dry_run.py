@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from nfdt.core.backends.contract import current
+from nfdt.core.program.optimizer import own_optimizers
 from nfdt.core.program.untrained import values_of
 
 _WITHOUT_UPDATES: dict[str, Any] = {
@@ -19,23 +20,33 @@ _WITHOUT_UPDATES: dict[str, Any] = {
 
 
 @contextmanager
-def without_updates(model: Any) -> Iterator[None]:
-    """Disable the optimizer's ``apply`` and ``stateless_apply`` in the block; its variables need not exist."""
-    attributes = vars(model.optimizer)
-    held = {name: attributes[name] for name in _WITHOUT_UPDATES if name in attributes}
-    attributes.update(_WITHOUT_UPDATES)
+def replaced_method(obj: Any, name: str, method: Callable[..., Any]) -> Iterator[None]:
+    """Replace a method of one object in the block."""
+    attributes = vars(obj)
+    hidden = attributes.get(name)
+    attributes[name] = method
     try:
         yield
     finally:
-        for name in _WITHOUT_UPDATES:
-            del attributes[name]
-        attributes.update(held)
+        del attributes[name]
+        if hidden is not None:
+            attributes[name] = hidden
+
+
+@contextmanager
+def without_updates(model: Any) -> Iterator[None]:
+    """Disable ``apply`` and ``stateless_apply`` of the model's optimizers in the block; they need no variables."""
+    with ExitStack() as undo:
+        for optimizer in own_optimizers(model):
+            for name, method in _WITHOUT_UPDATES.items():
+                undo.enter_context(replaced_method(optimizer, name, method))
+        yield
 
 
 @contextmanager
 def without_effects(model: Any) -> Iterator[None]:
     """Run eagerly in the block, then restore the model's variables and reset its metrics."""
-    variables = list(model.variables)
+    variables = [*model.variables, *(v for optimizer in own_optimizers(model) for v in optimizer.variables)]
     held = values_of(variables)
     try:
         with current().without_graphs(), without_updates(model):

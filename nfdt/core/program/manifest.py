@@ -14,6 +14,8 @@ divisible                whether its options do so as well: shards may then cut 
 constraints, decay       per trainable variable
 loss_scale               null or {"initial_scale", "dynamic_growth_steps"}
 auto_scale_loss          whether the optimizer is wrapped for float16
+local_optimizers         null, or what workers need of the optimizers that step there, see ``local_optimizers.py``;
+                         ``optimizer`` then subtracts differences of weights
 tables                   trainable variables, by index, that are looked up row by row: plain embeddings
 globals                  Keras' own settings (floatx, default dtype policy, ...)
 trainable                which layers, and which variables, are trainable
@@ -40,6 +42,8 @@ from typing import Any
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import ProtocolError
 
+CODE_ENTRIES = ("code", "by_value", "optimizer_attributes", "local_optimizers")
+
 
 def _shallow(group: Any) -> dict[str, Any]:
     return {field.name: getattr(group, field.name) for field in fields(group)}
@@ -58,6 +62,7 @@ class OptimizerEntries:
     decay: Sequence[bool]
     loss_scale: Mapping[str, Any] | None
     auto_scale_loss: bool
+    local_optimizers: Sequence[Mapping[str, Any] | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -266,7 +271,7 @@ class Manifest:
 
     def code_entries(self) -> dict[str, Any]:
         """Return every entry that only a program with code may have, by key; None where it is missing."""
-        return {key: self.entries.get(key) for key in ("code", "by_value", "optimizer_attributes")}
+        return {key: self.entries.get(key) for key in CODE_ENTRIES}
 
     # ---- variables
 
@@ -352,6 +357,17 @@ class Manifest:
     def is_elementwise(self) -> bool:
         """Whether the optimizer treats every element alike."""
         return bool(self.entries.get("elementwise"))
+
+    @property
+    def local_optimizers(self) -> Sequence[Mapping[str, Any] | None] | None:
+        """Per optimizer of the model its description, or None if it does not step; None if shards have the only one."""
+        found: Sequence[Mapping[str, Any] | None] | None = self.entries.get("local_optimizers")
+        return found
+
+    @property
+    def steps_on_workers(self) -> bool:
+        """Whether workers push differences of weights, because the optimizers step there."""
+        return self.local_optimizers is not None
 
     @property
     def loss_scale(self) -> Mapping[str, Any] | None:

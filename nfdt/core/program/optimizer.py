@@ -9,8 +9,14 @@ from typing import Any
 import keras
 
 from nfdt.core.errors import CaptureError
-from nfdt.core.keras_internals import optimized_variables, public_class, serialization_lib, uses_weight_decay
-from nfdt.core.program.manifest import Manifest, OptimizerEntries
+from nfdt.core.keras_internals import (
+    flatten_layers,
+    optimized_variables,
+    public_class,
+    serialization_lib,
+    uses_weight_decay,
+)
+from nfdt.core.program.manifest import OptimizerEntries
 from nfdt.core.program.plain import is_plain
 
 GLOBAL = -1
@@ -43,28 +49,35 @@ def loss_scale(model: Any) -> dict[str, Any] | None:
     }
 
 
-def require_one_optimizer(model: Any) -> None:
-    """Refuse models that cannot be trained on shards.
+def own_optimizers(model: Any) -> list[Any]:
+    """Return the Keras optimizers of a model, each once: ``model.optimizer``, then those in attributes, by name.
 
-    Raises:
-        CaptureError: the model has no Keras optimizer, or several (a GAN).
+    Attributes of its layers count as well, and the members of lists, tuples and dictionaries.
     """
+    held = [vars(layer)[name] for layer in flatten_layers(model) for name in sorted(vars(layer))]
+    found: dict[int, Any] = {}
+    for value in [model.optimizer, *held]:
+        members = value.values() if isinstance(value, Mapping) else value
+        for member in members if isinstance(value, Mapping | list | tuple) else [value]:
+            if isinstance(member, keras.optimizers.Optimizer):
+                found.setdefault(id(member), member)
+    return list(found.values())
+
+
+def require_optimizer(model: Any) -> None:
+    """Raise CaptureError unless the model was compiled with a Keras optimizer."""
     if not isinstance(model.optimizer, keras.optimizers.Optimizer):
         raise CaptureError(
             f"{_name(model)}: expected one Keras optimizer in compile(). Received: {type(model.optimizer).__name__}."
         )
-    own = {id(model.optimizer), id(inner_optimizer(model))}
-    others = sorted(name for name, value in vars(model).items() if _holds_optimizer(value, own))
-    if others:
-        raise CaptureError(
-            f"{_name(model)}: a model that trains with several optimizers of its own (here: optimizer, "
-            f"{', '.join(others)}) cannot be distributed yet; pass the only one to super().compile(optimizer=...)."
-        )
 
 
-def _holds_optimizer(value: Any, own: set[int]) -> bool:
-    members = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
-    return any(isinstance(m, keras.optimizers.Optimizer) and id(m) not in own for m in members)
+def not_of_the_model(variable: Any) -> CaptureError:
+    """Return the error of a step that updates a variable that does not belong to its model."""
+    return CaptureError(
+        f"train_step() updates {getattr(variable, 'path', variable.name)!r}, which is not one of the model's trainable "
+        "variables. Assign the layer that owns it to an attribute of the model before compile()."
+    )
 
 
 def _name(model: Any) -> str:
@@ -101,14 +114,14 @@ def describe_optimizer(model: Any) -> OptimizerEntries:
     trainable = model.trainable_variables
     serialize = serialization_lib.serialize_keras_object
     config = serialize(optimizer)
-    probe = type(optimizer).from_config(_revived(config))
+    probe = _another(optimizer, config)
     owners = _attribute(probe, optimizer, trainable)
     attributes = _changed_attributes(optimizer, probe)
     elementwise = _is_elementwise(optimizer, owners, trainable)
     config["config"]["loss_scale_factor"] = None  # workers send gradients unscaled
     return OptimizerEntries(
         optimizer=config,
-        optimizer_attributes={name: serialize(value) for name, value in attributes.items()},
+        optimizer_attributes=_serialized(attributes),
         optimizer_variables=owners,
         elementwise=elementwise,
         divisible=elementwise and _is_alike(optimizer, trainable),
@@ -117,6 +130,25 @@ def describe_optimizer(model: Any) -> OptimizerEntries:
         loss_scale=loss_scale(model),
         auto_scale_loss=optimizer is not model.optimizer,
     )
+
+
+def describe_attributes(optimizer: Any) -> dict[str, Any]:
+    """Return the attributes that the script gave a built optimizer besides its configuration, as configurations.
+
+    Raises:
+        CaptureError: the script has replaced a method of this optimizer.
+    """
+    probe = _another(optimizer, serialization_lib.serialize_keras_object(optimizer))
+    _attribute(probe, optimizer, optimized_variables(optimizer))  # builds it
+    return _serialized(_changed_attributes(optimizer, probe))
+
+
+def _another(optimizer: Any, config: Mapping[str, Any]) -> Any:
+    return type(optimizer).from_config(_revived(config))
+
+
+def _serialized(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: serialization_lib.serialize_keras_object(value) for name, value in attributes.items()}
 
 
 def _changed_attributes(optimizer: Any, new: Any) -> dict[str, Any]:
@@ -139,9 +171,9 @@ def _changed_attributes(optimizer: Any, new: Any) -> dict[str, Any]:
     return found
 
 
-def set_attributes(optimizer: Any, manifest: Manifest) -> None:
-    """Give an optimizer made from the program's configuration the attributes that the script gave its own."""
-    for name, value in copy.deepcopy(dict(manifest.optimizer_attributes)).items():
+def set_attributes(optimizer: Any, attributes: Mapping[str, Any]) -> None:
+    """Give an optimizer made from a configuration the attributes that the script gave its own; see above."""
+    for name, value in copy.deepcopy(dict(attributes)).items():
         setattr(optimizer, name, serialization_lib.deserialize_keras_object(value, safe_mode=False))
 
 

@@ -23,6 +23,13 @@ from nfdt.core.program.compiling import describe_compilation, overrides
 from nfdt.core.program.configured import is_configured
 from nfdt.core.program.described import describe_layers, describe_value
 from nfdt.core.program.forward_check import record_outputs
+from nfdt.core.program.local_optimizers import (
+    Described,
+    describe_local_optimizers,
+    describe_optimizer_state,
+    local_entries,
+    state_variables,
+)
 from nfdt.core.program.manifest import Manifest, ModelEntries
 from nfdt.core.program.optimizer import (
     INNER_OPTIMIZER,
@@ -30,7 +37,7 @@ from nfdt.core.program.optimizer import (
     build_optimizer_variables,
     describe_optimizer,
     inner_optimizer,
-    require_one_optimizer,
+    require_optimizer,
 )
 from nfdt.core.program.policy import check_policy
 from nfdt.core.program.state import dump_state
@@ -70,10 +77,11 @@ def pack(model: Any, sample_batch: Any, *, predicts: bool = False) -> PackedProg
         CaptureError: a part of the model cannot be sent; the message names it and the remedy.
         ValueError: Keras' own error: the model is not compiled, or its code does not fit the batch.
     """
-    prepare(model, sample_batch, predicts=predicts)
+    local = prepare(model, sample_batch, predicts=predicts)
     artifacts: dict[str, bytes] = {}
-    manifest = _by_config(model, sample_batch) or _by_value(model, sample_batch, artifacts)
-    state = _store(artifacts, _dump_state(model))
+    manifest = None if local else _by_config(model, sample_batch)
+    manifest = manifest or _by_value(model, sample_batch, artifacts, local)
+    state = _store(artifacts, _dump_state(model, manifest))
     manifest = manifest.with_artifacts(
         assets=save_assets(model, lambda data: _store(artifacts, data)),
         state=state,
@@ -99,15 +107,17 @@ def _by_config(model: Any, sample_batch: Any) -> Manifest | None:
     return manifest if not found.by_name and _is_allowed(manifest) else None
 
 
-def _by_value(model: Any, sample_batch: Any, artifacts: dict[str, bytes]) -> Manifest:
-    """Return the program with the pickled model; its optimizer is a configuration, from which shards make theirs."""
+def _by_value(model: Any, sample_batch: Any, artifacts: dict[str, bytes], local: Described | None) -> Manifest:
+    """Return the program with the pickled model; its optimizer is a configuration, from which shards make theirs.
+
+    Optimizers that step on the workers, ``local``, are pickled with the model.
+    """
     found = CustomObjects()
     with collecting(found):
         compilation = describe_compilation(model, describe_value(compile_arguments(model)))
-        manifest = Manifest.of(
-            describe_layers(model), compilation, describe_optimizer(model), _describe(model, sample_batch)
-        )
-    optimizers = {id(inner_optimizer(model)): INNER_OPTIMIZER, id(model.optimizer): OPTIMIZER}
+        entries = describe_optimizer(model) if local is None else local_entries(model, local)
+        manifest = Manifest.of(describe_layers(model), compilation, entries, _describe(model, sample_batch, local))
+    optimizers = {id(inner_optimizer(model)): INNER_OPTIMIZER, id(model.optimizer): OPTIMIZER} if local is None else {}
     pickled, sources = dump_objects(model, optimizers, {id(variable) for variable in model.variables})
     custom, own = dump_objects(found.by_name) if found.by_name else (None, [])
     return manifest.with_code(
@@ -124,32 +134,40 @@ def _check(
     return None if recorded is None else {"state": state, "artifact": _store(artifacts, recorded)}
 
 
-def prepare(model: Any, sample_batch: Any, *, predicts: bool = False) -> None:
-    """Check the model and create its and its optimizer's variables, as the first step of ``fit`` would.
+def prepare(model: Any, sample_batch: Any, *, predicts: bool = False) -> Described | None:
+    """Check the model and create its and its optimizers' variables, as the first step of ``fit`` would.
+
+    Returns:
+        The optimizers that step on the workers; None if the model has one, which steps on the shards, or predicts.
 
     Raises:
         CaptureError: the model cannot be distributed.
         ValueError: Keras' own error.
     """
     require_compiled(model)
-    require_one_optimizer(model)
+    if not overrides(model, "train_step") or predicts:
+        require_optimizer(model)
     build_model(model, sample_batch, predicts=predicts)
     if not model.trainable_variables and not overrides(model, "train_step"):
         warnings.warn("The model does not have any trainable weights.", stacklevel=2)  # as Keras' train_step does
-    build_optimizer_variables(model)
+    local = None if predicts else describe_local_optimizers(model, sample_batch)
+    if local is None:
+        require_optimizer(model)
+        build_optimizer_variables(model)
+    return local
 
 
-def _describe(model: Any, sample_batch: Any) -> ModelEntries:
+def _describe(model: Any, sample_batch: Any, local: Described | None = None) -> ModelEntries:
     layers = flatten_layers(model)
     return ModelEntries(
-        tables=_tables(model, layers),
+        tables=_tables(model, layers) if local is None else [],
         globals=_globals(),
         trainable={
             "layers": [bool(layer.trainable) for layer in layers],
             "variables": [bool(v.trainable) for v in model.variables],
         },
         layout=layout_of(model).to_json(),
-        untrained=describe_untrained(model),
+        untrained=[*describe_untrained(model), *describe_optimizer_state(model, local)],
         input=describe_batch(sample_batch),
         versions={
             "python": ".".join(platform.python_version_tuple()[:2]),
@@ -195,11 +213,12 @@ def _globals() -> dict[str, Any]:
     }
 
 
-def _dump_state(model: Any) -> bytes:
+def _dump_state(model: Any, manifest: Manifest) -> bytes:
+    optimizer = [] if manifest.steps_on_workers else inner_optimizer(model).variables
     return dump_state(
         layout_of(model).flatten(values_of(model.trainable_variables)),
-        dict(enumerate(values_of(inner_optimizer(model).variables))),
-        dict(enumerate(values_of(model.non_trainable_variables))),
+        dict(enumerate(values_of(optimizer))),
+        dict(enumerate(values_of(state_variables(model, manifest)))),
     )
 
 

@@ -16,6 +16,7 @@ from nfdt.core.program.building import blank_batch, build_model
 from nfdt.core.program.code import load_code, load_objects
 from nfdt.core.program.compiling import compile_model
 from nfdt.core.program.forward_check import check_outputs
+from nfdt.core.program.local_optimizers import build_local_optimizers, state_variables
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.optimizer import INNER_OPTIMIZER, OPTIMIZER, inner_optimizer, set_attributes, unscaled
 from nfdt.core.program.policy import check_policy
@@ -49,6 +50,8 @@ def unpack(manifest: Manifest, read: Callable[[str], bytes], *, allow_code: bool
         if not manifest.by_value:
             build_model(model, blank_batch(program.input), predicts=program.predicts)
     _set_trainable(model, program)
+    if manifest.by_value and program.local_optimizers is not None:
+        build_local_optimizers(model, program.local_optimizers)
     load(model, program, read)
     check_outputs(model, manifest, read)
     return model
@@ -76,10 +79,12 @@ def _build_from_config(program: Manifest) -> Any:
 
 
 def _load_by_value(program: Manifest, read: Callable[[str], bytes]) -> Any:
-    optimizer = serialization_lib.deserialize_keras_object(program.compile_config["optimizer"], safe_mode=False)
-    inner = unscaled(optimizer)
-    set_attributes(inner, program)
-    return load_objects(program, str(program.by_value), read, {OPTIMIZER: optimizer, INNER_OPTIMIZER: inner})
+    references = {}
+    if not program.steps_on_workers:
+        optimizer = serialization_lib.deserialize_keras_object(program.compile_config["optimizer"], safe_mode=False)
+        references = {OPTIMIZER: optimizer, INNER_OPTIMIZER: unscaled(optimizer)}
+        set_attributes(references[INNER_OPTIMIZER], program.optimizer_attributes)
+    return load_objects(program, str(program.by_value), read, references)
 
 
 def _set_globals(settings: Mapping[str, Any]) -> None:
@@ -105,20 +110,21 @@ def _set_trainable(model: Any, program: Manifest) -> None:
 def _load(model: Any, program: Manifest, state: State) -> None:
     layout = program.layout
     _check_shapes("trainable", [slot.shape for slot in layout.slots], model.trainable_variables)
-    _check_shapes("untrained", [tuple(u["shape"]) for u in program.untrained], model.non_trainable_variables)
+    untrained = state_variables(model, program)
+    _check_shapes("untrained", [tuple(u["shape"]) for u in program.untrained], untrained)
     for variable, slot, value in zip(
         model.trainable_variables, layout.slots, layout.unflatten(state.weights), strict=True
     ):
         set_path(variable, slot.name)  # Keras builds a model from its configuration under other paths
         variable.assign(value)
-    for index, variable in enumerate(model.non_trainable_variables):
+    for index, variable in enumerate(untrained):
         set_path(variable, program.untrained[index]["path"])
         if index in state.untrained:
             variable.assign(state.untrained[index])
     for layer in flatten_layers(model):
         if isinstance(layer, keras.layers.Normalization):
             layer.finalize_state()  # the layer computes with a copy of its variables
-    if 0 in state.optimizer and state.optimizer[0].shape == ():
+    if 0 in state.optimizer and state.optimizer[0].shape == () and not program.steps_on_workers:
         inner_optimizer(model).variables[0].assign(np.asarray(state.optimizer[0]))  # iterations, read by train_step
 
 

@@ -1,4 +1,4 @@
-"""Assignment of a flat weight vector to a model's trainable variables, inside a traced function."""
+"""A model's trainable variables as one flat vector, inside a traced function."""
 
 from __future__ import annotations
 
@@ -41,3 +41,8 @@ class WeightSetter:
             # One slice and one assignment per variable, all of them nodes of the step's graph.
             part = tf.reshape(weights[slot.start : slot.stop], slot.shape)
             variable.value.assign(tf.cast(part, variable.value.dtype))
+
+    def read(self) -> Any:
+        """Return the current weights, shape ``(P,)``, float32."""
+        parts = [tf.reshape(tf.cast(variable.value, tf.float32), [-1]) for variable in self._variables]
+        return tf.concat(parts, 0) if parts else tf.zeros(0)

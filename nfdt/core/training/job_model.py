@@ -15,6 +15,7 @@ from nfdt.core.errors import PolicyRefused, ProtocolError
 from nfdt.core.order import order_crc
 from nfdt.core.program import unpack
 from nfdt.core.program.code import load_objects
+from nfdt.core.program.local_optimizers import optimizer_state
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.optimizer import inner_optimizer
 from nfdt.core.specs.job import JobSpec
@@ -47,7 +48,7 @@ class JobModel:
         manifest: The program.
         model: Compiled, built Keras model.
         layout: Layout of its trainable variables.
-        first_update: ``iterations`` of its optimizer at the start of the job.
+        first_update: ``iterations`` of its optimizer at the start of the job; 0 for optimizers that step on workers.
         untrained: Untrained state of the worker.
         metrics: Metrics of the model.
         train: Training data; None where the client streams batches.
@@ -70,7 +71,7 @@ class JobModel:
         self.manifest, self._owner, self._read = manifest, owner, read
         self.model = unpack.unpack(manifest, read, allow_code=spec.code) if model is None else model
         self.layout = manifest.layout
-        self.first_update = int(inner_optimizer(self.model).iterations)
+        self.first_update = 0 if manifest.steps_on_workers else int(inner_optimizer(self.model).iterations)
         self.untrained = self.untrained_of(number)
         self.metrics = ModelMetrics(self.model)
         self.train = open_source(spec.train, spec, read, open_array, open_rows or open_array, rows)
@@ -86,7 +87,8 @@ class JobModel:
 
     def untrained_of(self, number: int) -> UntrainedState:
         """Return the untrained state of the worker with this number; folds the number into the model's seeds."""
-        return UntrainedState(self.model, self.manifest.untrained_rules, worker=number)
+        optimizers = optimizer_state(self.model, self.manifest.local_optimizers)
+        return UntrainedState(self.model, self.manifest.untrained_rules, worker=number, optimizers=optimizers)
 
     def take_untrained(self, encoded: bytes) -> None:
         """Replace the untrained state, unless ``encoded`` is empty."""

@@ -6,6 +6,7 @@ rule       merged value
 ``ema``    BatchNorm's moving statistics, decay ``a``: the ``K = sum k_i`` updates of all workers in one chain
 ``seed``   worker 0's (the lowest index present); the other workers keep their own
 ``max``    counters: the elementwise maximum
+``sum``    counters of updates: ``base`` and the increases of all workers
 ``mean``   other floats: the mean weighted by the number of steps of each worker
 =========  ===================================================================================================
 
@@ -31,7 +32,7 @@ from nfdt.core.errors import ProtocolError, ShapeMismatch
 Array = npt.NDArray[Any]
 WorkerState = tuple[int, int, Sequence[Array]]
 
-RULES = ("ema", "seed", "max", "mean")
+RULES = ("ema", "seed", "max", "sum", "mean")
 
 
 def merge_untrained(
@@ -40,7 +41,7 @@ def merge_untrained(
     """Merge the workers' untrained variables.
 
     Args:
-        rules: ``{"rule": "ema" | "seed" | "max" | "mean", "decay": float | None}`` of each variable.
+        rules: ``{"rule": "ema" | "seed" | "max" | "sum" | "mean", "decay": float | None}`` of each variable.
         base: Value of each variable from which the workers started.
         states: (worker index, steps done since ``base``, the worker's variables), in any order.
 
@@ -86,6 +87,8 @@ def _merge_one(rule: Mapping[str, Any], base: Array, values: list[Array], steps:
     name = rule["rule"]
     if name == "seed":
         return values[0]
+    if name == "sum":
+        return np.asarray(base + sum(v - base for v in values), base.dtype)
     if name == "max" or base.dtype.kind in "biu":
         return np.maximum.reduce(values)
     untouched = base.tobytes()

@@ -11,6 +11,7 @@ import tensorflow as tf
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import CaptureError
 from nfdt.core.keras_internals import raw_learning_rate, variable_key
+from nfdt.core.program.optimizer import not_of_the_model
 from nfdt.core.training.loss_scale import LossScale
 
 
@@ -140,11 +141,7 @@ class _Gradients:
     def place(self, variable: Any, key: Any) -> int:
         """Return the index of a variable in the layout."""
         if key not in self._places:
-            name = getattr(variable, "path", variable.name)
-            raise CaptureError(
-                f"train_step() updates {name!r}, which is not one of the model's trainable variables. "
-                "Assign the layer that owns it to an attribute of the model before compile()."
-            )
+            raise not_of_the_model(variable)
         return self._places[key]
 
     def clear(self) -> None:

@@ -9,6 +9,7 @@ import keras
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import CaptureError
+from nfdt.core.program.manifest import Manifest
 from nfdt.core.training.predict import PredictStep
 from nfdt.core.training.step_result import GradientResult
 
@@ -77,6 +78,15 @@ def gradient_step(
     from nfdt.core.training.gradient_step import GradientStep
 
     return GradientStep(model, layout, loss_scale=loss_scale, tables=tables)
+
+
+def make_step(model: Any, manifest: Manifest, tables: Sequence[int] = ()) -> TrainingStep:
+    """Return the training step of a worker, for a program's model: one of gradients, or one that runs as it is."""
+    if manifest.steps_on_workers:
+        from nfdt.core.training.local_step import LocalStep
+
+        return LocalStep(model, manifest.layout)
+    return gradient_step(model, manifest.layout, loss_scale=manifest.loss_scale, tables=tables)
 
 
 def evaluation_step(model: Any, layout: ParameterLayout) -> EvaluationStep:

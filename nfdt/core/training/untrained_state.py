@@ -26,13 +26,16 @@ class UntrainedState:
         model: A built model with the program's state.
         rules: Merge rule of each variable; see :attr:`nfdt.core.program.manifest.Manifest.untrained_rules`.
         worker: Index of this worker.
+        optimizers: Variables of optimizers that step on the workers; they follow the model's in the program.
 
     Raises:
         ShapeMismatch: the model has another number of untrained variables than the program.
     """
 
-    def __init__(self, model: Any, rules: Sequence[Mapping[str, Any]], *, worker: int) -> None:
-        self._variables = list(model.non_trainable_variables)
+    def __init__(
+        self, model: Any, rules: Sequence[Mapping[str, Any]], *, worker: int, optimizers: Sequence[Any] = ()
+    ) -> None:
+        self._variables = [*model.non_trainable_variables, *optimizers]
         self._rules = [entry["rule"] for entry in rules]
         self._worker = worker
         if len(self._variables) != len(self._rules):

@@ -1,0 +1,140 @@
+"""Effects of one ``train_step`` on the trainable variables: which optimizers it applies, and what it assigns."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+
+from nfdt.core.backends.contract import current
+from nfdt.core.errors import CaptureError
+from nfdt.core.keras_internals import filter_traceback, optimized_variables, variable_key
+from nfdt.core.program.batch_tensors import as_tensors
+from nfdt.core.program.dry_run import replaced_method, without_effects
+from nfdt.core.program.optimizer import not_of_the_model, own_optimizers, unscaled
+
+
+@dataclass(frozen=True)
+class Application:
+    """One call of an optimizer's ``apply``.
+
+    Attributes:
+        optimizer: The optimizer.
+        variables: Trainable variables that the call names, by index; also those without a gradient.
+        repeats: Whether the call is the body of a loop of the graph.
+    """
+
+    optimizer: Any
+    variables: list[int]
+    repeats: bool
+
+
+@dataclass(frozen=True)
+class StepEffects:
+    """Effects of one step.
+
+    Attributes:
+        applied: Calls of optimizers, in order.
+        assigned: Trainable variables that the step itself assigns, by index.
+    """
+
+    applied: list[Application] = field(default_factory=list)
+    assigned: set[int] = field(default_factory=set)
+
+    def applications(self, optimizer: Any) -> list[Application]:
+        """Return the calls of one optimizer."""
+        return [call for call in self.applied if call.optimizer is optimizer]
+
+    def is_one_update(self, model: Any) -> bool:
+        """Return whether one gradient for each trainable variable, given to the model's optimizer, does the same."""
+        seen: set[int] = set()
+        for call in self.applied:
+            if call.optimizer is not model.optimizer or call.repeats or seen.intersection(call.variables):
+                return False
+            seen.update(call.variables)
+        return not self.assigned
+
+
+def trace_step(model: Any, batch: Any) -> StepEffects:
+    """Trace ``train_step`` as ``fit`` would, without an update; an eager model runs it, without effects.
+
+    Args:
+        model: A compiled, built model.
+        batch: A batch as ``train_step`` receives it.
+
+    Raises:
+        CaptureError: the step uses an optimizer that is no attribute of the model, or updates another variable.
+        Exception: any exception of the model's own code for such a batch, as in ``fit``.
+    """
+    _refuse_optimizers_outside(model)
+    effects = StepEffects()
+    with ExitStack() as undo:
+        if model.run_eagerly:
+            undo.enter_context(without_effects(model))
+        for optimizer in own_optimizers(model):
+            undo.enter_context(replaced_method(optimizer, "apply", _recorded(model, optimizer, effects.applied)))
+        for place, variable in enumerate(model.trainable_variables):
+            assigned = _assigned(variable.assign, place, effects.assigned)
+            undo.enter_context(replaced_method(variable, "assign", assigned))
+        _run(model, as_tensors(batch))
+    return effects
+
+
+@filter_traceback
+def _run(model: Any, batch: Any) -> None:
+    current().trace(model, "train_step", batch)
+
+
+def _recorded(model: Any, optimizer: Any, applied: list[Application]) -> Callable[..., None]:
+    places = {variable_key(optimizer, variable): place for place, variable in enumerate(model.trainable_variables)}
+
+    def apply(grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        if not len(list(grads)):  # a model without trainable variables
+            return
+        named = optimized_variables(unscaled(optimizer)) if trainable_variables is None else list(trainable_variables)
+        for variable in named:
+            if variable_key(optimizer, variable) not in places:
+                raise not_of_the_model(variable)
+        applied.append(Application(optimizer, [places[variable_key(optimizer, v)] for v in named], _is_in_a_loop()))
+
+    return apply
+
+
+def _assigned(assign: Callable[..., Any], place: int, found: set[int]) -> Callable[..., Any]:
+    def recorded(value: Any) -> Any:
+        found.add(place)
+        return assign(value)
+
+    return recorded
+
+
+def _is_in_a_loop() -> bool:
+    """Return whether the graph that is being built is, or is within, the body of a ``tf.while_loop``."""
+    import tensorflow as tf
+
+    graph: Any = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        if type(graph).__name__ == "WhileBodyFuncGraph":
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
+def _refuse_optimizers_outside(model: Any) -> None:
+    """Raise CaptureError if ``train_step`` names an optimizer of the script that is no attribute of the model."""
+    own = {id(optimizer) for optimizer in own_optimizers(model)}
+    step = inspect.unwrap(getattr(model.train_step, "__func__", model.train_step))
+    if not inspect.isfunction(step):
+        return
+    names = inspect.getclosurevars(step)
+    for name, value in {**names.globals, **names.nonlocals}.items():
+        if isinstance(value, keras.optimizers.Optimizer) and id(value) not in own:
+            raise CaptureError(
+                f"{type(model).__name__} {model.name!r}: expected optimizers that are attributes of the model. "
+                f"Received: a train_step() that uses {name!r}, a variable of the script, whose state would not come "
+                f"back. Assign it before fit, as in model.{name} = {name}, and use self.{name}."
+            )
