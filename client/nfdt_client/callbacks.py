@@ -58,6 +58,11 @@ def watches_weights(callbacks: Any, *, rates_are_state: bool = False) -> bool:
     return False
 
 
+def schedulers(callbacks: Any) -> list[str]:
+    """Return the names of Keras' callbacks that set the learning rate of the model's optimizer."""
+    return [type(callback).__name__ for callback in each(callbacks) if type(callback).__name__ in _SCHEDULERS]
+
+
 def callback_list(captured: Capture, options: Options) -> Any:
     """Return Keras' own CallbackList, as ``fit`` makes it."""
     from keras import callbacks as keras_callbacks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from nfdt.core.errors import CaptureError, UsageError
@@ -57,11 +58,19 @@ def check_shards(model: Any, manifest: Manifest, cluster: ClusterSpec) -> None:
     raise UsageError(f"shards={cluster.shards}: expected 1, because {reason}. Remove the option shards.")
 
 
-def check_local_optimizers(model: Any, manifest: Manifest, algorithm: AlgorithmSpec) -> None:
+def check_local_optimizers(
+    model: Any, manifest: Manifest, algorithm: AlgorithmSpec, schedulers: Sequence[str] = ()
+) -> None:
     """Check a model whose optimizers step on the workers.
 
+    Args:
+        model: The model.
+        manifest: Its program.
+        algorithm: Algorithm of the job.
+        schedulers: Callbacks of a detached job that set the learning rate, by name.
+
     Raises:
-        UsageError: the workers of the algorithm do not push to shards on their own.
+        UsageError: the workers of the algorithm do not push to shards on their own, or there are such callbacks.
         CaptureError: the variables of the optimizers do not fit into a message, in which workers report them.
     """
     if not manifest.steps_on_workers:
@@ -72,6 +81,11 @@ def check_local_optimizers(model: Any, manifest: Manifest, algorithm: AlgorithmS
             f"algorithm={algorithm.name!r}: expected one whose workers push to shards on their own, as 'bsp' or "
             f"'ddc-asgd', because train_step() of {name} is more than one update by one optimizer. Ranks of an "
             "allreduce ring or of a group compute one gradient per step."
+        )
+    if schedulers:
+        raise UsageError(
+            f"submit: expected no callback that sets the learning rate, because the optimizers of {name} step on the "
+            f"workers. Received: {', '.join(schedulers)}. Use schedules in the optimizers, or nfdt.distribute."
         )
     from nfdt.core.program.local_optimizers import state_variables
 

@@ -272,7 +272,8 @@ class Session:
         look_at_metrics(captured, batch, interactive=interactive)
         cluster = self.place(packed.code or captured.ships_code)
         check_shards(captured.model, packed.manifest, cluster)
-        check_local_optimizers(captured.model, packed.manifest, self.options.algorithm)
+        detached = [] if interactive else callbacks.schedulers(captured.arguments["callbacks"])
+        check_local_optimizers(captured.model, packed.manifest, self.options.algorithm, detached)
         submission = specify(
             captured, packed, self.options, cluster=cluster, initial_epoch=initial_epoch, interactive=interactive
         )

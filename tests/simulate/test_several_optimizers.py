@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-from nfdt_client import program_checks
+from nfdt_client import callbacks, program_checks
 
 from nfdt.core.errors import CaptureError, UsageError
 from nfdt.core.program.pack import pack
@@ -120,6 +120,13 @@ def test_a_second_fit_goes_on_with_the_state_of_the_optimizers():
 def test_ranks_refuse_a_model_whose_optimizers_step_on_workers(algorithm):
     with pytest.raises(UsageError, match=r"expected one whose workers push.*Gan 'gan"):
         distributed(gan(), 2, algorithm)
+
+
+def test_a_detached_job_refuses_callbacks_that_set_the_rate_of_the_shards():
+    manifest = pack(gan(), X[:BATCH]).manifest
+    found = callbacks.schedulers([keras.callbacks.ReduceLROnPlateau(), keras.callbacks.History()])
+    with pytest.raises(UsageError, match=r"submit: expected no callback.*ReduceLROnPlateau\."):
+        program_checks.check_local_optimizers(gan(), manifest, resolve_algorithm("asgd"), found)
 
 
 def test_auto_does_not_turn_to_groups():
