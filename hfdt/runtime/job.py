@@ -209,7 +209,8 @@ class RingJob:
             return ins.Report()
         states = [(rank, steps[rank], arrays) for rank, arrays in enumerate(untrained)]
         merged = merge.merge_untrained(self._rules, self._base, states) if self._rules else []
-        encoded, counted = merge.encode_arrays(merged), merge_metric_states(metrics)
+        encoded = merge.encode_changed(merged, self._base) if merged else b""
+        counted = merge_metric_states(metrics)
         return ins.Report(epoch_state=ins.EpochState(collect.epoch, encoded, counted, max(steps)))
 
     def _epoch_metrics(self) -> list[bytes]:

@@ -115,7 +115,7 @@ class Trainer:
     def _take(self, worker: int, untrained: bytes) -> None:
         if untrained and self._variables:
             self._load(worker)
-            self._untrained[worker].write(merge.decode_arrays(untrained))
+            self._untrained[worker].take(untrained)
 
     def _load(self, worker: int) -> None:
         if not self._variables or self._loaded == worker:

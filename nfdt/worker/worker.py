@@ -20,7 +20,7 @@ from nfdt.core.arrays.table_rows import RowVector
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.emulation import Emulation
 from nfdt.core.specs.job import JobSpec
-from nfdt.core.training import merge, steps
+from nfdt.core.training import steps
 from nfdt.core.training.built_program import BuiltProgram, is_reusable
 from nfdt.core.training.data import RowArray
 from nfdt.core.training.job_model import JobModel
@@ -285,7 +285,7 @@ class Worker:
     def _on_collect_state(self, collect: ins.CollectState) -> ins.Report:
         self._pipeline.forget()  # the weights may be replaced before training continues
         self._job.end_epoch(collect)
-        untrained = merge.encode_arrays(self._job.untrained.read())
+        untrained = self._job.untrained.encode()
         state = ins.EpochState(collect.epoch, untrained, self._job.metrics.collect(), self._epoch_steps)
         return ins.Report(epoch_state=state)
 

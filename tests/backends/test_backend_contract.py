@@ -47,6 +47,7 @@ def test_each_report_is_of_its_backend_which_needs_no_other(reports):
         assert report["tensorflow"] == (name == "tensorflow")
 
 
+@pytest.mark.feature("Keras on PyTorch", area="Launchers and environments", note="proved where PyTorch is installed")
 @pytest.mark.parametrize("mode", MODES)
 def test_training_on_the_gradients_equals_keras(report, mode):
     found = report["training"][mode]

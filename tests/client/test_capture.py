@@ -225,7 +225,7 @@ def test_validation_arrays_go_with_the_job_others_stay(read):
     assert captured.local_validation is not None
 
 
-@pytest.mark.feature("`validation_steps`", area="Arguments of fit")
+@pytest.mark.feature("`validation_steps`", area="Fit, evaluate and predict")
 def test_validation_steps_cut_the_validation_data(read):
     captured = read(X, Y, batch_size=2, validation_data=(X, Y), validation_steps=3)
     assert captured.validation.samples == 6

@@ -96,7 +96,7 @@ def test_callbacks_see_what_they_see_in_keras(session, fake, model):
     assert history is model.history
 
 
-@pytest.mark.feature("Trained weights in the script's own model", area="Arguments of fit")
+@pytest.mark.feature("Trained weights in the script's own model", area="Fit, evaluate and predict")
 def test_the_result_is_in_the_same_objects(session, fake, model):
     optimizer, kernel = model.optimizer, model.layers[0].kernel
     before = np.asarray(kernel).copy()
@@ -106,7 +106,7 @@ def test_the_result_is_in_the_same_objects(session, fake, model):
     assert np.allclose(np.asarray(kernel).copy(), before + 3)
 
 
-@pytest.mark.feature("`validation_data` of arrays, on the workers", area="Arguments of fit")
+@pytest.mark.feature("`validation_data` of arrays, on the workers", area="Fit, evaluate and predict")
 def test_validation_of_the_workers_reaches_history_and_hooks(session, fake, model):
     fake.jobs.val_logs = lambda epoch: {"loss": 5.0, "mae": 6.0}
     steps = []
@@ -119,7 +119,7 @@ def test_validation_of_the_workers_reaches_history_and_hooks(session, fake, mode
 
 
 @pytest.mark.feature(
-    "`validation_data` of generators and datasets", area="Arguments of fit", note="evaluated in the script"
+    "`validation_data` of generators and datasets", area="Fit, evaluate and predict", note="evaluated in the script"
 )
 def test_other_validation_data_are_evaluated_here_on_each_epoch_s_weights(session, fake, model):
     def endless():
@@ -134,7 +134,7 @@ def test_other_validation_data_are_evaluated_here_on_each_epoch_s_weights(sessio
         assert loss == pytest.approx(model.evaluate(X, Y, verbose=0)[0])
 
 
-@pytest.mark.feature("`validation_freq`", area="Arguments of fit")
+@pytest.mark.feature("`validation_freq`", area="Fit, evaluate and predict")
 def test_validation_freq_is_kept(session, fake, model):
     data = keras.src.utils.module_utils.tensorflow.data.Dataset.from_tensors((X, Y))
     history = model.fit(X, Y, epochs=4, verbose=0, validation_data=data, validation_freq=2)
@@ -261,7 +261,7 @@ def test_tensorboard_gets_its_summaries(session, fake, model, tmp_path):
     assert sorted(path.name for path in (tmp_path / "board").iterdir()) == ["train", "validation"]
 
 
-@pytest.mark.feature("Progress bar (`verbose`)", area="Arguments of fit")
+@pytest.mark.feature("Progress bar (`verbose`)", area="Fit, evaluate and predict")
 def test_the_progress_bar_counts_the_steps_of_the_cluster(session, fake, model, capsys):
     fake.jobs.steps = 6
     model.fit(X, Y, batch_size=2, epochs=2)
@@ -270,7 +270,7 @@ def test_the_progress_bar_counts_the_steps_of_the_cluster(session, fake, model, 
     assert "6/6" in out
 
 
-@pytest.mark.feature("`steps_per_execution`", area="Arguments of fit")
+@pytest.mark.feature("`steps_per_execution`", area="Fit, evaluate and predict")
 def test_steps_per_execution_groups_the_batch_hooks(session, fake, model):
     model.compile("sgd", "mse", steps_per_execution=3)
     recorder = EpochHookLog()
@@ -283,7 +283,7 @@ def test_steps_per_execution_groups_the_batch_hooks(session, fake, model):
     ]
 
 
-@pytest.mark.feature("`initial_epoch`, and one `fit` after the other", area="Arguments of fit")
+@pytest.mark.feature("`initial_epoch`, and one `fit` after the other", area="Fit, evaluate and predict")
 def test_initial_epoch_and_two_fits_in_a_row(session, fake, model):
     before = model.get_weights()[0]
     assert model.fit(X, Y, initial_epoch=1, epochs=3, verbose=0).epoch == [1, 2]

@@ -66,6 +66,7 @@ def worst(one, other) -> float:
     return max(float(np.max(np.abs(np.subtract(a, b)))) for a, b in zip(one, other, strict=True))
 
 
+@pytest.mark.feature("Keras on JAX", area="Launchers and environments")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_script_on_another_backend_trains_as_on_one_machine(run_script, backend):
     source = TRAINING.format(backend=backend)
@@ -78,6 +79,7 @@ def test_a_script_on_another_backend_trains_as_on_one_machine(run_script, backen
         assert trained["history"][name] == pytest.approx(values, abs=1e-4)
 
 
+@pytest.mark.feature("Workers of one job on TensorFlow and JAX", area="Launchers and environments")
 def test_workers_of_one_job_are_on_several_backends_and_the_result_is_that_of_one(run_script, tmp_path):
     cluster = start_server(tmp_path)
     workers = [start_workers(cluster, 1, "--name", name, "--backend", name) for name in ("jax", "tensorflow")]

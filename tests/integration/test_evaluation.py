@@ -71,6 +71,7 @@ def evaluate(classifier):
     return run
 
 
+@pytest.mark.feature("`evaluate` on workers", area="Fit, evaluate and predict")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_metrics_are_those_of_keras(classifier, expected, evaluate, workers):
     outcome = evaluate(workers=workers)
@@ -98,6 +99,7 @@ def test_batch_sizes_of_training_do_not_bind_an_evaluation(classifier, expected,
     assert logs(classifier, outcome) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.feature("`predict` on workers", area="Fit, evaluate and predict")
 @pytest.mark.parametrize("most", [1, 2**20])
 def test_predictions_are_those_of_keras_bit_by_bit(several_outputs, monkeypatch, most):
     monkeypatch.setattr(evaluation, "OUTPUT_BYTES", most)

@@ -144,7 +144,7 @@ def test_training_goes_on_locally_where_the_cluster_stopped(outcome):
     assert outcome["continued"] < 1e-4
 
 
-@pytest.mark.feature("`class_weight`", "`validation_split`", "`steps_per_epoch`", area="Arguments of fit")
+@pytest.mark.feature("`class_weight`", "`validation_split`", "`steps_per_epoch`", area="Fit, evaluate and predict")
 def test_class_weight_validation_split_and_steps_mean_what_they_mean_in_keras(outcome):
     assert outcome["keys"]
     assert outcome["arguments"] < 1e-4

@@ -43,11 +43,12 @@ print(json.dumps(dict(
 """
 
 
+@pytest.mark.feature("Several optimizers in one model (GAN), on several workers", area="Models")
 def test_two_workers_train_a_gan(run_script):
     got = answer(run_script(SCRIPT))
     assert len(got["workers"]) == 2
     assert all(got["workers"].values()), "both have trained"
-    assert got["after"] < 2 * got["before"], "in plain Keras it is 0.5 to 1.3 times as much after these epochs"
+    assert got["after"] < 2 * got["before"]
     assert got["updates"] == [3 * 12 * 16, 12 * 16]
     assert got["rates"] == pytest.approx([0.001, 0.002])
     assert got["slots"] > 0

@@ -115,9 +115,6 @@ def replaced_step():
 
 
 @pytest.mark.feature(
-    "Several optimizers in one model (GAN)", area="Models", status="not yet", note="train each part with its own `fit`"
-)
-@pytest.mark.feature(
     "Locks, files or sessions in layers with an incomplete configuration",
     "float64 weights",
     area="Models",

@@ -33,6 +33,9 @@ def same(model, plain):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6, err_msg=f"{name} {one.path}")
 
 
+@pytest.mark.feature(
+    "Optimizers applied several times in a step, moving averages of weights (WGAN-GP, DDIM)", area="Models"
+)
 @pytest.mark.parametrize(
     ("make", "algorithm"),
     [

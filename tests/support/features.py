@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "what_works.md"
 MARK = "pytest.mark.feature"
 
 AREAS = (
-    *("Models", "Losses and metrics", "Optimizers", "Data", "Arguments of fit", "Callbacks", "Detached jobs"),
+    *("Models", "Losses and metrics", "Optimizers", "Data", "Fit, evaluate and predict", "Callbacks", "Detached jobs"),
     *("Algorithms", "Launchers and environments", "Failures"),
 )
 STATUSES = ("works", "refused", "not yet")

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nfdt.core.errors import ProtocolError, ShapeMismatch
-from nfdt.core.training.merge import RULES, decode_arrays, encode_arrays, merge_untrained
+from nfdt.core.training.merge import LARGE_BYTES, RULES, decode_arrays, encode_arrays, encode_changed, merge_untrained
 
 EMA = {"rule": "ema", "decay": 0.9}
 
@@ -78,3 +78,15 @@ def test_lists_of_arrays_travel_in_order():
     assert decode_arrays(b"") == decode_arrays(encode_arrays([])) == []
     with pytest.raises(ProtocolError):
         decode_arrays(b"nonsense")
+
+
+def test_large_arrays_that_did_not_change_are_left_out_and_come_back():
+    frozen, moving, small = np.arange(LARGE_BYTES, dtype="f4"), np.zeros(LARGE_BYTES, "f4"), np.ones(3)
+    after = [frozen.copy(), moving + 1, small]
+    encoded = encode_changed(after, [frozen, moving, small])
+    assert len(encoded) < 2 * frozen.nbytes
+    decoded = decode_arrays(encoded, [frozen, moving, small])
+    assert decoded[0] is frozen
+    np.testing.assert_array_equal(decoded[1], after[1])
+    with pytest.raises(ProtocolError):
+        decode_arrays(encoded)

@@ -19,7 +19,7 @@ from nfdt.core.program.local_optimizers import optimizer_state
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.optimizer import inner_optimizer
 from nfdt.core.specs.job import JobSpec
-from nfdt.core.training import data, merge
+from nfdt.core.training import data
 from nfdt.core.training.epoch_callbacks import SCHEDULE, EpochCallbacks, EpochEnd
 from nfdt.core.training.graph_source import GraphSource
 from nfdt.core.training.metrics import ModelMetrics
@@ -93,7 +93,7 @@ class JobModel:
     def take_untrained(self, encoded: bytes) -> None:
         """Replace the untrained state, unless ``encoded`` is empty."""
         if encoded:
-            self.untrained.write(merge.decode_arrays(encoded))
+            self.untrained.take(encoded)
 
     # ---- data
 

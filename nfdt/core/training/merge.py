@@ -20,7 +20,7 @@ If one worker did all the steps, the result is its own state bit for bit, whatev
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ from nfdt.core.errors import ProtocolError, ShapeMismatch
 
 Array = npt.NDArray[Any]
 WorkerState = tuple[int, int, Sequence[Array]]
+
+LARGE_BYTES = 2**16
 
 RULES = ("ema", "seed", "max", "sum", "mean")
 
@@ -65,18 +67,39 @@ def merge_untrained(
     ]
 
 
-def encode_arrays(arrays: Sequence[Any]) -> bytes:
-    """Encode a list of arrays as safetensors with the names "0", "1", ..."""
-    return dump_arrays({str(i): array for i, array in enumerate(arrays)})
+def encode_arrays(arrays: Sequence[Any], left_out: Collection[int] = ()) -> bytes:
+    """Encode a list of arrays as safetensors with the names "0", "1", ..., without those of some indices."""
+    return dump_arrays({str(i): array for i, array in enumerate(arrays) if i not in left_out})
 
 
-def decode_arrays(data: bytes) -> list[Array]:
-    """Inverse of :func:`encode_arrays`; empty data is an empty list.
+def encode_changed(arrays: Sequence[Any], base: Sequence[Any]) -> bytes:
+    """Encode arrays without the large ones that are equal to those of ``base``, such as frozen weights."""
+    return encode_arrays(arrays, unchanged(arrays, base))
+
+
+def unchanged(arrays: Sequence[Any], base: Sequence[Any]) -> set[int]:
+    """Return the indices of large arrays that have the bytes of those of ``base``."""
+    return {
+        i for i, (array, held) in enumerate(zip(arrays, base, strict=True)) if is_large(array) and _same(array, held)
+    }
+
+
+def is_large(array: Any) -> bool:
+    """Return whether an array is worth leaving out of a message that need not have it."""
+    return bool(np.asarray(array).nbytes >= LARGE_BYTES)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+def decode_arrays(data: bytes, base: Sequence[Any] = ()) -> list[Any]:
+    """Inverse of :func:`encode_arrays`; those left out are taken from ``base``. Empty data is an empty list.
 
     Raises:
         ProtocolError: the data is not safetensors, or has names other than "0", "1", ...
     """
-    named = load_arrays(data) if data else {}
+    named = {**{str(i): array for i, array in enumerate(base)}, **load_arrays(data)} if data else {}
     try:
         return [named[str(i)] for i in range(len(named))]
     except KeyError:
@@ -91,8 +114,7 @@ def _merge_one(rule: Mapping[str, Any], base: Array, values: list[Array], steps:
         return np.asarray(base + sum(v - base for v in values), base.dtype)
     if name == "max" or base.dtype.kind in "biu":
         return np.maximum.reduce(values)
-    untouched = base.tobytes()
-    if all(v.tobytes() == untouched for v in values):
+    if all(_same(v, base) for v in values):
         return base
     wide = [v.astype(np.float64) for v in values]
     start = base.astype(np.float64)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nfdt.core.errors import ShapeMismatch
+from nfdt.core.training.merge import decode_arrays, encode_arrays, is_large
 
 Array = npt.NDArray[Any]
 
@@ -46,6 +48,7 @@ class UntrainedState:
         if worker > 0:
             for variable in self._of_rule("seed"):
                 variable.assign(fold_seed(_value(variable), worker))
+        self._given = _digests(self.read())
 
     def _of_rule(self, rule: str) -> list[Any]:
         return [v for v, r in zip(self._variables, self._rules, strict=True) if r == rule]
@@ -54,13 +57,28 @@ class UntrainedState:
         """Return the values, in order."""
         return [_value(variable) for variable in self._variables]
 
-    def write(self, arrays: Sequence[Array]) -> None:
-        """Assign merged values; seeds only on worker 0, which they belong to.
+    def encode(self) -> bytes:
+        """Return the values as safetensors, without large ones that are as they were given."""
+        arrays = self.read()
+        now = _digests(arrays)
+        return encode_arrays(arrays, [i for i, digest in now.items() if digest == self._given[i]])
+
+    def take(self, encoded: bytes) -> None:
+        """Assign merged values from safetensors, which lacks large ones that have never changed.
+
+        Raises:
+            ShapeMismatch: the number or a shape of the arrays differs.
+        """
+        self.write(decode_arrays(encoded, [None] * len(self._variables)))
+
+    def write(self, arrays: Sequence[Array | None]) -> None:
+        """Assign merged values, except those that are None; seeds only on worker 0, which they belong to.
 
         Raises:
             ShapeMismatch: the number or a shape of the arrays differs.
         """
         _assign(self._variables, arrays, keep=[r == "seed" and self._worker > 0 for r in self._rules])
+        self._given |= _digests(arrays)
 
 
 def fold_seed(state: Array, index: int) -> Array:
@@ -70,18 +88,24 @@ def fold_seed(state: Array, index: int) -> Array:
     return np.asarray([folded, state[1]], state.dtype)
 
 
+def _digests(arrays: Sequence[Array | None]) -> dict[int, bytes]:
+    """Return a digest of the bytes of each large array, by index."""
+    large = {i: np.ascontiguousarray(array) for i, array in enumerate(arrays) if array is not None and is_large(array)}
+    return {i: hashlib.blake2b(array.view(np.uint8).data, digest_size=16).digest() for i, array in large.items()}
+
+
 def _value(variable: Any) -> Array:
     return np.asarray(variable.numpy())
 
 
-def _assign(variables: Sequence[Any], arrays: Sequence[Array], keep: Sequence[bool]) -> None:
+def _assign(variables: Sequence[Any], arrays: Sequence[Array | None], keep: Sequence[bool]) -> None:
     expected = [tuple(int(n) for n in v.shape) for v in variables]
-    received = [np.shape(a) for a in arrays]
+    received = [expected[i] if a is None else np.shape(a) for i, a in enumerate(arrays)]
     if expected != received:
         raise ShapeMismatch(
             f"Expected {len(expected)} arrays of shapes {expected[:8]}. Received: {len(received)}: {received[:8]}. "
             "The sender runs another model."
         )
     for variable, array, kept in zip(variables, arrays, keep, strict=True):
-        if not kept:
+        if not kept and array is not None:
             variable.assign(array)
