@@ -136,6 +136,14 @@ class JobHandle:
             TimeoutError: it has not ended within ``timeout_s`` seconds.
             JobFailed, JobCancelled, or the exception of a worker's code: it ended without success.
         """
+        return self._fetch(*self._wait(timeout_s))
+
+    @hide_frames
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait for the job's end without fetching its result; the errors are those of :meth:`result`."""
+        self._wait(timeout_s)
+
+    def _wait(self, timeout_s: float | None) -> tuple[dict[str, Any], dict[str, list[HistoryValue]]]:
         history: dict[str, list[HistoryValue]] = {}
         produced: dict[str, Any] = {}
         for event in self._until_end(timeout_s):
@@ -146,7 +154,7 @@ class JobHandle:
                 produced = event.data
             elif is_end(event) and event.data["state"] != "succeeded":
                 raise failure_of(self.job_id, event.data)
-        return self._fetch(produced, history)
+        return produced, history
 
     @hide_frames
     def cancel(self, reason: str = "cancelled by its owner") -> None:

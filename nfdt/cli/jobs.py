@@ -136,7 +136,7 @@ def attach(handle: JobHandle) -> None:
     """Follow a job until it ends; the exit code tells how."""
     for line in handle.logs(follow=True):
         click.echo(line)
-    handle.result()
+    handle.wait()
 
 
 @jobs.command()
