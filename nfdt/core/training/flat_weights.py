@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from nfdt.core.arrays.layout import ParameterLayout
-from nfdt.core.errors import ShapeMismatch
+from nfdt.core.training.step_result import check_layout
 
 
 class WeightSetter:
@@ -24,15 +24,9 @@ class WeightSetter:
     """
 
     def __init__(self, model: Any, layout: ParameterLayout, tables: Sequence[int] = ()) -> None:
-        variables = list(model.trainable_variables)
-        self._variables = [v for i, v in enumerate(variables) if i not in tables]
+        check_layout(model, layout)
+        self._variables = [v for i, v in enumerate(model.trainable_variables) if i not in tables]
         self._layout = layout.without(tables)
-        shapes = [tuple(int(n) for n in v.shape) for v in variables]
-        if shapes != [slot.shape for slot in layout.slots]:
-            raise ShapeMismatch(
-                f"Expected a model with {len(layout.slots)} trainable variables of the program's shapes. "
-                f"Received: {len(shapes)}: {shapes[:8]}."
-            )
 
     def __call__(self, weights: Any) -> None:
         """Assign ``weights``, shape ``(P,)``, float32."""

@@ -15,7 +15,8 @@ from nfdt.core.training.direct_call import DirectCall, Prepared
 from nfdt.core.training.flat_weights import WeightSetter
 from nfdt.core.training.loss_scale import LossScale
 from nfdt.core.training.recording_optimizer import RecordingOptimizer
-from nfdt.core.training.step_result import GradientResult, own_loss_scale
+from nfdt.core.training.replacing_optimizer import replace_everywhere
+from nfdt.core.training.step_result import GradientResult, flat_logs, own_loss_scale
 from nfdt.core.training.tables import Tables
 
 
@@ -103,9 +104,7 @@ def replace_optimizer(
     replaced = model.optimizer
     scale = LossScale(None if loss_scale else replaced.loss_scale_factor, loss_scale)
     recording = RecordingOptimizer(replaced, model.trainable_variables, layout, scale, tables)
-    for name, value in list(vars(model).items()):
-        if value is replaced:
-            setattr(model, name, recording)
+    replace_everywhere(model, recording)
     return recording
 
 
@@ -115,18 +114,12 @@ def step_logs(logs: Any, method: str) -> dict[str, Any]:
     Raises:
         CaptureError: the logs are not a dictionary, or contain text.
     """
-    if not isinstance(logs, Mapping):
-        raise CaptureError(
-            f"{method}() must return a dictionary of logs, as in {{'loss': ...}}. Received: {type(logs).__name__}."
-        )
-    found: dict[str, Any] = {}
-    for name, value in logs.items():
-        if isinstance(value, Mapping):
-            found.update(step_logs(value, method))
-            continue
+
+    def as_log(name: str, value: Any) -> Any:
         tensor = tf.convert_to_tensor(value)
         if tensor.dtype == tf.string:
             raise CaptureError(f"{method}() must return numbers or arrays of them. Received: text as {name!r}.")
         is_number = tensor.shape.num_elements() == 1
-        found[str(name)] = tf.cast(tf.reshape(tensor, []), tf.float32) if is_number else tensor
-    return found
+        return tf.cast(tf.reshape(tensor, []), tf.float32) if is_number else tensor
+
+    return flat_logs(logs, method, as_log)

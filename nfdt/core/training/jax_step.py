@@ -265,6 +265,6 @@ def _split(values: Sequence[Any], counts: Sequence[int]) -> list[list[Any]]:
     return [[next(left) for _ in range(count)] for count in counts]
 
 
-def _as_log(value: Any) -> Any:
+def _as_log(_: str, value: Any) -> Any:
     array = jax.numpy.asarray(value)
     return array.reshape(()).astype("float32") if array.size == 1 else array

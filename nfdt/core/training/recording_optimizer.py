@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import CaptureError
-from nfdt.core.keras_internals import raw_learning_rate, variable_key
+from nfdt.core.keras_internals import variable_key
 from nfdt.core.program.optimizer import not_of_the_model
 from nfdt.core.training.loss_scale import LossScale
+from nfdt.core.training.replacing_optimizer import ReplacingOptimizer
 
 
-class RecordingOptimizer(keras.optimizers.Optimizer):
-    """Replacement of the model's optimizer while a worker computes gradients.
-
-    Attributes that it lacks (``momentum``, ``get_config``, ...) are read from the optimizer that it replaces.
+class RecordingOptimizer(ReplacingOptimizer):
+    """Replacement of the model's optimizer while a worker computes gradients with TensorFlow.
 
     Args:
         replaced: The model's optimizer.
@@ -36,35 +34,9 @@ class RecordingOptimizer(keras.optimizers.Optimizer):
         scale: LossScale,
         tables: Sequence[int] = (),
     ) -> None:
-        super().__init__(learning_rate=0.0, name="recording_optimizer")
-        self._replaced = replaced
+        super().__init__(replaced)
         self._scale = scale
         self._gradients = _Gradients(layout, {variable_key(self, v): i for i, v in enumerate(variables)}, tables)
-        self.iterations.assign(replaced.iterations)
-        self.built = True
-
-    def __getattr__(self, name: str) -> Any:
-        replaced = vars(self).get("_replaced")
-        if replaced is None or name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(replaced, name)
-
-    @property
-    def learning_rate(self) -> Any:
-        """Rate of the replaced optimizer; a schedule is evaluated at this step's iterations."""
-        inner = getattr(self._replaced, "inner_optimizer", self._replaced)
-        rate = raw_learning_rate(inner)
-        # Keras evaluates a schedule at the replaced optimizer's own counter, which does not advance here.
-        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-            return rate(self.iterations)
-        return inner.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: Any) -> None:
-        raise CaptureError(
-            "train_step() sets optimizer.learning_rate: the rate belongs to the parameter server while the job runs. "
-            "Use a learning-rate schedule, or a callback."
-        )
 
     def scale_loss(self, loss: Any) -> Any:
         """Return the loss, scaled as by the replaced optimizer."""

@@ -39,7 +39,7 @@ def numbers(logs: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in logs.items() if len(value.shape) == 0}
 
 
-def flat_logs(logs: Any, method: str, convert: Callable[[Any], Any]) -> dict[str, Any]:
+def flat_logs(logs: Any, method: str, convert: Callable[[str, Any], Any]) -> dict[str, Any]:
     """Return a step's logs, nested dictionaries flattened as in Keras, each value converted.
 
     Raises:
@@ -51,7 +51,8 @@ def flat_logs(logs: Any, method: str, convert: Callable[[Any], Any]) -> dict[str
         )
     found: dict[str, Any] = {}
     for name, value in logs.items():
-        found.update(flat_logs(value, method, convert) if isinstance(value, Mapping) else {str(name): convert(value)})
+        nested = isinstance(value, Mapping)
+        found.update(flat_logs(value, method, convert) if nested else {str(name): convert(str(name), value)})
     return found
 
 

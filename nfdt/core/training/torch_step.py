@@ -247,6 +247,6 @@ def _assign(weights: Any, model: Any, layout: ParameterLayout) -> None:
             variable.value.copy_(flat[slot.start : slot.stop].reshape(slot.shape))
 
 
-def _as_log(value: Any) -> Any:
+def _as_log(_: str, value: Any) -> Any:
     array = keras.ops.convert_to_numpy(value)
     return array.reshape(()).astype(np.float32) if array.size == 1 else array
