@@ -15,6 +15,7 @@ from tests.support.conformance import histories
 from tests.support.conformance.verdicts import Outcome, Row, verdict
 
 REFUSED = (2, 5)  # exit codes of nfdt.core.errors
+LOCAL = "This model.fit trains in this process"  # of nfdt_client.local_fit
 TOLERANCE = 0.25  # of the last losses, relative: distributed training draws other samples
 
 
@@ -35,7 +36,10 @@ def _row(script: Path, workers: int, deadline_s: float) -> Row:
         return verdict(script.name, plain, None)
     command = [sys.executable, "-m", "nfdt.cli", "run", "--workers", str(workers), script.name]
     distributed, received = _outcome(command, script, deadline_s)
-    if distributed.passed and (text := difference(expected, received)):
+    text = difference(expected, received)
+    if not text and distributed.fits != len(received):
+        text = f"{distributed.fits} of {len(received)} fits distributed"
+    if distributed.passed and text:
         distributed = Outcome(False, line=text)
     return verdict(script.name, plain, distributed)
 
@@ -60,7 +64,8 @@ def _outcome(command: list[str], script: Path, deadline_s: float) -> tuple[Outco
             return Outcome(False, line=f"not at its end after {deadline_s:g} s"), []
         found = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
     last = done.stderr.strip().rpartition("\n")[2][:300]
-    return Outcome(done.returncode == 0, refused=done.returncode in REFUSED, line=last), found
+    fits = len(found) - done.stderr.count(LOCAL)
+    return Outcome(done.returncode == 0, refused=done.returncode in REFUSED, line=last, fits=fits), found
 
 
 def difference(expected: list[dict[str, Any]], received: list[dict[str, Any]]) -> str:
