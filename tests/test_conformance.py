@@ -11,7 +11,7 @@ from tests.support.conformance.__main__ import main
 from tests.support.conformance.horovod_suite import judge_ranks
 from tests.support.conformance.keras3_spelling import as_keras3, reason_not_comparable
 from tests.support.conformance.outcome_file import read_outcomes, write_collected, write_outcome
-from tests.support.conformance.script_suite import difference
+from tests.support.conformance.script_suite import difference, error_line
 from tests.support.conformance.verdicts import Outcome, Row, judge, table
 from tests.support.horovod_scripts import needs_horovod
 from tests.support.scripts import DEADLINE_S
@@ -31,6 +31,12 @@ if {distributed}:
 if "nfdt_client" in sys.modules and {fails}:
     raise RuntimeError("another result")
 """
+
+THREAD = SCRIPT.format(distributed=True, fails=False).replace(
+    "    model.fit(x, x[:, :1], epochs=2, verbose=0)",
+    "    import threading\n    thread = threading.Thread(target=lambda: model.fit(x, x[:, :1], verbose=0))\n"
+    "    thread.start()\n    thread.join()",
+)
 
 
 def test_a_distributed_run_is_judged_by_the_plain_one():
@@ -59,17 +65,26 @@ def fit(loss=1.0, epochs=2, **logs):
 @pytest.mark.parametrize(
     ("received", "text"),
     [
-        ([fit(1.1)], ""),
-        ([fit(3.0)], "fit 1: loss 1 plain, 3 distributed"),
+        ([fit(1.1, val_loss=0.6)], ""),
+        ([fit(3.0, val_loss=0.5)], "fit 1: loss 1 plain, 3 distributed"),
+        ([fit(val_loss=9.0)], "fit 1: val_loss 0.5 plain, 9 distributed"),
         ([fit(epochs=1)], "fit 1: 2 epochs plain, 1 distributed"),
         ([fit(accuracy=0.5)], "fit 1: logs"),
         ([], "1 fits plain, 0 distributed"),
     ],
 )
 def test_histories_are_compared(received, text):
-    found = difference([fit()], received)
+    found = difference([fit(val_loss=0.5)], received)
     assert found.startswith(text)
     assert bool(found) == bool(text)
+
+
+def test_the_line_of_an_error_is_found_before_notes_and_tables():
+    error = "nfdt.core.errors.CaptureError: GAN 'gan': no"
+    table_of_workers = "worker    samples\nworker-0     2000"
+    assert error_line(f"Traceback\n  File x: y\n{error}\nWith fallback='local' it would.\n{table_of_workers}\n") == error
+    assert error_line("at\nlast") == "last"
+    assert error_line("") == ""
 
 
 @pytest.mark.long
@@ -79,13 +94,15 @@ def test_scripts_of_a_folder_run_plain_and_distributed(tmp_path):
     folder.mkdir()
     (folder / "good.py").write_text(SCRIPT.format(distributed=True, fails=False))
     (folder / "other.py").write_text(SCRIPT.format(distributed=True, fails=True))
+    (folder / "thread.py").write_text(THREAD)
     (folder / "none.py").write_text("print('no model is trained')")
     rows = tmp_path / "rows.jsonl"
     done = CliRunner().invoke(main, ["--json", str(rows), "examples", "--workers", "1", str(folder)])
-    assert done.output.startswith("scripts of scripts: 1 of 2 pass, 0 refused, 1 wrong"), done.output
+    assert done.output.startswith("scripts of scripts: 1 of 3 pass, 0 refused, 2 wrong"), done.output
     found = {row["name"]: row for row in map(json.loads, rows.read_text().splitlines())}
     assert found["good.py"]["verdict"] == "pass"
     assert found["other.py"]["verdict"] == "wrong"
+    assert found["thread.py"]["line"] == "0 of 1 fits distributed"
     assert "another result" in found["other.py"]["line"]
 
 

@@ -1,5 +1,6 @@
 """Record of all ``fit`` calls of a script: run as ``sitecustomize`` it writes their last logs to a JSON file.
 
+It also seeds the generators that models take their first weights from, so that two runs begin alike.
 Its folder is in PYTHONPATH, and ``CONFORMANCE_OUT`` names the file. It imports nothing
 of NFDT, as it also runs in the plain script.
 """
@@ -11,6 +12,7 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import random
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -42,6 +44,7 @@ class HistoryFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
+        _seed()
         out = self._out
 
         def on_train_end(history: Any, logs: Any = None) -> None:
@@ -50,6 +53,15 @@ class HistoryFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 file.write(json.dumps({"epochs": len(history.epoch), "logs": last}) + "\n")
 
         module.History.on_train_end = on_train_end  # type: ignore[attr-defined]
+
+
+def _seed() -> None:
+    """Seed Python, NumPy and TensorFlow, where they are imported; Keras takes its seeds from Python."""
+    random.seed(0)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(0)
+    if tensorflow := sys.modules.get("tensorflow"):
+        tensorflow.random.set_seed(0)
 
 
 if out := os.environ.get("CONFORMANCE_OUT"):

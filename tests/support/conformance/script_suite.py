@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,8 +16,9 @@ from tests.support.conformance import histories
 from tests.support.conformance.verdicts import Outcome, Row, verdict
 
 REFUSED = (2, 5)  # exit codes of nfdt.core.errors
+ERROR = re.compile(r"[\w.]*[A-Z]\w*: ")  # at the end of a traceback; notes and tables may follow it
 LOCAL = "This model.fit trains in this process"  # of nfdt_client.local_fit
-TOLERANCE = 0.25  # of the last losses, relative: distributed training draws other samples
+TOLERANCE = 0.25  # of the last losses, relative: several workers draw other samples
 
 
 def run(folder: Path, workers: int, deadline_s: float) -> list[Row]:
@@ -63,9 +65,14 @@ def _outcome(command: list[str], script: Path, deadline_s: float) -> tuple[Outco
         except subprocess.TimeoutExpired:
             return Outcome(False, line=f"not at its end after {deadline_s:g} s"), []
         found = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    last = done.stderr.strip().rpartition("\n")[2][:300]
     fits = len(found) - done.stderr.count(LOCAL)
-    return Outcome(done.returncode == 0, refused=done.returncode in REFUSED, line=last, fits=fits), found
+    return Outcome(done.returncode == 0, refused=done.returncode in REFUSED, line=error_line(done.stderr), fits=fits), found
+
+
+def error_line(stderr: str) -> str:
+    """Return the line of the last error that Python printed, or the last line at all."""
+    lines = stderr.strip().splitlines() or [""]
+    return next((line for line in reversed(lines) if ERROR.match(line)), lines[-1])[:300]
 
 
 def difference(expected: list[dict[str, Any]], received: list[dict[str, Any]]) -> str:
@@ -77,7 +84,8 @@ def difference(expected: list[dict[str, Any]], received: list[dict[str, Any]]) -
             return f"fit {number}: {one['epochs']} epochs plain, {other['epochs']} distributed"
         if set(one["logs"]) != set(other["logs"]):
             return f"fit {number}: logs {sorted(one['logs'])} plain, {sorted(other['logs'])} distributed"
-        loss, found = one["logs"].get("loss", 0.0), other["logs"].get("loss", 0.0)
-        if math.isfinite(loss) and not math.isclose(loss, found, rel_tol=TOLERANCE, abs_tol=0.05):
-            return f"fit {number}: loss {loss:.4g} plain, {found:.4g} distributed"
+        for name in sorted(log for log in one["logs"] if log.endswith("loss")):
+            loss, found = one["logs"][name], other["logs"][name]
+            if math.isfinite(loss) and not math.isclose(loss, found, rel_tol=TOLERANCE, abs_tol=0.05):
+                return f"fit {number}: {name} {loss:.4g} plain, {found:.4g} distributed"
     return ""
