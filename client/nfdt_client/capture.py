@@ -155,19 +155,28 @@ def _with_validation(captured: Capture, validation_data: Any, terms: PlacementTe
     if callbacks.watches_tests(arguments["callbacks"]) or _replaces(captured.model, "make_test_function"):
         return captured
     steps = arguments["validation_steps"]
+    batches = _batches_of(steps, int(captured.model.steps_per_execution or 1))
     if isinstance(x, keras.utils.PyDataset):
         if isinstance(captured.train, Stream):  # this process takes part anyway
             return captured
         data = placement.choose(training_data.read(x, steps_per_epoch=steps), x, None, terms).data
-        captured.validation = (data.head(steps) if steps else data) if isinstance(data, Indexed) else None
+        captured.validation = (data.head(batches) if batches else data) if isinstance(data, Indexed) else None
         return captured
     if not training_data.is_arrays((x, y, sample_weight)):
         return captured
     batch_size = arguments["validation_batch_size"] or arguments["batch_size"]
     data = training_data.read(x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps)
     if isinstance(data, Arrays):
-        captured.validation = data.head(steps * data.batch_size) if steps else data
+        captured.validation = data.head(batches * data.batch_size) if batches else data
     return captured
+
+
+def _batches_of(steps: int | None, steps_per_execution: int) -> int | None:
+    """Return how many batches an evaluation takes at most; Keras limits ``steps`` and ends with whole executions."""
+    from nfdt.core import keras_internals
+
+    limit = keras_internals.limited_steps(steps)
+    return -(-int(limit) // steps_per_execution) * steps_per_execution if limit else None
 
 
 def check_batch(model: Any, batch: Any) -> None:

@@ -231,6 +231,26 @@ def test_validation_steps_cut_the_validation_data(read):
     assert captured.validation.samples == 6
 
 
+def test_validation_is_limited_as_in_keras(read, model):
+    try:
+        keras.config.set_max_steps_per_epoch(2)
+        assert read(X, Y, batch_size=2, validation_data=(X, Y)).validation.samples == 4
+        assert read(X, Y, batch_size=2, validation_data=(X, Y), validation_steps=3).validation.samples == 4
+        assert read(X, Y, batch_size=2, validation_data=(X, Y), validation_steps=1).validation.samples == 2
+        assert read(X, Y, validation_data=batches_of("PyDataset", 5)).validation.batches == 2
+    finally:
+        keras.config.set_max_steps_per_epoch(None)
+
+
+def test_validation_ends_with_whole_executions(read, model):
+    try:
+        model.steps_per_execution = 2
+        assert read(X, Y, batch_size=2, validation_data=(X, Y), validation_steps=3).validation.samples == 8
+        assert read(X, Y, batch_size=2, validation_data=(X, Y), validation_steps=5).validation.samples == 10
+    finally:
+        model.steps_per_execution = 1
+
+
 def test_callbacks_that_watch_the_evaluation_keep_it_here(read):
     class Watcher(keras.callbacks.Callback):
         def on_test_begin(self, logs=None):
