@@ -82,7 +82,9 @@ def test_histories_are_compared(received, text):
 def test_the_line_of_an_error_is_found_before_notes_and_tables():
     error = "nfdt.core.errors.CaptureError: GAN 'gan': no"
     table_of_workers = "worker    samples\nworker-0     2000"
-    assert error_line(f"Traceback\n  File x: y\n{error}\nWith fallback='local' it would.\n{table_of_workers}\n") == error
+    assert (
+        error_line(f"Traceback\n  File x: y\n{error}\nWith fallback='local' it would.\n{table_of_workers}\n") == error
+    )
     assert error_line("at\nlast") == "last"
     assert error_line("") == ""
 

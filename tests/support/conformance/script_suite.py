@@ -66,7 +66,9 @@ def _outcome(command: list[str], script: Path, deadline_s: float) -> tuple[Outco
             return Outcome(False, line=f"not at its end after {deadline_s:g} s"), []
         found = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
     fits = len(found) - done.stderr.count(LOCAL)
-    return Outcome(done.returncode == 0, refused=done.returncode in REFUSED, line=error_line(done.stderr), fits=fits), found
+    return Outcome(
+        done.returncode == 0, refused=done.returncode in REFUSED, line=error_line(done.stderr), fits=fits
+    ), found
 
 
 def error_line(stderr: str) -> str:
