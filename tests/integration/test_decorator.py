@@ -87,7 +87,9 @@ class MyModel(keras.Model):
 
 class Broken(MyModel):
     def train_step(self, data):
-        raise KeyError("the-key-that-is-missing")
+        if "nfdt.worker.run_worker" in sys.modules:  # not in the script's own trial
+            raise KeyError("the-key-that-is-missing")
+        return super().train_step(data)
 
 def batches():
     while True:
