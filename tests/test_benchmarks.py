@@ -230,6 +230,7 @@ def test_wire_compares_transports_with_tensorflow_s_parameter_server(monkeypatch
     assert {row["peer"] for row in got["rows"]} == set(peers)
 
 
+@pytest.mark.long
 def test_wire_compares_an_embedding_by_rows_with_a_dense_one():
     report = Report("wire", [embedding.SEED])
     embedding.run(report, 2000, seconds=0.0, runs=1, transports=("shm",))
@@ -237,6 +238,7 @@ def test_wire_compares_an_embedding_by_rows_with_a_dense_one():
     assert report.ratios["bytes dense/rows@shm"] > 30
 
 
+@pytest.mark.long
 def test_wire_reports_the_gain_of_int8_on_a_slow_link(tmp_path):
     report = Report("wire", [wire.SEED])
     wire.run_linked(report, 50_000, seconds=0.01, runs=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.scripts import answer
 
 SCRIPT = """
@@ -88,6 +90,7 @@ print(json.dumps(dict(
 """
 
 
+@pytest.mark.long
 def test_a_script_gets_the_results_of_keras_although_a_worker_is_killed(run_script):
     done = run_script(SCRIPT)
     result = answer(done)

@@ -179,7 +179,8 @@ def refuse_ranks(self, slots, start):
     raise JobFailed("these slots are no ranks")
 
 
-@pytest.mark.parametrize("launcher", ["slots", pytest.param("mpirun", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("launcher", ["slots", "mpirun"])
 def test_auto_stays_flat_where_worlds_do_not_come_up(run_script, server_that_plans, monkeypatch, launcher):
     monkeypatch.setattr(RingLauncher, "_group_options", lambda self, shape: ["--no-such-option"])
     monkeypatch.setattr(SlotRing, "assign", refuse_ranks)

@@ -133,7 +133,7 @@ print(json.dumps(found))
     "options",
     [
         {"algorithm": "bsp"},
-        pytest.param({"algorithm": "allreduce"}, marks=needs_horovod),
+        pytest.param({"algorithm": "allreduce"}, marks=[needs_horovod, pytest.mark.long]),
     ],
     ids=lambda options: options["algorithm"],
 )

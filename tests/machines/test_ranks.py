@@ -63,6 +63,7 @@ def test_an_allreduce_over_machines_needs_the_servers_consent(machines, tmp_path
     assert "--insecure-allreduce" in done.stderr
 
 
+@pytest.mark.long
 def test_groups_without_plain_text_stay_on_their_machines(machines, tmp_path):
     rig = machines(3)
     with MachinesCluster(tmp_path, rig[0]) as cluster:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import keras
+import numpy as np
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import CaptureError
@@ -44,6 +45,7 @@ class JaxGradientStep:
         self._version = int(self._optimizer.iterations)
         self._changing = [*model.non_trainable_variables, *model.metrics_variables, *self._optimizer.variables]
         self._counts = _counts(model, self._optimizer)
+        self._by_variable = jax.default_backend() == "cpu"
         self.traces = 0
         self._run = _compiled(self._pure, model)
 
@@ -68,10 +70,23 @@ class JaxGradientStep:
         batch = batch if isinstance(batch, PreparedArrays) else self.prepare(batch)
         self._optimizer.iterations.assign(self._version - 1)
         held = [variable.value for variable in self._changing]
-        gradient, logs, finite, changed = self._run(weights, held, batch.pytree)
+        gradient, logs, finite, changed = self._run(self._cut(weights), held, batch.pytree)
         for variable, value in zip(self._changing, changed, strict=True):
             variable.assign(value)
-        return GradientResult(gradient, logs, bool(finite))
+        return GradientResult(self._joined(gradient), logs, bool(finite))
+
+    def _cut(self, weights: Any) -> Any:
+        """Return the weights as the compiled function takes them: on CPUs by variable, as cutting takes long there."""
+        if not self._by_variable:
+            return weights
+        weights = np.asarray(weights)
+        return [weights[slot.start : slot.stop].reshape(slot.shape) for slot in self._layout.slots]
+
+    def _joined(self, gradient: Any) -> Any:
+        if not self._by_variable:
+            return gradient
+        parts = [np.asarray(part) for part in gradient]
+        return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
     def _pure(self, weights: Any, held: list[Any], batch: Any) -> tuple[Any, dict[str, Any], Any, list[Any]]:
         self.traces += 1
@@ -81,7 +96,8 @@ class JaxGradientStep:
         state = (_unflatten(weights, self._layout, self._model.trainable_variables), untrained, own, metrics)
         logs, state = self._model.train_step(state, batch)
         _, untrained, own, metrics = state
-        gradient, finite = recording.collect()
+        parts, finite = recording.collect()
+        gradient = parts if self._by_variable else _concatenated(parts)
         return gradient, flat_logs(logs, "train_step", _as_log), finite, [*untrained, *metrics, *own]
 
 
@@ -182,19 +198,20 @@ class JaxRecordingOptimizer(ReplacingOptimizer):
             CaptureError: the gradients are not one for each trainable variable, or the second of this step.
         """
         iterations, rate, *scaling = optimizer_variables
-        flat = self.recording.flat(grads)
+        parts = self.recording.vectors(grads)
         finite: Any = jax.numpy.array(True)
         if scaling:
             scale, finite_steps = scaling
-            flat, finite = flat / scale, jax.numpy.isfinite(flat).all()
+            finite = jax.numpy.array([jax.numpy.isfinite(part).all() for part in parts]).all()
+            parts = [part / scale for part in parts]
             grows = finite & (finite_steps == self._growth_steps - 1)
             scaling = [
                 scale * jax.numpy.where(finite, jax.numpy.where(grows, 2.0, 1.0), 0.5),
                 jax.numpy.where(finite & ~grows, finite_steps + 1, 0),
             ]
         elif self._factor is not None:
-            flat = flat / self._factor
-        self.recording.set(flat, finite)
+            parts = [part / self._factor for part in parts]
+        self.recording.set(parts, finite)
         return trainable_variables, [iterations + 1, rate, *scaling]
 
 
@@ -203,14 +220,14 @@ class _TracedGradient:
 
     def __init__(self, layout: ParameterLayout) -> None:
         self._layout = layout
-        self._recorded: tuple[Any, Any] | None = None
+        self._recorded: tuple[list[Any], Any] | None = None
 
     def begin(self) -> None:
         """Drop the gradient of the last step."""
         self._recorded = None
 
-    def flat(self, grads: Sequence[Any]) -> Any:
-        """Return gradients as one float32 vector, zeros for those that are None."""
+    def vectors(self, grads: Sequence[Any]) -> list[Any]:
+        """Return gradients as float32 vectors, zeros for those that are None."""
         slots = self._layout.slots
         if len(grads) != len(slots):
             raise CaptureError(
@@ -218,23 +235,22 @@ class _TracedGradient:
                 f"{len(slots)} trainable variables, as Keras' stateless_apply() does."
             )
         zeros, float32 = jax.numpy.zeros, jax.numpy.float32
-        parts = [
+        return [
             zeros(slot.size, float32) if grad is None else grad.astype(float32).reshape(-1)
             for grad, slot in zip(grads, slots, strict=True)
         ]
-        return jax.numpy.concatenate(parts) if parts else zeros(0, float32)
 
-    def set(self, flat: Any, finite: Any) -> None:
+    def set(self, parts: list[Any], finite: Any) -> None:
         """Set the gradient of this step, and whether it is finite."""
         if self._recorded is not None:
             raise CaptureError(
                 "train_step() applies the optimizer twice: one step is one update here. Let every call of "
                 "train_step() apply one gradient per variable."
             )
-        self._recorded = flat, finite
+        self._recorded = parts, finite
 
-    def collect(self) -> tuple[Any, Any]:
-        """Return the gradient of this step, and whether it is finite."""
+    def collect(self) -> tuple[list[Any], Any]:
+        """Return the gradient of this step by variable, and whether it is finite."""
         if self._recorded is None:
             raise CaptureError(
                 "train_step() never calls self.optimizer.stateless_apply(...): there is no gradient to send."
@@ -248,7 +264,15 @@ def _compiled(function: Callable[..., Any], model: Any) -> Callable[..., Any]:
     return function if model.run_eagerly or not model.jit_compile else jax.jit(function)
 
 
+def _concatenated(parts: list[Any]) -> Any:
+    return jax.numpy.concatenate(parts) if parts else jax.numpy.zeros(0, jax.numpy.float32)
+
+
 def _unflatten(weights: Any, layout: ParameterLayout, variables: Sequence[Any]) -> list[Any]:
+    """Return values of the variables, of flat weights or of those of each variable."""
+    if isinstance(weights, list):
+        pairs = zip(weights, variables, strict=True)
+        return [value.astype(keras.backend.standardize_dtype(variable.dtype)) for value, variable in pairs]
     return [
         weights[slot.start : slot.stop].reshape(slot.shape).astype(keras.backend.standardize_dtype(variable.dtype))
         for slot, variable in zip(layout.slots, variables, strict=True)
