@@ -155,7 +155,7 @@ def _with_validation(captured: Capture, validation_data: Any, terms: PlacementTe
     if callbacks.watches_tests(arguments["callbacks"]) or _replaces(captured.model, "make_test_function"):
         return captured
     steps = arguments["validation_steps"]
-    batches = _batches_of(steps, int(captured.model.steps_per_execution or 1))
+    batches = keras_internals.limited_batches(steps, int(captured.model.steps_per_execution or 1))
     if isinstance(x, keras.utils.PyDataset):
         if isinstance(captured.train, Stream):  # this process takes part anyway
             return captured
@@ -169,14 +169,6 @@ def _with_validation(captured: Capture, validation_data: Any, terms: PlacementTe
     if isinstance(data, Arrays):
         captured.validation = data.head(batches * data.batch_size) if batches else data
     return captured
-
-
-def _batches_of(steps: int | None, steps_per_execution: int) -> int | None:
-    """Return how many batches an evaluation takes at most; Keras limits ``steps`` and ends with whole executions."""
-    from nfdt.core import keras_internals
-
-    limit = keras_internals.limited_steps(steps)
-    return -(-int(limit) // steps_per_execution) * steps_per_execution if limit else None
 
 
 def check_batch(model: Any, batch: Any) -> None:

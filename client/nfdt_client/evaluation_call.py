@@ -99,10 +99,9 @@ def _cut(data: Arrays, steps: int | None, steps_per_execution: int) -> Arrays:
     """Return the rows that ``steps`` leave; Keras ends with whole executions."""
     from nfdt.core import keras_internals
 
-    limit = keras_internals.limited_steps(steps)
-    if not limit:
+    batches = keras_internals.limited_batches(steps, steps_per_execution)
+    if batches is None:
         return data
-    batches = -(-int(limit) // steps_per_execution) * steps_per_execution
     if batches > data.batches:
         raise RunsHere("it has more steps than the data have batches")
     return data.head(batches * data.batch_size)

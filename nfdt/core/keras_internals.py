@@ -179,6 +179,12 @@ def limited_steps(steps: int | None) -> int | None:
     return min(steps or limit, limit) if limit else steps
 
 
+def limited_batches(steps: int | None, steps_per_execution: int) -> int | None:
+    """Return how many batches an evaluation takes at most; Keras limits ``steps`` and ends with whole executions."""
+    limit = limited_steps(steps)
+    return -(-int(limit) // steps_per_execution) * steps_per_execution if limit else None
+
+
 def compiles_torch(model: Any) -> bool:
     """Return whether Keras on PyTorch compiles the model's steps: ``_should_torch_compile`` reads ``jit_compile``."""
     return bool(model._should_torch_compile())

@@ -1,4 +1,4 @@
-"""Share of the machine's devices that a worker's process takes."""
+"""Share of the machine's devices that a worker's process takes, and the state of its device's generator."""
 
 from __future__ import annotations
 
@@ -17,6 +17,14 @@ def share_gpus() -> None:
 
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)
+
+
+def seed_generator(worker: int) -> None:
+    """Seed PyTorch's own generator, from which dropout draws; every process would begin with the same seed."""
+    if current_backend().name == "torch":
+        import torch
+
+        torch.manual_seed(worker)
 
 
 def limit_threads(threads: int) -> None:

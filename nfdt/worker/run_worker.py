@@ -15,7 +15,7 @@ from nfdt.transport.choice import make_choice
 from nfdt.transport.emulated_link import make_link
 from nfdt.transport.stream import StreamClient
 from nfdt.worker.assignment_context import AssignmentContext
-from nfdt.worker.devices import limit_threads
+from nfdt.worker.devices import limit_threads, seed_generator
 from nfdt.worker.movable_client import MovableClient
 from nfdt.worker.worker import Worker
 
@@ -36,6 +36,7 @@ def run_worker(
         Program that the next job may use again; None if it must not.
     """
     limit_threads(assignment.threads)
+    seed_generator(assignment.index)
     spec = parse_job(assignment.spec_json)
     reader = context.open_artifacts(assignment.job_id, assignment.artifact_dir, spec)
     manifest = Manifest.from_bytes(reader.read(spec.program))
