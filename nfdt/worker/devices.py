@@ -20,7 +20,7 @@ def share_gpus() -> None:
 
 
 def seed_generator(worker: int) -> None:
-    """Seed PyTorch's own generator, from which dropout draws; every process would begin with the same seed."""
+    """Seed PyTorch's own generator, from which dropout draws: other units per worker, the same ones in every run."""
     if current_backend().name == "torch":
         import torch
 
