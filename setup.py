@@ -5,7 +5,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 # What a client does without that only submits jobs to a server elsewhere; see nfdt/core/host/packages.py.
-SERVER = ["cryptography>=50", "grpcio-health-checking>=1.75.1", "psutil>=5.9"]
+SERVER = ["cryptography>=50", "grpcio-health-checking>=1.75.1", "numba>=0.62", "psutil>=5.9"]
 
 setup(
     name="nfdt",

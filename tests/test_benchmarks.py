@@ -30,6 +30,7 @@ from benchmarks.run import (
     scale,
     simulate,
     snapshots,
+    update,
     wire,
 )
 from benchmarks.workloads import embedding, pipelines
@@ -59,6 +60,17 @@ def test_snapshots_compares_intervals(tmp_path, capsys):
     report = Report("snapshots", [0])
     snapshots.run(report, None, {"mlp": Work(samples=512, epochs=2, runs=1)})
     assert set(report.ratios) == {"10 s@mlp", "1 s@mlp"}
+
+
+def test_update_compares_loops_with_xla_and_a_copy(tmp_path, capsys):
+    report = Report("update", [0])
+    update.run(report, {"tiny": (40, 30)}, 1, ["int8"])
+    got = written(report, tmp_path)
+    peers = {"np.copyto", "sgd, loops", "sgd, XLA", "adamw, loops", "adamw, XLA"}
+    assert peers_of(got) == peers | {"encode", "encode with feedback", "decode"}
+    names = {"sgd/copy@tiny", "adamw/copy@tiny", "XLA/loops sgd@tiny", "XLA/loops adamw@tiny"}
+    assert set(got["ratios"]) == names
+    assert all(row["value"] > 0 for row in got["rows"] if row["peer"] != "np.copyto")
 
 
 def test_overhead_compares_one_worker_with_plain_fit(tmp_path, capsys):
@@ -165,6 +177,29 @@ def test_sooner_names_runs_that_never_reached_the_target(tmp_path):
     assert written(report, tmp_path)["rows"][-1]["value"] is None
 
 
+def test_the_mean_over_seeds_is_that_of_the_seconds():
+    report = Report("hetero", [0, 1])
+    for peer, runs in {"allreduce": (60.0, 80.0), "asgd": (20.0, 50.0), "bsp": (20.0, float("inf"))}.items():
+        for seconds in runs:
+            report.add("1,1,4,4", peer, "of the limit", 0.5)
+            report.add("1,1,4,4", peer, "s to 0.8", seconds)
+    hetero.add_ratios(report, ["1,1,4,4"], 0.8)
+    assert report.ratios["mean-sooner-than-allreduce@asgd"] == 2.0
+    assert report.ratios["mean-sooner-than-allreduce@bsp"] == 0.0
+
+
+def test_hetero_trains_every_peer_with_every_seed():
+    trained = []
+
+    class Recorded(hetero.Bench):
+        def _run(self, cluster, name, peer, training):
+            trained.append((training.seed, peer))
+
+    plan = dataclasses.replace(TINY, clusters={"one": (0.1,)}, peers=("asgd", "bsp"), seeds=(1, 2))
+    Recorded(Report("hetero", [1, 2]), plan, ROOT, None).run()
+    assert trained == [(1, "asgd"), (1, "bsp"), (2, "asgd"), (2, "bsp")]
+
+
 def test_the_target_is_reached_between_two_epochs():
     epochs = [(9.0, 0.5), (2.0, 0.7), (4.0, 0.9)]
     assert throughput(epochs, samples=300) == 100.0
@@ -220,14 +255,12 @@ def test_every_process_of_a_tensorflow_cluster_has_its_own_port():
 
 
 @pytest.mark.long
-def test_wire_compares_transports_with_tensorflow_s_parameter_server(monkeypatch, tmp_path):
-    peers = ("nfdt tcp", "nfdt shared memory", "tensorflow ps", "raw tcp", "memcpy")
-    monkeypatch.setattr(wire, "PEERS", {name: wire.PEERS[name] for name in peers})
+def test_wire_compares_transports_with_tensorflow_s_parameter_server(tmp_path):
     report = Report("wire", [wire.SEED])
     wire.run(report, {"tiny": 1000}, seconds=0.01, runs=1)
     got = written(report, tmp_path)
-    assert set(got["ratios"]) == {"tcp/tensorflow@tiny", "shm/tensorflow@tiny"}
-    assert {row["peer"] for row in got["rows"]} == set(peers)
+    assert set(got["ratios"]) == {f"{name}@tiny" for name in wire.RATIOS}
+    assert {row["peer"] for row in got["rows"]} == set(wire.PEERS)
 
 
 @pytest.mark.long

@@ -52,7 +52,7 @@ def mirror(training: Training, worker: int) -> list[TimedEpoch]:
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     learning_rate = training.learning_rate * training.workers  # one update for the batches of all workers
     with strategy.scope():
-        model = build("small", tf_keras, learning_rate)
+        model = build("small", tf_keras, learning_rate, seed=training.seed)
         loss_of = tf_keras.losses.SparseCategoricalCrossentropy(reduction="none")
     clock = clock_of(training, model, learning_rate)
     began = [0.0]
@@ -125,7 +125,7 @@ def coordinate(training: Training, resolver: Any) -> list[TimedEpoch]:
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():
-        model = build("small", tf_keras, training.learning_rate)
+        model = build("small", tf_keras, training.learning_rate, seed=training.seed)
         model.optimizer.build(model.trainable_variables)
     loss_of = tf_keras.losses.SparseCategoricalCrossentropy(reduction="none")
     clock = clock_of(training, model, training.learning_rate)

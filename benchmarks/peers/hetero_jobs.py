@@ -69,7 +69,7 @@ class Cluster:
 def train(preset: str, training: Training, options: Mapping[str, Any]) -> list[TimedEpoch]:
     """Train with a preset and further options, by default on the server that the environment names."""
     learning_rate = training.learning_rate * batches_per_update(resolve_algorithm(preset), training.workers)
-    model = build("small", keras, learning_rate)
+    model = build("small", keras, learning_rate, seed=training.seed)
     images, labels = load_images(training.data)
     test_images, test_labels = load_images(training.test_data)
 

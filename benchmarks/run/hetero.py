@@ -46,6 +46,8 @@ class Plan:
         peers: Presets, ``PSS`` and ``MWMS``.
         samples: Number of samples per epoch.
         goal: Goal of each training; a target of 0 means the default target of the data.
+        runs: Number of trainings of each peer with each seed.
+        seeds: Seeds; all peers train with one seed before the next.
         budget_s: Time limit of the run; rows that would exceed it are left out.
     """
 
@@ -54,6 +56,7 @@ class Plan:
     samples: int
     goal: Goal
     runs: int = 1
+    seeds: Sequence[int] = (SEED,)
     budget_s: float = float("inf")
 
 
@@ -93,8 +96,9 @@ class Bench:
                 goal=self._plan.goal,
             )
             with Cluster(training.workers) as cluster:
-                for peer in list(self._plan.peers) * self._plan.runs:
-                    self._run(cluster, name, peer, training)
+                for seed in self._plan.seeds:
+                    for peer in list(self._plan.peers) * self._plan.runs:
+                        self._run(cluster, name, peer, replace(training, seed=seed))
 
     def _run(self, cluster: Cluster, name: str, peer: str, training: Training) -> None:
         if not self._in_time(peer):
@@ -148,7 +152,7 @@ def train_with_strategy(peer: str, training: Training, folder: Path, keras2: Pat
 
 
 def add_ratios(report: Report, clusters: Sequence[str], target: float) -> None:
-    """Add ratios by run and their medians; keys without a cluster's name refer to ``MAIN``."""
+    """Add medians of the ratios by run, and ratios of mean seconds; keys without a cluster refer to ``MAIN``."""
     for cluster in clusters:
         at = "" if cluster == MAIN else f"@{cluster}"
         for peer in dict.fromkeys(row.peer for row in report.rows if row.case == cluster):
@@ -160,6 +164,9 @@ def add_ratios(report: Report, clusters: Sequence[str], target: float) -> None:
                 pairs = list(zip(own, theirs, strict=False))
                 if peer != other and pairs:
                     report.ratios[f"sooner-than-{label}@{peer}{at}"] = statistics.median(_sooner(*p) for p in pairs)
+                if peer != other and len(pairs) > 1:
+                    means = (statistics.fmean(seconds) for seconds in zip(*pairs, strict=True))
+                    report.ratios[f"mean-sooner-than-{label}@{peer}{at}"] = _sooner(*means)
 
 
 def _sooner(own: float, theirs: float) -> float:
@@ -183,14 +190,19 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--peers", help="only these, as in allreduce,h-ps")
     parser.add_argument("--clusters", choices=CLUSTERS, action="append", help="only this one")
-    parser.add_argument("--runs", type=int, help="of every row; default 1")
+    parser.add_argument("--runs", type=int, help="of every row with every seed; default 1")
+    parser.add_argument("--seeds", type=int, help="number of seeds that every row is trained with; default 1")
+    parser.add_argument("--least-epochs", type=int, help="of a training, where the target is reached; default 4")
     options = parser.parse_args()
     plan = QUICK if options.quick else FULL
     peers = options.peers.split(",") if options.peers else all_peers()
-    plan = replace(plan, peers=peers, runs=options.runs or plan.runs)
+    seeds = tuple(range(SEED, SEED + (options.seeds or 1)))
+    plan = replace(plan, peers=peers, runs=options.runs or plan.runs, seeds=seeds)
+    if options.least_epochs:
+        plan = replace(plan, goal=replace(plan.goal, least_epochs=options.least_epochs))
     if options.clusters:
         plan = replace(plan, clusters={name: CLUSTERS[name] for name in options.clusters})
-    report = Report("hetero", [SEED], also=packages())
+    report = Report("hetero", list(seeds), also=packages())
     wanted = not options.quick and bool({PSS, MWMS} & set(peers))
     run(report, plan, options.data_dir, python_of_keras2(install=wanted))
     report.finish(options.json)

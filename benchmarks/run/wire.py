@@ -166,6 +166,7 @@ Peer = Ours | Callable[[int], Any]
 
 PEERS: dict[str, Peer] = {
     "nfdt tcp": Ours("asgd", share_memory=False),
+    "nfdt tcp, ddc": Ours("ddc-asgd", share_memory=False),
     "nfdt shared memory": Ours("asgd", share_memory=True),
     "nfdt shared memory, ddc": Ours("ddc-asgd", share_memory=True),
     "tensorflow ps": tensorflow_peer,
@@ -173,6 +174,13 @@ PEERS: dict[str, Peer] = {
     "memcpy": memcpy_peer,
 }
 
+
+RATIOS = {
+    "tcp/tensorflow": ("nfdt tcp", "tensorflow ps"),
+    "tcp ddc/raw tcp": ("nfdt tcp, ddc", "raw tcp"),
+    "shm/tensorflow": ("nfdt shared memory", "tensorflow ps"),
+    "shm ddc/tensorflow": ("nfdt shared memory, ddc", "tensorflow ps"),
+}
 
 LINKED: dict[str, Peer] = {
     "identity": Ours("asgd", share_memory=True, mbit=1000),
@@ -213,9 +221,9 @@ def run(report: Report, sizes: dict[str, int], *, seconds: float, runs: int) -> 
     for case, size in sizes.items():
         found = measure(size, PEERS, seconds=seconds, runs=runs)
         report.rows += [Row(case, name, "round trips/s", values) for name, values in found.items()]
-        for key, peer in (("tcp", "nfdt tcp"), ("shm", "nfdt shared memory")):
-            pairs = zip(found[peer], found["tensorflow ps"], strict=True)
-            report.ratios[f"{key}/tensorflow@{case}"] = statistics.median(ours / theirs for ours, theirs in pairs)
+        for key, (peer, other) in RATIOS.items():
+            pairs = zip(found[peer], found[other], strict=True)
+            report.ratios[f"{key}@{case}"] = statistics.median(ours / theirs for ours, theirs in pairs)
 
 
 def run_linked(report: Report, size: int, *, seconds: float, runs: int) -> None:

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from benchmarks.workloads.models import SEED
 from benchmarks.workloads.timed_epochs import Goal
 
 BATCH = 32
@@ -21,6 +22,7 @@ class Training:
         samples: Number of samples per epoch; a multiple of the batches of all workers.
         step_s: Seconds per step for each worker; a step that finishes earlier sleeps.
         goal: Condition for the end of the training.
+        seed: Seed of the initial weights and of the order of samples.
     """
 
     data: Path
@@ -30,6 +32,7 @@ class Training:
     goal: Goal
     batch: int = BATCH
     learning_rate: float = field(default=LEARNING_RATE)
+    seed: int = SEED
 
     @property
     def workers(self) -> int:

@@ -8,16 +8,17 @@ SEED = 1
 CASES = ("mlp", "cnn", "10M")  # 0.1 M, 1 M and 10 M parameters
 
 
-def build(case: str, keras: Any, learning_rate: float = 0.01, **compile_options: Any) -> Any:
+def build(case: str, keras: Any, learning_rate: float = 0.01, *, seed: int = SEED, **compile_options: Any) -> Any:
     """Build a compiled classifier of grey images (28, 28, 1).
 
     Args:
         case: One of ``CASES``, or ``small``: a CNN of 9 k parameters whose step takes a few milliseconds.
         keras: ``keras`` or ``tf_keras``.
         learning_rate: Learning rate of SGD with momentum 0.9.
+        seed: Seed of the initial weights, and of what is drawn after them.
         **compile_options: Further arguments of ``compile``.
     """
-    keras.utils.set_random_seed(SEED)
+    keras.utils.set_random_seed(seed)
     inside = {"mlp": _mlp, "cnn": _cnn, "10M": _wide, "small": _small}[case](keras.layers)
     output = keras.layers.Dense(10, activation="softmax")
     model = keras.Sequential([keras.layers.InputLayer((28, 28, 1)), *inside, output])

@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 TOKEN = "t" * 32  # a shard and its workers run only as long as the program that started them
 RATE, MOMENTUM = 1e-4, 0.9
 START_S = 60.0
+UNITS = 250  # of the layer that a kernel belongs to
 
 
 def layout_of(size: int, variables: int = 1) -> ParameterLayout:
-    """Return the layout of ``size`` numbers in variables of equal size."""
-    return ParameterLayout.of([(f"v{i}", (size // variables,)) for i in range(variables)])
+    """Return the layout of ``size`` numbers in kernels of equal size, or in vectors if that is no multiple of UNITS."""
+    length = size // variables
+    shape = (length,) if length % UNITS else (length // UNITS, UNITS)
+    return ParameterLayout.of([(f"v{i}", shape) for i in range(variables)])
 
 
 def start(

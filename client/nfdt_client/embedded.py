@@ -7,34 +7,45 @@ import json
 import logging
 import os
 import secrets
+import select
 import shutil
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from nfdt.core.errors import ServerUnreachable
+from nfdt.core.host.forked_process import ForkedProcess
 from nfdt.core.host.keras_backend import VARIABLE, current_backend
 from nfdt.core.host.packages import require_server_packages
 from nfdt.core.host.private_files import make_folder, private, sweep
+from nfdt.core.host.start_log import note_start
+from nfdt.core.host.warm import find_warm_server, start_warm, warm_folder
 from nfdt_client import ring
 from nfdt_client.options import Options
 
 logger = logging.getLogger(__name__)
 
 PREFIX = "nfdt-"  # of the folder's name
+COMMAND = (sys.executable, "-P", "-m", "nfdt.jobserver.main")  # -P: no file of the user shadows our modules
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 KILL_TIMEOUT_S = 5.0
 TAIL_LINES = 20
 
 
-def server_command(
-    workers: int, shards: int, folder: Path, rings: Sequence[Mapping[str, Any]] = (), network: Sequence[str] = ()
+def server_arguments(
+    workers: int,
+    shards: int,
+    folder: Path,
+    rings: Sequence[Mapping[str, Any]] = (),
+    network: Sequence[str] = (),
+    fork_server: int | None = None,
 ) -> list[str]:
-    """Return the command that starts the server; ``-P`` keeps a user's file from shadowing a module of NFDT.
+    """Return the arguments of the server.
 
     Args:
         workers: Number of worker processes to start.
@@ -42,13 +53,20 @@ def server_command(
         folder: Folder for all files of the server; the server removes it at the end.
         rings: Horovod jobs (allreduce rings) to start.
         network: Arguments that set the listening address; loopback unless given.
+        fork_server: Descriptor of a socket to a fork server of slots; None: the server starts its own.
     """
     return [
-        *(sys.executable, "-P", "-m", "nfdt.jobserver.main", "--embedded", *network),
+        *("--embedded", *network),
         *("--workers", str(workers), "--shards", str(shards)),
         *("--state-dir", str(folder / "state"), "--folder", str(folder)),
         *(part for ring in rings for part in ("--ring", json.dumps(ring))),
+        *(() if fork_server is None else ("--fork-server", str(fork_server))),
     ]
+
+
+def server_environment() -> dict[str, str]:
+    """Return the environment of a server that this process starts, which is also that of its fork server."""
+    return {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, VARIABLE: current_backend().name}
 
 
 class StartedServer(Protocol):
@@ -83,7 +101,13 @@ class EmbeddedServer:
         shards: Number of shard processes to start.
         rings: Horovod jobs (allreduce rings) to start, each as the fields of its ring description.
         network: Arguments of the server that set the listening address; loopback unless given.
+        fork_server: Socket to a fork server of slots, which the caller closes after :meth:`start`; None: the server
+            starts its own.
+        warm: Whether a warm server may start the server, if there is one that this process can use.
         command: Replaces the server's command line; the folder is not passed on then.
+
+    Attributes:
+        is_warm: Whether a warm server has started it; known after :meth:`start`.
     """
 
     ca_file: str | None = None
@@ -95,16 +119,21 @@ class EmbeddedServer:
         *,
         rings: Sequence[Mapping[str, Any]] = (),
         network: Sequence[str] = (),
+        fork_server: socket.socket | None = None,
+        warm: bool = False,
         command: list[str] | None = None,
     ) -> None:
         self.token = secrets.token_hex(32)
+        self._fork_server = [] if fork_server is None else [fork_server.fileno()]
         self._workers, self._shards, self._rings, self._network = workers, shards, rings, network
-        self._command = command
+        self._command, self._warm = command, warm
+        self.is_warm = False
         self._directory: Path | None = None
         self._lock = -1
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
+        self._output: BinaryIO | None = None
         self._answer = ""
-        self._answered = threading.Event()
+        self._reading = threading.Lock()
 
     def start(self) -> None:
         """Start the child and return at once; its processes warm up in the background.
@@ -116,25 +145,41 @@ class EmbeddedServer:
         for folder in sweep(PREFIX):
             logger.info("Removed %s, which a killed script and its server left behind.", folder)
         self._directory, self._lock = make_folder(PREFIX)
-        command = self._command or server_command(
-            self._workers, self._shards, self._directory, self._rings, self._network
-        )
-        with open(self._log_file, "w", opener=private) as log:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env={"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, VARIABLE: current_backend().name},
-                start_new_session=True,  # Ctrl-C reaches the script alone, which stops the server itself
-                pass_fds=(self._lock,),
-            )
-        threading.Thread(target=self._read_answer, name="embedded-server", daemon=True).start()
+        output, theirs = os.pipe()
+        self._output = os.fdopen(output, "rb")
+        try:
+            with open(self._log_file, "w", opener=private) as log:
+                self._process = self._from_warm_server(theirs, log.fileno()) or self._from_command(theirs, log.fileno())
+        finally:
+            os.close(theirs)
+        note_start("script", "has started the job server")
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it died at once: address() reports why
-            self._process.stdin.write(self.token + "\n")
+            self._process.stdin.write(f"{self.token}\n".encode())
             self._process.stdin.flush()
+
+    def _arguments(self, *fork_server: int) -> list[str]:
+        place = (self._workers, self._shards, self.folder)
+        return server_arguments(*place, self._rings, self._network, *fork_server)
+
+    def _from_warm_server(self, output: int, log: int) -> ForkedProcess | None:
+        folder = warm_folder()
+        if not self._warm or self._command or find_warm_server(folder) is None:
+            return None
+        process = start_warm(folder, self._arguments(), server_environment(), output=output, log=log, lock=self._lock)
+        self.is_warm = process is not None
+        return process
+
+    def _from_command(self, output: int, log: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._command or [*COMMAND, *self._arguments(*self._fork_server)],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=log,
+            env=server_environment(),
+            start_new_session=True,  # Ctrl-C reaches the script alone, which stops the server itself
+            pass_fds=(self._lock, *self._fork_server),
+        )
 
     def address(self) -> str:
         """Wait until the server serves and return its ``HOST:PORT``.
@@ -142,8 +187,9 @@ class EmbeddedServer:
         Raises:
             ServerUnreachable: it ended or sent nothing within the time limit; the message holds the end of its log.
         """
-        if not self._answered.wait(START_TIMEOUT_S):
-            raise ServerUnreachable(self._explain(f"did not start within {START_TIMEOUT_S:.0f} s"))
+        with self._reading:
+            if not self._answer and not self._read_answer():
+                raise ServerUnreachable(self._explain(f"did not start within {START_TIMEOUT_S:.0f} s"))
         try:
             return str(json.loads(self._answer)["address"])
         except (ValueError, KeyError, TypeError):
@@ -161,23 +207,33 @@ class EmbeddedServer:
             if process is not None:
                 _end(process)
         finally:
+            if self._output is not None:
+                self._output.close()
             if self._directory is not None and self._lock >= 0:
                 shutil.rmtree(self._directory, ignore_errors=True)
                 os.close(self._lock)
                 self._lock = -1
 
     @property
-    def _log_file(self) -> Path:
+    def folder(self) -> Path:
+        """Folder of the server's files, from :meth:`start` on."""
         assert self._directory is not None
-        return self._directory / "server.log"
+        return self._directory
 
-    def _read_answer(self) -> None:
-        process = self._process
-        try:
-            if process is not None and process.stdout is not None:
-                self._answer = process.stdout.readline()
-        finally:
-            self._answered.set()
+    @property
+    def _log_file(self) -> Path:
+        return self.folder / "server.log"
+
+    def _read_answer(self) -> bool:
+        """Read the child's one line, or its end; return False if neither comes within the time limit."""
+        if self._output is None:
+            return True
+        answers = select.poll()
+        answers.register(self._output, select.POLLIN)
+        if not answers.poll(START_TIMEOUT_S * 1000):
+            return False
+        self._answer = self._output.readline().decode()
+        return True
 
     def _explain(self, what: str) -> str:
         with contextlib.suppress(OSError):
@@ -196,7 +252,7 @@ def embedded_server(options: Options) -> Iterator[StartedServer]:
     elif topology.grouped:
         server = EmbeddedServer(0, cluster.shards, rings=ring.describe_groups(options.algorithm, cluster))
     else:
-        server = EmbeddedServer(cluster.workers, cluster.shards)
+        server = EmbeddedServer(cluster.workers, cluster.shards, warm=options.warm)
     try:
         server.start()
         yield server
@@ -204,7 +260,7 @@ def embedded_server(options: Options) -> Iterator[StartedServer]:
         server.stop()
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: subprocess.Popen[bytes] | ForkedProcess) -> None:
     """Close the child's input, then terminate it, then kill it, each with a deadline."""
     try:
         with contextlib.suppress(BrokenPipeError):
@@ -220,5 +276,3 @@ def _end(process: subprocess.Popen[str]) -> None:
         if process.poll() is None:
             process.kill()
             process.wait(KILL_TIMEOUT_S)
-        if process.stdout is not None:
-            process.stdout.close()

@@ -20,7 +20,6 @@ from nfdt.core.program.state import State, load_state
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt_client.connection import TERMINAL, JobsClient, is_end
 from nfdt_client.failures import failure_of
-from nfdt_client.options import resolve
 from nfdt_client.tracebacks import hide_frames
 from nfdt_client.upload import download
 
@@ -210,6 +209,8 @@ def attach(job_id: str, server: str | None = None, *, token: str | None = None, 
         UsageError: no server is named, or it has no such job.
         ServerUnreachable: no server answers at the address.
     """
+    from nfdt_client.options import resolve
+
     options = resolve({"server": server, "token": token, **connection})
     if options.server is None:
         raise UsageError("attach: expected server='HOST:PORT', or NFDT_SERVER in the environment. Received: none.")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from nfdt.core.errors import UsageError
-from nfdt.core.specs.job import Emulation, check_names, similar
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +19,7 @@ ARGUMENT = "argument"
 PREFIX = "NFDT_"
 OTHERS = (
     "RENDEZVOUS_DIR",
+    "START_LOG",
     "TLS_CERT",
     "TLS_KEY",
     "VENV",
@@ -36,6 +36,8 @@ class Setting:
 
 def flatten(options: Mapping[str, Any], where: str, valid: Sequence[str]) -> dict[str, Any]:
     """Convert ``{"emulate": {"fail": x}}`` to ``{"emulate.fail": x}``; check the names and leave None out."""
+    from nfdt.core.specs.job import Emulation, check_names
+
     flat: dict[str, Any] = {}
     for name, value in options.items():
         if name == "emulate" and value is not None:
@@ -54,6 +56,8 @@ def flatten(options: Mapping[str, Any], where: str, valid: Sequence[str]) -> dic
 
 def from_environment(environ: Mapping[str, str], valid: Sequence[str]) -> dict[str, Setting]:
     """Return the options in ``NFDT_*`` variables; log a warning for variables that are no option."""
+    from nfdt.core.specs.job import similar
+
     variables = {name: PREFIX + name.replace(".", "_").upper() for name in valid}
     known = [*variables.values(), *(PREFIX + other for other in OTHERS)]
     for variable in environ:
@@ -79,8 +83,8 @@ def _table_of(path: Path) -> Mapping[str, Any] | None:
     return table
 
 
-def from_file(start: Path, valid: Sequence[str]) -> dict[str, Setting]:
-    """Read the options of the nearest ``nfdt.toml``, or ``pyproject.toml`` with [tool.nfdt], at or above ``start``."""
+def find_table(start: Path) -> tuple[Path | None, Mapping[str, Any]]:
+    """Return the nearest ``nfdt.toml``, or ``pyproject.toml`` with [tool.nfdt], at or above a folder, and its table."""
     for directory in (start, *start.parents):
         for name in ("nfdt.toml", "pyproject.toml"):
             path = directory / name
@@ -89,8 +93,14 @@ def from_file(start: Path, valid: Sequence[str]) -> dict[str, Setting]:
                 continue
             if "token" in table:
                 raise UsageError(f"{path}: a token does not belong into this file. Expected: token_file.")
-            return {key: Setting(value, str(path)) for key, value in flatten(table, str(path), valid).items()}
-    return {}
+            return path, table
+    return None, {}
+
+
+def from_file(start: Path, valid: Sequence[str]) -> dict[str, Setting]:
+    """Read the options of the nearest file, see :func:`find_table`."""
+    path, table = find_table(start)
+    return {key: Setting(value, str(path)) for key, value in flatten(table, str(path), valid).items()}
 
 
 def refuse_idle(given: Mapping[str, Setting], idle: Sequence[Mapping[str, str]]) -> None:

@@ -26,6 +26,7 @@ from nfdt.core.specs.job import (
 )
 from nfdt.core.specs.presets import DEFAULT_PRESET
 from nfdt_client import batch_hooks, evaluation_mode, local_fit, placement, ring
+from nfdt_client.connection_options import CONNECTION, TLS, check_server, find_token
 from nfdt_client.layers import (
     ARGUMENT,
     Setting,
@@ -38,10 +39,8 @@ from nfdt_client.layers import (
 
 logger = logging.getLogger(__name__)
 
-TLS = ("ca_file", "cert_file", "key_file")
-CONNECTION = ("server", "token", "token_file", *TLS)
 TIMEOUTS = ("start_timeout_s", "step_timeout_s")
-OF_FITS = ("batch_hooks", "data", "evaluate", "fallback", "job")
+OF_FITS = ("batch_hooks", "data", "evaluate", "fallback", "job", "warm")
 EMULATION = tuple(f"emulate.{name}" for name in Emulation.model_fields)
 NAMES: tuple[str, ...] = (
     "algorithm",
@@ -65,6 +64,7 @@ class Options:
         evaluate: Whether workers evaluate and predict: auto, true, or false.
         fallback: What to do with a fit that cannot be distributed: error, or local.
         job: Name of the job of the first fit at the server; later fits are numbered. None: the jobs have no names.
+        warm: Whether a script without ``server`` uses the warm server of this machine, if one runs.
         workers_given: Whether the number of workers is given; otherwise it is the default.
         world: Launcher's world that this script is a rank of, for jobs that run on these ranks.
         settings: Every option by name with its value and origin, for ``nfdt config``.
@@ -81,6 +81,7 @@ class Options:
     evaluate: str = "auto"
     fallback: str = "error"
     job: str | None = None
+    warm: bool = True
     workers_given: bool = False
     world: LauncherRank | None = None
     settings: Mapping[str, Setting] = field(default_factory=dict, repr=False)
@@ -93,34 +94,7 @@ class Options:
         Raises:
             UsageError: there is none, or its file cannot be read.
         """
-        if self._token:
-            return self._token
-        if not self._token_file:
-            raise UsageError(
-                f"The server {self.server} needs a token. Expected: NFDT_TOKEN or NFDT_TOKEN_FILE in the environment, "
-                "or token_file in nfdt.toml. Received: none."
-            )
-        return read_token(Path(self._token_file))
-
-
-def read_token(path: Path) -> str:
-    """Return the secret in a file, stripped of white space.
-
-    Raises:
-        UsageError: the file cannot be read or is empty.
-    """
-    try:
-        token = path.expanduser().read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise UsageError(f"The token file {path} cannot be read: {error.strerror}.") from None
-    if not token:
-        raise UsageError(f"The token file {path} is empty. Expected: the server's token.")
-    if len(token.split()) > 1:
-        raise UsageError(
-            f"The token file {path}: expected one token and nothing else. Received: {len(token.split())} words. "
-            "Copy your own token from the server's file into a file of yours."
-        )
-    return token
+        return find_token(self.server, self._token, self._token_file)
 
 
 def _coerce(name: str, value: Any) -> Any:
@@ -139,11 +113,11 @@ def _seconds(name: str, value: Any) -> float:
     return seconds
 
 
-def _checked_server(value: Any) -> str:
-    host, _, port = str(value).rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UsageError(f"server: expected HOST:PORT. Received: {value!r}.")
-    return str(value)
+def _switch(name: str, value: Any) -> bool:
+    found = {"true": True, "1": True, "false": False, "0": False}.get(str(value).lower())
+    if found is None:
+        raise UsageError(f"{name}: expected true or false. Received: {value!r}.")
+    return found
 
 
 def _checked_job(name: Any, server: Any) -> str | None:
@@ -282,9 +256,10 @@ def _validated(given: dict[str, Setting], default_algorithm: str) -> Options:
     evaluate = evaluation_mode.check_mode(values.pop("evaluate", "auto"))
     fallback = local_fit.check_fallback(values.pop("fallback", "error"))
     job = _checked_job(values.pop("job", None), connection.get("server"))
+    warm = _switch("warm", values.pop("warm", True))
     algorithm = resolve_algorithm(preset, **values)
     check_groups(algorithm, cluster)
-    server = _checked_server(connection["server"]) if "server" in connection else None
+    server = check_server(connection["server"]) if "server" in connection else None
     options = Options(
         algorithm,
         cluster,
@@ -295,6 +270,7 @@ def _validated(given: dict[str, Setting], default_algorithm: str) -> Options:
         evaluate=evaluate,
         fallback=fallback,
         job=job,
+        warm=warm,
         workers_given="workers" in given,
         settings=_explained(given, preset, algorithm, cluster),
         _token=connection.get("token"),
@@ -314,6 +290,7 @@ def _explained(
         "data": "auto",
         "evaluate": "auto",
         "fallback": "error",
+        "warm": True,
         **{name: JobSpec.model_fields[name].default for name in TIMEOUTS},
         **{name: getattr(cluster, name) for name in CLUSTER_OPTIONS},
         **{name: value for name, value in algorithm.model_dump().items() if name != "name"},

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from nfdt.core.errors import NfdtError, PolicyRefused, ServerUnreachable, UnreadableData
+from nfdt.core.host.start_log import note_start
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.wire import jobs_pb2 as pb
@@ -90,6 +91,7 @@ class Session:
                 self._refusal = error
             import keras
 
+            note_start("script", "has imported Keras")
             patch.PATCH.install(keras.Model)
             undo.callback(patch.PATCH.remove, keras.Model)
             token = patch.enter(self)
@@ -141,6 +143,7 @@ class Session:
 
     def fit(self, original: patch.FitFunction, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Train ``model`` on the cluster as ``original`` would here; fits inside callbacks are Keras' own."""
+        note_start("script", "calls fit")
         self.note_fit()
         fallback = Fallback(bind(original, model, args, kwargs), self.options.fallback)
         token = patch.enter(LocalFits(IN_A_FIT))
@@ -302,7 +305,9 @@ class Session:
 
     def start(self, submission: Submission, manifest: Manifest) -> InteractiveJob:
         """Submit the job, or attach to the one of its name; ``manifest`` is that of its program."""
+        note_start("script", "has packed the model")
         reply, name = self.send(submission), submission.name
+        note_start("script", "has submitted the job")
         if reply.cursor:
             print(f"Attached to {reply.job_id} ({name}): its epochs so far are replayed.", file=sys.stderr)
         return InteractiveJob(self.connection(), reply.job_id, self._id, name=name, replayed=reply.cursor)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import logging
 import os
 import signal
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,6 +20,7 @@ import numpy as np
 from hfdt.runtime.artifacts import ReadableArtifacts
 from hfdt.runtime.batch_split import learning_rate_factor, split_rows, weight_of
 from hfdt.runtime.communicator import Communicator
+from hfdt.runtime.prepared_ahead import prepared_ahead
 from hfdt.runtime.step import AllreduceStep
 from nfdt.core.arrays.layout import Array
 from nfdt.core.errors import ProtocolError
@@ -112,11 +115,12 @@ class RingJob:
         steps = self._steps_of(work)
         if self.spec.train.sized:
             self._part.prefetch(self._part.train, [self._own_rows(tasks) for tasks in steps])
-        for tasks in steps:
-            began = time.perf_counter()
-            counted |= self._train_on(tasks)
-            self.compute_s += time.perf_counter() - began
-            self.advanced()
+        with contextlib.closing(self._parts_of(steps)) as parts:
+            for tasks in steps:
+                began = time.perf_counter()
+                counted |= self._train_on(tasks, next(parts))
+                self.compute_s += time.perf_counter() - began
+                self.advanced()
         return ins.Report(
             finished=tuple(task.task for task in work.tasks),
             epoch=work.epoch,
@@ -132,8 +136,20 @@ class RingJob:
     def _steps_of(self, work: ins.Work) -> list[list[Task]]:
         return global_batches(work.tasks)
 
-    def _train_on(self, tasks: list[Task]) -> dict[int, int]:
-        """Train on a step; return the samples of each task whose batch was counted here."""
+    def _parts_of(self, steps: Sequence[list[Task]]) -> Generator[tuple[Any, int]]:
+        """Yield this rank's part of each step, see :meth:`_own_part`; of a round of whole batches, no part."""
+        source = self._part.train
+        if source is not None and source.whole:
+            yield from itertools.repeat((None, 0), len(steps))
+        else:
+            yield from prepared_ahead(self._prepared_part, steps)
+
+    def _prepared_part(self, tasks: list[Task]) -> tuple[Any, int]:
+        batch, rows = self._own_part(tasks, self._part.train)
+        return batch if batch is None else self.step.prepare(batch), rows
+
+    def _train_on(self, tasks: list[Task], part: tuple[Any, int]) -> dict[int, int]:
+        """Train on a step, given this rank's part; return the samples of each task whose batch was counted here."""
         if self.spec.algorithm.scale_lr:
             self.step.set_factor(self._factor())
         source = self._part.train
@@ -141,7 +157,7 @@ class RingJob:
             batch, rows, counted = self._whole_part(tasks, source)
             total = sum(counted.values())
         else:
-            batch, rows = self._own_part(tasks, source)
+            batch, rows = part
             counted, total = {}, sum(task.stop - task.start for task in tasks)
         logs = self._step_on(tasks, batch, rows, total)
         self.steps += 1

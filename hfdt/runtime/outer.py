@@ -19,6 +19,7 @@ from nfdt.core.arrays.layout import Array, ParameterLayout
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State
 from nfdt.core.specs.job import JobSpec
+from nfdt.core.training.direct_call import Prepared
 from nfdt.core.training.gradient_step import GradientStep
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.statistics import PushOutcomes
@@ -195,6 +196,10 @@ class GradientOuter:
         """Compute a gradient and discard it."""
         np.asarray(self._compute(self._start, batch, version=0).gradient[:1])
 
+    def prepare(self, batch: Any) -> Prepared:
+        """Convert a pytree of arrays to the tensors that the step needs, ahead of the call."""
+        return self._compute.prepare(batch)
+
     def __call__(
         self, batch: Any, weight: float, pause: Pause, *, samples: int, rate: float, task: Task
     ) -> Mapping[str, Any]:
@@ -243,6 +248,10 @@ class DeltaOuter:
     def probe(self, batch: Any) -> None:
         """Compute a gradient and discard it."""
         self.step.probe(batch)
+
+    def prepare(self, batch: Any) -> Prepared:
+        """Convert a pytree of arrays to the tensors that the step needs, ahead of the call."""
+        return self.step.prepare(batch)
 
     def __call__(
         self, batch: Any, weight: float, pause: Pause, *, samples: int, rate: float, task: Task

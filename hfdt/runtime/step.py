@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from nfdt.core import keras_internals
-from nfdt.core.arrays.layout import Array
+from nfdt.core.arrays.layout import Array, ParameterLayout
 from nfdt.core.errors import ShapeMismatch, UsageError
 from nfdt.core.program.batch_tensors import as_tensors
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.optimizer import inner_optimizer
 from nfdt.core.program.state import State
+from nfdt.core.training.direct_call import DirectCall, Prepared
 from nfdt.core.training.gradient_step import in_graph, replace_optimizer, step_logs
 from nfdt.core.training.step_result import own_loss_scale
 
 GRADIENT = "hfdt_gradient"
+BUCKET = 2**20  # elements; smaller messages cost more than they hide
 
 
 class AllreduceStep:
     """Model and optimizer on one rank; weights stay equal on all ranks because all apply the same updates.
 
-    The gradients of all variables are reduced as one vector, before clipping and before the optimizer. A dynamic loss
-    scale depends on the reduced gradient, so that all ranks skip the same steps.
+    The gradients are reduced before clipping and before the optimizer. A dynamic loss scale depends on the reduced
+    gradient, so that all ranks skip the same steps. They are reduced in buckets of consecutive variables, of which the
+    last ones are ready first: while they are on the network, the gradients of the variables before are computed.
 
     Args:
         model: A compiled, built model; its optimizer is replaced by a recording one.
@@ -47,9 +50,14 @@ class AllreduceStep:
     ) -> None:
         self._model = model
         self.layout = manifest.layout
-        # A separate graph: only there does the operation have the same name on ranks with and without rows.
-        flat = tf.TensorSpec([self.layout.size], tf.float32)
-        self._reduce: Any = tf.function(lambda gradient: reduce(gradient, GRADIENT), input_signature=[flat])
+        self._buckets = buckets(self.layout)
+        # A separate graph: only there do the operations have the same names on ranks with and without rows.
+        specs = [tf.TensorSpec([_size(self.layout, bucket)], tf.float32) for bucket in self._buckets]
+        names = [GRADIENT if len(specs) == 1 else f"{GRADIENT}.{number}" for number in range(len(specs))]
+        self._reduce: list[Any] = [
+            tf.function(lambda gradient, name=name: reduce(gradient, name), input_signature=[spec])
+            for spec, name in zip(specs, names, strict=True)
+        ]
         self._variables = list(model.trainable_variables)
         self.optimizer = inner_optimizer(model)
         scale = manifest.loss_scale or own_loss_scale(model.optimizer)
@@ -61,14 +69,13 @@ class AllreduceStep:
         self._factor = _scale_learning_rate(self.optimizer) if scales else None
         self._compute: Any = in_graph(self._computed, model)
         self._apply: Any = in_graph(self._applied, model)
-        whole = tf.autograph.experimental.do_not_convert(self._whole)
-        self._run: Any = whole if model.run_eagerly else tf.function(whole, reduce_retracing=True)
+        self._run = DirectCall(self._whole, None if model.run_eagerly else _graph)
 
     def __call__(self, batch: Any, weight: float, pause: Callable[[float], None] | None = None) -> Mapping[str, Any]:
         """Train on this rank's part of a global batch; collective.
 
         Args:
-            batch: A pytree of arrays; None for a rank without rows.
+            batch: A pytree of arrays, or a prepared one; None for a rank without rows.
             weight: Fraction of the global batch in this part.
             pause: Called with the time of the gradient in seconds, before it is reduced, to emulate a slower rank.
 
@@ -77,37 +84,43 @@ class AllreduceStep:
         """
         share = tf.constant(np.float32(weight))  # of a Python number TensorFlow keeps the tensor for ever
         if batch is None:
-            self._reduce_and_apply(tf.zeros([self.layout.size]))
+            self._reduce_and_apply(share, [tf.zeros([_size(self.layout, bucket)]) for bucket in self._buckets])
             return {}
+        prepared = batch if isinstance(batch, Prepared) else self.prepare(batch)
         if pause is None:
-            return dict(self._run(as_tensors(batch), share))
+            return dict(self._run(share, prepared))
         began = time.perf_counter()
-        gradient, logs = self._compute(as_tensors(batch))
-        np.asarray(gradient[:1])  # waits until it is computed
+        gradients, logs = self._compute(as_tensors(prepared.pytree))
+        _await(gradients)
         pause(time.perf_counter() - began)
-        self._reduce_and_apply(gradient * share)
+        self._reduce_and_apply(share, gradients)
         return dict(logs)
+
+    def prepare(self, batch: Any) -> Prepared:
+        """Convert a pytree of arrays to the tensors that the step needs, ahead of the call."""
+        return self._run.prepare(batch)
 
     def probe(self, batch: Any) -> None:
         """Compute the gradient of a batch and discard it."""
-        np.asarray(self._compute(as_tensors(batch))[0][:1])
+        _await(self._compute(as_tensors(batch))[0])
 
-    def _whole(self, batch: Any, share: Any) -> dict[str, Any]:
-        gradient, logs = self._compute(batch)
-        self._reduce_and_apply(gradient * share)
+    def _whole(self, share: Any, batch: Any) -> dict[str, Any]:
+        gradients, logs = self._compute(batch)
+        self._reduce_and_apply(share, gradients)
         return logs
 
-    def _reduce_and_apply(self, gradient: Any) -> None:
+    def _reduce_and_apply(self, share: Any, gradients: Sequence[Any]) -> None:
         if self._variables:
-            self._apply(self._reduce(gradient))
+            self._apply([reduce(g * share) for reduce, g in zip(self._reduce, gradients, strict=True)])
 
-    def _computed(self, batch: Any) -> tuple[Any, dict[str, Any]]:
+    def _computed(self, batch: Any) -> tuple[list[Any], dict[str, Any]]:
         self._recording.begin(tf.cast(self.optimizer.iterations.value, tf.int64))
         logs = step_logs(self._model.train_step(batch), "train_step")
-        return self._recording.recorded(), logs
+        return self._recording.recorded_parts(self._buckets), logs
 
-    def _applied(self, reduced: Any) -> None:
-        gradient, finite = self._recording.unscaled(tf.ensure_shape(reduced, [self.layout.size]))
+    def _applied(self, reduced: Sequence[Any]) -> None:
+        whole = tf.ensure_shape(tf.concat(reduced[::-1], 0), [self.layout.size])  # the last variables come first
+        gradient, finite = self._recording.unscaled(whole)
         parts = [
             tf.cast(tf.reshape(gradient[slot.start : slot.stop], slot.shape), variable.dtype)
             for slot, variable in zip(self.layout.slots, self._variables, strict=True)
@@ -171,6 +184,31 @@ class AllreduceStep:
                     f"{np.shape(value)}. The state belongs to another program."
                 )
             own[index].assign(value)
+
+
+def buckets(layout: ParameterLayout) -> list[list[int]]:
+    """Return the indices of the variables of each bucket: consecutive, and the last variables in the first bucket."""
+    found: list[list[int]] = [[]]
+    for index in reversed(range(len(layout.slots))):
+        if _size(layout, found[-1]) >= BUCKET:
+            found.append([])
+        found[-1].insert(0, index)
+    return found
+
+
+def _size(layout: ParameterLayout, bucket: Sequence[int]) -> int:
+    return sum(layout.slots[index].size for index in bucket)
+
+
+def _await(gradients: Sequence[Any]) -> None:
+    """Wait until the gradients are computed."""
+    for gradient in gradients:
+        np.asarray(gradient[:1])
+
+
+def _graph(function: Any) -> Any:
+    """Wrap a whole step; XLA compiles its parts, see :func:`in_graph`, but not Horovod's operation between them."""
+    return tf.function(tf.autograph.experimental.do_not_convert(function), reduce_retracing=True)
 
 
 def _scale_learning_rate(optimizer: Any) -> Any:

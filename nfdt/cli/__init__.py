@@ -5,25 +5,45 @@ from __future__ import annotations
 import click
 
 import nfdt
-from nfdt.cli.certs import certs
-from nfdt.cli.chaos import chaos
-from nfdt.cli.config import config
-from nfdt.cli.doctor import doctor
-from nfdt.cli.errors import Commands
-from nfdt.cli.health import health
-from nfdt.cli.hfdt import hfdt
-from nfdt.cli.jobs import jobs
-from nfdt.cli.kubernetes import kubernetes
-from nfdt.cli.mpi import mpi
-from nfdt.cli.plan import plan
-from nfdt.cli.run import run
-from nfdt.cli.serve import server, worker
-from nfdt.cli.simulate import simulate
-from nfdt.cli.submit import submit
-from nfdt.cli.workers import workers
+from nfdt.cli.lazy import LazyCommands
+
+SUMMARIES = {
+    "certs": "Make certificates for a server that is reached as --host, and for its clients.",
+    "chaos": "Run SCRIPT on a cluster of this machine, inject the faults of SCHEDULE, and report what became of each.",
+    "config": "Print every option, its value and where it came from.",
+    "doctor": "Say what works on this machine, and what to do about the rest (exit code 1 if training cannot work).",
+    "health": "Ask a job server whether it serves; needs no token.",
+    "jobs": "List and inspect jobs, follow their logs, fetch results, cancel, resume, delete.",
+    "kubernetes": "Write the manifests of a job server and its workers, for `kubectl apply -f`.",
+    "mpi": "Run SCRIPT, or with -m a module, under mpirun or srun: rank 0 serves and runs it, every other rank is a "
+    "worker.",
+    "plan": "Predict what each algorithm would do with SCRIPT, and say which to take and why.",
+    "run": "Run SCRIPT, or with -m a module, unmodified; every model.fit in it trains on workers.",
+    "server": "Serve jobs until interrupted; prints `listening on HOST:PORT` once it answers.",
+    "simulate": "Run SCRIPT unmodified, once per algorithm, on a cluster that is only described.",
+    "start": "Keep a warm server on this machine: scripts that start a server of their own begin to train sooner.",
+    "stop": "End the warm server of nfdt start, with the runs that use it.",
+    "submit": "Train SCRIPT, or with -m a module, in a batch job: srun starts nfdt mpi on every node.",
+    "worker": "Offer slots of this machine to a job server: --slots for workers, --shards for parts of the weights.",
+    "workers": "List the machines of a server: their slots, roles, versions, and the jobs that use them.",
+}
+"""First sentence of the help of each command of ``nfdt``."""
+HFDT_SUMMARIES = {
+    "doctor": SUMMARIES["doctor"],
+    "run": "Run SCRIPT, or with -m a module, unmodified; every model.fit in it trains on the ranks of one allreduce "
+    "ring.",
+}
+"""First sentence of the help of each command of ``hfdt``."""
+_HOMES = {"server": "serve", "stop": "start", "worker": "serve"}
+_SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyCommands,
+    homes={name: f"nfdt.cli.{_HOMES.get(name, name)}:{name}" for name in SUMMARIES},
+    summaries=SUMMARIES,
+    context_settings=_SETTINGS,
+)
 @click.version_option(nfdt.__version__, prog_name="nfdt")
 def cli() -> None:
     """Train unmodified Keras 3 scripts on many workers.
@@ -33,12 +53,19 @@ def cli() -> None:
     """
 
 
-COMMANDS = (
-    *(run, server, worker, workers, mpi, submit, jobs, simulate, plan, doctor, health, kubernetes, config, certs),
-    chaos,
+@click.group(
+    cls=LazyCommands,
+    homes={"run": "nfdt.cli.ring_run:run", "doctor": "nfdt.cli.doctor:doctor"},
+    summaries=HFDT_SUMMARIES,
+    context_settings=_SETTINGS,
 )
-for _command in COMMANDS:
-    cli.add_command(_command)
+@click.version_option(nfdt.__version__, prog_name="hfdt")
+def hfdt() -> None:
+    """Train unmodified Keras 3 scripts on Horovod allreduce.
+
+    Exit codes: 0 ok, 1 the script failed, 2 usage, 3 the job failed, 4 server unreachable, 5 refused,
+    6 cancelled, 130 interrupted.
+    """
 
 
 def main() -> None:

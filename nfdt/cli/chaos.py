@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nfdt.cli.ending import end_on_sigterm
 from nfdt.cli.options import FILE, ScriptCommand, script_argument
 from nfdt.cli.script import Script
-from nfdt.cli.serve import end_on_sigterm
 from nfdt.cli.table import render
 from nfdt.core.errors import UsageError
 from nfdt.core.host.packages import require_server_packages

@@ -6,14 +6,15 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from nfdt_client.connection import JobsClient
-from nfdt_client.options import resolve
 
-from nfdt.cli.script import Script
+from nfdt.cli.script import Script, check_script, describe_failure, exit_code_of
 from nfdt.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from nfdt_client.connection import JobsClient
 
 _CliCommand = TypeVar("_CliCommand", bound=Callable[..., Any])
 
@@ -51,13 +52,23 @@ def script_argument(*, required: bool = True) -> Callable[[_CliCommand], _CliCom
             return None
         if words[0] != "-m":
             FILE.convert(words[0], parameter, context)
-            return Script(words[0], words[1:])
+            return _checked(Script(words[0], words[1:]), context)
         if len(words) == 1:
             raise click.BadParameter("-m: expected the name of a module after it.", context, parameter)
-        return Script(words[1], words[2:], is_module=True)
+        return _checked(Script(words[1], words[2:], is_module=True), context)
 
     metavar = "SCRIPT|-m MODULE [ARGS]..."
     return click.argument("script", nargs=-1, type=click.UNPROCESSED, required=required, callback=read, metavar=metavar)
+
+
+def _checked(script: Script, context: click.Context) -> Script:
+    """Return the script; end the command as Python would, before it starts anything, if it cannot be compiled."""
+    try:
+        check_script(script)
+    except (SyntaxError, ValueError, OSError) as error:
+        click.echo(describe_failure(error), err=True)
+        context.exit(exit_code_of(error))
+    return script
 
 
 def server_options(command: _CliCommand) -> _CliCommand:
@@ -111,7 +122,10 @@ def open_connection(server: str | None, token_file: str | None, ca_file: str | N
     Raises:
         UsageError: none of them names a server.
     """
-    options = resolve({"server": server, "token_file": token_file, "ca_file": ca_file})
+    from nfdt_client.connection import JobsClient
+    from nfdt_client.connection_options import find_server
+
+    options = find_server({"server": server, "token_file": token_file, "ca_file": ca_file})
     if options.server is None:
         raise UsageError(
             "Which server? Expected: --server HOST:PORT, NFDT_SERVER in the environment, or server in nfdt.toml."

@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from nfdt_client.decorator import submit
-from nfdt_client.options import resolve
-from nfdt_client.session import Session
 
+from nfdt.cli.ending import end_as_killed
 from nfdt.cli.options import (
     ScriptCommand,
     log_to_stderr,
@@ -23,11 +21,13 @@ from nfdt.cli.options import (
 from nfdt.cli.quiet import quiet_start
 from nfdt.cli.script import Script, describe_failure, exit_code_of, run_script
 from nfdt.cli.script_backend import set_backend_of
-from nfdt.cli.serve import end_as_killed
 from nfdt.cli.table import worker_table
 from nfdt.core.errors import UsageError
 from nfdt.core.host.fast_imports import quick_imports
 from nfdt.core.host.packages import require_server_packages
+
+if TYPE_CHECKING:
+    from nfdt_client.session import Session
 
 
 def print_workers(fits: Sequence[Mapping[str, Any]]) -> None:
@@ -52,6 +52,8 @@ def train_script(context: click.Context, script: Script, opened: Session) -> Non
 
 def submit_script(context: click.Context, script: Script, options: Mapping[str, Any]) -> None:
     """Run ``script`` up to its first fit, submit that as a detached job, and print the job's id."""
+    from nfdt_client.decorator import submit
+
     with _exiting(context):
         handle = submit(run_script, script, options=options)
         click.echo(handle.job_id)
@@ -75,6 +77,7 @@ def _exiting(context: click.Context) -> Iterator[None]:
 @click.option("--fallback", metavar="MODE", help="What to do with a fit that cannot be distributed: error or local.")
 @click.option("--shards", metavar="N", help="Into how many parts the weights are divided (1).")
 @click.option("--job", metavar="NAME", help="Name of the job: the script, run again, attaches to it or resumes it.")
+@click.option("--no-warm", "no_warm", is_flag=True, help="Start a server of its own, even if `nfdt start` keeps one.")
 @click.option("--detach", is_flag=True, help="Submit the first fit as a job that needs no client, and print its id.")
 @training_options
 @server_options
@@ -89,6 +92,7 @@ def run(
     script: Script,
     settings: tuple[str, ...],
     log_level: str,
+    no_warm: bool,
     detach: bool,
     engine: str | None,
     address: str | None,
@@ -103,8 +107,14 @@ def run(
     With --detach, SCRIPT runs only up to its first model.fit: see `nfdt jobs` for what becomes of the job.
     With --on ray, the job server is started here and its workers on a Ray cluster.
     """
+    from nfdt_client.options import resolve
+    from nfdt_client.session import Session
+
+    from nfdt.cli.local_server import local_server
+
     log_to_stderr(log_level)
     given = {name: value for name, value in {**named, **parse_settings(settings)}.items() if value is not None}
+    given |= {"warm": "false"} if no_warm else {}
     of_ray = {"--address": address, "--slot-cpus": slot_cpus, "--slot-gpus": slot_gpus}
     if engine is None and (idle := [name for name, value in of_ray.items() if value is not None]):
         raise UsageError(f"{idle[0]}: expected --on ray with it. Received: none.")
@@ -117,7 +127,8 @@ def run(
         options = resolve(given)
         if options.job is not None:
             end_as_killed()
-        train_script(context, script, Session(options))
+        with local_server(options) as server:
+            train_script(context, script, Session(options, server))
     else:
         require_server_packages("nfdt run --on ray")
         from nfdt.engines.ray_server import SlotResources, serve_on_ray

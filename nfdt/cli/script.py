@@ -40,6 +40,29 @@ class Script:
         return os.getcwd() if self.is_module else os.path.dirname(os.path.realpath(self.name))
 
 
+def check_script(script: Script) -> None:
+    """Compile ``script`` without running any of it; a module inside of a package is compiled when it runs.
+
+    Raises:
+        SyntaxError: it cannot be compiled.
+        UsageError: the module does not exist.
+    """
+    if not script.is_module:
+        _compile_file(script.name)
+        return
+    path = sys.path
+    try:
+        sys.path = path if sys.flags.safe_path else [script.directory, *path[1:]]
+        package = _find(script.name.partition(".")[0])
+        if package is None:
+            raise _missing_module(script.name)
+        is_plain = package.submodule_search_locations is None and package.name == script.name
+        if is_plain and (get_code := getattr(package.loader, "get_code", None)) is not None:
+            get_code(package.name)
+    finally:
+        sys.path = path
+
+
 def run_script(script: Script) -> None:
     """Execute ``script`` as ``__main__``; its exceptions, SystemExit included, propagate.
 
@@ -68,11 +91,16 @@ def _process_of(script: Script, main: types.ModuleType) -> Iterator[None]:
 
 
 def _load_file(name: str, main: types.ModuleType) -> types.CodeType:
+    code, loader = _compile_file(name)
+    vars(main).update(__file__=loader.path, __loader__=loader)
+    return code
+
+
+def _compile_file(name: str) -> tuple[types.CodeType, SourceFileLoader]:
     path = os.path.join(os.getcwd(), name)
     loader = SourceFileLoader("__main__", path)
-    vars(main).update(__file__=path, __loader__=loader)
     code: types.CodeType = loader.source_to_code(loader.get_data(path), path)
-    return code
+    return code, loader
 
 
 def _load_module(name: str, main: types.ModuleType) -> types.CodeType:
@@ -81,16 +109,20 @@ def _load_module(name: str, main: types.ModuleType) -> types.CodeType:
         spec = _find(f"{name}.__main__")
     get_code = getattr(spec.loader, "get_code", None) if spec is not None else None
     if spec is None or get_code is None:
-        raise UsageError(
-            f"-m: expected the name of a module, or of a package with a __main__, as in -m package.module. "
-            f"Received: {name!r}, which is not found from {os.getcwd()}."
-        )
+        raise _missing_module(name)
     vars(main).update(
         __file__=spec.origin, __loader__=spec.loader, __spec__=spec, __package__=spec.parent, __cached__=spec.cached
     )
     sys.argv[0] = str(spec.origin)
     code: types.CodeType = get_code(spec.name)
     return code
+
+
+def _missing_module(name: str) -> UsageError:
+    return UsageError(
+        f"-m: expected the name of a module, or of a package with a __main__, as in -m package.module. "
+        f"Received: {name!r}, which is not found from {os.getcwd()}."
+    )
 
 
 def _find(name: str) -> ModuleSpec | None:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
-import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
 from nfdt_client.options import resolve
 
+from nfdt.cli.ending import end_in_order, end_on_sigterm
 from nfdt.cli.offered_slots import offer_slots, wait_for_server
 from nfdt.cli.options import FILE, LOG_LEVELS, log_to_stderr, server_options
-from nfdt.core.errors import ServerUnreachable, Terminated, UsageError
+from nfdt.core.errors import ServerUnreachable, UsageError
 from nfdt.core.host.keras_backend import TRAINING, current_backend
 from nfdt.core.host.packages import require_server_packages
 from nfdt.core.host.private_files import ensure_folder
@@ -31,45 +28,6 @@ from nfdt.launch.slot_options import SlotOptions
 LOG_DIR = Path("~/.cache/nfdt/logs")
 STATE_DIR = Path("~/.nfdt")
 DIRECTORY = click.Path(path_type=Path)
-
-
-def _terminate(_signal: int, _frame: FrameType | None) -> None:
-    sys.exit(0)
-
-
-def end_on_sigterm() -> None:
-    """Make SIGTERM an orderly exit that closes files and ends child processes."""
-    signal.signal(signal.SIGTERM, _terminate)
-
-
-def end_in_order() -> threading.Event:
-    """Make the first SIGTERM set the event that is returned, and the second one an exit that ends child processes."""
-    ending = threading.Event()
-
-    def end(number: int, frame: FrameType | None) -> None:
-        if ending.is_set():
-            _terminate(number, frame)
-        ending.set()
-
-    signal.signal(signal.SIGTERM, end)
-    return ending
-
-
-def end_as_killed() -> None:
-    """Make SIGTERM and SIGHUP an orderly exit with the exit code of a process killed by that signal.
-
-    A second signal does not interrupt that exit.
-    """
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-
-    def end(number: int, _: FrameType | None) -> None:
-        for one in numbers:
-            signal.signal(one, signal.SIG_IGN)
-        raise Terminated(128 + number)
-
-    for number in numbers:
-        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP
-            signal.signal(number, end)
 
 
 @click.command()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
+from nfdt.codecs.base import Codec
 
-from nfdt.codecs.base import Codec, Vector
+BUCKET = 512
+"""Elements that share a scale."""
+BLOCK = 64 * BUCKET
+"""Elements that are encoded independently of others, by codecs other than ``top-k``."""
 
 
 def blocks(codec: Codec, size: int) -> Iterator[tuple[slice, slice]]:
@@ -17,8 +20,3 @@ def blocks(codec: Codec, size: int) -> Iterator[tuple[slice, slice]]:
         count = codec.encoded_bytes(stop - start)
         yield slice(start, stop), slice(at, at + count)
         at += count
-
-
-def is_finite(vector: Vector) -> bool:
-    """Whether every element is a number."""
-    return bool(np.isfinite(vector).all())

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from nfdt.codecs.base import Codec, Payload, Vector
-from nfdt.codecs.blocks import blocks, is_finite
 from nfdt.codecs.floats import IdentityCodec
+from nfdt.codecs.fused import encode_owed
 
 
 class ErrorFeedback:
@@ -63,14 +63,4 @@ class ErrorFeedback:
 
 def _encode(codec: Codec, vector: Vector, residual: Vector) -> Payload | None:
     payload = np.empty(codec.encoded_bytes(vector.size), np.uint8)
-    scratch = np.empty((2, min(codec.block or vector.size, vector.size)), np.float32)
-    for part, coded in blocks(codec, vector.size):
-        owed, decoded = scratch[:, : part.stop - part.start]
-        with np.errstate(over="ignore"):
-            np.add(residual[part], vector[part], out=owed)
-        if not is_finite(owed):
-            return None
-        payload[coded] = codec.encode(owed)
-        codec.decode(payload[coded], decoded)
-        np.subtract(owed, decoded, out=residual[part])
-    return payload
+    return payload if encode_owed(codec, vector, residual, payload) else None

@@ -12,6 +12,7 @@ from nfdt.schedulers import LeaseBook, lease_size
 from nfdt.schedulers.task_policies import DynamicTasks, EpochView, TaskPolicy, make_task_policy
 
 LEASE_S = 0.2
+AHEAD_STEPS = 2  # steps of a worker that must be left after its lease, if it requests the next one early
 
 
 def stream_warning(spec: JobSpec) -> str | None:
@@ -39,6 +40,7 @@ class LeaseSizer:
         self._spec, self._policy, self._tracker = spec, policy, tracker
         known = spec.train.planned is not None and not policy.facts.synchronous  # rows, and the worker of each
         self._tasks: TaskPolicy = make_task_policy(spec.algorithm.tasks) if known else DynamicTasks()
+        self._samples_per_s, self._uses = 0.0, 0  # sum over all workers, and its remaining number of uses
 
     @property
     def divides(self) -> bool:
@@ -58,9 +60,36 @@ class LeaseSizer:
             # Sources read ahead within a lease; what exceeds the time limit is returned and leased again.
             target_s = LEASE_S if self._spec.train.sized else 2 * LEASE_S
             size = lease_size(book.remaining, len(members), step_s, target_s=target_s)
-        reference = self._spec.fit.batch_size
-        view = EpochView(members, book, self._tracker.speeds, self._tracker.size_of, reference, now)
+        reference, total = self._spec.fit.batch_size, self._total_speed(members)
+        view = EpochView(members, book, self._tracker.speeds, self._tracker.size_of, reference, now, total)
         return self._tasks.limit(size, member, view)
+
+    def looks_ahead(self, member: Member, steps: int, book: LeaseBook) -> bool:
+        """Whether the worker requests its next lease before the last of ``steps`` leased steps ends.
+
+        It thereby commits to a step that it begins later. Near the end of an epoch others may have finished that step
+        sooner, and a policy that bounds or synchronises workers decides on finished steps only.
+        """
+        facts, size = self._policy.facts, self._tracker.size_of(member.name)
+        step_s = self._tracker.speeds.step_s(member.name, size)
+        if facts.synchronous or facts.bounded or self._spec.train.planned is None or not step_s:
+            return False
+        left_s = book.remaining * self._spec.fit.batch_size / max(self._samples_per_s, 1e-9)
+        return left_s > (steps + AHEAD_STEPS) * step_s
+
+    def step_s(self, member: Member) -> float:
+        """Return the expected seconds of the worker's step; 0 before it is measured."""
+        return self._tracker.speeds.step_s(member.name, self._tracker.size_of(member.name)) or 0.0
+
+    def _total_speed(self, members: Sequence[Member]) -> float:
+        """Return the sum of all workers' speeds, computed once for as many leases as there are workers."""
+        if self._uses <= 0:
+            speeds, size_of = self._tracker.speeds, self._tracker.size_of
+            lines = {m.name: line for m in members if (line := speeds.now(m.name))}
+            self._samples_per_s = sum(line.samples_per_s(size_of(name)) for name, line in lines.items())
+            self._uses = len(members)
+        self._uses -= 1
+        return self._samples_per_s
 
     def renew(self, spec: JobSpec) -> None:
         """Continue with the batch size of another specification; the task policy stays."""

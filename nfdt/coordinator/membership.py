@@ -15,7 +15,8 @@ class Member:
         seen_at: Time of its last call, in seconds of the job's clock.
         ready: Whether it has requested work: its model is built.
         epoch: Number of the epoch that it began last; None before the first.
-        leased_at: Time at which it got the tasks that it holds.
+        leased_at: Time at which it begins the tasks that it holds: when it got them, or when it is free.
+        free_at: Time at which it has finished the task that it computed at its last report, or that of the report.
         in_flight: Numbers of the held tasks that it has begun; they are not sent again.
         pulls: Whether it pulls weights before it begins the tasks it holds, and after them.
         released: Whether it may leave; its end is then not reported as a loss.
@@ -27,6 +28,7 @@ class Member:
     ready: bool = False
     epoch: int | None = None
     leased_at: float = 0.0
+    free_at: float = 0.0
     in_flight: frozenset[int] = frozenset()
     pulls: tuple[bool, bool] = (False, False)
     released: bool = False

@@ -76,7 +76,7 @@ class TrainingPhase:
         pull = self._policy.must_pull(worker, len(member.in_flight))
         self._policy.started(worker, len(tasks))
         member.pulls = pull, self._policy.will_pull(worker, len(member.in_flight))
-        member.leased_at = now
+        member.leased_at = max(now, member.free_at)
         return self._work(member, tasks)
 
     def _let_through(self, member: Member) -> bool:
@@ -101,7 +101,9 @@ class TrainingPhase:
 
     def _work(self, member: Member, tasks: tuple[Task, ...]) -> Work:
         untrained = b"" if member.name in self._given else self._untrained
-        return Work(self._begin.epoch, tasks, LEASE_BUDGET_S, self._decisions.plan.overlap, untrained, *member.pulls)
+        ahead = self.gate.open and self._decisions.leases.looks_ahead(member, len(tasks), self.book)
+        overlap = self._decisions.plan.overlap
+        return Work(self._begin.epoch, tasks, LEASE_BUDGET_S, overlap, untrained, *member.pulls, look_ahead=ahead)
 
     def replaced(self, untrained: bytes) -> None:
         """Replace the state of every worker while the epoch is paused."""
@@ -114,6 +116,8 @@ class TrainingPhase:
     def absorb(self, member: Member, report: Report, now: float) -> bool:
         """Mark tasks as finished, requeue those that the worker has not begun, record its speed and running logs."""
         name, samples, sequences = member.name, report.samples, report.sequences
+        computes = len(report.in_flight) > self._decisions.plan.overlap  # it has begun one task more than it has pushed
+        member.free_at = now + (self._decisions.leases.step_s(member) if computes else 0.0)
         finished = (self.book.finish(name, n, samples.get(n), sequences.get(n, 0)) for n in report.finished)
         tasks = [task for task in finished if task]
         if report.finished or report.in_flight:

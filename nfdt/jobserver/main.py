@@ -22,6 +22,7 @@ from nfdt.core.errors import NfdtError, UsageError
 from nfdt.core.host.machine import versions
 from nfdt.core.host.parent import Parent
 from nfdt.core.host.private_files import ensure_folder
+from nfdt.core.host.start_log import note_start
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.audit import AuditLog
 from nfdt.core.jobs.rights import Holder, Holders
@@ -209,6 +210,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--ring", dest="rings", action="append", default=[], type=_ring, help="JSON of a Horovod ring to start at once"
     )
+    parser.add_argument("--fork-server", type=int, metavar="FD", help="socket to a fork server that makes the slots")
     parser.add_argument("--advertise", default="")
     parser.add_argument("--attend-timeout", dest="attend_timeout_s", type=float, default=60.0)
     parser.add_argument("--log-level", default="info")
@@ -236,6 +238,7 @@ def _run(server: RunningServer, arguments: argparse.Namespace, parent: Parent) -
             continue  # its script decides
         signal.signal(number, lambda *_: threading.Thread(target=server.stop).start())
     try:
+        note_start("job server", "serves")
         print(json.dumps({"address": server.address}), flush=True)
         while not server.wait(0) and not (arguments.embedded and parent.is_gone):
             (parent if arguments.embedded else server).wait(PARENT_POLL_S)
@@ -249,6 +252,7 @@ def _run(server: RunningServer, arguments: argparse.Namespace, parent: Parent) -
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``python -m nfdt.jobserver.main``, which prints one JSON line with the address when it serves."""
+    note_start("job server", "has imported")
     arguments, parent = _parse(argv), Parent()
     logging.basicConfig(
         level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr

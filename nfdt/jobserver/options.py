@@ -36,6 +36,7 @@ class ServerOptions:
         limits: Limits for one client.
         attend_timeout_s: Seconds for which an interactive job's client may be gone.
         slot_command: Command that starts a slot; None: the default one; empty: no slots are started.
+        fork_server: Descriptor of a socket to a fork server, which makes the slots; None: the server starts one.
     """
 
     state_dir: Path
@@ -55,6 +56,7 @@ class ServerOptions:
     limits: Limits = Limits()
     attend_timeout_s: float = 60.0
     slot_command: Sequence[str] | None = None
+    fork_server: int | None = None
 
 
 def shard_host(options: ServerOptions) -> str:

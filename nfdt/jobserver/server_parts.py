@@ -16,6 +16,8 @@ from nfdt.core.work.artifacts import default_cache
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.options import ServerOptions, shard_host
 from nfdt.jobserver.slot_pool import SlotPool
+from nfdt.launch.fork_client import ForkServerClient
+from nfdt.launch.fork_here import FORK_SERVER_LOG
 from nfdt.launch.horovod import RingLauncher
 from nfdt.launch.machine import find_gpus
 from nfdt.launch.processes import LocalLauncher
@@ -39,7 +41,18 @@ def make_launcher(options: ServerOptions, local: str, token: str) -> LocalLaunch
         backend=current_backend().name,
         kept_logs=default_cache().parent / "logs" if options.embedded else None,
     )
-    return LocalLauncher(replace(slots, command=tuple(options.slot_command)) if options.slot_command else slots)
+    if options.slot_command:
+        slots = replace(slots, command=tuple(options.slot_command))
+    return LocalLauncher(slots, fork_server=_adopt(options))
+
+
+def _adopt(options: ServerOptions) -> ForkServerClient | None:
+    """Return the client of the fork server that the options pass on, which has this process's environment."""
+    if options.fork_server is None:
+        return None
+    requests = socket.socket(fileno=options.fork_server)
+    requests.set_inheritable(False)
+    return ForkServerClient(requests, os.environ, options.state_dir.parent / FORK_SERVER_LOG)
 
 
 def make_rings(options: ServerOptions, local: str, token: str) -> RingLauncher | None:

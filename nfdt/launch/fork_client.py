@@ -5,135 +5,102 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
-import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from nfdt.core.host.forked_process import NOT_FORKED, ForkedProcess
 from nfdt.launch.fork_server import READY
 
 SLOT_MODULE = "nfdt.worker.slot"
 COMMAND = (sys.executable, "-P", "-m", "nfdt.launch.fork_server", SLOT_MODULE)
 FORK_SERVER_END_S = 5.0  # time to end after SIGTERM
-NOT_FORKED = 1
-
-
-class ForkedSlot:
-    """Slot process that is a child of the fork server, with the part of ``subprocess.Popen`` that a launcher uses.
-
-    For one thread at a time.
-
-    Attributes:
-        pid: Identifier of the process; None until it exists.
-        stdin: Other end of its standard input.
-        returncode: Exit code as in Popen; None while it runs. -SIGKILL for slots that ended with their fork server,
-            ``NOT_FORKED`` for those that it never forked.
-    """
-
-    def __init__(self, report: socket.socket, stdin: int) -> None:
-        self.pid: int | None = None
-        self.stdin = os.fdopen(stdin, "wb", 0)
-        self.returncode: int | None = None
-        self._report = report
-
-    def poll(self) -> int | None:
-        """Return the exit code; None while the process runs or is yet to be forked."""
-        with contextlib.suppress(BlockingIOError):
-            while self.returncode is None:
-                self._take(self._report.recv(64, socket.MSG_DONTWAIT))
-        return self.returncode
-
-    def _take(self, message: bytes) -> None:
-        if not message:
-            self._close(NOT_FORKED if self.pid is None else -signal.SIGKILL)
-        elif self.pid is not None:
-            self._close(int(message))
-        else:
-            self.pid = int(message) or None
-            if self.pid is None:
-                self._close(NOT_FORKED)
-
-    def _close(self, returncode: int) -> None:
-        self.returncode = returncode
-        self._report.close()
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end and return the exit code.
-
-        Raises:
-            subprocess.TimeoutExpired: The process runs for longer than ``timeout`` seconds.
-        """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                raise subprocess.TimeoutExpired("nfdt.worker.slot", timeout or 0.0)
-            reports = select.poll()
-            reports.register(self._report, select.POLLIN)
-            reports.poll(None if left is None else left * 1000)
-        return code
-
-    def terminate(self) -> None:
-        """Send SIGTERM; a process that is yet to be forked counts as ended."""
-        if self.poll() is None:
-            if self.pid is None:
-                self._close(-signal.SIGTERM)
-            else:
-                with contextlib.suppress(ProcessLookupError):  # it ended with its fork server just now
-                    os.kill(self.pid, signal.SIGTERM)
 
 
 class ForkServerClient:
-    """Client that starts the fork server, which ends with this process, and sends it requests.
+    """Client of a fork server, to which it sends requests.
 
     Args:
+        requests: Socket of the requests.
         environment: Environment of the fork server, and of its slots apart from each request's changes; no secrets.
-        log: File for its standard output and standard error.
-        command: Command line; tests give another one.
-
-    Raises:
-        OSError: The process cannot be started.
+        log: File with its standard output and standard error.
+        process: The fork server; None: another process has started it, and it ends with the socket.
     """
 
-    def __init__(self, environment: Mapping[str, str], log: Path, *, command: Sequence[str] = COMMAND) -> None:
+    def __init__(
+        self,
+        requests: socket.socket,
+        environment: Mapping[str, str],
+        log: Path,
+        process: subprocess.Popen[bytes] | None = None,
+    ) -> None:
         self.log = log
-        self._ready = False
+        self._requests, self._environment, self._process = requests, dict(environment), process
+        self._ready = self._ended = False
+
+    @classmethod
+    def start(cls, environment: Mapping[str, str], log: Path, *, command: Sequence[str] = COMMAND) -> ForkServerClient:
+        """Start a fork server, which ends with this process.
+
+        Args:
+            environment: As for the class.
+            log: As for the class.
+            command: Command line; tests give another one.
+
+        Raises:
+            OSError: The process cannot be started.
+        """
         # OpenBLAS would start threads when it is imported. Slots do not need them: they compute with TensorFlow.
-        self._environment = {"OPENBLAS_NUM_THREADS": "1", **environment}
-        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = {"OPENBLAS_NUM_THREADS": "1", **environment}
+        requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as output:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 command,
-                env=self._environment,
+                env=environment,
                 stdin=theirs.fileno(),
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
             )
+        return cls(requests, environment, log, process)
 
     @property
-    def pid(self) -> int:
-        """Process identifier of the fork server."""
-        return self._process.pid
+    def pid(self) -> int | None:
+        """Process identifier of the fork server; None if another process has started it."""
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process has started the fork server."""
+        return self._process is not None
 
     @property
     def ready(self) -> bool:
         """Whether the fork server has ever been able to fork."""
-        if not self._ready:
-            with contextlib.suppress(OSError):
-                self._ready = self._requests.recv(len(READY), socket.MSG_DONTWAIT) == READY
+        self._receive()
         return self._ready
 
     @property
     def returncode(self) -> int | None:
-        """Exit code of the fork server; None while it lives."""
-        return self._process.poll()
+        """Exit code of the fork server, ``NOT_FORKED`` if it is unknown; None while it lives."""
+        if self._process is not None:
+            return self._process.poll()
+        self._receive()
+        return NOT_FORKED if self._ended else None
 
-    def fork(self, arguments: Sequence[str], name: str, environment: Mapping[str, str], log: int) -> ForkedSlot:
+    def _receive(self) -> None:
+        """Take the report that the fork server is ready, or has closed its end."""
+        with contextlib.suppress(BlockingIOError):
+            while not self._ended:
+                try:
+                    message = self._requests.recv(len(READY), socket.MSG_DONTWAIT)
+                except ConnectionError:
+                    message = b""
+                self._ready, self._ended = self._ready or message == READY, not message
+
+    def fork(self, arguments: Sequence[str], name: str, environment: Mapping[str, str], log: int) -> ForkedProcess:
         """Request a slot and return at once, even while the fork server is still importing.
 
         Args:
@@ -150,7 +117,7 @@ class ForkServerClient:
         request = {"arguments": list(arguments), "title": name, "environment": changes}
         report, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         their_stdin, stdin = os.pipe()
-        slot = ForkedSlot(report, stdin)
+        slot = ForkedProcess(report, stdin, SLOT_MODULE)
         try:
             socket.send_fds(self._requests, [json.dumps(request).encode()], [their_stdin, log, theirs.fileno()])
         except OSError:
@@ -163,8 +130,13 @@ class ForkServerClient:
         return slot
 
     def stop(self) -> None:
-        """End the fork server and its remaining slots: close its input and terminate it, kill it after a deadline."""
+        """End the fork server and its remaining slots: close its input and terminate it, kill it after a deadline.
+
+        One that another process has started ends by itself when its input is closed.
+        """
         self._requests.close()
+        if self._process is None:
+            return
         self._process.terminate()
         try:
             self._process.wait(FORK_SERVER_END_S)

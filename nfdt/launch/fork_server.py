@@ -8,7 +8,6 @@ It never receives a job, and ends with its launcher.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import importlib
 import json
@@ -21,6 +20,8 @@ import sys
 from typing import Any
 
 from nfdt.core.host.parent import die_with_parent
+from nfdt.core.host.start_log import note_start
+from nfdt.launch.forked_children import ForkedChildren, send_number
 
 READY = b"ready"
 REQUEST_BYTES = 2**20
@@ -32,7 +33,6 @@ class ForkServer:
     """Server that forks slots and reports each over its own socket: process id (0: not forked), then exit code.
 
     A slot that has ended stays a zombie until the launcher, which has read the report, closes its end of the socket.
-    Until then no other process gets its process id.
 
     Args:
         requests: Socket of the launcher's requests.
@@ -40,16 +40,12 @@ class ForkServer:
 
     def __init__(self, requests: socket.socket) -> None:
         self._requests = requests
-        self._living: dict[int, socket.socket] = {}
-        self._wake, self._alarm = socket.socketpair()
-        self._alarm.setblocking(False)
-        signal.set_wakeup_fd(self._alarm.fileno())
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._children = ForkedChildren()
         # A scheduler may send SIGTERM to every process: the slots end with the fork server, so it ends after them.
         self._on_sigterm = signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._requests, selectors.EVENT_READ)
-        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._selector.register(self._children.woken, selectors.EVENT_READ)
 
     def serve(self) -> list[str] | None:
         """Fork until the launcher closes its end; return None then, and in each slot its arguments.
@@ -68,11 +64,11 @@ class ForkServer:
                     request = json.loads(message)
                     if self._fork(*descriptors):
                         return _become_slot(request)
-                elif key.fileobj is self._wake:
-                    self._wake.recv(4096)
-                    self._report_ends()
+                elif key.fileobj is self._children.woken:
+                    self._children.report_ends()
                 else:
-                    self._forget(*key.data)
+                    self._selector.unregister(key.fileobj)
+                    self._children.forget(*key.data)
 
     def _fork(self, stdin: int, log: int, report: int) -> bool:
         """Fork a slot; return True in the slot, whose standard input and output are set."""
@@ -95,12 +91,11 @@ class ForkServer:
         os.close(stdin)
         os.close(log)
         if pid < 0:
-            _send(connection, 0)
+            send_number(connection, 0)
             connection.close()
         else:
-            self._living[pid] = connection
             self._selector.register(connection, selectors.EVENT_READ, (pid, connection))
-            _send(connection, pid)
+            self._children.add(pid, connection)
         return False
 
     def _leave(self, parent: int, stdin: int, log: int) -> None:
@@ -112,7 +107,7 @@ class ForkServer:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, self._on_sigterm)
-        held: list[Any] = [self._alarm, *(key.fileobj for key in self._selector.get_map().values())]
+        held: list[Any] = [self._children.alarm, *(key.fileobj for key in self._selector.get_map().values())]
         self._selector.close()
         for one in held:
             one.close()
@@ -121,30 +116,14 @@ class ForkServer:
         os.close(stdin)
         os.close(log)
 
-    def _report_ends(self) -> None:
-        for pid, connection in list(self._living.items()):
-            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is not None:
-                del self._living[pid]
-                _send(connection, ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
 
-    def _forget(self, pid: int, connection: socket.socket) -> None:
-        """Reap a slot whose launcher has closed its end of the socket; kill it if it still runs."""
-        if self._living.pop(pid, None) is not None:
-            os.kill(pid, signal.SIGKILL)
-        self._selector.unregister(connection)
-        connection.close()
-        os.waitpid(pid, 0)
-
-
-def _send(connection: socket.socket, number: int) -> None:
-    with contextlib.suppress(OSError):  # the launcher has closed its end, which the selector reports later
-        connection.send(str(number).encode())
+def count_threads() -> int:
+    """Return the number of threads of this process, with those that no Python code has started."""
+    return len(os.listdir("/proc/self/task"))
 
 
 def _require_one_thread() -> None:
-    threads = len(os.listdir("/proc/self/task"))
-    if threads > 1:
+    if (threads := count_threads()) > 1:
         raise RuntimeError(
             f"Fork server: expected one thread before a fork. Received: {threads}; something that was imported starts "
             "threads. Slots are started without a fork server now."
@@ -170,8 +149,10 @@ def _become_slot(request: dict[str, Any]) -> list[str]:
 def main() -> int:
     """Import the module that the command line names, then fork on request; each fork runs its ``main``."""
     die_with_parent(watch_stdin=False)
+    note_start("fork server", "runs")
     slot = importlib.import_module(sys.argv[1])
     slot.load()
+    note_start("fork server", "has imported")
     arguments = ForkServer(socket.socket(fileno=os.dup(0))).serve()
     return 0 if arguments is None else slot.main(arguments)
 

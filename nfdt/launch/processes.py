@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from nfdt.core.host.forked_process import ForkedProcess
 from nfdt.core.host.keras_backend import TENSORFLOW, VARIABLE
 from nfdt.core.host.private_files import ensure_folder
 from nfdt.core.jobs.launcher import Role
-from nfdt.launch.fork_client import ForkedSlot, ForkServerClient
+from nfdt.launch.fork_client import ForkServerClient
 from nfdt.launch.slot_end import SlotEnd, keep
 from nfdt.launch.slot_options import SLOT, SlotOptions, shared_environment, slot_arguments, slot_environment
 
@@ -31,7 +32,7 @@ RESTART_S = 0.5  # pause after a crash before the next start; doubles with each 
 DOUBLINGS = 4
 FAILED_STARTS = 3  # number in a row that counts as a failure; starts are still tried again
 
-Process = subprocess.Popen[bytes] | ForkedSlot
+Process = subprocess.Popen[bytes] | ForkedProcess
 
 
 @dataclass
@@ -52,13 +53,19 @@ class LocalLauncher:
     Args:
         options: Options for starting slots.
         ended: Called with the name of each slot that has ended, on a thread that must not block.
+        fork_server: Fork server that the caller has; None: one is started for the first slot.
 
     Attributes:
         given_up: Event that is set when slots end before they are registered, again and again; then no more are
             started.
     """
 
-    def __init__(self, options: SlotOptions, ended: Callable[[str], None] = lambda name: None) -> None:
+    def __init__(
+        self,
+        options: SlotOptions,
+        ended: Callable[[str], None] = lambda name: None,
+        fork_server: ForkServerClient | None = None,
+    ) -> None:
         self._options, self._ended = options, ended
         self._changed = threading.Condition()
         self._wanted: dict[Role, int] = {"worker": 0, "shard": 0}
@@ -70,7 +77,7 @@ class LocalLauncher:
         self._failed_starts = 0  # number in a row
         self._failed_start_at = 0.0
         self._start_error = ""
-        self._fork_server: ForkServerClient | None = None
+        self._fork_server = fork_server
         self._forks_slots = sys.platform.startswith("linux") and options.command == SLOT and not options.gpus
         self.given_up = threading.Event()
         self._draining = self._stopping = False
@@ -240,7 +247,7 @@ class LocalLauncher:
         finally:
             os.close(log)
 
-    def _fork(self, arguments: list[str], name: str, environment: dict[str, str], log: int) -> ForkedSlot | None:
+    def _fork(self, arguments: list[str], name: str, environment: dict[str, str], log: int) -> ForkedProcess | None:
         """Fork a slot, after starting the fork server if necessary; return None if slots cannot be forked."""
         if self._fork_server is not None and self._fork_server.returncode is not None:
             self._lose(self._fork_server)
@@ -249,16 +256,16 @@ class LocalLauncher:
         try:
             if self._fork_server is None:
                 shared = shared_environment(self._options, os.environ)
-                self._fork_server = ForkServerClient(shared, self._options.logs / "fork-server.log")
+                self._fork_server = ForkServerClient.start(shared, self._options.logs / "fork-server.log")
             return self._fork_server.fork(arguments, name, environment, log)
         except OSError as error:
             _log.warning("%s is started, not forked: %s", name, error)
             return None
 
     def _lose(self, fork_server: ForkServerClient) -> None:
-        """Stop a fork server that has ended; another one is started if it has ever been ready."""
+        """Stop a fork server that has ended; another one is started if it has ever been ready, or was another's."""
         _log.warning("the fork server of slots ended with %s; see %s", fork_server.returncode, fork_server.log)
-        self._forks_slots = fork_server.ready
+        self._forks_slots = fork_server.ready or not fork_server.is_own
         fork_server.stop()
         self._fork_server = None
 

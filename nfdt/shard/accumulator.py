@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from nfdt.shard.tensors import Vector
+Vector = Any
+"""A float32 vector of the shard's size, an array or a tensor."""
 
 
 @dataclass

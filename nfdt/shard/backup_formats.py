@@ -16,8 +16,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from nfdt.core.specs.algorithm import AlgorithmSpec
-from nfdt.shard.engine import Engine, ReplyWeights
-from nfdt.shard.tensors import AnchoredBf16, Vector
+from nfdt.shard.engine import AnchoredBf16, Engine, ReplyWeights, Vector
 from nfdt.update_rules import UpdateRule
 
 FEW_WORKERS = 4

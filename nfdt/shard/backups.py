@@ -9,9 +9,8 @@ from typing import Any
 from nfdt.core.errors import ProtocolError
 from nfdt.core.sharding.records import RecordTree
 from nfdt.shard.backup_formats import BACKUP_FORMATS
-from nfdt.shard.engine import Engine, ReplyWeights
+from nfdt.shard.engine import Engine, ReplyWeights, Vector
 from nfdt.shard.messages import DeltaRequest
-from nfdt.shard.tensors import Vector
 from nfdt.update_rules.base import RuleState
 
 

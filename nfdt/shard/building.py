@@ -19,14 +19,16 @@ from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.shard.backup_formats import format_for
 from nfdt.shard.engine import Engine
 from nfdt.shard.kept_engine import EngineTerms, KeptEngine
-from nfdt.shard.modes import mode_for
-from nfdt.shard.optimizer import build_optimizer
+from nfdt.shard.modes import AsynchronousMode, mode_for
+from nfdt.shard.optimizer_state import plain_traits
 from nfdt.shard.outer import outer_algorithm
 from nfdt.shard.sparse_store import SparseStore
 from nfdt.shard.store import ShardStore
 from nfdt.shard.table import ShardTable
 from nfdt.update_rules import make_rule
 from nfdt.update_rules.blocks import KernelBlocks, TableRows
+from nfdt.update_rules.ddc_adam import DelayedAdam
+from nfdt.update_rules.ddc_sgd import DelayedSGD
 
 Store = ShardStore | SparseStore
 
@@ -78,26 +80,62 @@ def build_store(
         plan, dense = _without_tables(plan, layout), layout.dense(weights)
         own = dense if dense.size else np.zeros(1, np.float32)
 
+    mode = mode_for(policy or make_policy(algorithm), workers)
+
     def make() -> Engine:
-        built = build_optimizer(manifest, plan, own, custom_objects)
-        built.load(state.optimizer)
-        return Engine(built, make_rule(algorithm, built.traits, blocks_of(manifest, run, sparse)))
+        blocks = blocks_of(manifest, run, sparse)
+        engine = _loop_engine(manifest, plan, algorithm, blocks, own, workers) if mode is AsynchronousMode else None
+        if engine is None:
+            return _keras_engine(manifest, plan, algorithm, blocks, State(own, state.optimizer), custom_objects)
+        engine.write(own, state.optimizer)
+        return engine
 
     if kept is None or layout.tables or records is not None:
         engine = make()
     else:
         engine = kept.get(EngineTerms(manifest, algorithm, (index, shards)), own, state.optimizer, make)
-    mode = mode_for(policy or make_policy(algorithm), workers)
     backup_format = format_for(engine.rule, algorithm, workers)
     dense_store = ShardStore(engine, mode=mode, overlap=algorithm.overlap, backup_format=backup_format)
     tables = [
-        ShardTable(values.copy(), make_rule(algorithm, engine.built.traits, TableRows()))
-        for values in layout.views(weights)
+        ShardTable(values.copy(), make_rule(algorithm, engine.traits, TableRows())) for values in layout.views(weights)
     ]
     store: Store = SparseStore(dense_store, engine, tables, layout) if tables else dense_store
     if records is not None:
         store.restore(to_tree(part_of_records(records, index)))
     return store
+
+
+def _loop_engine(
+    manifest: Manifest, plan: ShardPlan, algorithm: AlgorithmSpec, blocks: KernelBlocks, weights: Array, workers: int
+) -> Engine | None:
+    """Return an engine without Keras; None if the rule or the optimizer needs Keras."""
+    traits = plain_traits(manifest)
+    if traits is None or not plan.flat:
+        return None
+    rule = make_rule(algorithm, traits, blocks)
+    if not isinstance(rule, DelayedSGD | DelayedAdam):
+        return None
+    from nfdt.shard.loop_engine import LoopEngine  # Numba takes half a second to import
+
+    anchored = format_for(rule, algorithm, workers) == "anchored"
+    return LoopEngine(plan, traits, rule, blocks, weights, manifest.optimizer_options, anchored=anchored)
+
+
+def _keras_engine(
+    manifest: Manifest,
+    plan: ShardPlan,
+    algorithm: AlgorithmSpec,
+    blocks: KernelBlocks,
+    state: State,
+    custom_objects: Mapping[str, Any] | None,
+) -> Engine:
+    """Return an engine with the user's Keras optimizer."""
+    from nfdt.shard.keras_engine import KerasEngine  # imports TensorFlow, which takes seconds
+    from nfdt.shard.optimizer import build_optimizer
+
+    built = build_optimizer(manifest, plan, state.weights, custom_objects)
+    built.load(state.optimizer)
+    return KerasEngine(built, make_rule(algorithm, built.traits, blocks))
 
 
 def blocks_of(manifest: Manifest, run: Run, elsewhere: Sequence[int] = ()) -> KernelBlocks:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from nfdt.codecs import Codec
-from nfdt.codecs.blocks import blocks, is_finite
+from nfdt.codecs.fused import encode_difference
+from nfdt.shard.buffers import aligned_buffer
 from nfdt.shard.messages import DeltaRequest, Reply, Vector, WeightDelta
-from nfdt.shard.tensors import aligned_buffer
 
 RESYNC_AFTER = 1000
 """Number of deltas in a row after which all weights are sent once."""
@@ -56,13 +56,6 @@ def encode_delta(base: Vector, weights: Vector, request: DeltaRequest) -> tuple[
     """
     codec, size = request.codec, base.size
     payload, reached = np.empty(codec.encoded_bytes(size), np.uint8), aligned_buffer(size)
-    for part, coded in blocks(codec, size):
-        block = reached[part]
-        with np.errstate(over="ignore", invalid="ignore"):
-            np.subtract(weights[part], base[part], out=block)
-        if not is_finite(block):
-            return None
-        payload[coded] = codec.encode(block)
-        codec.decode(payload[coded], block)
-        block += base[part]
+    if not encode_difference(codec, base, weights, payload, reached):
+        return None
     return WeightDelta(codec, payload, request.base), reached

@@ -15,10 +15,10 @@ from nfdt.core.errors import NfdtError, ProtocolError, ShapeMismatch
 from nfdt.core.wire import shared_memory
 from nfdt.core.wire.frame_stream import FrameStream
 from nfdt.core.wire.shards_pb2 import ACKNOWLEDGE, ERROR, OFFER, PULL, PUSH, WEIGHTS, Frame
+from nfdt.shard.buffers import BufferPool
 from nfdt.shard.building import Store
 from nfdt.shard.delta_reply import ReplyHistory
 from nfdt.shard.messages import DeltaRequest, Gradient, Reply
-from nfdt.shard.tensors import BufferPool
 from nfdt.shard.terms import Terms
 
 logger = logging.getLogger(__name__)

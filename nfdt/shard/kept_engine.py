@@ -61,11 +61,11 @@ class KeptEngine:
             make: Makes an engine with this state.
         """
         held, self._held = self._held, None
-        if held is not None and held[0].equal(terms) and held[1].built.is_complete(optimizer):
+        if held is not None and held[0].equal(terms) and held[1].is_complete(optimizer):
             engine = held[1]
             engine.write(weights, optimizer)
         else:
             engine = make()
-        if engine.built.traits.kind != OTHER and not terms.manifest.carries_code:
+        if engine.traits.kind != OTHER and not terms.manifest.carries_code:
             self._held = (terms, engine)
         return engine

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,11 +12,12 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from nfdt.core.errors import ShapeMismatch, UsageError
+from nfdt.core.errors import UsageError
 from nfdt.core.keras_internals import set_path, set_weight_decay_use
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.optimizer import set_attributes
-from nfdt.core.sharding import GLOBAL, OptimizerSlot, ShardPlan
+from nfdt.core.sharding import GLOBAL, ShardPlan
+from nfdt.shard.optimizer_state import OptimizerPart, joined
 from nfdt.update_rules.base import OptimizerTraits
 
 Array = npt.NDArray[Any]
@@ -45,51 +45,25 @@ class BuiltOptimizer:
         Raises:
             ShapeMismatch: a variable has another shape.
         """
-        own = self.optimizer.variables
-        for variable, members in zip(own, self.plan.bindings(len(own)), strict=True):
-            if all(slot.index in state for slot in members):
-                variable.assign(_joined(variable, [_held(state[slot.index], slot) for slot in members]))
+        for variable, parts in zip(self.optimizer.variables, self._part.held(state), strict=True):
+            if parts is not None:
+                variable.assign(joined(parts, tuple(variable.shape), variable.path))
 
     def is_complete(self, state: Mapping[int, Array]) -> bool:
         """Whether :meth:`load` replaces every variable."""
-        return all(slot.index in state for slots in self.plan.bindings(len(self.optimizer.variables)) for slot in slots)
+        return self._part.is_complete(state)
 
     def read(self) -> dict[int, Array]:
         """Return the shard's part of the whole optimizer's variables, by index; every shard returns the global ones."""
-        own = self.optimizer.variables
-        found: dict[int, Array] = {}
-        for variable, members in zip(own, self.plan.bindings(len(own)), strict=True):
-            value = variable.value.numpy()
-            found.update(
-                {members[0].index: value} if len(members) == 1 and not self.plan.flat else _cut(value, members)
-            )
-        return dict(sorted(found.items()))
+        return self._part.cut([variable.value.numpy() for variable in self.optimizer.variables])
+
+    @property
+    def _part(self) -> OptimizerPart:
+        return OptimizerPart(self.plan, len(self.optimizer.variables))
 
     def own(self, state: Mapping[int, Array]) -> dict[int, Array]:
         """Return the variables of which every shard has its own, such as iterations; shards may differ in them."""
         return {s.index: state[s.index] for s in self.plan.slots or () if s.variable == GLOBAL}
-
-
-def _held(whole: Array, slot: OptimizerSlot) -> Array:
-    """Return this shard's part of a variable of the whole optimizer."""
-    flat = np.asarray(whole).reshape(-1)
-    return flat if slot.start is None else flat[slot.start : slot.start + math.prod(slot.shape)]
-
-
-def _joined(variable: Any, parts: list[Array]) -> Array:
-    whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    if whole.size != int(np.prod(variable.shape)):
-        raise ShapeMismatch(
-            f"Optimizer variable {variable.path!r}: expected {int(np.prod(variable.shape))} elements. "
-            f"Received: {whole.size}. The state belongs to another program."
-        )
-    return whole.reshape(tuple(variable.shape))
-
-
-def _cut(value: Array, members: tuple[OptimizerSlot, ...]) -> dict[int, Array]:
-    borders = np.cumsum([int(np.prod(slot.shape)) for slot in members])[:-1]
-    parts = np.split(value.reshape(-1), borders)
-    return {slot.index: part.reshape(slot.shape) for slot, part in zip(members, parts, strict=True)}
 
 
 def traits_of(optimizer: Any) -> OptimizerTraits:

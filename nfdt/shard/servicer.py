@@ -26,12 +26,12 @@ from nfdt.core.wire.frame_stream import FrameStream
 from nfdt.core.wire.job_token import worker_of
 from nfdt.core.wire.shards_pb2 import AdminReply, AdminRequest, OpenReply, OpenRequest, ReadRequest, StateChunk
 from nfdt.core.wire.status import answering
+from nfdt.shard.buffers import BufferPool
 from nfdt.shard.building import Store, build_store
 from nfdt.shard.exchange import WorkerExchange
 from nfdt.shard.kept_engine import KeptEngine
 from nfdt.shard.listener import ShardListener
 from nfdt.shard.outer import outer_algorithm, outer_program, pushes_differences
-from nfdt.shard.tensors import BufferPool
 from nfdt.shard.terms import Terms
 
 SERVICE = "nfdt.v1.Shard"

@@ -14,8 +14,9 @@ from typing import Any
 import tensorflow as tf
 
 from nfdt.core import keras_internals
+from nfdt.shard.engine import Vector
 from nfdt.shard.optimizer import BuiltOptimizer, replaced
-from nfdt.shard.tensors import Compiled, TensorOps, Vector, compress, decompress
+from nfdt.shard.tensors import Compiled, TensorOps, compress, decompress
 from nfdt.update_rules.base import Push, RuleState, UpdateRule
 
 

@@ -1,8 +1,9 @@
 """The state of one shard: weights and their version, backups of each worker; pushes are applied at most once.
 
-A push is atomic under the shard's lock. The staleness of a push is the current version minus the version of the weights
-that its gradient was computed on: those of the newest reply, or of an older one if pushes overlap. The store's mode
-determines how pushes become updates; see :mod:`nfdt.shard.modes`.
+A push takes its place in the order of versions under the shard's lock; its engine may do the work after that, see
+:mod:`nfdt.shard.loop_engine`, and everything else waits for that work. The staleness of a push is the current version
+minus the version of the weights that its gradient was computed on: those of the newest reply, or of an older one if
+pushes overlap. The store's mode determines how pushes become updates; see :mod:`nfdt.shard.modes`.
 
 A reply holds all weights, or a delta to the weights that the worker holds; see :mod:`nfdt.shard.delta_reply`.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,13 +23,13 @@ import numpy.typing as npt
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.sharding.records import RecordTree
 from nfdt.shard.backups import Backup, BackupStore
+from nfdt.shard.buffers import length_of
 from nfdt.shard.delta_reply import encode_delta
 from nfdt.shard.engine import Engine, ReplyWeights
 from nfdt.shard.messages import DeltaRequest, Gradient, Reply, Vector
 from nfdt.shard.modes import AsynchronousMode, ModeFactory
-from nfdt.shard.modes.base import ArrivedPush
+from nfdt.shard.modes.base import ArrivedPush, PushOutcome
 from nfdt.shard.statistics import ShardStatistics
-from nfdt.shard.tensors import length_of
 from nfdt.shard.versioned_weights import VersionedWeights
 
 PULL_TIMEOUT_S = 60.0
@@ -146,8 +148,11 @@ class ShardStore:
         with self._changed:
             began_at = time.perf_counter()
             base = self._backups.base_of(worker, gradient.sequence, delta) if delta else None
-            reply = self._push(arrived, want_weights)
+            reply, finish = self._push(arrived, want_weights)
             backup = self._backups.get(worker, gradient.sequence) if base else None
+        if finish is not None:
+            finish()
+        with self._changed:
             self._statistics.took(began_at - asked_at, time.perf_counter() - began_at)
         return self._with_delta(worker, gradient.sequence, reply, delta, base, backup) if base else reply
 
@@ -258,18 +263,30 @@ class ShardStore:
 
     # -- under the lock
 
-    def _push(self, arrived: ArrivedPush, want_weights: bool) -> Reply:
+    def _push(self, arrived: ArrivedPush, want_weights: bool) -> tuple[Reply, Callable[[], None] | None]:
+        """Return the reply, and what completes it without the lock."""
         worker, sequence = arrived.worker, arrived.gradient.sequence
         outcome = self._mode.apply(arrived)
         if outcome is None:
-            return self._duplicate(worker, sequence, want_weights)
-        self._statistics.count(worker, outcome.staleness, outcome.applied)
+            return self._duplicate(worker, sequence, want_weights), None
+        try:
+            return self._answered(arrived, outcome, want_weights), outcome.finish
+        except BaseException:
+            if outcome.finish is not None:
+                outcome.finish()  # later pushes wait for it
+            raise
+
+    def _answered(self, arrived: ArrivedPush, outcome: PushOutcome, want_weights: bool) -> Reply:
+        worker, staleness, applied = arrived.worker, outcome.staleness, outcome.applied
+        self._statistics.count(worker, staleness, applied)
         if not want_weights:
-            return Reply(self.version, None, outcome.staleness, outcome.applied)
-        return self._send(worker, sequence, outcome.reply(), staleness=outcome.staleness, applied=outcome.applied)
+            return Reply(self.version, None, staleness, applied)
+        sequence = arrived.gradient.sequence
+        return self._send(worker, sequence, outcome.reply(), staleness=staleness, applied=applied)
 
     def _duplicate(self, worker: str, sequence: int, want_weights: bool) -> Reply:
         """Repeat the first reply if its backup is still kept, as the worker may hold these weights."""
+        self._engine.settle()
         self._statistics.count_duplicate(worker)
         if not want_weights:
             return Reply(self.version, None, 0, False)

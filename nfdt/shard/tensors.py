@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
 from nfdt.core.training.direct_call import Graph, of_leaves
+from nfdt.shard.engine import AnchoredBf16, Vector
 
 _log = logging.getLogger(__name__)
-
-Vector = Any
-"""A float32 tensor of the shard's size; never changed once handed out."""
 
 _ALIGNMENT = 64
 _COMPILE_ERRORS = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.InternalError)
@@ -46,25 +42,12 @@ class TensorOps:
         return tf.pow(tf.convert_to_tensor(x, tf.float32), tf.convert_to_tensor(y, tf.float32))
 
 
-def aligned_buffer(size: int) -> npt.NDArray[np.float32]:
-    """Return an uninitialised float32 vector that TensorFlow can use without a copy."""
-    raw = np.empty(size * 4 + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    return raw[start : start + size * 4].view(np.float32)
-
-
 def as_tensor(vector: npt.NDArray[np.float32]) -> Vector:
     """Return ``vector`` as a tensor; it shares aligned and writable memory, and copies other vectors."""
     fits = vector.ctypes.data % _ALIGNMENT == 0 and vector.flags.c_contiguous and vector.flags.writeable
     if fits and vector.size:
         return tf.experimental.dlpack.from_dlpack(vector.__dlpack__())
     return tf.constant(vector)
-
-
-def length_of(vector: npt.NDArray[np.float32]) -> float:
-    """Return the Euclidean norm; not finite if an element is not, or if its square overflows float32."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return math.sqrt(np.dot(vector, vector))
 
 
 def as_array(vector: Vector) -> npt.NDArray[np.float32]:
@@ -75,13 +58,6 @@ def as_array(vector: Vector) -> npt.NDArray[np.float32]:
 def read(variable: Any) -> Vector:
     """Return a Keras variable's value without a copy, and without TensorFlow's overhead for a small read."""
     return tf.raw_ops.ReadVariableOp(resource=variable.value.handle, dtype=tf.float32)
-
-
-class AnchoredBf16(NamedTuple):
-    """Sum of ``anchor``, a shared float32 vector, and ``difference``, bfloat16."""
-
-    anchor: Vector
-    difference: Any
 
 
 def compress(vector: Vector, anchor: Vector) -> tuple[Vector, Any]:
@@ -126,25 +102,3 @@ class Compiled:
             result = traced(*leaves)
         self._graph = Graph(traced.get_concrete_function(*leaves))
         return result
-
-
-class BufferPool:
-    """Pool of aligned buffers of one size; a few are kept, as newly allocated memory is slow. Thread-safe."""
-
-    def __init__(self, size: int, keep: int = 2) -> None:
-        self._size = size
-        self._keep = keep
-        self._free: list[npt.NDArray[np.float32]] = []
-
-    @contextmanager
-    def lend(self) -> Iterator[npt.NDArray[np.float32]]:
-        """Lend a buffer for the block; its content is lost afterwards."""
-        try:
-            buffer = self._free.pop()
-        except IndexError:
-            buffer = aligned_buffer(self._size)
-        try:
-            yield buffer
-        finally:
-            if len(self._free) < self._keep:
-                self._free.append(buffer)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
-from nfdt.shard.engine import Engine
-from nfdt.shard.tensors import Vector
+from nfdt.shard.engine import Engine, Vector
+
+E = TypeVar("E", bound=Engine)
 
 
-class VersionedWeights:
+class VersionedWeights(Generic[E]):
     """Version counter of one shard. Used under the store's lock.
 
     Args:
@@ -19,7 +21,7 @@ class VersionedWeights:
         version: Number of updates applied.
     """
 
-    def __init__(self, engine: Engine, notify: Callable[[], None]) -> None:
+    def __init__(self, engine: E, notify: Callable[[], None]) -> None:
         self.engine = engine
         self._notify = notify
         self.version = 0

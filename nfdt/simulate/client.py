@@ -9,7 +9,7 @@ from typing import Unpack
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.shard.in_process import InProcessClient, Leaving, reply_bytes
 from nfdt.shard.store import ShardStore
-from nfdt.simulate.events import ActivitySteps, Agenda, Signal
+from nfdt.simulate.events import Activity, ActivitySteps, Agenda, Signal
 from nfdt.simulate.machines import Road, VirtualNetwork
 from nfdt.transport.base import Pushed, PushOptions, Vector
 from nfdt.transport.choice import CodecChoice
@@ -73,6 +73,14 @@ class VirtualClient(InProcessClient):
         """Return a signal that fires when the next reply arrives."""
         self._arrival = Signal(self._way.agenda)
         return self._arrival
+
+    def signal(self) -> Signal:
+        """Return a new signal on the virtual clock."""
+        return Signal(self._way.agenda)
+
+    def start(self, steps: ActivitySteps) -> None:
+        """Run an activity beside the worker's own."""
+        Activity(self._way.agenda, steps)
 
     def travel(self) -> ActivitySteps:
         """Wait while an empty request travels to the shards."""

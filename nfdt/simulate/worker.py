@@ -119,14 +119,21 @@ class SimulatedWorker:
         self._times = TaskTimes(self.clock)
         self._epoch = self._epoch_steps = 0
         self._logs: dict[str, float] = {}
+        self._finished: list[FinishedTask] = []  # not reported yet
+        self._ahead: Signal | None = None  # fires with the answer to a request that was made ahead
 
     def run(self) -> ActivitySteps:
         """Run the worker as an activity."""
-        finished: tuple[FinishedTask, ...] = ()
         answer: Mapping[str, Any] = {}
         while True:
+            if self._ahead is not None:
+                ahead, self._ahead = self._ahead, None
+                instruction: Any = yield ahead
+                if isinstance(instruction, ins.Work):
+                    answer = yield from self._on_work(instruction)
+                    continue
             yield from self.client.travel()
-            instruction: Any = self.ask(self.name, self._report(finished, answer))
+            instruction = self.ask(self.name, self._report(answer))
             if isinstance(instruction, Signal):
                 began = self.clock()
                 instruction = yield instruction
@@ -135,19 +142,34 @@ class SimulatedWorker:
             if isinstance(instruction, ins.Leave):
                 return
             if isinstance(instruction, ins.Work):
-                finished, answer = (yield from self._on_work(instruction)), {}
+                answer = yield from self._on_work(instruction)
             else:
-                finished = yield from self._drained()
+                yield from self._drained()
                 answer = self._answer(instruction)
 
-    def _report(self, done: tuple[FinishedTask, ...], answer: Mapping[str, Any]) -> ins.Report:
+    def _report(self, answer: Mapping[str, Any], *begun: int) -> ins.Report:
+        """Return a report of the finished tasks; ``begun`` are tasks without a push yet."""
+        done, self._finished = self._finished, []
         return ins.Report(
             **report_finished(done, self._times),
             epoch=self._epoch,
             logs=self._logs,
-            in_flight=frozenset(finished.task for finished in self._pipeline.in_flight),
+            in_flight=frozenset((*(sent.task for sent in self._pipeline.in_flight), *begun)),
             **answer,
         )
+
+    def _look_ahead(self, task: int) -> Signal:
+        """Request the next lease while a task is computed; return a signal that fires with the answer."""
+        report, answered = self._report({}, task), self.client.signal()
+
+        def request() -> ActivitySteps:
+            yield from self.client.travel()
+            instruction = self.ask(self.name, report)
+            yield from self.client.come_back(0)
+            answered.fire(instruction)
+
+        self.client.start(request())
+        return answered
 
     def _answer(self, instruction: ins.Instruction) -> Mapping[str, Any]:
         """Execute an instruction other than Work; return the fields of the report that answer it."""
@@ -169,42 +191,41 @@ class SimulatedWorker:
         return {}
 
     def _on_work(self, work: ins.Work) -> Any:
-        finished: list[FinishedTask] = []
         logs: Mapping[str, Any] = {}
         self._pipeline.overlap = min(work.overlap, self.spec.algorithm.overlap)
         if work.pull:
-            finished += yield from self._drained()
+            yield from self._drained()
             self._pipeline.forget()
         self._times.begin(self.statistics.compute_s)
         for task in work.tasks:
             if self._times.over(work.budget_s):
                 break
+            if work.look_ahead and task is work.tasks[-1]:
+                self._ahead = self._look_ahead(task.task)
             logs = yield from self._train_on(task, want_weights=not work.no_weights)
             began = self.clock()
             while self.client.unanswered > self._pipeline.overlap:
                 yield self.client.answer()
-            self._take(finished, self._pipeline.settle())
+            self._take(self._pipeline.settle())
             self.statistics.exchange_s += self.clock() - began
             self._times.spent(task.task, self.statistics.compute_s)
         self._logs = numbers(logs)
-        return tuple(finished)
+        return {}
 
     def _drained(self) -> Any:
-        """Wait for the pushes in flight, and return their finished tasks."""
+        """Wait for the pushes in flight."""
         began = self.clock()
         while self.client.unanswered:
             yield self.client.answer()
-        finished: list[FinishedTask] = []
-        self._take(finished, self._pipeline.drain())
+        self._take(self._pipeline.drain())
         self.statistics.exchange_s += self.clock() - began
-        return tuple(finished)
 
-    def _take(self, finished: list[FinishedTask], answers: Sequence[tuple[FinishedTask, Pushed]]) -> None:
+    def _take(self, answers: Sequence[tuple[FinishedTask, Pushed]]) -> None:
         for done, pushed in answers:
             self.statistics.staleness[pushed.staleness] += 1
             self.statistics.dropped += not pushed.applied
             self.listener.applied(self.name, done.task, pushed)
-            finished.append(done)
+            self._finished.append(done)
 
     def _train_on(self, task: Task, *, want_weights: bool) -> Any:
         """Compute a gradient and send it; return the running logs."""

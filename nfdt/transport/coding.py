@@ -10,7 +10,7 @@ import numpy as np
 
 from nfdt.codecs import IDENTITY, Codec, ErrorFeedback
 from nfdt.codecs.base import Payload, Vector
-from nfdt.codecs.blocks import blocks, is_finite
+from nfdt.codecs.fused import decode_and_add, is_finite
 from nfdt.core.errors import ProtocolError
 from nfdt.transport.choice import CodecChoice
 
@@ -121,10 +121,7 @@ class Coding:
                 f"Answer: expected all weights, or a difference to those of answer {self._base_answer}. Received: a "
                 f"difference to answer {part.base}."
             )
-        base, new = self._base[bound], out[bound]
-        for block, coded in blocks(part.codec, new.size):
-            part.codec.decode(part.delta[coded], new[block])
-            new[block] += base[block]
+        decode_and_add(part.codec, part.delta, self._base[bound], out[bound])
 
     def _norm_sent(self) -> float:
         """Return the norm of the last push as the shards decoded it."""

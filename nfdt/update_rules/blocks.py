@@ -87,6 +87,19 @@ class KernelBlocks:
                 self._parts.append(part)
                 start, first = part.elements.stop, part.sums.stop
 
+    @property
+    def parts(self) -> list[tuple[int, int, int, int, int]]:
+        """Parts of the vector: first element, first block, and the shape ``(blocks, rows, columns)``, each consecutive.
+
+        A block of a part is a column of ``rows`` elements.
+        """
+        return [(part.start, part.first, *part.shape) for part in self._parts]
+
+    @property
+    def count(self) -> int:
+        """Number of blocks."""
+        return self._parts[-1].sums.stop if self._parts else 0
+
     def sums(self, ops: ArrayOps, vector: Array) -> Array:
         """See ``Blocks``."""
         found = [ops.sum(ops.reshape(vector[part.elements], part.shape), 1) for part in self._parts]

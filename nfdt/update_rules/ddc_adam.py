@@ -76,8 +76,7 @@ class DelayedAdam(IdentityRule):
         kept = kept_impulse(ops, self.beta_1, shard)
         reserve, bias = shard["reserve"], shard["reserve_bias"]
         second = self.beta_2 * shard["second_moment"] + (1.0 - self.beta_2) * gradient * gradient
-        unbias = ops.sqrt(1.0 - ops.power(scalar(ops, updates, self.beta_2), updates + 1.0))
-        scale = ((1.0 - kept) * bias + (1.0 - self.beta_1)) / unbias
+        scale = self.scale(ops, kept, bias, updates)
         moment = (1.0 - kept) * reserve + (1.0 - self.beta_1) * gradient
         step = (learning_rate / scale) * moment / (ops.sqrt(second) + self.epsilon)
         if decay is not None:
@@ -91,6 +90,11 @@ class DelayedAdam(IdentityRule):
             "step_square": self.reliability.step_square(ops, shard, step),
         }
         return Advance(weights - step, state)
+
+    def scale(self, ops: ArrayOps, kept: Array, bias: Array, updates: Array) -> Array:
+        """Return b / sqrt(1 - b2^n) of the update after ``updates`` others, 0-d."""
+        unbias = ops.sqrt(1.0 - ops.power(scalar(ops, updates, self.beta_2), updates + 1.0))
+        return ((1.0 - kept) * bias + (1.0 - self.beta_1)) / unbias
 
     def reply(
         self,

@@ -31,13 +31,20 @@ class DelayedSGD(IdentityRule):
     looks_ahead = True
     uses_backup = True
 
+    at_once: float
+    """Share of a scaled gradient that moves the weights at once."""
+    later_share: float
+    """The reserve's share of a gradient's effect."""
+    delivered_later: float
+    """Share of a scaled gradient that goes into the reserve."""
+
     def __init__(self, reliability: Reliability, momentum: float, nesterov: bool = False) -> None:
         self.reliability = reliability
         self.momentum = momentum
         nesterov = nesterov and momentum > 0
-        self._at_once = 1.0 + momentum if nesterov else 1.0
-        self._later_share = momentum**2 if nesterov else momentum
-        self._delivered_later = self._later_share / (1.0 - momentum)
+        self.at_once = 1.0 + momentum if nesterov else 1.0
+        self.later_share = momentum**2 if nesterov else momentum
+        self.delivered_later = self.later_share / (1.0 - momentum)
 
     def init_shard(self, ops: ArrayOps, weights: Array) -> RuleState:
         """Return the reliability state and R (``reserve``), shape ``(n,)``, zero."""
@@ -61,10 +68,10 @@ class DelayedSGD(IdentityRule):
         """Release a share of the reserve together with the gradient; put the gradient's impulse in reserve."""
         kept = kept_impulse(ops, self.momentum, shard)
         scaled = learning_rate * gradient
-        step = (1.0 - kept) * shard["reserve"] + self._at_once * scaled
+        step = (1.0 - kept) * shard["reserve"] + self.at_once * scaled
         if decay is not None:
             step = step + learning_rate * self.reliability.lessened(ops, decay, shard)
-        reserve = kept * shard["reserve"] + self._delivered_later * scaled
+        reserve = kept * shard["reserve"] + self.delivered_later * scaled
         square = self.reliability.step_square(ops, shard, step)
         return Advance(weights - step, {**shard, "reserve": reserve, "step_square": square})
 
@@ -82,17 +89,17 @@ class DelayedSGD(IdentityRule):
         ahead = weights - (1.0 - ops.power(kept, staleness)) * shard["reserve"]
         if decay is None:
             return ahead
-        expected = self._later_share * learning_rate * updates_ahead(ops, kept, staleness)
+        expected = self.later_share * learning_rate * updates_ahead(ops, kept, staleness)
         return ahead - expected * self.reliability.lessened(ops, decay, shard)
 
     def enter(self, ops: ArrayOps, slots: RuleState, updates: Array, shard: RuleState) -> RuleState:
         """Convert ``momentum`` (Keras' velocity) to the reserve."""
         if "momentum" not in slots:
             return shard
-        return {**shard, "reserve": -self._delivered_later * slots["momentum"]}
+        return {**shard, "reserve": -self.delivered_later * slots["momentum"]}
 
     def leave(self, ops: ArrayOps, shard: RuleState) -> RuleState:
         """Convert the reserve to ``momentum`` (Keras' velocity); return no slot without momentum."""
         if not self.momentum:
             return {}
-        return {"momentum": shard["reserve"] / -self._delivered_later}
+        return {"momentum": shard["reserve"] / -self.delivered_later}

@@ -76,9 +76,8 @@ class Reliability:
         change = ops.minimum(ops.maximum(change, -self.dc_clip), self.dc_clip)
         gap = ops.sqrt(sums(ops, drift * drift)) / typical
         factor = (1.0 + change) / (1.0 + self.gap * gap)
-        delay = mean_delay(ops, shard["mean_delay"], push.staleness, shard["seen"])
-        state = {**shard, "mean_delay": delay, "seen": shard["seen"] + 1.0}
-        share = ops.maximum(1.0 / state["seen"], scalar(ops, delay, 1.0 - FACTOR_DECAY))
+        state = count_push(ops, shard, push.staleness)
+        share = factor_share(ops, state)
         for name, value in (("factor", factor), ("factor_square", factor * factor)):
             if name in shard:
                 state[name] = shard[name] + share * (value - shard[name])
@@ -94,6 +93,17 @@ class Reliability:
     def step_square(self, ops: ArrayOps, shard: RuleState, step: Array) -> Array:
         """Return s, the exponential mean of the squared norms of the steps with weight decay, shape ``(blocks,)``."""
         return STEP_DECAY * shard["step_square"] + (1.0 - STEP_DECAY) * self.blocks.sums(ops, step * step)
+
+
+def count_push(ops: ArrayOps, shard: RuleState, staleness: Array) -> RuleState:
+    """Return the state with the means and the counter after one more push."""
+    delay = mean_delay(ops, shard["mean_delay"], staleness, shard["seen"])
+    return {**shard, "mean_delay": delay, "seen": shard["seen"] + 1.0}
+
+
+def factor_share(ops: ArrayOps, shard: RuleState) -> Array:
+    """Return the share of the newest push in the mean factor, 0-d: that of a mean, and at least .01."""
+    return ops.maximum(1.0 / shard["seen"], scalar(ops, shard["seen"], 1.0 - FACTOR_DECAY))
 
 
 def mean_delay(ops: ArrayOps, previous: Array, staleness: Array, seen: Array) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from nfdt.core.arrays.safetensors_io import load_arrays
+from nfdt.core.host.start_log import note_start
 from nfdt.core.program.code import load_code
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import load_state
@@ -49,6 +50,7 @@ def run_shard(assignment: pb.ShardAssignment, context: AssignmentContext, kept: 
         insecure=not context.tls.get("ca_file"),  # a server reached in plain text was started as insecure
     )
     try:
+        note_start(context.name, "shard serves")
         logger.info("%s: shard %d serves at %s", context.name, assignment.index, shard.address)
         if not context.stopped.is_set():
             context.send(

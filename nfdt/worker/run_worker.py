@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from nfdt.core.host.start_log import note_start
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.sharding import sparse_tables
 from nfdt.core.specs.job import parse_job
@@ -85,6 +86,7 @@ def run_worker(
             built=built,
         )
         context.send(ready=pb.SlotReady(job_id=assignment.job_id))
+        note_start(context.name, "has built the model")
         worker.run()
         logger.info("%s: fetched %d bytes for job %s", context.name, reader.fetched_bytes, assignment.job_id)
         return worker.built

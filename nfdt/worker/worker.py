@@ -17,6 +17,7 @@ import numpy as np
 
 from nfdt.core.arrays.layout import Array
 from nfdt.core.arrays.table_rows import RowVector
+from nfdt.core.host.start_log import note_start
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.emulation import Emulation
 from nfdt.core.specs.job import JobSpec
@@ -35,6 +36,7 @@ from nfdt.core.work.statistics import WorkerStatistics
 from nfdt.core.work.tasks import Task
 from nfdt.transport.base import Pushed
 from nfdt.worker.evaluation import Evaluation
+from nfdt.worker.look_ahead import LookAhead
 from nfdt.worker.movable_client import MovableClient, ShardsMoved
 from nfdt.worker.pipeline import Pipeline
 from nfdt.worker.task_times import FinishedTask, TaskTimes, report_finished
@@ -114,6 +116,9 @@ class Worker:
         self._predict = built.predict if built else steps.prediction_step(model, layout)
         self._evaluation = Evaluation(self._job, self._evaluate, self._predict, self._advanced)
         self._statistics, self._times = WorkerStatistics(), TaskTimes()
+        self._finished: list[FinishedTask] = []  # not reported yet
+        self._ahead = LookAhead(ask, name)
+        self._batch: tuple[Task, PreparedBatch] | None = None  # of the task that begins next
         self._heartbeat = Heartbeat(self._send_heartbeat, spec.heartbeat_s)
         self._validated: int | None = None  # the epoch whose final weights the pipeline holds, exactly
         self._epoch = self._epoch_steps = 0
@@ -132,14 +137,17 @@ class Worker:
         try:
             self._run()
         finally:
+            self._ahead.close()
             self._job.close()
 
     def _run(self) -> None:
         report = ins.Report()
         while not self._stopped.is_set():
             began = time.perf_counter()
-            supply = self._job.supply(self._heartbeat)
-            instruction = read_instruction(self._ask(self._request(replace(report, supply=supply))))
+            instruction: ins.Instruction | None = self._ahead.take()
+            if instruction is None or self._ending.is_set() or self._client.announced:
+                supply = self._job.supply(self._heartbeat)
+                instruction = read_instruction(self._ask(self._request(replace(report, supply=supply))))
             self._statistics.wait_s += time.perf_counter() - began
             if isinstance(instruction, ins.Leave):
                 logger.info("%s leaves: %s", self._name, instruction.reason)
@@ -161,9 +169,8 @@ class Worker:
             return ins.Report()
         if isinstance(instruction, ins.Work):
             return self._on_work(instruction)
-        drained: list[FinishedTask] = []
-        self._exchange(drained, self._pipeline.drain)
-        return replace(self._answer(instruction), **report_finished(drained, self._times))
+        self._exchange(self._pipeline.drain)
+        return self._answer(instruction)
 
     def _answer(self, instruction: ins.Instruction) -> ins.Report:
         """Execute an instruction other than work; nothing is in flight."""
@@ -181,7 +188,8 @@ class Worker:
     def _move(self) -> ins.Report:
         """Connect to restored shards, and drop everything done with those before: return an empty report."""
         self._pipeline.drop()
-        self._times = TaskTimes()
+        self._ahead.take()
+        self._times, self._finished, self._batch = TaskTimes(), [], None
         self._validated = None
         self._client.move()
         logger.info("%s continues with the restored shards, incarnation %d", self._name, self._client.incarnation)
@@ -196,9 +204,11 @@ class Worker:
         if self._client.announced:
             raise ShardsMoved("The shards have moved.")
 
-    def _request(self, report: ins.Report) -> pb.NextRequest:
-        in_flight = frozenset(finished.task for finished in self._pipeline.in_flight)
-        request = to_request(replace(report, epoch=self._epoch, logs=self._logs, in_flight=in_flight))
+    def _request(self, report: ins.Report, *begun: int) -> pb.NextRequest:
+        """Return a request that reports the finished tasks; ``begun`` are tasks without a push yet."""
+        in_flight = frozenset((*(finished.task for finished in self._pipeline.in_flight), *begun))
+        done, self._finished = report_finished(self._finished, self._times), []
+        request = to_request(replace(report, **done, epoch=self._epoch, logs=self._logs, in_flight=in_flight))
         request.worker, request.incarnation = self._name, self._client.incarnation
         request.wait_s = 0.0 if in_flight else WAIT_S  # with pushes in flight it reports again at once
         request.statistics_json = self._statistics.to_json(self._client, self._spec.algorithm.codec)
@@ -211,31 +221,45 @@ class Worker:
         return ins.Report()
 
     def _on_work(self, work: ins.Work) -> ins.Report:
-        finished: list[FinishedTask] = []
         logs: Mapping[str, Any] = {}
         self._pipeline.overlap = min(work.overlap, self._spec.algorithm.overlap)
         if work.untrained:
             self._job.take_untrained(work.untrained)
             self._epoch_steps = 0
         if work.pull:
-            self._exchange(finished, self._pipeline.drain)
+            self._exchange(self._pipeline.drain)
             self._pipeline.forget()
         self._times.begin(self._statistics.compute_s)
         self._job.prefetch(self._job.train, work.tasks)
-        batch: Any = None
         for task, following in zip(work.tasks, (*work.tasks[1:], None), strict=True):
             if self._stopped.is_set() or self._client.announced:
                 return ins.Report()  # nothing of this work counts
             if self._ending.is_set() or self._times.over(work.budget_s):
                 break
-            logs = self._train_on(batch or self._prepared(task), task, want_weights=not work.no_weights)
-            batch = self._prepared(following) if following else None  # during the push
-            self._exchange(finished, self._pipeline.settle)
+            batch = self._prepared(task)
+            if following is None and work.look_ahead:
+                self._ahead.begin(self._request(ins.Report(), task.task))
+            logs = self._train_on(batch, task, want_weights=not work.no_weights)
+            self._prepare_next(following)
+            self._exchange(self._pipeline.settle)
             self._times.spent(task.task, self._statistics.compute_s)
         self._logs = numbers(logs)
-        return ins.Report(**report_finished(finished, self._times))
+        return ins.Report()
+
+    def _prepare_next(self, following: Task | None) -> None:
+        """Prepare the batch of the following task of this lease or of the next one, while a push is under way."""
+        self._batch = None
+        if following is None and (ahead := self._ahead.arrived) is not None:
+            self._job.prefetch(self._job.train, ahead.tasks)
+            following = ahead.tasks[0]
+        if following is not None:
+            self._batch = following, self._prepared(following)
 
     def _prepared(self, task: Task) -> PreparedBatch:
+        """Return the batch of a task, which may have been prepared."""
+        prepared, self._batch = self._batch, None
+        if prepared is not None and prepared[0] == task:
+            return prepared[1]
         return self._step.prepare(self._job.batch(self._job.train, task))
 
     def _train_on(self, batch: PreparedBatch, task: Task, *, want_weights: bool) -> Mapping[str, Any]:
@@ -245,8 +269,12 @@ class Worker:
         began = time.perf_counter()
         held = self._pipeline.weights()
         pulled = time.perf_counter()
+        if not self._statistics.steps:
+            note_start(self._name, "first step begins")
         result = self._step(held.weights, batch, version=self._job.first_update + held.versions[0])
         gradient: Any = result.gradient if isinstance(result.gradient, RowVector) else np.asarray(result.gradient)
+        if not self._statistics.steps:
+            note_start(self._name, "first gradient")
         self._emulate(time.perf_counter() - pulled, samples)
         computed = time.perf_counter()
         # A gradient that is not finite is pushed as well: all shards drop it and close its round.
@@ -272,14 +300,14 @@ class Worker:
         self._job.metrics.stepped(samples, result.logs)
         return result.logs
 
-    def _exchange(self, finished: list[FinishedTask], take: Callable[[], list[tuple[FinishedTask, Pushed]]]) -> None:
+    def _exchange(self, take: Callable[[], list[tuple[FinishedTask, Pushed]]]) -> None:
         """Take replies of the shards; no computation hides the time spent here."""
         began = time.perf_counter()
         for done, pushed in take():
             self._statistics.staleness[pushed.staleness] += 1
             self._statistics.dropped += not pushed.applied
             done.sequence = pushed.sequence
-            finished.append(done)
+            self._finished.append(done)
         self._statistics.exchange_s += time.perf_counter() - began
 
     def _on_collect_state(self, collect: ins.CollectState) -> ins.Report:

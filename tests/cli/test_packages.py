@@ -30,7 +30,7 @@ def test_a_command_of_a_server_names_what_is_missing_and_how_to_install_it(tmp_p
     done = python(COMMAND, *command)
     assert done.returncode == 2, done.stderr
     (message,) = done.stderr.strip().splitlines()
-    assert "Missing: cryptography, grpcio-health-checking, psutil" in message
+    assert "Missing: cryptography, grpcio-health-checking, numba, psutil" in message
     assert "pip install '.[server]'" in message
 
 

@@ -58,11 +58,13 @@ def test_the_batch_script_starts_the_ranks_with_all_arguments(script):
     assert (params["script"].name, params["script"].args) == (str(script), ("--data", "a b"))
 
 
-def test_a_module_is_submitted_as_a_module():
-    (srun,) = [
-        line for line in submit("--slurm", "--dry-run", "-m", "a.train", "x").output.splitlines() if "srun" in line
-    ]
-    assert srun.endswith(" -m a.train x")
+def test_a_module_is_submitted_as_a_module(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_package").mkdir()
+    (tmp_path / "own_package" / "train.py").write_text("")
+    printed = submit("--slurm", "--dry-run", "-m", "own_package.train", "x").output
+    (srun,) = [line for line in printed.splitlines() if "srun" in line]
+    assert srun.endswith(" -m own_package.train x")
 
 
 def test_a_job_that_is_queued_again_does_so_after_sigterm_only():

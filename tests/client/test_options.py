@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from nfdt_client.options import read_token, resolve, resolve_each
+from nfdt_client.connection_options import read_token
+from nfdt_client.options import resolve, resolve_each
 
 import nfdt
 from nfdt.core.errors import NotInstalled, UsageError

@@ -10,8 +10,8 @@ from hypothesis.extra.numpy import arrays
 
 from nfdt.codecs import DECODERS, IDENTITY, ErrorFeedback, find_decoder, make_codec
 from nfdt.codecs.base import relative_error
-from nfdt.codecs.blocks import blocks, is_finite
-from nfdt.codecs.buckets import BUCKET
+from nfdt.codecs.blocks import BUCKET, blocks
+from nfdt.codecs.fused import is_finite
 from nfdt.codecs.top_k import TopK
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.specs.presets import AXES

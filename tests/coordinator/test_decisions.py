@@ -114,6 +114,46 @@ def test_a_worker_without_leases_gets_one_to_be_measured_again():
     assert lease(parts, 1, steps=4, now=10.1, present=present) == 0
 
 
+# ---- requests ahead of the end of a lease
+
+
+def looks_ahead(parts, steps_left, index=0, leased=4):
+    present, book = members(), book_of(steps_left)
+    parts.leases.size(present[index], present, book, 0.0)
+    return parts.leases.looks_ahead(present[index], leased, book)
+
+
+def test_a_worker_looks_ahead_until_fewer_than_two_of_its_steps_are_left_after_its_lease():
+    """Case: 60 steps per second together; the lease takes 0.08 s, and two more steps 0.04 s."""
+    parts = decisions_of(0.02, 0.1)
+    assert looks_ahead(parts, 8)  # 0.13 s
+    assert not looks_ahead(parts, 7)
+    assert not looks_ahead(parts, 34, index=1)  # 4 + 2 steps of 0.1 s
+    assert looks_ahead(parts, 38, index=1)
+
+
+def test_a_worker_of_unknown_speed_does_not_look_ahead():
+    assert not looks_ahead(decisions_of(), 1000)
+
+
+@pytest.mark.parametrize(("preset", "ahead"), [("n-softsync", True), ("ssp", False), ("bsp", False)])
+def test_policies_that_decide_on_finished_steps_forbid_looking_ahead(preset, ahead):
+    assert looks_ahead(decisions_of(0.02, 0.02, preset=preset), 1000, leased=1) is ahead
+
+
+def test_batches_that_are_fed_are_not_requested_ahead():
+    assert not looks_ahead(decisions_of(0.02, 0.02, stream=True), 1000, leased=1)
+
+
+def test_a_worker_that_asks_before_its_step_ends_gets_what_it_can_finish_after_it():
+    parts = decisions_of(0.1, 0.5, **TOGETHER)
+    present = members()
+    assert lease(parts, 1, steps=6, present=present) == 1
+    present[1].free_at = 0.5
+    assert lease(parts, 1, steps=6, present=present) == 0  # the other worker has finished them by then
+    assert lease(parts, 0, steps=8, present=present) == 2
+
+
 # ---- shares
 
 

@@ -34,7 +34,9 @@ class Phase:
         self.policy, self.stepped = Policy(), []
         decisions = SimpleNamespace(
             policy=self.policy,
-            leases=SimpleNamespace(divides=False, size=lambda *_: lease),
+            leases=SimpleNamespace(
+                divides=False, size=lambda *_: lease, looks_ahead=lambda *_: False, step_s=lambda _: 0.0
+            ),
             plan=SimpleNamespace(overlap=1),
             speeds=SimpleNamespace(stepped=lambda worker, samples, time: self.stepped.append((samples, time))),
         )

@@ -111,6 +111,11 @@ def finish(script) -> tuple[dict, str]:
     return json.loads(out.strip().splitlines()[-1]), out + err
 
 
+def stays_after_the_second_epoch(losses: list[float]) -> None:
+    """Assert that the learning rate stayed 0, as its callback has set it; workers' parts are summed in any order."""
+    assert losses[1:] == pytest.approx([losses[1]] * (EPOCHS - 1), rel=1e-6)
+
+
 @pytest.mark.feature("The server is killed and started again", area="Failures")
 @pytest.mark.timeout(2 * DEADLINE_S)
 def test_a_fit_goes_on_when_its_server_was_killed(restarts, start_script):
@@ -121,7 +126,7 @@ def test_a_fit_goes_on_when_its_server_was_killed(restarts, start_script):
     assert done["epochs"] == done["begun"] == done["ended"] == list(range(EPOCHS))
     assert {name: len(values) for name, values in done["history"].items()} == {"loss": EPOCHS, "val_loss": EPOCHS}
     assert done["rates"] == [0.5, 0.5, *[0.0] * (EPOCHS - 2)]
-    assert len(set(done["history"]["val_loss"][1:])) == 1, "with the learning rate 0 that its callback has set"
+    stays_after_the_second_epoch(done["history"]["val_loss"])
     assert "Server restarted: training goes on" in terminal
 
 
@@ -137,7 +142,7 @@ def test_a_script_that_was_killed_goes_on_with_its_job(restarts, start_script):
     assert done["epochs"] == done["begun"] == done["ended"] == list(range(EPOCHS))
     assert {name: len(values) for name, values in done["history"].items()} == {"loss": EPOCHS, "val_loss": EPOCHS}
     assert done["rates"] == [0.5, 0.5, *[0.0] * (EPOCHS - 2)]
-    assert len(set(done["history"]["val_loss"][1:])) == 1, "with the learning rate 0 that its callback has set"
+    stays_after_the_second_epoch(done["history"]["val_loss"])
 
 
 TWO_FITS = f"""{FIT}

@@ -34,7 +34,7 @@ def fit(batch_size):
 
 found = {{str(merged): dict(accuracy=fit(merged * {BATCH})[1]) for merged in (1, 2, 4)}}
 for name in {list(PRESETS)}:
-    emulate = {{"step_ms": [5, 5, 20, 20]}}
+    emulate = {{"step_ms": [3, 3, 12, 12]}}
     if name in ("asgd", "group-sync"):
         emulate["fail"] = "3@20"
     groups = dict(groups="0,1;2,3") if name == "group-sync" else {{}}

@@ -50,6 +50,7 @@ def samples(history):
 """
 
 
+@pytest.mark.long
 @pytest.mark.feature("`group-sync`", area="Algorithms")
 def test_workers_are_grouped_by_measured_speed_and_train_as_well_as_one_process(run_script):
     got = answer(

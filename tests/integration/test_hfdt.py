@@ -24,7 +24,7 @@ def momentum(): return keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True)
 def adam(): return keras.optimizers.AdamW(0.005, weight_decay=0.01, global_clipnorm=0.5)
 
 CASES = dict(
-    momentum=(dense, momentum, x), adam=(dense, adam, x), mixed=(mixed, momentum, x),
+    momentum=(dense, momentum, x), adam=(dense, adam, x), mixed=(mixed, momentum, x), large=(large, momentum, x),
     # Not with Adam: Keras squares the gradients of a word that occurs twice one by one, rings their sum.
     embedding=(embedding, momentum, words),
 )
@@ -74,7 +74,7 @@ print(json.dumps([outcome, few]))
 def test_a_ring_equals_one_process_with_the_global_batch(run_script, ranks, launcher):
     source = MODELS + EQUALS.replace("RANKS", str(ranks)).replace("LAUNCHER", launcher)
     got, few = answer(run_script(source))
-    assert set(got) == {"momentum", "adam", "embedding", "mixed"}
+    assert set(got) == {"momentum", "adam", "embedding", "mixed", "large"}
     for name, case in got.items():
         limit = 2e-3 if name == "mixed" else 2e-5
         assert case["difference"] < limit, name
@@ -367,6 +367,7 @@ print(json.dumps(errors))
     assert "runs and writes no file" in errors["host_discovery_script"]
 
 
+@pytest.mark.long
 def test_horovod_is_tuned_traced_and_its_stall_warnings_name_the_late_rank(run_script, tmp_path):
     got = answer(
         run_script(

@@ -31,7 +31,7 @@ class Yard:
         self.directory = directory
         self.environment = {**os.environ, **environment}
         program = [sys.executable, "-c", PROGRAM.format(before=before)]
-        self.fork_server = ForkServerClient(self.environment, directory / "fork-server.log", command=program)
+        self.fork_server = ForkServerClient.start(self.environment, directory / "fork-server.log", command=program)
         self.slots = []
 
     def fork(self, code, **changes):

@@ -19,8 +19,8 @@ from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve
 from nfdt.core.training.data import encode_batch
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.tasks import Task
-from nfdt.shard.engine import Engine
 from nfdt.shard.in_process import InProcessClient
+from nfdt.shard.keras_engine import KerasEngine
 from nfdt.shard.optimizer import build_optimizer
 from nfdt.shard.outer import outer_algorithm, outer_program, pushes_differences
 from nfdt.shard.store import ShardStore
@@ -87,7 +87,7 @@ class Group:
         if pushes_differences(algorithm):
             manifest, algorithm = outer_program(manifest, algorithm), outer_algorithm(algorithm)
         built = build_optimizer(manifest, make_plan(manifest, 0, 1), state.weights)
-        stores = [ShardStore(Engine(built, make_rule(algorithm, built.traits)))]
+        stores = [ShardStore(KerasEngine(built, make_rule(algorithm, built.traits)))]
         self.others = InProcessClient(stores, layout, "another group")
         return InProcessClient(stores, layout, "group")
 

@@ -28,7 +28,12 @@ def test_ten_thousand_steps_leave_nothing_behind():
 
 @pytest.mark.parametrize(
     ("rule", "overlap", "backup_format", "vectors"),
-    [("ddc", 1, "exact", 2), ("dc-a", 0, "exact", 2), ("ddc", 0, "anchored", 0.5), ("plain", 0, "none", 0)],
+    [
+        ("ddc", 0, "anchored", 0.5),
+        ("dc-a", 0, "exact", 2),
+        pytest.param("ddc", 1, "exact", 2, marks=pytest.mark.long),
+        pytest.param("plain", 0, "none", 0, marks=pytest.mark.long),
+    ],
 )
 def test_a_worker_costs_its_backup_format_and_the_rules_state(rule, overlap, backup_format, vectors):
     program = f"{IMPORT}; print(vectors_of_ten_workers({rule!r}, {overlap}, {backup_format!r}))"

@@ -10,12 +10,12 @@ import pytest
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.program.state import State
+from nfdt.shard.buffers import length_of
 from nfdt.shard.building import build_store
 from nfdt.shard.engine import LARGE
 from nfdt.shard.messages import Gradient
 from nfdt.shard.modes import MergedMode, RoundMode
 from nfdt.shard.sparse_store import SparseStore
-from nfdt.shard.tensors import length_of
 from tests.support.shard_cluster import LAYOUT, Cluster, Reference, gradients, rule_spec, start_weights
 
 RATE = 0.1

@@ -34,6 +34,8 @@ TIMED = [name for name in PRESETS if name not in ("dc-asgd", "dc-asgd-a", "dc-as
 # On a full link that workers share, adaptive codecs learn for epochs: each worker's bandwidth depends on the others.
 LEARNING = [("a full shared link", "h-ps"), ("a full shared link", "auto")]
 CASES = [(where, name) for where in CLUSTERS for name in TIMED if (where, name) not in LEARNING]
+USUAL = ("equal", "unequal with links", "a full shard", "a shared link")
+LONG = [pytest.param(*case, marks=pytest.mark.long) for case in CASES if case[0] not in USUAL]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +72,7 @@ def within_15_percent(trained, described, algorithm):
     assert predicted.staleness == pytest.approx(staleness, abs=0.5, rel=0.15)
 
 
-@pytest.mark.parametrize(("where", "name"), CASES)
+@pytest.mark.parametrize(("where", "name"), [*(case for case in CASES if case[0] in USUAL), *LONG])
 def test_predictions_are_within_15_percent_of_the_simulator(trained, where, name):
     within_15_percent(trained, CLUSTERS[where], resolve_algorithm(name))
 

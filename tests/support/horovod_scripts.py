@@ -25,6 +25,10 @@ def dense(optimizer):
     keras.utils.set_random_seed(3)
     return compiled(optimizer, keras.Input((64,)), keras.layers.Dense(16, "tanh"))
 
+def large(optimizer):  # its gradients are reduced in two buckets
+    keras.utils.set_random_seed(3)
+    return compiled(optimizer, keras.Input((64,)), keras.layers.Dense(1024, "tanh"), keras.layers.Dense(1025, "tanh"))
+
 def embedding(optimizer):
     keras.utils.set_random_seed(3)
     return compiled(optimizer, keras.Input((12,), dtype="int32"), keras.layers.Embedding(17, 8), keras.layers.Flatten())

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from unittest.mock import patch
 
 from ray.cluster_utils import Cluster
@@ -21,7 +22,10 @@ def ray_cluster(nodes: int, cpus: int) -> Iterator[Cluster]:
     cluster = Cluster()
     try:
         with patch.dict("os.environ", RAY_TMPDIR=folder, RAY_gcs_server_port_wait_time_s=str(START_S)):
-            cluster.add_node(wait=False, num_cpus=0, object_store_memory=STORE_BYTES, include_dashboard=False)
+            try:
+                cluster.add_node(wait=False, num_cpus=0, object_store_memory=STORE_BYTES, include_dashboard=False)
+            except RuntimeError as error:
+                raise RuntimeError(f"{error}\n{_logs(folder)}") from error
         for _ in range(nodes):
             cluster.add_node(wait=False, num_cpus=cpus, object_store_memory=STORE_BYTES)
         cluster.wait_for_nodes(timeout=START_S)
@@ -29,3 +33,9 @@ def ray_cluster(nodes: int, cpus: int) -> Iterator[Cluster]:
     finally:
         cluster.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _logs(folder: str) -> str:
+    """Return the ends of what the head's processes logged."""
+    files = sorted(Path(folder).glob("ray/session_*/logs/gcs_server*"))
+    return "\n".join(f"{file.name}: {file.read_text(errors='replace')[-2000:]}" for file in files)

@@ -38,7 +38,7 @@ class ScriptForkServer:
 
     def __init__(self, directory: Path, environment: dict[str, str]) -> None:
         log = directory / "script-fork-server.log"
-        self._fork_server = ForkServerClient(environment, log, command=[sys.executable, "-c", PROGRAM])
+        self._fork_server = ForkServerClient.start(environment, log, command=[sys.executable, "-c", PROGRAM])
 
     def run(self, script: Path, *arguments: str, environment: dict[str, str], timeout_s: float) -> Finished:
         """Run ``python script arguments`` in the script's directory."""

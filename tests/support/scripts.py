@@ -46,7 +46,8 @@ def answer(done) -> dict:
 
 def environment(**extra: str) -> dict[str, str]:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("NFDT_")}
-    return {**inherited, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1", **extra}
+    ours = {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1", "NFDT_WARM": "false"}  # no server of the user
+    return {**inherited, **ours, **extra}
 
 
 @dataclass

@@ -15,7 +15,7 @@ from nfdt.core.program.manifest import Manifest
 from nfdt.core.sharding import make_plan
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.shard.building import blocks_of
-from nfdt.shard.engine import Engine
+from nfdt.shard.keras_engine import KerasEngine
 from nfdt.shard.messages import Gradient
 from nfdt.shard.modes import AsynchronousMode
 from nfdt.shard.optimizer import build_optimizer
@@ -99,7 +99,7 @@ def make_engine(manifest, weights, *, rule="plain", index=0, shards=1, state=Non
     if state:
         built.load(state)
     blocks = blocks_of(manifest, manifest.layout.cut(shards)[index])
-    return Engine(built, make_rule(rule_spec(rule, **options), built.traits, blocks))
+    return KerasEngine(built, make_rule(rule_spec(rule, **options), built.traits, blocks))
 
 
 def joined(parts, shape):

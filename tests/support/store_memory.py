@@ -11,8 +11,8 @@ import numpy as np
 import psutil
 
 from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.shard.buffers import aligned_buffer
 from nfdt.shard.messages import Gradient
-from nfdt.shard.tensors import aligned_buffer
 from tests.support.shard_cluster import Cluster, Reference
 
 LARGE = ParameterLayout.of([("w", (4_000_000,))])

@@ -25,6 +25,9 @@ def shard_of(traits, weights, *, optimizer=None, decay=DECAY):
     return SimulatedShard(rule, weights, weight_decay=decay, **({"optimizer": optimizer} if optimizer else {}))
 
 
+WORKERS = [8, pytest.param(32, marks=pytest.mark.long)]
+
+
 def balance(traits, workers, mean, noise, **options):
     """Return the equilibrium weights for gradients ``mean`` plus noise and weight decay, all workers in turn."""
     rng, steps = np.random.default_rng(0), 4000
@@ -39,7 +42,7 @@ def balance(traits, workers, mean, noise, **options):
     return np.mean(rest)
 
 
-@pytest.mark.parametrize("workers", [8, 32])
+@pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize(
     ("traits", "mean"), [(SGD, -0.05), (NESTEROV, -0.05), (NO_MOMENTUM, -0.5)], ids=["momentum", "nesterov", "plain"]
 )
@@ -47,13 +50,13 @@ def test_sgd_and_decay_balance_where_they_do_on_one_machine(traits, mean, worker
     assert balance(traits, workers, mean, -mean) == pytest.approx(1.0, abs=0.05)
 
 
-@pytest.mark.parametrize("workers", [8, 32])
+@pytest.mark.parametrize("workers", WORKERS)
 def test_adam_and_decay_balance_where_they_do_on_one_machine(workers):
     alone = balance(ADAM, 1, -0.1, 1.0)
     assert balance(ADAM, workers, -0.1, 1.0) == pytest.approx(alone, rel=0.05)
 
 
-@pytest.mark.parametrize("workers", [8, 32])
+@pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize(("traits", "optimizer"), [(OTHER_SGD, None), (NORMALIZING, RMSprop)], ids=["sgd", "rmsprop"])
 def test_another_optimizer_and_decay_balance_where_they_do_on_one_machine(traits, optimizer, workers):
     alone = balance(traits, 1, -0.5, 1.5, optimizer=optimizer and optimizer())

@@ -36,7 +36,7 @@ TASKS = (Task(3, 0, 8, pass_index=1, round=2, part=1, parts=4, samples=8), Task(
 
 INSTRUCTIONS = [
     ins.Wait(),
-    ins.Work(1, TASKS, budget_s=0.5, overlap=2, untrained=b"u", pull=True, no_weights=True),
+    ins.Work(1, TASKS, budget_s=0.5, overlap=2, untrained=b"u", pull=True, no_weights=True, look_ahead=True),
     ins.BeginEpoch(2, b"u", 7),
     ins.BeginEpoch(2, b"u", 7, ins.StepShare((3, 1), 0.5, 4, learning_rate=0.25)),
     ins.BeginEpoch(2, b"u", 7, ins.StepShare((3, 1), 0.5, 4)),

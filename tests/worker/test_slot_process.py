@@ -39,7 +39,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def fork_server(folder):
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    started = ForkServerClient(environment, folder / "fork-server.log")
+    started = ForkServerClient.start(environment, folder / "fork-server.log")
     yield started
     started.stop()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from hfdt.runtime.artifacts import ReadableArtifacts
 from hfdt.runtime.batch_split import cut_rows
@@ -59,8 +60,8 @@ class ElasticJob(RingJob):
         cuts = cut_rows([(task.pass_index, task.start, task.stop) for task in work.tasks], most)
         return [[Task(0, start, stop, number)] for number, start, stop in cuts]
 
-    def _train_on(self, tasks: list[Task]) -> dict[int, int]:
-        counted = super()._train_on(tasks)
+    def _train_on(self, tasks: list[Task], part: tuple[Any, int]) -> dict[int, int]:
+        counted = super()._train_on(tasks, part)
         self.attempted = max(self.attempted, self.steps)
         return counted
 

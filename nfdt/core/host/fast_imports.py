@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,3 +23,19 @@ def quick_imports() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
+
+
+@contextmanager
+def not_importing(*names: str) -> Iterator[None]:
+    """Let imports of these packages fail in the block, where they are optional; afterwards they can be imported.
+
+    Args:
+        *names: Packages; those that are loaded already stay.
+    """
+    absent = [name for name in names if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None: import raises ModuleNotFoundError
+    try:
+        yield
+    finally:
+        for name in absent:
+            sys.modules.pop(name, None)

@@ -6,7 +6,12 @@ from importlib.util import find_spec
 
 from nfdt.core.errors import NotInstalled
 
-SERVER_PACKAGES = {"cryptography": "cryptography", "grpc_health": "grpcio-health-checking", "psutil": "psutil"}
+SERVER_PACKAGES = {
+    "cryptography": "cryptography",
+    "grpc_health": "grpcio-health-checking",
+    "numba": "numba",
+    "psutil": "psutil",
+}
 
 
 def require_server_packages(what: str) -> None:

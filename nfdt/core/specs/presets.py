@@ -25,7 +25,14 @@ _FLAT: dict[str, Any] = {
     "codec": "identity",
 }
 
-_HPS: dict[str, Any] = {**_FLAT, "tasks": "finish-together", "overlap": 1, "plan": "overlap", "codec": "adaptive"}
+_HPS: dict[str, Any] = {
+    **_FLAT,
+    "update_rule": "ddc",
+    "tasks": "finish-together",
+    "overlap": 1,
+    "plan": "overlap",
+    "codec": "adaptive",
+}
 
 PRESETS: dict[str, dict[str, Any]] = {
     "bsp": {**_FLAT, "consistency": "bsp", "tasks": "static"},
@@ -38,7 +45,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "ddc-asgd": {**_FLAT, "update_rule": "ddc"},
     "dbs-sgd": {**_FLAT, "batch": "dbs"},
     "h-ps": {**_HPS},
-    "auto": {**_HPS, "update_rule": "ddc", "batch": "dbs", "plan": "topology"},
+    "auto": {**_HPS, "batch": "dbs", "plan": "topology"},
     "group-sync": {**_FLAT, "topology": "groups", "update_rule": "ddc", "batch": "dbs", "tasks": "proportional"},
     "allreduce": {**_FLAT, "topology": "ring", "consistency": "bsp", "tasks": "static"},
 }

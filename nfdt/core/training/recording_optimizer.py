@@ -92,6 +92,13 @@ class RecordingOptimizer(ReplacingOptimizer):
         """
         return self._gradients.flat()
 
+    def recorded_parts(self, groups: Sequence[Sequence[int]]) -> list[Any]:
+        """Return :meth:`recorded` in parts: one vector for each group of consecutive variables, given by index.
+
+        Each part depends on the gradients of its own variables only.
+        """
+        return self._gradients.parts(groups)
+
     def unscaled(self, gradient: Any) -> tuple[Any, Any]:
         """Return a recorded gradient without the loss scale, and whether it is finite; updates a dynamic scale."""
         return self._scale.unscaled(gradient)
@@ -154,20 +161,24 @@ class _Gradients:
             self._buffer[slot.start : slot.stop].assign(_flat(gradient))
 
     def flat(self) -> Any:
-        """Return one vector of all gradients, zeros where a variable has none."""
+        """Return one vector of all gradients, those of the tables last."""
+        return self.parts([self._order])[0]
+
+    def parts(self, groups: Sequence[Sequence[int]]) -> list[Any]:
+        """Return one vector for each group of variables, given by index, zeros where a variable has no gradient."""
         if not self._order:
-            return tf.zeros(0)
+            return [tf.zeros(0) for _ in groups]
         if not self._recorded and self._buffer is None:
             raise CaptureError(
                 "train_step() never calls self.optimizer.apply_gradients(...) or apply(...): "
                 "there is no gradient to send."
             )
-        flat = tf.concat([self._of(place) for place in self._order], 0)
+        parts = [tf.concat([self._of(place) for place in group], 0) for group in groups]
         self._recorded.clear()  # tensors of a graph must not outlive its trace
         self._index.clear()
         if self._buffer is not None:
             self._buffer.assign(tf.zeros_like(self._buffer))
-        return flat
+        return parts
 
     def _of(self, place: int) -> Any:
         """Return the gradient of one variable: the recorded part and the part from the buffer."""

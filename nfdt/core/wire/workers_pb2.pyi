@@ -860,6 +860,7 @@ class Work(google.protobuf.message.Message):
     UNTRAINED_FIELD_NUMBER: builtins.int
     PULL_FIELD_NUMBER: builtins.int
     NO_WEIGHTS_FIELD_NUMBER: builtins.int
+    LOOK_AHEAD_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     budget_s: builtins.float
     overlap: builtins.int
@@ -868,6 +869,8 @@ class Work(google.protobuf.message.Message):
     """weights before the first task: those of the last answer are too old"""
     no_weights: builtins.bool
     """in the answers to these tasks' pushes: they would be too old"""
+    look_ahead: builtins.bool
+    """call Next for the following work when the last of these tasks begins"""
     @property
     def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Task]: ...
     def __init__(
@@ -880,8 +883,9 @@ class Work(google.protobuf.message.Message):
         untrained: builtins.bytes = ...,
         pull: builtins.bool = ...,
         no_weights: builtins.bool = ...,
+        look_ahead: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["budget_s", b"budget_s", "epoch", b"epoch", "no_weights", b"no_weights", "overlap", b"overlap", "pull", b"pull", "tasks", b"tasks", "untrained", b"untrained"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["budget_s", b"budget_s", "epoch", b"epoch", "look_ahead", b"look_ahead", "no_weights", b"no_weights", "overlap", b"overlap", "pull", b"pull", "tasks", b"tasks", "untrained", b"untrained"]) -> None: ...
 
 Global___Work: typing_extensions.TypeAlias = Work
 

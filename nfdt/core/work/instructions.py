@@ -40,7 +40,8 @@ class Work:
     After ``budget_s`` seconds (0: no limit) the worker begins no further task and reports; the tasks that it has not
     begun are returned. ``overlap`` pushes may be unanswered while it computes. ``untrained`` (safetensors) replaces the
     untrained state first, unless it is empty. ``pull``: train on weights pulled now, not on the reply to the last push.
-    ``no_weights``: the replies to these tasks' pushes need no weights, which would be stale.
+    ``no_weights``: the replies to these tasks' pushes need no weights, which would be stale. ``look_ahead``: request
+    the following work when the last of these tasks begins, with that task in flight.
     """
 
     epoch: int
@@ -50,6 +51,7 @@ class Work:
     untrained: bytes = b""
     pull: bool = False
     no_weights: bool = False
+    look_ahead: bool = False
 
 
 @dataclass(frozen=True)

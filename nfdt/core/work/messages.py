@@ -115,9 +115,9 @@ def to_task(task: Task) -> pb.Task:
 def to_reply(instruction: ins.Instruction) -> pb.NextReply:
     """Return an instruction as the answer to Next."""
     match instruction:
-        case ins.Work(epoch, tasks, budget_s, overlap, untrained, pull, no_weights):
+        case ins.Work(epoch, tasks, budget_s, overlap, untrained, pull, no_weights, look_ahead):
             work = pb.Work(epoch=epoch, tasks=map(to_task, tasks), budget_s=budget_s, overlap=overlap)
-            work.untrained, work.pull, work.no_weights = untrained, pull, no_weights
+            work.untrained, work.pull, work.no_weights, work.look_ahead = untrained, pull, no_weights, look_ahead
             return pb.NextReply(work=work)
         case ins.BeginEpoch(epoch, untrained, crc, share, iteration):
             begin = pb.BeginEpoch(epoch=epoch, untrained=untrained, order_crc=crc, iteration=iteration)
@@ -192,6 +192,7 @@ def _read_work(work: pb.Work) -> ins.Work:
         untrained=work.untrained,
         pull=work.pull,
         no_weights=work.no_weights,
+        look_ahead=work.look_ahead,
     )
 
 

@@ -15,13 +15,15 @@ class LeaseHolder(Protocol):
 
     Attributes:
         name: Name within the job.
-        leased_at: Time at which it got the tasks that it holds.
+        leased_at: Time at which it begins the tasks that it holds.
+        free_at: Time at which it is done with what it computed at its last report.
         seen_at: Time of its last report.
         in_flight: Numbers of the held tasks that it has begun.
     """
 
     name: str
     leased_at: float
+    free_at: float
     seen_at: float
     in_flight: frozenset[int]
 
@@ -37,6 +39,7 @@ class EpochView:
         size_of: Samples of a worker's next step, by its name.
         reference: Samples of the reference batch.
         now: Current time, in seconds.
+        samples_per_s: Sum of the speeds of all measured workers, not quite up to date; 0 before any is measured.
     """
 
     workers: Sequence[LeaseHolder]
@@ -45,6 +48,7 @@ class EpochView:
     size_of: Callable[[str], int]
     reference: int
     now: float
+    samples_per_s: float = 0.0
 
 
 class TaskPolicy(Protocol):

@@ -16,32 +16,20 @@ class FinishTogetherTasks(DynamicTasks):
     ends_together = True
     depends_on_speed = True
 
-    def __init__(self) -> None:
-        self._samples_per_s, self._leases = 0.0, 0  # sum over all workers, and its remaining number of uses
-
     def limit(self, size: int, worker: LeaseHolder, epoch: EpochView) -> int:
         """Return the worker's part of the rest if the rest is small."""
-        self._measure_all(epoch)
         return min(size, _steps_left_for(worker, epoch)) if self._ends_soon(worker.name, size, epoch) else size
 
     def waiters_alike(self, consistency_alike: bool) -> bool:
         """Return False: a slow worker may wait while a fast one gets a step."""
         return False
 
-    def _measure_all(self, epoch: EpochView) -> None:
-        """Sum the speeds of all workers, once for as many leases as there are workers."""
-        if self._leases <= 0:
-            lines = {w.name: line for w in epoch.workers if (line := epoch.speeds.now(w.name))}
-            self._samples_per_s = sum(line.samples_per_s(epoch.size_of(name)) for name, line in lines.items())
-            self._leases = len(epoch.workers)
-        self._leases -= 1
-
     def _ends_soon(self, worker: str, size: int, epoch: EpochView) -> bool:
         """Whether the worker's part of the rest may be under ``size`` steps, if speeds double before the next sum."""
         step_s = epoch.speeds.now(worker)
-        if step_s is None or not self._samples_per_s:
+        if step_s is None or not epoch.samples_per_s:
             return True
-        least_s = epoch.book.remaining * epoch.reference / (2 * self._samples_per_s)
+        least_s = epoch.book.remaining * epoch.reference / (2 * epoch.samples_per_s)
         return least_s < (size + 1) * step_s.seconds(epoch.size_of(worker))
 
 
@@ -65,6 +53,8 @@ def _runner(worker: LeaseHolder, asks: bool, epoch: EpochView) -> Runner | None:
         left_s = worker.leased_at + sum(line.seconds(task.samples) for task in held) - epoch.now
         free_in_s = abs(left_s)  # assume that a late worker needs as long again
     else:
-        free_in_s = 0.0 if asks else max(0.0, epoch.now - worker.seen_at)  # so is a silent one
+        computing_s = max(0.0, worker.free_at - epoch.now)
+        silent_s = max(0.0, epoch.now - max(worker.free_at, worker.seen_at))
+        free_in_s = computing_s if asks else computing_s + silent_s  # so is a silent one
     size = epoch.size_of(worker.name)
     return Runner(free_in_s, line.seconds(size), size)

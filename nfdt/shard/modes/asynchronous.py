@@ -6,7 +6,7 @@ from functools import partial
 
 from nfdt.core.sharding.records import RecordTree
 from nfdt.shard.backups import BackupStore
-from nfdt.shard.engine import StepResult
+from nfdt.shard.engine import Engine, StepResult
 from nfdt.shard.modes.base import ArrivedPush, DelayedPush, PushOutcome, admit
 from nfdt.shard.versioned_weights import VersionedWeights
 
@@ -17,7 +17,7 @@ class AsynchronousMode:
     in_rounds = False
     closed_round = 0
 
-    def __init__(self, weights: VersionedWeights, backups: BackupStore) -> None:
+    def __init__(self, weights: VersionedWeights[Engine], backups: BackupStore) -> None:
         self._weights, self._backups = weights, backups
 
     def apply(self, arrived: ArrivedPush) -> PushOutcome | None:
@@ -31,7 +31,7 @@ class AsynchronousMode:
             return PushOutcome(False, push.staleness, reply)
         push.record.rule = result.worker
         self._weights.advance()
-        return PushOutcome(True, push.staleness, lambda: result.reply)
+        return PushOutcome(True, push.staleness, lambda: result.reply, result.finish)
 
     def flush(self) -> None:
         """Return at once: no gradient waits."""

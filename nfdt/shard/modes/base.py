@@ -35,11 +35,13 @@ class PushOutcome(NamedTuple):
         applied: False for a gradient that was dropped.
         staleness: Number of updates that the gradient missed.
         reply: Makes the weights for the worker; called only if weights were requested.
+        finish: Does the work of the update without the store's lock, after ``reply``; None if it is done.
     """
 
     applied: bool
     staleness: int
     reply: Callable[[], ReplyWeights]
+    finish: Callable[[], None] | None = None
 
 
 class PushMode(Protocol):
@@ -83,7 +85,7 @@ class PushMode(Protocol):
 class ModeFactory(Protocol):
     """Factory of the mode of a store."""
 
-    def __call__(self, weights: VersionedWeights, backups: BackupStore) -> PushMode:
+    def __call__(self, weights: VersionedWeights[Any], backups: BackupStore) -> PushMode:
         """Return a mode that updates ``weights`` and reads the workers' backups."""
         ...
 
@@ -104,7 +106,7 @@ class DelayedPush(NamedTuple):
     anchor: Any
 
 
-def admit(arrived: ArrivedPush, weights: VersionedWeights, backups: BackupStore) -> DelayedPush | None:
+def admit(arrived: ArrivedPush, weights: VersionedWeights[Any], backups: BackupStore) -> DelayedPush | None:
     """Look up the backup of an asynchronous push and count its sequence number; None for a duplicate.
 
     Raises:

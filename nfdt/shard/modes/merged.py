@@ -8,6 +8,7 @@ from functools import partial
 from nfdt.core.sharding.records import RecordTree
 from nfdt.shard.accumulator import GradientAccumulator
 from nfdt.shard.backups import BackupStore
+from nfdt.shard.engine import MergingEngine
 from nfdt.shard.modes.base import ArrivedPush, DelayedPush, PushOutcome, admit
 from nfdt.shard.versioned_weights import VersionedWeights
 
@@ -24,7 +25,7 @@ class MergedMode:
     in_rounds = False
     closed_round = 0
 
-    def __init__(self, weights: VersionedWeights, backups: BackupStore, *, count: int) -> None:
+    def __init__(self, weights: VersionedWeights[MergingEngine], backups: BackupStore, *, count: int) -> None:
         self._weights, self._backups = weights, backups
         self._count = count
         self._accumulator: GradientAccumulator | None = None

@@ -8,7 +8,7 @@ from nfdt.core.errors import ProtocolError
 from nfdt.core.sharding.records import RecordTree
 from nfdt.shard.accumulator import GradientAccumulator
 from nfdt.shard.backups import BackupStore
-from nfdt.shard.engine import Engine, ReplyWeights
+from nfdt.shard.engine import MergingEngine, ReplyWeights
 from nfdt.shard.messages import Gradient
 from nfdt.shard.modes.base import ArrivedPush, PushOutcome
 from nfdt.shard.versioned_weights import VersionedWeights
@@ -20,7 +20,7 @@ class RoundMode:
 
     in_rounds = True
 
-    def __init__(self, weights: VersionedWeights, backups: BackupStore) -> None:
+    def __init__(self, weights: VersionedWeights[MergingEngine], backups: BackupStore) -> None:
         self._weights = weights
         self._open: Round | None = None
         self._rule: RuleState | None = None
@@ -93,7 +93,7 @@ class Round:
         first: The part that arrived first.
     """
 
-    def __init__(self, engine: Engine, first: Gradient) -> None:
+    def __init__(self, engine: MergingEngine, first: Gradient) -> None:
         self.number = first.round
         self.accumulator: GradientAccumulator = engine.new_accumulator()
         self._engine = engine

@@ -1,12 +1,9 @@
-"""``hfdt``: the command line of the Horovod framework."""
+"""``hfdt run``: an unmodified script, trained on the ranks of an allreduce ring."""
 
 from __future__ import annotations
 
 import click
 
-import nfdt
-from nfdt.cli.doctor import doctor
-from nfdt.cli.errors import Commands
 from nfdt.cli.options import (
     ScriptCommand,
     log_to_stderr,
@@ -18,16 +15,6 @@ from nfdt.cli.options import (
 from nfdt.cli.ring_options import ring_options
 from nfdt.cli.run import train_script
 from nfdt.cli.script import Script
-
-
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(nfdt.__version__, prog_name="hfdt")
-def hfdt() -> None:
-    """Train unmodified Keras 3 scripts on Horovod allreduce.
-
-    Exit codes: 0 ok, 1 the script failed, 2 usage, 3 the job failed, 4 server unreachable, 5 refused,
-    6 cancelled, 130 interrupted.
-    """
 
 
 @click.command(cls=ScriptCommand)
@@ -56,7 +43,3 @@ def run(
     log_to_stderr(log_level)
     chosen = {**options, **parse_settings(settings)}
     train_script(context, script, session(options=chosen, default_algorithm="allreduce"))
-
-
-hfdt.add_command(run)
-hfdt.add_command(doctor)

@@ -1,0 +1,103 @@
+"""Options of the connection to a job server, for commands that need no others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nfdt.core.errors import UsageError
+from nfdt_client.layers import PREFIX, find_table
+
+TLS = ("ca_file", "cert_file", "key_file")
+CONNECTION = ("server", "token", "token_file", *TLS)
+
+
+@dataclass(frozen=True)
+class ConnectionOptions:
+    """Address, certificates and secret of a job server.
+
+    Attributes:
+        server: ``HOST:PORT``; None: no layer names a server.
+        tls: ``ca_file``, ``cert_file`` and ``key_file``, as far as they are given.
+    """
+
+    server: str | None
+    tls: Mapping[str, Any]
+    _token: str | None = field(default=None, repr=False)
+    _token_file: str | None = None
+
+    def token(self) -> str:
+        """Return the secret for the server.
+
+        Raises:
+            UsageError: there is none, or its file cannot be read.
+        """
+        return find_token(self.server, self._token, self._token_file)
+
+
+def find_server(arguments: Mapping[str, Any]) -> ConnectionOptions:
+    """Merge the layers of the connection only: argument > environment > file.
+
+    Other options in the environment and the file are not looked at.
+
+    Raises:
+        UsageError: the address is malformed, or the file is.
+    """
+    _, table = find_table(Path.cwd().resolve())
+    given = {name: table[name] for name in CONNECTION if name in table}
+    given |= {name: os.environ[v] for name in CONNECTION if os.environ.get(v := PREFIX + name.upper())}
+    given |= {name: value for name, value in arguments.items() if value is not None}
+    server = check_server(given["server"]) if "server" in given else None
+    tls = {name: given[name] for name in TLS if name in given}
+    return ConnectionOptions(server, tls, given.get("token"), given.get("token_file"))
+
+
+def find_token(server: str | None, token: str | None, token_file: str | None) -> str:
+    """Return a token, or else that in the file.
+
+    Raises:
+        UsageError: there is neither, or the file cannot be read.
+    """
+    if token:
+        return token
+    if not token_file:
+        raise UsageError(
+            f"The server {server} needs a token. Expected: NFDT_TOKEN or NFDT_TOKEN_FILE in the environment, "
+            "or token_file in nfdt.toml. Received: none."
+        )
+    return read_token(Path(token_file))
+
+
+def read_token(path: Path) -> str:
+    """Return the secret in a file, stripped of white space.
+
+    Raises:
+        UsageError: the file cannot be read or is empty.
+    """
+    try:
+        token = path.expanduser().read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise UsageError(f"The token file {path} cannot be read: {error.strerror}.") from None
+    if not token:
+        raise UsageError(f"The token file {path} is empty. Expected: the server's token.")
+    if len(token.split()) > 1:
+        raise UsageError(
+            f"The token file {path}: expected one token and nothing else. Received: {len(token.split())} words. "
+            "Copy your own token from the server's file into a file of yours."
+        )
+    return token
+
+
+def check_server(value: Any) -> str:
+    """Return an address.
+
+    Raises:
+        UsageError: it is no ``HOST:PORT``.
+    """
+    host, _, port = str(value).rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UsageError(f"server: expected HOST:PORT. Received: {value!r}.")
+    return str(value)

@@ -1,0 +1,81 @@
+"""The job server of ``nfdt run``, whose slots are forked from the process that runs the script."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+
+from nfdt_client.embedded import EmbeddedServer, StartedServer, server_environment
+from nfdt_client.options import Options
+
+from nfdt.cli.quiet import quiet_start
+from nfdt.core.errors import NotInstalled
+from nfdt.core.host.fast_imports import quick_imports
+from nfdt.core.host.keras_backend import TENSORFLOW, current_backend
+from nfdt.core.host.packages import require_server_packages
+from nfdt.launch.fork_here import FORK_SERVER_LOG, fork_server_here, import_slots
+from nfdt.launch.machine import find_gpus
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def local_server(options: Options) -> Iterator[StartedServer | None]:
+    """Start a job server, import Keras while it starts, and fork the fork server of its slots from this process.
+
+    So Keras and TensorFlow are imported once. Yields None where slots cannot be forked from here (other backends and
+    topologies, GPUs, a server elsewhere, missing packages): the session then starts what it needs.
+    """
+    if not _is_forkable(options):
+        yield None
+        return
+    with ExitStack() as undo:
+        requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        undo.callback(theirs.close)
+        with requests:
+            cluster = options.cluster
+            server = EmbeddedServer(cluster.workers, cluster.shards, fork_server=requests, warm=options.warm)
+            undo.callback(server.stop)
+            server.start()
+        if server.is_warm:
+            yield server
+            return
+        environment = server_environment()
+        try:
+            _import_slots()
+        except ImportError as error:  # the session reports it
+            _log.info("Slots are not forked from this process: %s", error)
+            yield server
+            return
+        forked = fork_server_here(theirs, environment, Path(server.folder) / FORK_SERVER_LOG)
+        if forked is not None:
+            undo.callback(forked.stop)
+            undo.callback(server.stop)  # first: then the fork server ends by itself
+        yield server
+
+
+def _is_forkable(options: Options) -> bool:
+    """Whether slots can be forked from this process, which has imported no Keras yet."""
+    try:
+        require_server_packages("A server in this script")
+    except NotInstalled:
+        return False
+    return (
+        sys.platform.startswith("linux")
+        and options.server is None
+        and options.algorithm.topology_facts.flat
+        and current_backend().name == TENSORFLOW
+        and "keras" not in sys.modules
+        and not find_gpus(os.environ)
+    )
+
+
+def _import_slots() -> None:
+    shown = logging.getLogger().isEnabledFor(logging.DEBUG)
+    with nullcontext() if shown else quiet_start(), quick_imports():
+        import_slots(serves_scripts=True)

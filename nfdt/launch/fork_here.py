@@ -1,0 +1,165 @@
+"""A fork server that is forked from this process, which has imported the modules of slots for itself."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from atexit import _run_exitfuncs
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from threading import _shutdown  # type: ignore[attr-defined]
+from typing import NoReturn
+
+from nfdt.core.host.parent import die_with_parent
+from nfdt.core.host.start_log import note_start
+from nfdt.launch.fork_client import SLOT_MODULE
+from nfdt.launch.fork_server import ForkServer, count_threads
+
+_log = logging.getLogger(__name__)
+
+FORK_SERVER_LOG = "fork-server.log"
+END_S = 5.0
+POLL_S = 0.01  # interval of checks for its end
+
+
+class ForkedServer:
+    """Fork server that is a child of this process, and ends with it.
+
+    Attributes:
+        pid: Its process id.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def stop(self) -> None:
+        """Wait until it has ended, which it does when the launcher closes its socket; kill it after a deadline."""
+        deadline = time.monotonic() + END_S
+        with contextlib.suppress(ChildProcessError):  # the script has waited for all children
+            while not os.waitpid(self.pid, os.WNOHANG)[0]:
+                if time.monotonic() >= deadline:
+                    os.kill(self.pid, signal.SIGKILL)
+                    os.waitpid(self.pid, 0)
+                    return
+                time.sleep(POLL_S)
+
+
+def import_slots(*, serves_scripts: bool) -> None:
+    """Import the modules of slots, with Keras and its backend, and start none of their threads.
+
+    Args:
+        serves_scripts: Whether a script will run in this process, see :func:`nfdt.worker.slot.load`.
+
+    Raises:
+        ImportError: One of them cannot be imported.
+    """
+    importlib.import_module(SLOT_MODULE).load(serves_scripts=serves_scripts)
+
+
+def fork_server_here(requests: socket.socket, environment: Mapping[str, str], log: Path) -> ForkedServer | None:
+    """Fork a fork server from this process; its slots then begin with what this process has imported.
+
+    The threads of OpenBLAS end before each fork, by its own handler, and begin again when they are needed. Where any
+    other thread runs, there is no fork server: a fork might interrupt it in the middle of its work.
+
+    Args:
+        requests: Socket of the launcher's requests, which the fork server takes over: this process closes it.
+        environment: Environment of the fork server.
+        log: File for its output.
+
+    Returns:
+        The fork server; None if there is none.
+    """
+    with requests:
+        if threading.active_count() > 1:
+            _log.info("Slots are not forked from this process: it has %d threads.", threading.active_count())
+            return None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent = os.getpid()
+        # It waits for a byte: whether all threads had ended before the fork is known only afterwards.
+        begins, begin = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            end_forked(lambda: _serve(parent, begins, requests, environment, log))
+        os.close(begins)
+        server = ForkedServer(pid)
+        threads = count_threads()
+        if threads == 1:
+            os.write(begin, b"\n")
+        os.close(begin)
+    if threads == 1:
+        return server
+    _log.info("Slots are not forked from this process: an import has started %d threads.", threads - 1)
+    server.stop()
+    return None
+
+
+def _serve(parent: int, begins: int, requests: socket.socket, environment: Mapping[str, str], log: Path) -> int:
+    """Serve in the new process, and run each of its slots; return the exit code."""
+    arguments = _serve_requests(parent, begins, requests, environment, log)
+    return 0 if arguments is None else int(importlib.import_module(SLOT_MODULE).main(arguments))
+
+
+def end_forked(run: Callable[[], int]) -> NoReturn:
+    """Run a function in a process that was just forked, and end the process; no frame of the parent goes on in it."""
+    code = 1
+    try:
+        code = run()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(BaseException):
+            _shutdown()  # as multiprocessing ends a forked process
+            _run_exitfuncs()
+            logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _serve_requests(
+    parent: int, begins: int, requests: socket.socket, environment: Mapping[str, str], log: Path
+) -> list[str] | None:
+    os.setsid()
+    die_with_parent(watch_stdin=False)
+    if os.getppid() != parent:  # it ended before die_with_parent took effect
+        return None
+    _leave_parent({begins, requests.fileno()}, log)
+    if not os.read(begins, 1):
+        return None
+    os.close(begins)
+    os.environ.clear()
+    os.environ.update(environment)
+    note_start("fork server", "is forked")
+    return ForkServer(requests).serve()
+
+
+def _leave_parent(kept: set[int], log: Path) -> None:
+    """Close all descriptors but the kept ones, and write to the log only; find modules as slots do."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    keep_descriptors(kept, null, output, output)
+    logging.getLogger().handlers.clear()
+    if not sys.flags.safe_path:
+        del sys.path[0]  # the folder of the command
+
+
+def keep_descriptors(kept: set[int], stdin: int, stdout: int, stderr: int) -> None:
+    """Set the standard streams of a process that was just forked, and close all other descriptors but the kept ones."""
+    for source, target in ((stdin, 0), (stdout, 1), (stderr, 2)):
+        os.dup2(source, target)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in kept:
+            with contextlib.suppress(OSError):  # that of the list itself
+                os.close(int(name))

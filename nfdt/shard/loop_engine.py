@@ -1,0 +1,304 @@
+"""The engine for rules that own the optimizer: compiled loops on NumPy arrays; see :mod:`nfdt.shard.engine`.
+
+A push takes its place in the order of updates under the store's lock: the numbers that hold for the whole push are
+computed there. The vectors are updated afterwards, without the lock, stripe by stripe. A stripe is updated by one push
+at a time, in the order of the pushes, so that every push is applied as a whole, in version order, to each stripe, and
+its reply has each stripe at its own version. Several pushes work on different stripes at the same time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nfdt.core.sharding import GLOBAL, ShardPlan
+from nfdt.core.sharding.records import RecordTree
+from nfdt.shard import update_loops
+from nfdt.shard.buffers import VectorPool
+from nfdt.shard.engine import LARGE, AnchoredBf16, ReplyWeights, StepResult, Vector
+from nfdt.shard.optimizer_state import OptimizerPart, joined
+from nfdt.shard.pending_update import PendingUpdate
+from nfdt.shard.push_numbers import PushNumbers
+from nfdt.update_rules.base import OptimizerTraits, RuleState, UpdateRule, check_state
+from nfdt.update_rules.blocks import KernelBlocks
+from nfdt.update_rules.ddc_adam import DelayedAdam
+from nfdt.update_rules.ddc_sgd import DelayedSGD
+
+STRIPE = 2**18
+"""Elements of a stripe: some 0.5 ms of work."""
+
+_SLOTS = {"sgd": ("momentum",), "adam": ("m", "v")}
+
+
+class LoopEngine:
+    """Implementation of :class:`~nfdt.shard.engine.Engine`, see there for the methods.
+
+    Args:
+        plan: Part of the program on this shard; flat.
+        traits: Traits of the user's optimizer.
+        rule: The update rule.
+        blocks: Its blocks.
+        weights: Weights of the shard, flat; copied.
+        options: Options of the user's optimizer.
+        anchored: Whether backups will be relative to anchors; only the loops for that are loaded ahead.
+    """
+
+    def __init__(
+        self,
+        plan: ShardPlan,
+        traits: OptimizerTraits,
+        rule: DelayedSGD | DelayedAdam,
+        blocks: KernelBlocks,
+        weights: npt.NDArray[np.float32],
+        options: Mapping[str, Any],
+        *,
+        anchored: bool = False,
+    ) -> None:
+        self.traits = traits
+        self.rule: UpdateRule = rule
+        self._plan, self._blocks = plan, blocks
+        self._slots = _SLOTS[traits.kind] if traits.kind == "adam" or traits.momentum else ()
+        self._part = OptimizerPart(plan, 2 + len(self._slots))
+        self._decay = float(options.get("weight_decay") or 0.0)
+        self._numbers = PushNumbers(rule, self._decay)
+        self._rate, self._updates = np.float32(options["learning_rate"]), 0
+        self._weights = np.array(weights, np.float32)
+        self._stripes = _stripes(blocks.parts)
+        self._vectors, self._differences = VectorPool(weights.size), VectorPool(weights.size, np.uint16)
+        self._last = PendingUpdate(None, 0)
+        self._shard: RuleState = {}
+        self._take_over({})
+        threading.Thread(target=self._load_loops, args=(anchored,), name="load-loops").start()
+
+    @property
+    def size(self) -> int:
+        """See ``Engine``."""
+        return self._weights.size
+
+    @property
+    def updates(self) -> int:
+        """See ``Engine``."""
+        return self._updates
+
+    @property
+    def learning_rate(self) -> float:
+        """See ``Engine``."""
+        return float(self._rate)
+
+    def weights(self) -> Vector:
+        """Return a copy of the weights, after all pushes before."""
+        self.settle()
+        copy = self._vectors.take()
+        np.copyto(copy, self._weights)
+        return copy
+
+    @staticmethod
+    def tensor(vector: npt.NDArray[np.float32]) -> Vector:
+        """Return the array itself."""
+        return vector
+
+    def array(self, vector: Vector | AnchoredBf16) -> npt.NDArray[np.float32]:
+        """See ``Engine``."""
+        if isinstance(vector, AnchoredBf16):
+            out = self._vectors.take()
+            update_loops.widen(vector.anchor, vector.difference, out)
+        else:
+            out = vector.view()
+        out.flags.writeable = False
+        return out
+
+    def no_difference(self) -> Any:
+        """See ``Engine``."""
+        return np.zeros(self.size, np.uint16)
+
+    @staticmethod
+    def new_worker() -> RuleState:
+        """Return no state: the rules have none for each worker."""
+        return {}
+
+    def step(
+        self,
+        gradient: Vector,
+        backup: Any,
+        staleness: int,
+        worker: RuleState,
+        *,
+        length: float,
+        rate: float = 1.0,
+        anchor: Any = None,
+    ) -> StepResult | None:
+        """See ``Engine``."""
+        if length * rate >= LARGE:
+            return self._try(gradient, backup, staleness, worker, rate, anchor)
+        numbers, scalars = self._numbers.of(self._shard, float(self._rate), rate, staleness, self._updates)
+        self._shard.update(scalars)
+        self._updates += 1
+        reply = self._vectors.take()
+        narrow = None if anchor is None else AnchoredBf16(anchor, self._differences.take())
+        self._last = update = PendingUpdate(self._last, len(self._stripes))
+        finish = partial(self._update, update, gradient, backup, reply, narrow, numbers)
+        return StepResult(ReplyWeights(reply, narrow), worker, finish)
+
+    def reply(self, staleness: int, *, anchor: Any = None) -> ReplyWeights:
+        """See ``Engine``."""
+        self.settle()
+        ahead = self.rule.reply(
+            np, self._weights, self._rate, np.float32(staleness), self._shard, self._decayed(self._weights)
+        )
+        out = self._vectors.take()
+        np.copyto(out, ahead)
+        if anchor is None:
+            return ReplyWeights(out)
+        difference = self._differences.take()
+        update_loops.narrow(out, anchor, difference)
+        return ReplyWeights(out, AnchoredBf16(anchor, difference))
+
+    def set_learning_rate(self, value: float) -> None:
+        """See ``Engine``; the learning rate is always a number here."""
+        self._rate = np.float32(value)
+
+    def settle(self) -> None:
+        """See ``Engine``."""
+        self._last.complete()
+
+    def read(self, *, weights_only: bool = False) -> tuple[npt.NDArray[np.float32], dict[int, npt.NDArray[Any]]]:
+        """See ``Engine``."""
+        self.settle()
+        weights = self._weights.copy()
+        if weights_only:
+            return weights, {}
+        left = self.rule.leave(np, self._shard)
+        slots = [np.asarray(left[name], np.float32) for name in self._slots]
+        return weights, self._part.cut([np.array(self._updates, np.int64), np.array(self._rate), *slots])
+
+    def write(self, weights: npt.NDArray[np.float32], optimizer: Mapping[int, npt.NDArray[Any]]) -> None:
+        """See ``Engine``."""
+        self.settle()
+        np.copyto(self._weights, weights)
+        if optimizer:
+            _, before = self.read()
+            self._take_over({**before, **optimizer})
+
+    def is_complete(self, optimizer: Mapping[int, npt.NDArray[Any]]) -> bool:
+        """See ``Engine``."""
+        return self._part.is_complete(optimizer)
+
+    def records(self, optimizer: Mapping[int, npt.NDArray[Any]]) -> RecordTree:
+        """See ``Engine``; the arrays are copies, as later steps change them."""
+        own = {str(s.index): optimizer[s.index] for s in self._plan.slots or () if s.variable == GLOBAL}
+        return {"rule": {name: np.array(value) for name, value in self._shard.items()}, "optimizer": own}
+
+    def restore(self, records: RecordTree) -> None:
+        """See ``Engine``."""
+        self._load({int(index): array for index, array in records.get("optimizer", {}).items()})
+        self._shard = self.restored(records.get("rule", {}), self._shard)
+
+    @staticmethod
+    def restored(state: RecordTree, initial: RuleState) -> RuleState:
+        """See ``Engine``."""
+        check_state(state, initial)
+        return {name: np.array(value, np.float32)[()] for name, value in state.items()}
+
+    def _update(
+        self,
+        update: PendingUpdate,
+        gradient: Vector,
+        backup: Any,
+        reply: Vector,
+        narrow: AnchoredBf16 | None,
+        numbers: Any,
+    ) -> None:
+        """Update stripe by stripe, each after the push before."""
+        vectors = self._vectors_of(gradient, backup, reply, narrow, numbers)
+        try:
+            for index, parts in enumerate(self._stripes):
+                update.wait(index)
+                update_loops.update(parts, *vectors)
+                update.advance(index + 1)
+        finally:
+            update.end()
+
+    def _vectors_of(
+        self, gradient: Vector, backup: Any, reply: Vector, narrow: AnchoredBf16 | None, numbers: Any
+    ) -> tuple[Any, ...]:
+        """Return the arguments of the loops behind the parts."""
+        state, old = self._shard, None
+        if isinstance(backup, AnchoredBf16):
+            backup, old = backup
+        anchor, difference = narrow or (None, None)
+        owned = [state.get(name) for name in ("second_moment", "step_square", "factor", "factor_square")]
+        return gradient, self._weights, backup, old, reply, anchor, difference, state["reserve"], *owned, numbers
+
+    def _load_loops(self, anchored: bool) -> None:
+        """Compile the loops for such arguments, or load them, which a call does that updates nothing."""
+        vector = np.empty(0, np.float32)
+        narrow = AnchoredBf16(vector, np.empty(0, np.uint16)) if anchored else None
+        numbers = np.zeros(update_loops.NUMBERS, np.float32)
+        update_loops.update(
+            np.empty((0, 5), np.int64), *self._vectors_of(vector, narrow or vector, vector, narrow, numbers)
+        )
+
+    def _try(
+        self, gradient: Vector, backup: Any, staleness: int, worker: RuleState, rate: float, anchor: Any
+    ) -> StepResult | None:
+        """Apply a large gradient at once; undo it if it leaves values that are not finite."""
+        self.settle()
+        kept = {name: np.array(value)[()] for name, value in self._shard.items()}
+        weights = self._weights.copy()
+        result = self.step(gradient, backup, staleness, worker, length=0.0, rate=rate, anchor=anchor)
+        assert result is not None, "only a large gradient is tried"
+        assert result.finish is not None, "a step is never done at once"
+        with np.errstate(all="ignore"):
+            result.finish()
+        if all(bool(np.isfinite(value).all()) for value in (self._weights, *self._shard.values())):
+            return StepResult(result.reply, worker)
+        self._weights, self._shard = weights, kept
+        self._updates -= 1
+        return None
+
+    def _decayed(self, weights: Vector) -> Vector | None:
+        return np.float32(self._decay) * weights if self._decay else None
+
+    def _load(self, state: Mapping[int, npt.NDArray[Any]]) -> dict[str, Vector]:
+        """Take over the counter and the learning rate; return the slots, by the rule's names."""
+        shapes = [(), (), *[(self.size,)] * len(self._slots)]
+        names = ["iterations", "learning_rate", *self._slots]
+        held = [
+            None if parts is None else joined(parts, shape, name)
+            for parts, shape, name in zip(self._part.held(state), shapes, names, strict=True)
+        ]
+        if held[0] is not None:
+            self._updates = int(held[0])
+        if held[1] is not None:
+            self._rate = np.float32(held[1])
+        return {name: values for name, values in zip(self._slots, held[2:], strict=True) if values is not None}
+
+    def _take_over(self, optimizer: Mapping[int, npt.NDArray[Any]]) -> None:
+        """Start the rule, from the optimizer's variables where they are given."""
+        slots = self._load(optimizer)
+        state = self.rule.init_shard(np, self._weights)
+        if len(slots) == len(self._slots):
+            state = self.rule.enter(np, slots, np.float32(self._updates), state)
+        self._shard = {name: np.array(value, np.float32)[()] for name, value in state.items()}
+
+
+def _stripes(parts: Sequence[tuple[int, int, int, int, int]]) -> list[npt.NDArray[np.int64]]:
+    """Return the parts of each stripe, shape ``(k, 5)``, in order: a stripe ends with the block that makes it full."""
+    found: list[list[tuple[int, int, int, int, int]]] = [[]]
+    room = STRIPE
+    for start, first, blocks, rows, columns in parts:
+        begin = 0
+        while begin < blocks:
+            count = min(blocks - begin, max(1, -(-room // (rows * columns))))
+            found[-1].append((start + begin * rows * columns, first + begin * columns, count, rows, columns))
+            begin += count
+            room -= count * rows * columns
+            if room <= 0:
+                found.append([])
+                room = STRIPE
+    return [np.array(stripe, np.int64) for stripe in found if stripe]

@@ -1,0 +1,60 @@
+"""The order of the updates of one shard, each of which works on one stripe after the other."""
+
+from __future__ import annotations
+
+import threading
+
+from nfdt.core.errors import NfdtError
+
+UPDATE_S = 60.0
+"""Longest wait for the push before, whose part takes milliseconds."""
+
+
+class PendingUpdate:
+    """Place of one push in the order of updates.
+
+    Args:
+        before: The update before, or None.
+        stripes: Number of stripes.
+    """
+
+    def __init__(self, before: PendingUpdate | None, stripes: int) -> None:
+        self._before, self._stripes = before, stripes
+        self._done = 0
+        self._advanced = threading.Condition()
+
+    def wait(self, stripe: int) -> None:
+        """Wait until the push before has updated this stripe.
+
+        Raises:
+            NfdtError: it takes too long.
+        """
+        if self._before is not None:
+            self._before.reach(stripe + 1)
+
+    def reach(self, count: int) -> None:
+        """Wait until this push has updated ``count`` stripes, or all."""
+        count = min(count, self._stripes)
+        if self._done >= count:
+            return
+        with self._advanced:
+            if not self._advanced.wait_for(lambda: self._done >= count, UPDATE_S):
+                raise NfdtError(
+                    f"Update: expected the push before to finish its part within {UPDATE_S:g} s. Received: "
+                    f"{self._done} of {self._stripes} parts. The shard is overloaded; look at its machine."
+                )
+
+    def complete(self) -> None:
+        """Wait until this push has updated all stripes."""
+        self.reach(self._stripes)
+
+    def advance(self, count: int) -> None:
+        """Declare ``count`` stripes updated."""
+        with self._advanced:
+            self._done = count
+            self._advanced.notify_all()
+
+    def end(self) -> None:
+        """Declare all stripes updated, and forget the push before."""
+        self.advance(self._stripes)
+        self._before = None

@@ -1,0 +1,305 @@
+"""The engine of compiled loops: equal to the rules' NumPy form, in any order of pushes and by any number of threads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nfdt.core.arrays.layout import ParameterLayout
+from nfdt.core.program.manifest import Manifest
+from nfdt.core.program.state import State
+from nfdt.core.sharding import make_plan
+from nfdt.core.specs.job import resolve_algorithm
+from nfdt.shard import loop_engine, pending_update
+from nfdt.shard.building import build_store
+from nfdt.shard.engine import AnchoredBf16
+from nfdt.shard.loop_engine import LoopEngine
+from nfdt.shard.messages import Gradient
+from nfdt.shard.optimizer_state import plain_traits
+from nfdt.update_rules import make_rule
+from nfdt.update_rules.base import Push
+from nfdt.update_rules.blocks import KernelBlocks
+
+OPTIMIZERS = {
+    "sgd": ("SGD", {"momentum": 0.0, "nesterov": False}),
+    "momentum": ("SGD", {"momentum": 0.9, "nesterov": False}),
+    "nesterov with decay": ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    "adam": ("Adam", {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7}),
+    "adamw": ("AdamW", {"beta_1": 0.9, "beta_2": 0.99, "epsilon": 1e-7, "weight_decay": 0.02}),
+}
+SLOTS = {"sgd": 0, "momentum": 1, "nesterov with decay": 1, "adam": 2, "adamw": 2}
+SHAPES = [(37, 5), (5,), (3, 3, 2, 40), (40,), (33, 1), (7, 70), (50, 1300)]
+TABLES = [False, False, False, False, False, True, False]
+
+
+def manifest_of(name, shapes, tables=None):
+    class_name, options = OPTIMIZERS[name]
+    layout = ParameterLayout.of([(f"v{i}", shape) for i, shape in enumerate(shapes)])
+    scalar = {"shape": [], "variable": -1}
+    described = [{**scalar, "dtype": "int64"}, {**scalar, "dtype": "float32"}]
+    for slot in range(SLOTS[name]):
+        del slot
+        described += [{"shape": list(s), "dtype": "float32", "variable": i} for i, s in enumerate(shapes)]
+    config = {"learning_rate": 0.05, **options}
+    return Manifest(
+        {
+            "kind": "config",
+            "layout": layout.to_json(),
+            "optimizer": {"module": "keras.optimizers", "class_name": class_name, "config": config},
+            "optimizer_attributes": {},
+            "optimizer_variables": described,
+            "elementwise": True,
+            "divisible": True,
+            "constraints": [None] * len(shapes),
+            "decay": [True] * len(shapes),
+            "tables": [i for i, table in enumerate(tables or []) if table],
+        }
+    )
+
+
+class NumpyForm:
+    """A shard that runs a rule as it is written, in single or double precision."""
+
+    def __init__(self, rule, weights, decay, dtype):
+        self.dtype, self.rule, self.weights, self.decay = dtype, rule, weights.astype(dtype), decay
+        self.state, self.updates = rule.init_shard(np, self.weights), 0
+
+    def push(self, gradient, backup, staleness, rate):
+        tau, updates = self.dtype(staleness), self.dtype(self.updates)
+        push = Push(gradient.astype(self.dtype), self.weights, backup.astype(self.dtype), tau, updates)
+        made = self.rule.correct(np, push, self.state, {})
+        args = (made.gradient, self.weights, self.dtype(0.05 * rate), updates, made.shard, self._decayed())
+        moved = self.rule.advance(np, *args)
+        self.weights, self.state = moved.weights, moved.shard
+        self.updates += 1
+        return self.rule.reply(np, self.weights, self.dtype(0.05), tau, self.state, self._decayed())
+
+    def _decayed(self):
+        return self.dtype(self.decay) * self.weights if self.decay else None
+
+
+class Reference:
+    """A rule in double precision, and the distance from it that single precision explains.
+
+    A small difference of a sum can move a factor, and with it a block: the greatest errors are compared.
+    """
+
+    def __init__(self, rule, weights, decay):
+        self.exact = NumpyForm(rule, weights, decay, np.float64)
+        self.single = NumpyForm(rule, weights, decay, np.float32)
+
+    def push(self, gradient, backup, staleness, rate=1.0):
+        with np.errstate(all="ignore"):
+            found = [form.push(gradient, backup, staleness, rate) for form in (self.exact, self.single)]
+        return found
+
+    def check(self, values, exact, single):
+        tolerance = 4 * np.abs(single - exact).max(initial=0.0) + 1e-6 * (1.0 + np.abs(exact).max(initial=0.0))
+        assert np.abs(values - exact).max(initial=0.0) <= tolerance
+
+
+def engine_and_reference(name, shapes=SHAPES, tables=TABLES, seed=0):
+    manifest = manifest_of(name, shapes, tables)
+    blocks = KernelBlocks(shapes, tables)
+    traits = plain_traits(manifest)
+    rule = make_rule(resolve_algorithm("ddc-asgd"), traits, blocks)
+    plan = make_plan(manifest, 0, 1)
+    weights = np.random.default_rng(seed).normal(size=plan.layout.size).astype(np.float32)
+    engine = LoopEngine(plan, traits, rule, blocks, weights, manifest.optimizer_options)
+    return engine, Reference(rule, weights, manifest.optimizer_options.get("weight_decay"))
+
+
+def pushed(engine, gradient, backup, staleness, rate=1.0, anchor=None):
+    length = float(np.linalg.norm(gradient))
+    result = engine.step(gradient, backup, staleness, {}, length=length, rate=rate, anchor=anchor)
+    if result is not None and result.finish is not None:
+        result.finish()
+    return result
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_sequence_of_delayed_pushes_equals_the_rule(name):
+    engine, reference = engine_and_reference(name)
+    rng, held = np.random.default_rng(1), [engine.weights()]
+    for number in range(12):
+        gradient = rng.normal(size=engine.size).astype(np.float32)
+        staleness = int(rng.integers(0, len(held)))
+        backup = held[-1 - staleness]
+        reply = pushed(engine, gradient, backup, staleness, rate=1.0 + number % 2).reply.weights
+        reference.check(reply, *reference.push(gradient, backup, staleness, 1.0 + number % 2))
+        held.append(reply)
+    weights, optimizer = engine.read()
+    reference.check(weights, reference.exact.weights, reference.single.weights)
+    exact, single = (engine.rule.leave(np, form.state).values() for form in (reference.exact, reference.single))
+    for own, *expected in zip(_slots(optimizer, engine.size), exact, single, strict=True):
+        reference.check(own, *expected)
+    assert engine.updates == 12
+
+
+def _slots(optimizer, size):
+    parts = [values.reshape(-1) for index, values in optimizer.items() if index > 1]
+    per_slot = len(SHAPES)
+    found = [np.concatenate(parts[i : i + per_slot]) for i in range(0, len(parts), per_slot)]
+    assert all(slot.size == size for slot in found)
+    return found
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    shapes=st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=3).map(tuple), min_size=1, max_size=5),
+    name=st.sampled_from(sorted(OPTIMIZERS)),
+    scale=st.sampled_from([0.0, 1e-42, 1e-30, 1.0, 1e6]),
+    seed=st.integers(0, 9),
+)
+def test_any_shapes_and_magnitudes_equal_the_rule(shapes, name, scale, seed):
+    shapes = [*shapes, (3,)]
+    engine, reference = engine_and_reference(name, shapes, [False] * len(shapes), seed)
+    rng, backup = np.random.default_rng(seed), engine.weights()
+    for staleness in (0, 2):
+        gradient = (scale * rng.normal(size=engine.size)).astype(np.float32)
+        reply = pushed(engine, gradient, backup, staleness).reply.weights
+        reference.check(reply, *reference.push(gradient, backup, staleness))
+        backup = reply
+
+
+def test_anchored_backups_hold_what_was_sent():
+    engine, reference = engine_and_reference("momentum")
+    rng, anchor = np.random.default_rng(3), engine.weights()
+    backup = AnchoredBf16(anchor, engine.no_difference())
+    for staleness in range(4):
+        gradient = rng.normal(size=engine.size).astype(np.float32)
+        result = pushed(engine, gradient, backup, staleness, anchor=anchor)
+        expected, _ = reference.push(gradient, engine.array(backup), staleness)
+        backup = result.reply.compact
+        np.testing.assert_array_equal(engine.array(backup), result.reply.weights)
+        moved = np.abs(expected - anchor)
+        assert (np.abs(result.reply.weights - expected) <= moved / 256 + 1e-5).all()
+
+
+@pytest.mark.parametrize("name", ["momentum", "adamw"])
+def test_pushes_of_several_threads_equal_their_replay_in_version_order(name, monkeypatch):
+    """Each push is applied as a whole in version order to each stripe, and its reply is of its own version."""
+    monkeypatch.setattr(loop_engine, "STRIPE", 4096)
+    engine, _ = engine_and_reference(name)
+    again, _ = engine_and_reference(name)
+    assert len(engine._stripes) > 3
+    lock, record, threads = threading.Lock(), [], []
+    first = engine.weights()
+
+    def work(seed):
+        rng, backup, version = np.random.default_rng(seed), first, 0
+        for _ in range(20):
+            gradient = rng.normal(size=engine.size).astype(np.float32)
+            with lock:
+                staleness = engine.updates - version
+                result = engine.step(gradient, backup, staleness, {}, length=1.0)
+                version = engine.updates
+                record.append((gradient, backup, staleness, result.reply.weights))
+            result.finish()
+            backup = result.reply.weights
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert max(staleness for _, _, staleness, _ in record) > 0
+    for gradient, backup, staleness, reply in record:
+        np.testing.assert_array_equal(pushed(again, gradient, backup, staleness).reply.weights, reply)
+    np.testing.assert_array_equal(engine.read()[0], again.read()[0])
+
+
+def test_a_large_gradient_that_overflows_is_undone():
+    engine, _ = engine_and_reference("momentum")
+    before = engine.read()
+    huge = np.full(engine.size, 3e38, np.float32)
+    assert engine.step(huge, engine.weights(), 1, {}, length=3e38) is None
+    after = engine.read()
+    np.testing.assert_array_equal(before[0], after[0])
+    assert engine.updates == 0
+    large = np.full(engine.size, 1e8, np.float32)
+    assert pushed(engine, large, engine.weights(), 0) is not None
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_state_that_is_read_and_restored_continues_alike(name):
+    engine, _ = engine_and_reference(name)
+    other, _ = engine_and_reference(name, seed=5)
+    rng = np.random.default_rng(4)
+    gradients = rng.normal(size=(6, engine.size)).astype(np.float32)
+    for gradient in gradients[:3]:
+        pushed(engine, gradient, engine.weights(), 1)
+    weights, optimizer = engine.read()
+    records = engine.records(optimizer)
+    other.write(weights, optimizer)
+    other.restore(records)
+    for gradient in gradients[3:]:
+        replies = [pushed(one, gradient, one.weights(), 1).reply.weights for one in (engine, other)]
+        np.testing.assert_array_equal(*replies)
+
+
+def test_rows_that_no_longer_change_do_not_become_subnormal():
+    engine, _ = engine_and_reference("momentum")
+    gradient = np.full(engine.size, 1e-36, np.float32)
+    for _ in range(100):
+        pushed(engine, gradient, engine.weights(), 0)
+        gradient = np.zeros_like(gradient)
+    assert not engine._shard["reserve"].any()
+
+
+def test_duplicates_wait_for_the_first_push_and_get_its_reply():
+    manifest = manifest_of("momentum", SHAPES)
+    size = manifest.layout.size
+    store = build_store(manifest, State(np.zeros(size, np.float32)), resolve_algorithm("ddc-asgd"), 0, 1, workers=2)
+    assert isinstance(store._engine, LoopEngine)
+    store.pull("a", sequence=1)
+    gradient = np.ones(size, np.float32)
+    first = store.push("a", Gradient(2, gradient))
+    again = store.push("a", Gradient(2, gradient))
+    assert (first.applied, again.applied, store.version) == (True, False, 1)
+    np.testing.assert_array_equal(first.weights, again.weights)
+
+
+def test_a_push_without_a_reply_holds_up_no_other(monkeypatch):
+    manifest = manifest_of("momentum", SHAPES)
+    size = manifest.layout.size
+    store = build_store(manifest, State(np.zeros(size, np.float32)), resolve_algorithm("ddc-asgd"), 0, 1, workers=2)
+    for worker in "ab":
+        store.pull(worker, sequence=1)
+    gradient = np.ones(size, np.float32)
+    with monkeypatch.context() as broken:
+        broken.setattr(store._backups, "add", lambda *given: [][0])
+        with pytest.raises(IndexError):
+            store.push("a", Gradient(2, gradient))
+    monkeypatch.setattr(pending_update, "UPDATE_S", 1.0)
+    assert store.push("b", Gradient(2, gradient)).applied
+    assert store.version == 2
+
+
+def test_a_shard_with_a_rule_that_owns_the_optimizer_loads_neither_keras_nor_tensorflow():
+    probe = """
+import sys
+sys.path.insert(0, '.')
+import numpy as np
+from nfdt.core.program.manifest import Manifest
+from nfdt.core.program.state import State
+from nfdt.core.specs.job import resolve_algorithm
+from nfdt.shard.messages import Gradient
+from nfdt.shard.servicer import start_shard
+entries = %r
+state = State(np.zeros(12, np.float32))
+shard = start_shard(Manifest(entries), state, resolve_algorithm('ddc-asgd'), 0, 1, workers=1, token='t' * 32)
+shard.store.pull('a', sequence=1)
+assert shard.store.push('a', Gradient(2, np.ones(12, np.float32))).applied
+shard.stop()
+print(sorted({'tensorflow', 'keras', 'jax'} & set(sys.modules)))
+"""
+    entries = dict(manifest_of("adam", [(4, 3)]).entries)
+    done = subprocess.run([sys.executable, "-c", probe % entries], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
