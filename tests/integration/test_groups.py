@@ -169,7 +169,8 @@ print(json.dumps(dict(
 @pytest.mark.parametrize("launcher", ["slots", pytest.param("mpirun", marks=pytest.mark.long)])
 def test_auto_turns_to_groups_between_two_epochs_and_loses_nothing(run_script, server_that_plans, launcher):
     got = answer(run_script(AUTO.replace("LAUNCHER", launcher), **server_that_plans))
-    assert got["members"] == [None, None, None, [1], [0, 2]]
+    assert got["members"][:3] == [None, None, None]
+    assert sorted(got["members"][3:]) == [[0, 2], [1]]  # in the order in which the groups joined
     epochs = [sum(got[part]) / 1344 for part in ("flat", "groups")]
     assert all(count in range(1, 8) for count in epochs)
     assert sum(epochs) == len(got["loss"]) == 8
