@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks.peers.hetero_jobs import batches_per_update
+from benchmarks.peers.horovod_world import run_gloo, this_machine
 from benchmarks.peers.keras2 import python_of_keras2
 from benchmarks.peers.processes import PeerFailed, run_together, tensorflow_cluster
 from benchmarks.reports import convergence_report
@@ -34,6 +35,7 @@ from benchmarks.run import (
     wire,
 )
 from benchmarks.workloads import embedding, pipelines
+from benchmarks.workloads.bucket_rank import PEERS
 from benchmarks.workloads.emulated import Training
 from benchmarks.workloads.epochs import Work, measured
 from benchmarks.workloads.images import read_images, training_images
@@ -272,10 +274,20 @@ def test_wire_compares_an_embedding_by_rows_with_a_dense_one():
 
 
 @pytest.mark.long
-def test_wire_reports_the_gain_of_int8_on_a_slow_link(tmp_path):
+def test_buckets_are_timed_against_one_reduction():
+    program = [sys.executable, "-m", "benchmarks.workloads.bucket_rank", "mlp", "--batch", "8", "--steps", "1"]
+    found = run_gloo(this_machine(2), [*program, "--runs", "2"])
+    assert set(found) == set(PEERS)
+    assert all(len(seconds) == 2 and min(seconds) > 0 for seconds in found.values())
+
+
+@pytest.mark.long
+def test_wire_reports_the_gain_of_codecs_on_slow_links(tmp_path):
     report = Report("wire", [wire.SEED])
     wire.run_linked(report, 50_000, seconds=0.01, runs=1)
-    assert written(report, tmp_path)["ratios"]["int8/identity@1Gbit"] > 0
+    ratios = written(report, tmp_path)["ratios"]
+    assert set(ratios) == {"int8/identity@1Gbit", "int4/identity@100Mbit"}
+    assert min(ratios.values()) > 0
 
 
 def test_link_compares_codecs_and_what_is_learnt_with_adaptive(monkeypatch, tmp_path):

@@ -10,7 +10,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 from benchmarks.peers.processes import ROOT, PeerFailed, environment
 from benchmarks.workloads.ring_rank import PORT, RESULT
@@ -52,7 +52,15 @@ def time_gloo(hosts: Sequence[Host], sizes: Sequence[int], repeats: int) -> Seco
     Raises:
         PeerFailed: a rank failed or exceeded the limit.
     """
-    program = [*_program(sizes, repeats)]
+    return _seconds(run_gloo(hosts, _program(sizes, repeats)))
+
+
+def run_gloo(hosts: Sequence[Host], program: Sequence[str]) -> dict[str, Any]:
+    """Run a program on all ranks of a gloo world on these hosts; return the JSON object that rank 0 prints.
+
+    Raises:
+        PeerFailed: a rank failed or exceeded the limit.
+    """
     places = _places(hosts)
     with contextlib.ExitStack() as ending, tempfile.TemporaryFile("w+") as errors:
         plan = ",".join(f"{host.name}:{host.ranks}" for host in hosts)
@@ -64,7 +72,7 @@ def time_gloo(hosts: Sequence[Host], sizes: Sequence[int], repeats: int) -> Seco
         store = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": hosts[0].address, "HOROVOD_GLOO_RENDEZVOUS_PORT": port}
         for host, variables in places[1:]:
             _start([*host.enter, *program], {**variables, **store}, errors, ending)
-        return _seconds(_line(first, RESULT, errors))
+        return _object(_line(first, RESULT, errors))
 
 
 def time_mpi(ranks: int, sizes: Sequence[int], repeats: int) -> Seconds:
@@ -78,7 +86,7 @@ def time_mpi(ranks: int, sizes: Sequence[int], repeats: int) -> Seconds:
     lines = [line.partition(RESULT)[2] for line in done.stdout.splitlines() if RESULT in line]
     if done.returncode or not lines:
         raise PeerFailed(f"{' '.join(command)} ended with exit code {done.returncode}:\n{done.stderr[-2000:]}")
-    return _seconds(lines[0])
+    return _seconds(_object(lines[0]))
 
 
 def _program(sizes: Sequence[int], repeats: int) -> list[str]:
@@ -144,6 +152,10 @@ def _line(process: subprocess.Popen[str], start: str, errors: IO[str]) -> str:
     raise PeerFailed(f"rank 0 ended before it printed {start!r}:\n{errors.read()[-2000:]}")
 
 
-def _seconds(text: str) -> Seconds:
+def _object(text: str) -> dict[str, Any]:
     found, _ = json.JSONDecoder().raw_decode(text)  # mpirun may join lines
+    return dict(found)
+
+
+def _seconds(found: Mapping[str, list[float]]) -> Seconds:
     return {int(size): seconds for size, seconds in found.items()}

@@ -182,10 +182,7 @@ RATIOS = {
     "shm ddc/tensorflow": ("nfdt shared memory, ddc", "tensorflow ps"),
 }
 
-LINKED: dict[str, Peer] = {
-    "identity": Ours("asgd", share_memory=True, mbit=1000),
-    "int8": Ours("asgd", share_memory=True, mbit=1000, codec="int8"),
-}
+LINKS = {"1Gbit": (1000.0, "int8"), "100Mbit": (100.0, "int4")}  # Mbit/s of a link, and the codec compared on it
 
 
 def per_second(round_trip: RoundTrip, seconds: float) -> float:
@@ -227,11 +224,15 @@ def run(report: Report, sizes: dict[str, int], *, seconds: float, runs: int) -> 
 
 
 def run_linked(report: Report, size: int, *, seconds: float, runs: int) -> None:
-    """Measure the gain of int8 on a link of 1 Gbit/s without computation, which would hide it."""
-    found = measure(size, LINKED, seconds=seconds, runs=runs)
-    report.rows += [Row("1Gbit", f"nfdt, {codec}", "round trips/s", values) for codec, values in found.items()]
-    pairs = zip(found["int8"], found["identity"], strict=True)
-    report.ratios["int8/identity@1Gbit"] = statistics.median(few / all_ for few, all_ in pairs)
+    """Measure the gain of a codec on each link without computation, which would hide it."""
+    for case, (mbit, codec) in LINKS.items():
+        peers: dict[str, Peer] = {
+            name: Ours("asgd", share_memory=True, mbit=mbit, codec=name) for name in ("identity", codec)
+        }
+        found = measure(size, peers, seconds=seconds, runs=runs)
+        report.rows += [Row(case, f"nfdt, {name}", "round trips/s", values) for name, values in found.items()]
+        pairs = zip(found[codec], found["identity"], strict=True)
+        report.ratios[f"{codec}/identity@{case}"] = statistics.median(few / all_ for few, all_ in pairs)
 
 
 def main() -> None:
