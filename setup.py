@@ -6,6 +6,8 @@ from setuptools import find_packages, setup
 
 # What a client does without that only submits jobs to a server elsewhere; see nfdt/core/host/packages.py.
 SERVER = ["cryptography>=50", "grpcio-health-checking>=1.75.1", "numba>=0.62", "psutil>=5.9"]
+# The page of a server for browsers, and /metrics.
+UI = ["prometheus-client>=0.21", "starlette>=0.40", "uvicorn>=0.30"]
 
 setup(
     name="nfdt",
@@ -21,7 +23,11 @@ setup(
     python_requires=">=3.11",
     packages=[*find_packages(include=["nfdt", "nfdt.*", "hfdt", "hfdt.*"]), "nfdt_client"],
     package_dir={"nfdt_client": "client/nfdt_client"},
-    package_data={"nfdt": ["py.typed", "planning/data/*.json"], "hfdt": ["py.typed"], "nfdt_client": ["py.typed"]},
+    package_data={
+        "nfdt": ["py.typed", "planning/data/*.json", "web/static/*"],
+        "hfdt": ["py.typed"],
+        "nfdt_client": ["py.typed"],
+    },
     install_requires=[
         "click>=8.1",
         "cloudpickle>=3.0",
@@ -41,14 +47,17 @@ setup(
         "jax": [*SERVER, "tensorflow-cpu>=2.20", "jax>=0.10"],  # shards run on TensorFlow
         "torch": [*SERVER, "tensorflow-cpu>=2.20", "torch>=2.14"],
         "horovod": ["mpi4py>=4.0"],  # Horovod itself does not compile as pip gets it: ./scripts/install-horovod
+        "ui": UI,
         "plots": ["matplotlib>=3.8"],
         "ray": ["ray>=2.54"],
         "dev": [
             *SERVER,
+            *UI,
             "grpc-stubs",
             "hypothesis>=6.100",
             "jax>=0.10",
             "kubernetes-validate>=1.30",
+            "matplotlib>=3.8",
             "mypy>=1.11",
             "pandas>=2.2",
             "pytest>=8.2",

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nfdt_client.decorator import distribute, session, submit
     from nfdt_client.handle import JobHandle, attach
+    from nfdt_client.local_cluster import LocalCluster
 
 __version__ = "0.1.0"
-__all__ = ["JobHandle", "attach", "distribute", "errors", "session", "submit"]
+__all__ = ["JobHandle", "LocalCluster", "attach", "distribute", "errors", "session", "submit"]
 
 _HOMES = {
     "distribute": "nfdt_client.decorator",
@@ -17,6 +18,7 @@ _HOMES = {
     "submit": "nfdt_client.decorator",
     "attach": "nfdt_client.handle",
     "JobHandle": "nfdt_client.handle",
+    "LocalCluster": "nfdt_client.local_cluster",
 }
 
 

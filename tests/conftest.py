@@ -2,7 +2,9 @@
 
 import gc
 import os
+import shutil
 import signal
+import tempfile
 from contextlib import ExitStack
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import HealthCheck, Phase, settings
 from tests.support.machines import Rig, unavailable
 from tests.support.slurm import missing_packages
 
+RUNTIME_DIR = pytest.StashKey[str]()
 NAMESPACES, SLURM = "network namespaces are needed", "Slurm is needed"
 
 # A loaded machine makes any single example slow; the limit on the whole test remains.
@@ -25,13 +28,23 @@ settings.load_profile("ci" if os.environ.get("CI") else "nfdt")
 
 
 def pytest_configure(config):
-    """Restore the handler of Ctrl-C, which a shell's background processes and their children ignore."""
+    """Restore the handler of Ctrl-C, which a shell's background processes and their children ignore.
+
+    Servers that the tests start describe themselves in a folder of this process: commands without ``--server`` find
+    neither those of other test processes nor the user's.
+    """
+    os.environ["XDG_RUNTIME_DIR"] = config.stash[RUNTIME_DIR] = tempfile.mkdtemp(prefix="nfdt-tests-")
     config.addinivalue_line("markers", "long: takes minutes and rarely breaks; run by ./scripts/test -m long")
     config.addinivalue_line("markers", "feature(*names, area, status, note): what it proves; see scripts/features")
     config.addinivalue_line("markers", "machines: needs several machines, made of network namespaces")
     config.addinivalue_line("markers", "slurm: needs the programs of Slurm and several machines")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_unconfigure(config):
+    """Remove that folder."""
+    shutil.rmtree(config.stash[RUNTIME_DIR], ignore_errors=True)
 
 
 def pytest_collection_finish():

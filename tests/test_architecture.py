@@ -60,7 +60,8 @@ SERVERS = {
         *FLOOR,
     ),
     "nfdt.launch": FLOOR,
-    "nfdt.jobserver": ("nfdt.coordinator", "nfdt.launch", "nfdt.planning", "nfdt.schedulers", *FLOOR),
+    "nfdt.web": ("nfdt.core.host", "nfdt.core.jobs", "nfdt.core.program", "nfdt.core.specs", "nfdt.core.wire"),
+    "nfdt.jobserver": ("nfdt.coordinator", "nfdt.launch", "nfdt.planning", "nfdt.schedulers", "nfdt.web", *FLOOR),
     # The servers' own code under a virtual clock: docs/decisions/0013.
     "nfdt.simulate": ("nfdt.shard", "nfdt.transport", "nfdt.worker", *PURE, *FLOOR),
     "nfdt.engines": ("nfdt_client", "nfdt.launch", *FLOOR),

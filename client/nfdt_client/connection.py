@@ -107,6 +107,11 @@ class JobsClient:
         with translated(self.address):
             return list(self.stub.Slots(pb.SlotsRequest(), timeout=CALL_TIMEOUT_S).slots)
 
+    def open_page(self, job_id: str = "") -> str:
+        """Return a link that opens the server's page once, at a job or at the list of jobs; "" without a page."""
+        with translated(self.address):
+            return str(self.stub.OpenPage(pb.OpenPageRequest(job_id=job_id), timeout=CALL_TIMEOUT_S).url)
+
     def control(self, job_id: str, timeout_s: float = CALL_TIMEOUT_S, **action: Any) -> None:
         """Send one control action, as in ``control(job, proceed=pb.Proceed(epoch=1))``."""
         with translated(self.address):

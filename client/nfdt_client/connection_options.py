@@ -29,6 +29,11 @@ class ConnectionOptions:
     _token: str | None = field(default=None, repr=False)
     _token_file: str | None = None
 
+    @property
+    def has_token(self) -> bool:
+        """Whether a secret or its file is given."""
+        return bool(self._token or self._token_file)
+
     def token(self) -> str:
         """Return the secret for the server.
 

@@ -6,13 +6,14 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.presets import DEFAULT_PRESET
 from nfdt_client.backend import require_backend_of
 from nfdt_client.job_names import JobNames
 from nfdt_client.local_fit import Fallback
+from nfdt_client.option_types import FitOptions
 from nfdt_client.options import Options, resolve
 from nfdt_client.session import Session
 from nfdt_client.tracebacks import hide_frames
@@ -44,7 +45,7 @@ def distribute(
     server: str | None = None,
     options: Mapping[str, Any] | None = None,
     default_algorithm: str = DEFAULT_PRESET,
-    **overrides: Any,
+    **overrides: Unpack[FitOptions],
 ) -> Callable[[F], F]: ...
 @hide_frames
 def distribute(
@@ -55,7 +56,7 @@ def distribute(
     server: str | None = None,
     options: Mapping[str, Any] | None = None,
     default_algorithm: str = DEFAULT_PRESET,
-    **overrides: Any,
+    **overrides: Unpack[FitOptions],
 ) -> Any:
     """Decorate a function, with or without parentheses: every ``model.fit`` during its call trains on a cluster.
 
@@ -99,7 +100,7 @@ def session(
     server: str | None = None,
     options: Mapping[str, Any] | None = None,
     default_algorithm: str = DEFAULT_PRESET,
-    **overrides: Any,
+    **overrides: Unpack[FitOptions],
 ) -> Session:
     """Return a session for a ``with`` block; takes the same arguments as :func:`distribute`."""
     named = {"workers": workers, "algorithm": algorithm, "server": server, **overrides}
@@ -153,7 +154,7 @@ def submit(
     server: str | None = None,
     options: Mapping[str, Any] | None = None,
     default_algorithm: str = DEFAULT_PRESET,
-    **overrides: Any,
+    **overrides: Unpack[FitOptions],
 ) -> JobHandle:
     """Run ``fn`` up to its first ``fit`` and submit that as a job that no longer needs this script.
 

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Protocol
 from nfdt.core.errors import ServerUnreachable
 from nfdt.core.host.forked_process import ForkedProcess
 from nfdt.core.host.keras_backend import VARIABLE, current_backend
-from nfdt.core.host.packages import require_server_packages
+from nfdt.core.host.packages import require_page_packages, require_server_packages
 from nfdt.core.host.private_files import make_folder, private, sweep
 from nfdt.core.host.start_log import note_start
 from nfdt.core.host.warm import find_warm_server, start_warm, warm_folder
@@ -29,6 +29,7 @@ from nfdt_client.options import Options
 
 logger = logging.getLogger(__name__)
 
+PAGE_ADDRESS = "127.0.0.1:0"
 PREFIX = "nfdt-"  # of the folder's name
 COMMAND = (sys.executable, "-P", "-m", "nfdt.jobserver.main")  # -P: no file of the user shadows our modules
 START_TIMEOUT_S = 60.0
@@ -44,6 +45,8 @@ def server_arguments(
     rings: Sequence[Mapping[str, Any]] = (),
     network: Sequence[str] = (),
     fork_server: int | None = None,
+    *,
+    ui: bool = False,
 ) -> list[str]:
     """Return the arguments of the server.
 
@@ -54,6 +57,7 @@ def server_arguments(
         rings: Horovod jobs (allreduce rings) to start.
         network: Arguments that set the listening address; loopback unless given.
         fork_server: Descriptor of a socket to a fork server of slots; None: the server starts its own.
+        ui: Whether the server serves a page for browsers, on loopback.
     """
     return [
         *("--embedded", *network),
@@ -61,6 +65,7 @@ def server_arguments(
         *("--state-dir", str(folder / "state"), "--folder", str(folder)),
         *(part for ring in rings for part in ("--ring", json.dumps(ring))),
         *(() if fork_server is None else ("--fork-server", str(fork_server))),
+        *(("--ui", PAGE_ADDRESS) if ui else ()),
     ]
 
 
@@ -104,6 +109,7 @@ class EmbeddedServer:
         fork_server: Socket to a fork server of slots, which the caller closes after :meth:`start`; None: the server
             starts its own.
         warm: Whether a warm server may start the server, if there is one that this process can use.
+        ui: Whether the server serves a page for browsers, on loopback.
         command: Replaces the server's command line; the folder is not passed on then.
 
     Attributes:
@@ -121,12 +127,13 @@ class EmbeddedServer:
         network: Sequence[str] = (),
         fork_server: socket.socket | None = None,
         warm: bool = False,
+        ui: bool = False,
         command: list[str] | None = None,
     ) -> None:
         self.token = secrets.token_hex(32)
         self._fork_server = [] if fork_server is None else [fork_server.fileno()]
         self._workers, self._shards, self._rings, self._network = workers, shards, rings, network
-        self._command, self._warm = command, warm
+        self._command, self._warm, self._ui = command, warm, ui
         self.is_warm = False
         self._directory: Path | None = None
         self._lock = -1
@@ -139,9 +146,11 @@ class EmbeddedServer:
         """Start the child and return at once; its processes warm up in the background.
 
         Raises:
-            NotInstalled: The packages of a server are missing.
+            NotInstalled: The packages of a server, or of its page, are missing.
         """
         require_server_packages("A server in this script")
+        if self._ui:
+            require_page_packages("The option ui")
         for folder in sweep(PREFIX):
             logger.info("Removed %s, which a killed script and its server left behind.", folder)
         self._directory, self._lock = make_folder(PREFIX)
@@ -160,7 +169,7 @@ class EmbeddedServer:
 
     def _arguments(self, *fork_server: int) -> list[str]:
         place = (self._workers, self._shards, self.folder)
-        return server_arguments(*place, self._rings, self._network, *fork_server)
+        return server_arguments(*place, self._rings, self._network, *fork_server, ui=self._ui)
 
     def _from_warm_server(self, output: int, log: int) -> ForkedProcess | None:
         folder = warm_folder()
@@ -248,11 +257,12 @@ def embedded_server(options: Options) -> Iterator[StartedServer]:
     """Start a job server with the workers that the options ask for; stop it at the end of the block."""
     cluster, topology = options.cluster, options.algorithm.topology_facts
     if topology.allreduce:
-        server = EmbeddedServer(0, 0, rings=[ring.describe_ring(cluster)])
+        server = EmbeddedServer(0, 0, rings=[ring.describe_ring(cluster)], ui=options.ui)
     elif topology.grouped:
-        server = EmbeddedServer(0, cluster.shards, rings=ring.describe_groups(options.algorithm, cluster))
+        rings = ring.describe_groups(options.algorithm, cluster)
+        server = EmbeddedServer(0, cluster.shards, rings=rings, ui=options.ui)
     else:
-        server = EmbeddedServer(cluster.workers, cluster.shards, warm=options.warm)
+        server = EmbeddedServer(cluster.workers, cluster.shards, warm=options.warm, ui=options.ui)
     try:
         server.start()
         yield server

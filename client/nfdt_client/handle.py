@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from nfdt_client.tracebacks import hide_frames
 from nfdt_client.upload import download
 
 POLL_S = 0.5
+LEVELS = ("debug", "info", "warning", "error")
 
 HistoryValue = float | npt.NDArray[Any]
 
@@ -122,10 +125,33 @@ class JobHandle:
         """Yield the events after a cursor, then live ones until the job has ended; reconnects broken streams."""
         return self._connection.watch(self.job_id, after)
 
-    def logs(self, follow: bool = False) -> Iterator[str]:
-        """Yield one line per event: those so far, or with ``follow`` until the job has ended."""
-        events = self.events() if follow else self._connection.recorded(self.job_id)
-        return map(format_event, events)
+    def recorded(self) -> Iterator[Event]:
+        """Yield the events so far."""
+        return self._connection.recorded(self.job_id)
+
+    def logs(
+        self, follow: bool = False, *, tail: int | None = None, since: float = 0.0, level: str = "debug"
+    ) -> Iterator[str]:
+        """Yield one line per event: those so far, or with ``follow`` until the job has ended.
+
+        Args:
+            follow: Whether to wait for later events.
+            tail: Number of the last events so far to begin with; None: all of them.
+            since: Unix time before which events are left out.
+            level: Least level of an event: ``debug``, ``info``, ``warning`` or ``error``; see :func:`level_of`.
+        """
+        least = LEVELS.index(level)
+        for event in self._logged(follow, tail):
+            if event.at >= since and LEVELS.index(level_of(event)) >= least:
+                yield format_event(event)
+
+    def _logged(self, follow: bool, tail: int | None) -> Iterator[Event]:
+        if tail is None:
+            return self.events() if follow else self.recorded()
+        recorded = deque(self.recorded(), maxlen=max(1, tail))
+        after = recorded[-1].cursor if recorded else 0
+        shown = list(recorded) if tail else []
+        return chain(shown, self.events(after)) if follow else iter(shown)
 
     @hide_frames
     def result(self, timeout_s: float | None = None) -> JobResult:
@@ -277,6 +303,18 @@ def describe_stall(data: Mapping[str, Any]) -> str:
     return f"waiting for {who} for {data.get('since_s', 0.0):.0f} s{what}"
 
 
+def level_of(event: Event) -> str:
+    """Return the level of an event, one of :data:`LEVELS`; events that only count are ``debug``."""
+    if event.kind == "log":
+        level = str(event.data.get("level"))
+        return level if level in LEVELS else "info"
+    if event.kind == "state" and event.data.get("state") == "failed":
+        return "error"
+    if event.kind in ("worker_lost", "shard_lost", "stalled"):
+        return "warning"
+    return "debug" if event.kind in ("progress", "speed") else "info"
+
+
 def format_event(event: Event) -> str:
     """Format an event as one readable line."""
     data = event.data
@@ -300,4 +338,4 @@ def format_event(event: Event) -> str:
         "log": lambda: f"{data.get('worker') or 'server'}: {data.get('text')}",
         "result": lambda: f"result {data.get('artifact')}",
     }.get(kind, lambda: json.dumps(data))()
-    return f"{datetime.fromtimestamp(event.at):%H:%M:%S} {kind:<13} {text}"
+    return f"{datetime.fromtimestamp(event.at):%Y-%m-%d %H:%M:%S} {kind:<13} {text}"

@@ -40,7 +40,7 @@ from nfdt_client.layers import (
 logger = logging.getLogger(__name__)
 
 TIMEOUTS = ("start_timeout_s", "step_timeout_s")
-OF_FITS = ("batch_hooks", "data", "evaluate", "fallback", "job", "warm")
+OF_FITS = ("batch_hooks", "data", "evaluate", "fallback", "job", "ui", "warm")
 EMULATION = tuple(f"emulate.{name}" for name in Emulation.model_fields)
 NAMES: tuple[str, ...] = (
     "algorithm",
@@ -64,6 +64,7 @@ class Options:
         evaluate: Whether workers evaluate and predict: auto, true, or false.
         fallback: What to do with a fit that cannot be distributed: error, or local.
         job: Name of the job of the first fit at the server; later fits are numbered. None: the jobs have no names.
+        ui: Whether the server that a script without ``server`` starts serves a page for browsers.
         warm: Whether a script without ``server`` uses the warm server of this machine, if one runs.
         workers_given: Whether the number of workers is given; otherwise it is the default.
         world: Launcher's world that this script is a rank of, for jobs that run on these ranks.
@@ -81,6 +82,7 @@ class Options:
     evaluate: str = "auto"
     fallback: str = "error"
     job: str | None = None
+    ui: bool = False
     warm: bool = True
     workers_given: bool = False
     world: LauncherRank | None = None
@@ -256,7 +258,9 @@ def _validated(given: dict[str, Setting], default_algorithm: str) -> Options:
     evaluate = evaluation_mode.check_mode(values.pop("evaluate", "auto"))
     fallback = local_fit.check_fallback(values.pop("fallback", "error"))
     job = _checked_job(values.pop("job", None), connection.get("server"))
-    warm = _switch("warm", values.pop("warm", True))
+    switches: dict[str, Any] = {
+        name: _switch(name, values.pop(name, default)) for name, default in (("ui", False), ("warm", True))
+    }
     algorithm = resolve_algorithm(preset, **values)
     check_groups(algorithm, cluster)
     server = check_server(connection["server"]) if "server" in connection else None
@@ -270,7 +274,7 @@ def _validated(given: dict[str, Setting], default_algorithm: str) -> Options:
         evaluate=evaluate,
         fallback=fallback,
         job=job,
-        warm=warm,
+        **switches,
         workers_given="workers" in given,
         settings=_explained(given, preset, algorithm, cluster),
         _token=connection.get("token"),
@@ -290,6 +294,7 @@ def _explained(
         "data": "auto",
         "evaluate": "auto",
         "fallback": "error",
+        "ui": False,
         "warm": True,
         **{name: JobSpec.model_fields[name].default for name in TIMEOUTS},
         **{name: getattr(cluster, name) for name in CLUSTER_OPTIONS},

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextvars import Token
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -29,12 +30,14 @@ from nfdt_client.feed import Feeder
 from nfdt_client.fit_record import FitRecord
 from nfdt_client.job import InteractiveJob
 from nfdt_client.job_names import JobNames
+from nfdt_client.kept_failure import describe_kept, keep_failure
 from nfdt_client.local_fit import IN_A_FIT, Fallback, LocalFits, may_train_here
 from nfdt_client.mirror import Fit, Mirror, begin_epoch
 from nfdt_client.model_state import ModelState
 from nfdt_client.options import Options
 from nfdt_client.program_checks import check_local_optimizers, check_shards, look_at_metrics
 from nfdt_client.specify import Submission, specify
+from nfdt_client.start_line import start_line
 from nfdt_client.tracebacks import hide_frames
 from nfdt_client.training_data import Stream
 from nfdt_client.upload import upload
@@ -229,13 +232,26 @@ class Session:
                 validate=validate,
                 validation_steps=captured.validation.batches if captured.validation is not None else 0,
             )
-            return Mirror(fit, job, self._feed(job, captured)).run()
+            try:
+                return Mirror(fit, job, self._feed(job, captured)).run()
+            except Exception as error:
+                self._keep_failure(job, error)
+                raise
 
         record = self._with_readable_data(captured, train)
         record.data = {"where": captured.choice.where, "reason": captured.choice.reason}
         model.history.nfdt = record
         self.fits.append(record)
         return model.history
+
+    def _keep_failure(self, job: InteractiveJob, error: Exception) -> None:
+        """Keep what a failed job leaves on a server that ends with this session, and note where in the error."""
+        if self._embedded is None or isinstance(error, UnreadableData | ServerUnreachable):
+            return
+        with contextlib.suppress(NfdtError):
+            state_dir = self._describe(waits=False).state_dir
+            if state_dir and (folder := keep_failure(job, Path(state_dir))) is not None:
+                error.add_note(describe_kept(folder))
 
     def _with_readable_data(self, captured: Capture, train: Callable[[], FitRecord]) -> FitRecord:
         """Train; if the workers cannot read data before anything is trained, train with data read in this process.
@@ -308,6 +324,9 @@ class Session:
         note_start("script", "has packed the model")
         reply, name = self.send(submission), submission.name
         note_start("script", "has submitted the job")
+        server = self._describe()
+        link = self.connection().open_page(reply.job_id) if server.page else ""
+        print(start_line(reply.job_id, submission.spec, server, link), file=sys.stderr)
         if reply.cursor:
             print(f"Attached to {reply.job_id} ({name}): its epochs so far are replayed.", file=sys.stderr)
         return InteractiveJob(self.connection(), reply.job_id, self._id, name=name, replayed=reply.cursor)

@@ -24,6 +24,8 @@ SUMMARIES = {
     "start": "Keep a warm server on this machine: scripts that start a server of their own begin to train sooner.",
     "stop": "End the warm server of nfdt start, with the runs that use it.",
     "submit": "Train SCRIPT, or with -m a module, in a batch job: srun starts nfdt mpi on every node.",
+    "top": "Show live what the workers of a job do: samples per second, staleness, computation, exchange, traffic.",
+    "ui": "Open the page of a server, or of one of its jobs, in a browser, and print the link, which opens it once.",
     "worker": "Offer slots of this machine to a job server: --slots for workers, --shards for parts of the weights.",
     "workers": "List the machines of a server: their slots, roles, versions, and the jobs that use them.",
 }

@@ -15,8 +15,6 @@ from typing import Literal
 
 import click
 
-from nfdt.cli.table import render
-
 Verdict = Literal["ok", "optional", "missing"]
 PROBE_TIMEOUT_S = 60
 _TENSORFLOW_PROBE = """
@@ -121,9 +119,12 @@ def _horovod() -> Finding:
     return Finding("horovod", "ok", f"{version} with {done.stdout.strip().splitlines()[-1]}")
 
 
-def examine() -> list[Finding]:
-    """Return all findings about this machine and this Python, in the order of the report."""
-    return [*_packages(), *_tensorflow(), *_machine(), *_launchers()]
+def examine() -> Iterator[Finding]:
+    """Yield all findings about this machine and this Python, in the order of the report, as they are made."""
+    yield from _packages()
+    yield from _tensorflow()
+    yield from _machine()
+    yield from _launchers()
 
 
 @click.command()
@@ -131,10 +132,19 @@ def examine() -> list[Finding]:
 @click.pass_context
 def doctor(context: click.Context, format_: str) -> None:
     """Say what works on this machine, and what to do about the rest (exit code 1 if training cannot work)."""
-    findings = examine()
+    findings = []
+    if format_ == "text":
+        click.echo(_line("subject", "verdict", "detail"))
+    for finding in examine():
+        findings.append(finding)
+        if format_ == "text":
+            detail = finding.detail + (f" -> {finding.remedy}" if finding.remedy else "")
+            click.echo(_line(finding.subject, finding.verdict, detail))
     if format_ == "json":
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
-    else:
-        rows = [(f.subject, f.verdict, f.detail + (f" -> {f.remedy}" if f.remedy else "")) for f in findings]
-        click.echo(render(("subject", "verdict", "detail"), rows, left=3))
     context.exit(int(any(finding.verdict == "missing" for finding in findings)))
+
+
+def _line(subject: str, verdict: str, detail: str) -> str:
+    """Return a line of the report, whose columns have fixed widths because later lines are not known yet."""
+    return f"{subject:<10}  {verdict:<8}  {detail}"

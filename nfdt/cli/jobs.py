@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime, timedelta
@@ -11,12 +13,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from nfdt_client.handle import JobHandle, JobStatus, describe_log, status_of
+from nfdt_client.handle import LEVELS, JobHandle, JobStatus, describe_log, status_of
 from nfdt_client.upload import download
 
-from nfdt.cli.options import log_to_stderr, open_connection, server_options
+from nfdt.cli.epoch_bar import draw
+from nfdt.cli.job_plot import plot_job
+from nfdt.cli.options import connection_options, log_to_stderr, open_connection
 from nfdt.cli.result import check_output, save
-from nfdt.cli.table import format_bytes, render, worker_table
+from nfdt.cli.table import count_of, format_bytes, render, worker_table
 from nfdt.core.wire import jobs_pb2 as pb
 
 _CliCommand = TypeVar("_CliCommand", bound=Callable[..., Any])
@@ -28,7 +32,7 @@ format_option = click.option("--format", "format_", type=click.Choice(["text", "
 def with_job(command: Callable[..., None]) -> Callable[..., None]:
     """Decorate a command: replace its argument, a job id, by the handle of that job."""
 
-    @server_options
+    @connection_options
     @click.argument("job_id", metavar="ID")
     @wraps(command)
     def connected(job_id: str, server: str | None, token_file: str | None, ca_file: str | None, **rest: Any) -> None:
@@ -43,8 +47,10 @@ def jobs() -> None:
     """List and inspect jobs, follow their logs, fetch results, cancel, resume, delete."""
 
 
-def _read_age(context: click.Context, parameter: click.Parameter, text: str) -> float:
-    """Return the seconds of ``30m``, ``12h`` or ``7d``."""
+def _read_age(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
+    """Return the seconds of ``30m``, ``12h`` or ``7d``; None if the option is not given."""
+    if text is None:
+        return None
     number, unit = text[:-1], UNITS.get(text[-1:])
     try:
         if unit is not None and 0 <= (seconds := float(number) * unit) < float("inf"):
@@ -83,7 +89,7 @@ def _row(status: JobStatus) -> tuple[str, ...]:
 
 @jobs.command("list")
 @format_option
-@server_options
+@connection_options
 def list_(format_: str, server: str | None, token_file: str | None, ca_file: str | None) -> None:
     """List the jobs of a server, oldest first."""
     with open_connection(server, token_file, ca_file) as connection:
@@ -99,7 +105,7 @@ def _description(status: JobStatus) -> str:
         ("job", f"{status.job_id} ({', '.join(filter(None, [status.given_name, status.name]))})"),
         ("state", _state(status) + (f": {status.reason}" if status.reason else "")),
         ("by", f"{status.user or '-'}, {status.script or '-'}"),
-        ("algorithm", f"{status.algorithm}, {status.workers} workers"),
+        ("algorithm", f"{status.algorithm}, {count_of(status.workers, 'worker')}"),
         ("epoch", _epoch(status, " of ")),
         ("logs", "  ".join(f"{name} {describe_log(value)}" for name, value in status.logs.items()) or "-"),
         ("submitted", _when(status.submitted_at)),
@@ -123,20 +129,32 @@ def show(handle: JobHandle, format_: str) -> None:
 
 @jobs.command()
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
+@click.option("--tail", type=click.IntRange(0), metavar="N", help="Begin with the last N lines so far.")
+@click.option("--since", default=None, callback=_read_age, metavar="AGE", help="Only what is younger: 30s, 10m, 12h.")
+@click.option("--level", type=click.Choice(LEVELS), default="debug", help="Only what is at least so severe.")
 @with_job
-def logs(handle: JobHandle, follow: bool) -> None:
+def logs(handle: JobHandle, follow: bool, tail: int | None, since: float | None, level: str) -> None:
     """Print what happened in a job, one line each."""
-    for line in handle.logs(follow=follow):
+    begin = 0.0 if since is None else time.time() - since
+    for line in handle.logs(follow, tail=tail, since=begin, level=level):
         click.echo(line)
 
 
 @jobs.command()
 @with_job
 def attach(handle: JobHandle) -> None:
-    """Follow a job until it ends; the exit code tells how."""
-    for line in handle.logs(follow=True):
-        click.echo(line)
+    """Follow a job until it ends, with Keras' bar on a terminal; the exit code tells how."""
+    draw(handle.events(), sys.stdout, handle.status().epochs)
     handle.wait()
+
+
+@jobs.command()
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="j.png, j.svg or j.pdf.")
+@with_job
+def plot(handle: JobHandle, output: Path) -> None:
+    """Draw the metrics and the speeds of a job into a picture; needs matplotlib."""
+    plot_job(handle.status(), list(handle.recorded()), output)
+    click.echo(f"saved {output}", err=True)
 
 
 @jobs.command()
@@ -148,7 +166,7 @@ def cancel(handle: JobHandle, reason: str) -> None:
 
 
 @jobs.command()
-@server_options
+@connection_options
 @click.argument("job_id", metavar="ID")
 def resume(job_id: str, server: str | None, token_file: str | None, ca_file: str | None) -> None:
     """Go on from the last epoch's state of a failed or cancelled job, as a new detached job; prints its id."""
@@ -157,7 +175,7 @@ def resume(job_id: str, server: str | None, token_file: str | None, ca_file: str
 
 
 @jobs.command()
-@server_options
+@connection_options
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
 def delete(job_ids: tuple[str, ...], server: str | None, token_file: str | None, ca_file: str | None) -> None:
     """Remove jobs that have ended, with their logs, states and data that no other job needs."""
@@ -168,7 +186,7 @@ def delete(job_ids: tuple[str, ...], server: str | None, token_file: str | None,
 
 @jobs.command()
 @click.option("--older-than", default="7d", show_default=True, callback=_read_age, metavar="AGE", help="30m, 12h, 7d")
-@server_options
+@connection_options
 def prune(older_than: float, server: str | None, token_file: str | None, ca_file: str | None) -> None:
     """Remove all jobs that ended so long ago, as `delete` does."""
     with open_connection(server, token_file, ca_file) as connection:
@@ -181,7 +199,7 @@ def _deleted(reply: pb.DeleteReply) -> str:
 
 @jobs.command()
 @click.option("--output", required=True, type=click.Path(path_type=Path), help="m.keras, or m.npz for the weights.")
-@server_options
+@connection_options
 @click.argument("job_id", metavar="ID")
 def result(job_id: str, output: Path, server: str | None, token_file: str | None, ca_file: str | None) -> None:
     """Wait for a job's end and save what it trained."""

@@ -39,7 +39,9 @@ def local_server(options: Options) -> Iterator[StartedServer | None]:
         undo.callback(theirs.close)
         with requests:
             cluster = options.cluster
-            server = EmbeddedServer(cluster.workers, cluster.shards, fork_server=requests, warm=options.warm)
+            server = EmbeddedServer(
+                cluster.workers, cluster.shards, fork_server=requests, warm=options.warm, ui=options.ui
+            )
             undo.callback(server.stop)
             server.start()
         if server.is_warm:

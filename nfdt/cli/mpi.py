@@ -29,6 +29,7 @@ from nfdt.cli.script import Script
 from nfdt.cli.serve import LOG_DIR
 from nfdt.core.errors import UsageError
 from nfdt.core.host.launcher_rank import LauncherRank, find_launcher_rank
+from nfdt.core.specs.presets import DEFAULT_PRESET
 from nfdt.core.wire.channel import join_address
 from nfdt.launch.host_names import certificate_hosts, public_host
 from nfdt.launch.machine import find_gpus
@@ -78,7 +79,7 @@ def _text(path: str) -> str:
 
 
 @click.command(cls=ScriptCommand)
-@training_options
+@training_options(DEFAULT_PRESET)
 @click.option("--host", metavar="HOST", help="Name or address of rank 0's machine for the others; else it is detected.")
 @click.option("--tls-cert", type=FILE, help="Certificate of rank 0's machine; else a one-time authority issues one.")
 @click.option("--tls-key", type=FILE, help="Its private key.")

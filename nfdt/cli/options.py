@@ -12,6 +12,7 @@ import click
 
 from nfdt.cli.script import Script, check_script, describe_failure, exit_code_of
 from nfdt.core.errors import UsageError
+from nfdt.core.specs.presets import PRESETS
 
 if TYPE_CHECKING:
     from nfdt_client.connection import JobsClient
@@ -71,26 +72,47 @@ def _checked(script: Script, context: click.Context) -> Script:
     return script
 
 
-def server_options(command: _CliCommand) -> _CliCommand:
-    """Add ``--server --token-file --ca-file``: address, secret and certificates of the job server."""
+def _server_options(command: _CliCommand, server_help: str) -> _CliCommand:
     for option in (
         click.option("--ca-file", type=FILE, help="Certificates to trust; turns TLS on."),
         click.option("--token-file", type=FILE, help="File with the server's token (or NFDT_TOKEN)."),
-        click.option("--server", metavar="HOST:PORT", help="Job server; without it everything runs here."),
+        click.option("--server", metavar="HOST:PORT", help=server_help),
     ):
         command = option(command)
     return command
 
 
-def training_options(command: _CliCommand) -> _CliCommand:
-    """Add ``--algorithm --set --log-level``."""
-    for option in (
-        click.option("--log-level", type=LOG_LEVELS, default="warning", help="What nfdt itself logs to stderr."),
-        click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any other option; repeatable."),
-        click.option("--algorithm", metavar="NAME", help="A preset; ddc-asgd unless set otherwise."),
-    ):
-        command = option(command)
-    return command
+def server_options(command: _CliCommand) -> _CliCommand:
+    """Add ``--server --token-file --ca-file`` to a command that trains: address, secret and certificates."""
+    return _server_options(command, "Job server; without it everything runs here.")
+
+
+def connection_options(command: _CliCommand) -> _CliCommand:
+    """Add the same options to a command that asks a job server, for :func:`open_connection`."""
+    return _server_options(command, "Job server; without it, that of your script that trains on this machine.")
+
+
+def training_options(default_algorithm: str) -> Callable[[_CliCommand], _CliCommand]:
+    """Add ``--algorithm --set --log-level``; ``default_algorithm`` is the preset without the first one."""
+
+    def add(command: _CliCommand) -> _CliCommand:
+        for option in (
+            click.option("--log-level", type=LOG_LEVELS, default="warning", help="What nfdt itself logs to stderr."),
+            click.option(
+                "--set",
+                "settings",
+                multiple=True,
+                metavar="KEY=VALUE",
+                help="Any other option of `nfdt config`, which lists them; repeatable.",
+            ),
+            click.option(
+                "--algorithm", metavar="NAME", help=f"One of {', '.join(PRESETS)}. Default: {default_algorithm}."
+            ),
+        ):
+            command = option(command)
+        return command
+
+    return add
 
 
 def parse_settings(pairs: Iterable[str]) -> dict[str, str]:
@@ -117,20 +139,31 @@ def log_to_stderr(level: str) -> None:
 
 @contextmanager
 def open_connection(server: str | None, token_file: str | None, ca_file: str | None) -> Iterator[JobsClient]:
-    """Connect to the job server named by the options, the environment or a file; close it after the block.
+    """Connect to a job server; close the connection after the block.
+
+    The server is named by the options, the environment or a file; otherwise it is that of the only script of this user
+    that trains on this machine.
 
     Raises:
-        UsageError: none of them names a server.
+        UsageError: none of them names a server, and no script trains here, or several do.
     """
     from nfdt_client.connection import JobsClient
     from nfdt_client.connection_options import find_server
 
+    from nfdt.core.host.local_servers import find_servers, servers_folder
+
     options = find_server({"server": server, "token_file": token_file, "ca_file": ca_file})
-    if options.server is None:
+    local = [one for one in find_servers(servers_folder()) if options.server in (None, one.address)]
+    if options.server is None and len(local) != 1:
+        running = ", ".join(one.address for one in local) or "none"
         raise UsageError(
-            "Which server? Expected: --server HOST:PORT, NFDT_SERVER in the environment, or server in nfdt.toml."
+            "Which server? Expected: --server HOST:PORT, NFDT_SERVER in the environment, server in nfdt.toml, or one "
+            f"script that trains on this machine. Received: no server; scripts train at {running}."
         )
-    connection = JobsClient(options.server, options.token(), **options.tls)
+    if options.server is None or (local and not options.has_token):
+        connection = JobsClient(local[0].address, local[0].token)
+    else:
+        connection = JobsClient(str(options.server), options.token(), **options.tls)
     try:
         yield connection
     finally:

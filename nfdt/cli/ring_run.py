@@ -23,7 +23,7 @@ from nfdt.cli.script import Script
 @click.option("--hostfile", metavar="FILE", help="A file with hosts that the launcher reads.")
 @click.option("--launcher", type=click.Choice(["auto", "mpirun", "horovodrun"]), help="auto: mpirun where it exists.")
 @ring_options
-@training_options
+@training_options("allreduce")
 @server_options
 @script_argument()
 @click.pass_context

@@ -25,6 +25,7 @@ from nfdt.cli.table import worker_table
 from nfdt.core.errors import UsageError
 from nfdt.core.host.fast_imports import quick_imports
 from nfdt.core.host.packages import require_server_packages
+from nfdt.core.specs.presets import DEFAULT_PRESET
 
 if TYPE_CHECKING:
     from nfdt_client.session import Session
@@ -77,9 +78,10 @@ def _exiting(context: click.Context) -> Iterator[None]:
 @click.option("--fallback", metavar="MODE", help="What to do with a fit that cannot be distributed: error or local.")
 @click.option("--shards", metavar="N", help="Into how many parts the weights are divided (1).")
 @click.option("--job", metavar="NAME", help="Name of the job: the script, run again, attaches to it or resumes it.")
+@click.option("--ui", is_flag=True, help="Serve a page for browsers while it runs; its link is printed.")
 @click.option("--no-warm", "no_warm", is_flag=True, help="Start a server of its own, even if `nfdt start` keeps one.")
 @click.option("--detach", is_flag=True, help="Submit the first fit as a job that needs no client, and print its id.")
-@training_options
+@training_options(DEFAULT_PRESET)
 @server_options
 @click.option("--on", "engine", type=click.Choice(["ray"]), help="Start the workers on this kind of cluster.")
 @click.option("--address", metavar="HOST:PORT", help="Head of the Ray cluster; default: RAY_ADDRESS or this machine's.")
@@ -92,6 +94,7 @@ def run(
     script: Script,
     settings: tuple[str, ...],
     log_level: str,
+    ui: bool,
     no_warm: bool,
     detach: bool,
     engine: str | None,
@@ -115,6 +118,7 @@ def run(
     log_to_stderr(log_level)
     given = {name: value for name, value in {**named, **parse_settings(settings)}.items() if value is not None}
     given |= {"warm": "false"} if no_warm else {}
+    given |= {"ui": "true"} if ui else {}
     of_ray = {"--address": address, "--slot-cpus": slot_cpus, "--slot-gpus": slot_gpus}
     if engine is None and (idle := [name for name, value in of_ray.items() if value is not None]):
         raise UsageError(f"{idle[0]}: expected --on ray with it. Received: none.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from nfdt.core.errors import ServerUnreachable, UsageError
 from nfdt.core.host.keras_backend import TRAINING, current_backend
 from nfdt.core.host.packages import require_server_packages
 from nfdt.core.host.private_files import ensure_folder
+from nfdt.core.jobs.rights import Holder
 from nfdt.core.jobs.tokens import ensure_token_file
 from nfdt.core.wire.channel import split_address
 from nfdt.core.work.slot_connection import GRACE_S, PATIENCE_S
@@ -43,6 +45,7 @@ DIRECTORY = click.Path(path_type=Path)
 )
 @click.option("--allow-code", is_flag=True, help="Take jobs that carry pickled code of their script.")
 @click.option("--workers", type=click.IntRange(0), default=0, show_default=True, help="Worker slots on this machine.")
+@click.option("--ui", metavar="HOST:PORT", help="Serve a page for browsers and /metrics there.")
 @click.option("--advertise", default="", metavar="HOST", help="Name under which workers reach this machine.")
 @click.option("--log-level", type=LOG_LEVELS, default="info", show_default=True)
 def server(state_dir: Path, token_file: Path | None, log_level: str, **options: Any) -> None:
@@ -55,13 +58,22 @@ def server(state_dir: Path, token_file: Path | None, log_level: str, **options: 
     end_on_sigterm()
     state_dir = ensure_folder(state_dir.expanduser(), "--state-dir")
     token_file = token_file or state_dir / "token"
-    running = serve(ServerOptions(state_dir, ensure_token_file(token_file), **options))
+    tokens = ensure_token_file(token_file)
+    running = serve(ServerOptions(state_dir, tokens, **options))
     try:
         click.echo(f"token in {token_file}", err=True)
+        if running.page is not None:
+            click.echo(f"page: {running.page.make_link(_page_holder(tokens))}", err=True)
         click.echo(f"listening on {running.address}")
         running.wait()
     finally:
         running.stop()
+
+
+def _page_holder(tokens: Sequence[str]) -> Holder:
+    """Return the holder whose rights the first link to the page has: an administrator if there is one."""
+    holders = [Holder.parse(line) for line in tokens]
+    return max(holders, key=lambda holder: ("work", "read", "train", "admin").index(holder.role))
 
 
 @click.command()

@@ -10,6 +10,7 @@ import click
 from nfdt.cli.options import ScriptCommand, parse_settings, script_argument, training_options
 from nfdt.cli.script import Script
 from nfdt.core.errors import UsageError
+from nfdt.core.specs.presets import DEFAULT_PRESET
 from nfdt.launch import slurm
 
 
@@ -29,7 +30,7 @@ from nfdt.launch import slurm
 @click.option("--job-name", metavar="NAME", help="The script's name unless given.")
 @click.option("--sbatch", "options", multiple=True, metavar="OPTION", help="Any other option of sbatch; repeatable.")
 @click.option("--dry-run", is_flag=True, help="Print the batch script and submit nothing.")
-@training_options
+@training_options(DEFAULT_PRESET)
 @script_argument()
 def submit(
     script: Script,

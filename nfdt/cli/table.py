@@ -26,6 +26,15 @@ def render(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int =
     )
 
 
+def count_of(count: int, noun: str) -> str:
+    """Return a number and its noun.
+
+    >>> count_of(1, "worker"), count_of(2, "worker")
+    ('1 worker', '2 workers')
+    """
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def format_bytes(count: float) -> str:
     """Format a number of bytes as in ``1.5 MB``: decimal units, one digit."""
     for unit in ("B", "kB", "MB", "GB"):

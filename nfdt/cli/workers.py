@@ -7,7 +7,7 @@ import json
 import click
 
 from nfdt.cli.jobs import format_option
-from nfdt.cli.options import open_connection, server_options
+from nfdt.cli.options import connection_options, open_connection
 from nfdt.cli.table import render
 from nfdt.core.jobs.admission import backend_of
 from nfdt.core.wire import jobs_pb2 as pb
@@ -41,7 +41,7 @@ def _entry(slot: pb.SlotDescription) -> dict[str, object]:
 
 @click.command()
 @format_option
-@server_options
+@connection_options
 def workers(format_: str, server: str | None, token_file: str | None, ca_file: str | None) -> None:
     """List the machines of a server: their slots, roles, versions, and the jobs that use them."""
     with open_connection(server, token_file, ca_file) as connection:

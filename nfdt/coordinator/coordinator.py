@@ -110,6 +110,11 @@ class Coordinator:
         return max(self._run.training.book.steps_finished, self._gate.stood_at) if self._run else 0
 
     @property
+    def waiting_tasks(self) -> int:
+        """Number of tasks of the running epoch that no worker has yet; 0 without one."""
+        return self._run.training.book.remaining if self._run else 0
+
+    @property
     def fresh(self) -> bool:
         """Whether nothing of the current epoch is trained yet."""
         return self._run is None or not self._run.training.book.samples_finished

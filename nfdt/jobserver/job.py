@@ -11,6 +11,7 @@ from typing import Any
 from nfdt.core.errors import NfdtError
 from nfdt.core.host.machine import give_back_memory
 from nfdt.core.jobs.feed import BatchFeed
+from nfdt.core.jobs.runner import JobMeasures
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import jobs_pb2
 from nfdt.core.wire import workers_pb2 as pb
@@ -133,6 +134,14 @@ class Job:
     def control(self, request: jobs_pb2.ControlRequest) -> None:
         """Execute an action of a client; see :meth:`ClientRequests.control`."""
         self._clients.control(request)
+
+    def measures(self) -> JobMeasures | None:
+        """Return the numbers of the job, or None if it does not train."""
+        context = self._context
+        with context.changed:
+            if context.training is None or context.ended:
+                return None
+            return JobMeasures(context.training.coordinator.waiting_tasks, tuple(context.shard_statistics))
 
     def snapshot(self) -> jobs_pb2.SnapshotReply:
         """Return the job's state; see :meth:`ClientRequests.snapshot`."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.coordinator.effect_queue import STALL_AFTER_S
@@ -75,6 +76,7 @@ class JobContext:
         termination: Reason for the end of the job, once there is one.
         control: Requests of the clients.
         training: Parts that exist once the shards serve; None before.
+        shard_statistics: Statistics of each shard at the end of the last epoch.
         readers: Number of clients that read or write the state; no epoch begins in the meantime.
         ended: Whether the job is over.
     """
@@ -98,6 +100,7 @@ class JobContext:
         self.termination = Termination(self.changed, self.clock)
         self.control = control or ClientControl(spec.attended, self.clock.now())
         self.training: ActiveTraining | None = None
+        self.shard_statistics: list[Mapping[str, Any]] = []
         self.readers = 0
         self.ended = False
         self.feed = ClientFeed(

@@ -43,6 +43,7 @@ class JobLog:
     ) -> None:
         self._store, self._artifacts, self._job_id, self._keep = store, artifacts, job_id, keep
         self._passing = ""
+        self._workers_json = ""
         self._lock = threading.Lock()
         self._unwritten: deque[Callable[[], object]] = deque()
         self._patience = DiskPatience(job_id, clock)
@@ -135,6 +136,15 @@ class JobLog:
     def workers(self, statistics: Mapping[str, Any]) -> None:
         """Update the statistics of the workers."""
         self._write(self._update(workers_json=json.dumps(statistics)))
+
+    def workers_so_far(self, statistics: Mapping[str, Any]) -> None:
+        """Update the statistics of the workers unless they are unchanged, or the disk is full."""
+        text = json.dumps(statistics)
+        with self._lock:
+            if self._unwritten or text == self._workers_json:
+                return
+        self._workers_json = text
+        self._write(self._update(workers_json=text))
 
     def checkpoint(self, artifact: str, epochs: int, callbacks: CallbacksSpec | None = None) -> None:
         """Store the state after ``epochs`` epochs, and the callbacks with it; delete what no job needs any more.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from nfdt.core.specs.callbacks import CallbacksSpec
+from nfdt.core.specs.job import JobSpec
 from nfdt.jobserver.job_context import ActiveTraining, JobContext
 from nfdt.jobserver.worker_statistics import merge_statistics
 
@@ -21,6 +23,28 @@ class JobResults:
     def __init__(self, context: JobContext, training: ActiveTraining) -> None:
         self._context, self._training = context, training
         self._refused: dict[str, int] = {}
+        self._diverges = False
+
+    def report(self) -> None:
+        """Write the statistics as the workers have reported them so far; those of shards are of the last epoch."""
+        if self._context.spec.method != "fit":
+            return
+        statistics = self._statistics(self._context.shard_statistics)
+        self._context.job_log.workers_so_far(statistics)
+        if refused := [name for name, row in statistics.items() if row.get("dropped")]:
+            text = "were refused, as they are NaN or infinite, or would have made weights so."
+            self._warn(f"Gradients of {', '.join(refused)} {text}")
+
+    def look_for_nan(self, epoch: int, logs: Mapping[str, Any]) -> None:
+        """Warn of a running log that is no number."""
+        if broken := [name for name, value in logs.items() if isinstance(value, float) and not math.isfinite(value)]:
+            self._warn(f"{', '.join(broken)} is not finite in epoch {epoch + 1}.")
+
+    def _warn(self, what: str) -> None:
+        """Warn once that the training diverges, with what helps the job's algorithm."""
+        if not self._diverges:
+            self._diverges = True
+            self._context.job_log.write("warning", f"The training diverges: {what} {advice(self._context.spec)}")
 
     def end_epoch(self, callbacks: CallbacksSpec | None, *, stops: bool) -> None:
         """Write the statistics and the state at an epoch's end, before the next one may begin.
@@ -34,6 +58,8 @@ class JobResults:
             return
         epochs = self._training.coordinator.epochs_ended
         counts = self._training.shards.statistics() if context.topology.view.pushes else []
+        with context.changed:
+            context.shard_statistics = counts
         statistics = self._statistics(counts)
         context.job_log.workers(statistics)
         self._report_refused(statistics)
@@ -72,3 +98,14 @@ class JobResults:
                 for name, job_slot in self._context.slots.workers.items()
             }
         return merge_statistics(rows, shards)
+
+
+def advice(spec: JobSpec) -> str:
+    """Return what helps a training that diverges with the algorithm of the job."""
+    steps = ["lower the learning rate", "clip the gradients (clipnorm=1.0 of the optimizer)"]
+    workers, algorithm = spec.cluster.workers, spec.algorithm
+    if algorithm.consistency_facts.synchronous and workers > 1:
+        steps.append(f"let it rise over the first epochs, as a step has the batches of {workers} workers")
+    elif workers > 1 and not algorithm.rule_facts.modelled:
+        steps.append("compensate the delay of gradients (algorithm='ddc-asgd')")
+    return f"Advice: {', or '.join(steps)}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import json
 import logging
@@ -13,12 +14,14 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 
 from nfdt.core.errors import NfdtError, UsageError
+from nfdt.core.host.local_servers import LocalServer, described, servers_folder
 from nfdt.core.host.machine import versions
 from nfdt.core.host.parent import Parent
 from nfdt.core.host.private_files import ensure_folder
@@ -34,10 +37,13 @@ from nfdt.core.wire.descriptors import raise_descriptor_limit
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.options import ServerOptions, certificate_warning, shard_host
 from nfdt.jobserver.scheduler import Scheduler
-from nfdt.jobserver.server_parts import make_context, make_launcher, make_rings
+from nfdt.jobserver.server_parts import make_context, make_launcher, make_page, make_rings
 from nfdt.jobserver.workers_service import WorkersService
 from nfdt.launch.horovod_command import RingShape
 from nfdt.launch.processes import LocalLauncher
+
+if TYPE_CHECKING:
+    from nfdt.web.server import PageServer
 
 _log = logging.getLogger(__name__)
 
@@ -46,22 +52,27 @@ PARENT_POLL_S = 1.0  # interval of checks of the parent process
 MAX_THREADS = 4096
 
 
-class RunningServer:
-    """Server that listens at ``address``; created by :func:`serve`."""
+@dataclass(frozen=True)
+class ServerParts:
+    """Parts of a job server that end with it."""
 
-    def __init__(
-        self,
-        address: str,
-        server: grpc.Server,
-        scheduler: Scheduler,
-        context: ServerContext,
-        launcher: LocalLauncher | None,
-        audit: AuditLog,
-        lock: int,
-    ) -> None:
-        self.address = address
-        self._audit, self._lock = audit, lock
-        self._server, self._scheduler, self._context, self._launcher = server, scheduler, context, launcher
+    server: grpc.Server
+    scheduler: Scheduler
+    context: ServerContext
+    launcher: LocalLauncher | None
+    audit: AuditLog
+    page: PageServer | None
+
+
+class RunningServer:
+    """Server that listens at ``address``, and in plain text at ``local``; created by :func:`serve`."""
+
+    def __init__(self, address: str, local: str, parts: ServerParts, lock: int) -> None:
+        self.address, self.local = address, local
+        self.page = parts.page
+        self._audit, self._lock = parts.audit, lock
+        self._server, self._scheduler = parts.server, parts.scheduler
+        self._context, self._launcher = parts.context, parts.launcher
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
 
@@ -77,6 +88,8 @@ class RunningServer:
             if self._context.rings is not None:
                 self._context.rings.stop()
             self._context.store.wake()
+            if self.page is not None:
+                self.page.stop()
             self._server.stop(GRACE_S).wait()
             self._context.store.close()
             self._audit.close()
@@ -158,6 +171,7 @@ def serve(options: ServerOptions) -> RunningServer:
     context = make_context(options, launcher, rings, artifacts)
     scheduler = Scheduler(context)
     schedulers.append(scheduler)
+    page = make_page(options, context.store, artifacts, scheduler, holders, audit) if options.ui else None
     jobs = JobsService(
         context.store,
         artifacts,
@@ -168,6 +182,7 @@ def serve(options: ServerOptions) -> RunningServer:
         allow_code=options.allow_code or options.embedded,
         limits=options.limits,
         shared_dir=str(options.state_dir) if is_loopback(split_address(address)[0]) else "",
+        page=page,
     )
     jobs_pb2_grpc.add_JobsServicer_to_server(jobs, server)
     workers_pb2_grpc.add_WorkersServicer_to_server(WorkersService(context, scheduler), server)
@@ -181,12 +196,16 @@ def serve(options: ServerOptions) -> RunningServer:
             if not shape.in_slots:
                 rings.prepare(shape)
     scheduler.start()
+    if page is not None:
+        page.start()
+        _log.info("page at %s", page.url)
     _log.info("job server at %s, state in %s", address, options.state_dir)
     if not is_loopback(options.advertise):
         _log.info("workers are sent to %s for shards of this machine (--advertise)", options.advertise)
         if warning := certificate_warning(options, options.advertise):
             _log.warning("%s", warning)
-    return RunningServer(address, server, scheduler, context, launcher, audit, lock)
+    parts = ServerParts(server, scheduler, context, launcher, audit, page)
+    return RunningServer(address, local, parts, lock)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -211,6 +230,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--ring", dest="rings", action="append", default=[], type=_ring, help="JSON of a Horovod ring to start at once"
     )
     parser.add_argument("--fork-server", type=int, metavar="FD", help="socket to a fork server that makes the slots")
+    parser.add_argument("--ui", metavar="HOST:PORT", help="serve the page for browsers there")
     parser.add_argument("--advertise", default="")
     parser.add_argument("--attend-timeout", dest="attend_timeout_s", type=float, default=60.0)
     parser.add_argument("--log-level", default="info")
@@ -228,7 +248,18 @@ def _read_token(arguments: argparse.Namespace) -> Sequence[str]:
     return ensure_token_file(arguments.token_file or arguments.state_dir / "token")
 
 
-def _run(server: RunningServer, arguments: argparse.Namespace, parent: Parent) -> None:
+def _describe(server: RunningServer, token: str, state_dir: Path) -> contextlib.ExitStack:
+    """Let commands of this user find an embedded server; without a folder for its description, they do not."""
+    found = LocalServer(os.getpid(), server.local, token, str(state_dir))
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(described(found, servers_folder()))
+        except (UsageError, OSError) as error:
+            _log.warning("`nfdt jobs` will not find this server by itself: %s", error)
+        return stack.pop_all()
+
+
+def _run(server: RunningServer, arguments: argparse.Namespace, parent: Parent, token: str) -> None:
     """Serve until stopped; an embedded server removes its files.
 
     A live parent may need the log and removes the remaining files itself.
@@ -237,12 +268,16 @@ def _run(server: RunningServer, arguments: argparse.Namespace, parent: Parent) -
         if signal.getsignal(number) is signal.SIG_IGN and arguments.embedded:
             continue  # its script decides
         signal.signal(number, lambda *_: threading.Thread(target=server.stop).start())
+    stack = contextlib.ExitStack()
     try:
+        if arguments.embedded:
+            stack.enter_context(_describe(server, token, arguments.state_dir))
         note_start("job server", "serves")
         print(json.dumps({"address": server.address}), flush=True)
         while not server.wait(0) and not (arguments.embedded and parent.is_gone):
             (parent if arguments.embedded else server).wait(PARENT_POLL_S)
     finally:
+        stack.close()
         server.stop()
         if arguments.folder is not None:
             shutil.rmtree(arguments.state_dir, ignore_errors=True)
@@ -264,7 +299,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except NfdtError as error:
         _log.error("%s", error)
         return error.exit_code
-    _run(server, arguments, parent)
+    _run(server, arguments, parent, tokens[0])
     return 0
 
 

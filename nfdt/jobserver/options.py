@@ -36,6 +36,7 @@ class ServerOptions:
         limits: Limits for one client.
         attend_timeout_s: Seconds for which an interactive job's client may be gone.
         slot_command: Command that starts a slot; None: the default one; empty: no slots are started.
+        ui: ``host:port`` of the page for browsers; port 0 takes a free one. None: there is no page.
         fork_server: Descriptor of a socket to a fork server, which makes the slots; None: the server starts one.
     """
 
@@ -56,6 +57,7 @@ class ServerOptions:
     limits: Limits = Limits()
     attend_timeout_s: float = 60.0
     slot_command: Sequence[str] | None = None
+    ui: str | None = None
     fork_server: int | None = None
 
 

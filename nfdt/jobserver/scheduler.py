@@ -13,10 +13,10 @@ from nfdt.coordinator.progress import StallWatch
 from nfdt.core.errors import NfdtError, ServerUnreachable, UsageError
 from nfdt.core.jobs.feed import BatchFeed
 from nfdt.core.jobs.lifecycle import is_terminal
-from nfdt.core.jobs.runner import RegisteredSlot, SlotCounts
+from nfdt.core.jobs.runner import JobMeasures, RegisteredSlot, SlotCounts
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.sharding import count_shards
-from nfdt.core.specs.job import JobSpec, check_groups, parse_job
+from nfdt.core.specs.job import EpochProgress, JobSpec, check_groups, parse_job
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.core.wire.parsing import Seldom
 from nfdt.jobserver.capacity import check_capacity
@@ -175,6 +175,9 @@ class Scheduler:
             return pb.SnapshotReply(artifact=record.result_artifact, epochs=parse_job(record.spec_json).fit.epochs)
         if record.checkpoint_artifact:
             return pb.SnapshotReply(artifact=record.checkpoint_artifact, epochs=record.checkpoint_epochs or 0)
+        if record.snapshot_artifact and record.snapshot_json:
+            epoch = EpochProgress.model_validate_json(record.snapshot_json).epoch
+            return pb.SnapshotReply(artifact=record.snapshot_artifact, epochs=epoch)
         raise UsageError(f"Job {job_id} is {record.state} and left no state.")
 
     def feed(self, job_id: str) -> BatchFeed:
@@ -212,6 +215,13 @@ class Scheduler:
         """Return the place of each waiting job in the queue, from 1 on."""
         with self._lock:
             return {job.job_id: place for place, job in enumerate(self._queue, start=1)}
+
+    def measures(self) -> dict[str, JobMeasures]:
+        """Return the numbers of each job that trains now."""
+        with self._lock:
+            jobs = list(self._jobs.values())
+        found = {job.job_id: job.measures() for job in jobs}
+        return {job_id: measures for job_id, measures in found.items() if measures is not None}
 
     def artifacts_in_use(self) -> set[str]:
         """Return the artifacts that must stay on disk: those of jobs that have not ended, and results of ended jobs."""

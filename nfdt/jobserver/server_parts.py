@@ -6,10 +6,15 @@ import os
 import signal
 import socket
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from nfdt.core.host.keras_backend import current_backend
 from nfdt.core.host.machine import boot_id, process_lives
+from nfdt.core.host.packages import require_page_packages
 from nfdt.core.jobs.artifacts import ArtifactStore
+from nfdt.core.jobs.audit import AuditLog
+from nfdt.core.jobs.rights import Holders
+from nfdt.core.jobs.runner import JobRunner
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.artifacts import default_cache
@@ -23,6 +28,9 @@ from nfdt.launch.machine import find_gpus
 from nfdt.launch.processes import LocalLauncher
 from nfdt.launch.slot_end import SlotEnd
 from nfdt.launch.slot_options import SlotOptions
+
+if TYPE_CHECKING:
+    from nfdt.web.server import PageServer
 
 REAP_S = 2.0  # limit from the end of a slot's stream to that of its process
 
@@ -98,3 +106,26 @@ def make_context(
         kill=kill,
         end_of=end_of,
     )
+
+
+def make_page(
+    options: ServerOptions,
+    store: JobStore,
+    artifacts: ArtifactStore,
+    runner: JobRunner,
+    holders: Holders,
+    audit: AuditLog,
+) -> PageServer:
+    """Return the page for browsers, which serves once it is started.
+
+    Raises:
+        NotInstalled: Its packages are missing.
+        UsageError: Its address cannot be bound.
+        Refused: Its address is not loopback, without TLS and without ``insecure``.
+    """
+    require_page_packages("--ui")
+    from nfdt.web.server import PageAddress, PageServer, PageSource
+
+    host = options.advertise or shard_host(options)
+    address = PageAddress(str(options.ui), options.tls_cert, options.tls_key, options.insecure, host)
+    return PageServer(address, PageSource(store, artifacts, runner, holders, audit))

@@ -60,6 +60,7 @@ class TrainingLoop(EffectHandler):
         self._check_client(now)
         self._context.job_log.retry()
         self._context.topology.report()
+        self._results.report()
         if self._coordinator.phase != "ended":
             self._context.topology.replace_lost(self._coordinator, now)
         self._coordinator.tick()
@@ -110,6 +111,8 @@ class TrainingLoop(EffectHandler):
     def emit(self, kind: str, data: Mapping[str, Any]) -> None:
         """Append an event to the log of the job."""
         self._context.job_log.record(kind, data)
+        if kind in ("progress", "epoch_end"):
+            self._results.look_for_nan(data["epoch"], data["logs"])
 
     def flush_shards(self, epoch: int) -> None:
         """Apply all pushes of the epoch, and store the state of the shards."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Any
 
 EXACT_STALENESS = 64
+LATENCY_BOUNDS_S = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 def staleness_bin(staleness: int) -> int:
@@ -35,11 +37,13 @@ class ShardStatistics:
     workers: dict[str, PushCounts] = field(default_factory=dict)
     busy_s: float = 0.0
     wait_s: float = 0.0
+    latencies: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS_S) + 1))
 
     def took(self, wait_s: float, busy_s: float) -> None:
         """Add the time that a push waited for other pushes, and the time that it kept the shard busy."""
         self.wait_s += wait_s
         self.busy_s += busy_s
+        self.latencies[bisect_left(LATENCY_BOUNDS_S, wait_s + busy_s)] += 1
 
     def count(self, worker: str, staleness: int, applied: bool) -> None:
         """Count a push; an unapplied push was not finite."""
@@ -57,4 +61,9 @@ class ShardStatistics:
         """Return totals, and under ``workers`` the same counts per worker."""
         counts = {name: found.to_json() for name, found in self.workers.items()}
         totals = {key: sum(c[key] for c in counts.values()) for key in ("pushes", "duplicates", "dropped")}
-        return {**totals, "busy_s": self.busy_s, "wait_s": self.wait_s, "workers": counts}
+        times = {"busy_s": self.busy_s, "wait_s": self.wait_s, "latency_s": self._latency()}
+        return {**totals, **times, "workers": counts}
+
+    def _latency(self) -> dict[str, Any]:
+        """Return the histogram of the pushes' times: ``counts`` has one bin more, above the last bound."""
+        return {"bounds_s": LATENCY_BOUNDS_S, "counts": self.latencies, "sum_s": self.busy_s + self.wait_s}

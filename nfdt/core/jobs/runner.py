@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from nfdt.core.jobs.feed import BatchFeed
 from nfdt.core.program.manifest import Manifest
@@ -44,6 +44,20 @@ class RegisteredSlot:
     versions: Mapping[str, str]
     job_id: str
     away: bool
+
+
+@dataclass(frozen=True)
+class JobMeasures:
+    """Numbers of a running job that are not stored.
+
+    Attributes:
+        waiting_tasks: Number of tasks of the epoch that no worker has yet.
+        shards: Statistics of each shard at the end of the last epoch, see
+            :meth:`nfdt.shard.statistics.ShardStatistics.to_json`.
+    """
+
+    waiting_tasks: int
+    shards: tuple[Mapping[str, Any], ...] = ()
 
 
 class JobRunner(Protocol):
@@ -101,6 +115,10 @@ class JobRunner(Protocol):
 
     def places(self) -> dict[str, int]:
         """Return the place of each waiting job in the queue, from 1 on."""
+        ...
+
+    def measures(self) -> dict[str, JobMeasures]:
+        """Return the numbers of each job that trains now."""
         ...
 
     def artifacts_in_use(self) -> set[str]:

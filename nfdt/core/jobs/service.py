@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 import nfdt
 from nfdt.core.errors import AuthenticationFailed, NfdtError, ProtocolError, UsageError
@@ -38,6 +38,20 @@ MAX_SPEC_BYTES = 4 * 2**20
 OTHER_OWNER = "(another owner's)"
 
 
+class Page(Protocol):
+    """The page of the server, for browsers.
+
+    Attributes:
+        url: Its address, without a key.
+    """
+
+    url: str
+
+    def make_link(self, holder: Holder, job_id: str = "") -> str:
+        """Return a link that opens the page once, at a job or at the list of jobs, with the rights of the holder."""
+        ...
+
+
 class JobsService(jobs_pb2_grpc.JobsServicer):
     """Handles requests of users' scripts and of the command line.
 
@@ -51,6 +65,7 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
         allow_code: Whether jobs may carry pickled code.
         limits: Limits of one client.
         shared_dir: Directory that clients of this machine read artifacts from; "" for remote ones.
+        page: The server's page; None: it has none.
     """
 
     def __init__(
@@ -65,10 +80,12 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
         allow_code: bool,
         limits: admission.Limits,
         shared_dir: str = "",
+        page: Page | None = None,
     ) -> None:
         self._store, self._artifacts, self._runner = store, artifacts, runner
         self._holders, self._audit = holders, audit
         self._versions, self._allow_code, self._shared_dir = versions, allow_code, shared_dir
+        self._page = page
         self._submissions = Submissions(store, artifacts, runner, audit, allow_code=allow_code, limits=limits)
 
     def _holder(self, context: Any) -> Holder:
@@ -103,6 +120,7 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
             slots=slot_counts.attending,
             free_slots=slot_counts.free,
             state_dir=self._shared_dir,
+            page=self._page.url if self._page is not None else "",
         )
 
     @answering
@@ -237,6 +255,14 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
             if slot.job_id and slot.job_id not in known:
                 slot.job_id = OTHER_OWNER
         return pb.SlotList(slots=found)
+
+    @answering
+    def OpenPage(self, request: pb.OpenPageRequest, context: Any) -> pb.PageLink:
+        """Return a link that opens the server's page once."""
+        if request.job_id:
+            self._record(request.job_id, context)
+        holder = self._holder(context)
+        return pb.PageLink(url=self._page.make_link(holder, request.job_id) if self._page is not None else "")
 
     @answering
     def Delete(self, request: pb.DeleteRequest, context: Any) -> pb.DeleteReply:

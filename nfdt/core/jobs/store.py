@@ -157,10 +157,17 @@ class JobStore:
 
     def jobs(self, states: tuple[JobState, ...] | None = None) -> list[JobRecord]:
         """Return all jobs, or those in one of ``states``, oldest first."""
+        chosen = f"WHERE state IN ({','.join('?' * len(states))})" if states is not None else ""
         with self._using() as database:
-            rows = database.execute("SELECT * FROM jobs ORDER BY submitted_at, rowid").fetchall()
-        records = [JobRecord(**dict(row)) for row in rows]
-        return [r for r in records if states is None or r.state in states]
+            query = f"SELECT * FROM jobs {chosen} ORDER BY submitted_at, rowid"
+            rows = database.execute(query, states or ()).fetchall()
+        return [JobRecord(**dict(row)) for row in rows]
+
+    def count_states(self) -> dict[str, int]:
+        """Return the number of jobs in each state that some job has."""
+        with self._using() as database:
+            rows = database.execute("SELECT state, COUNT(*) AS count FROM jobs GROUP BY state").fetchall()
+        return {row["state"]: row["count"] for row in rows}
 
     def ended_before(self, age_s: float) -> list[JobRecord]:
         """Return the jobs that ended at least ``age_s`` seconds ago, oldest first."""

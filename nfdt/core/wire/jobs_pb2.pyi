@@ -54,6 +54,7 @@ class ServerDescription(google.protobuf.message.Message):
     SLOTS_FIELD_NUMBER: builtins.int
     FREE_SLOTS_FIELD_NUMBER: builtins.int
     STATE_DIR_FIELD_NUMBER: builtins.int
+    PAGE_FIELD_NUMBER: builtins.int
     nfdt_version: builtins.str
     allow_code: builtins.bool
     slots: builtins.int
@@ -62,6 +63,8 @@ class ServerDescription(google.protobuf.message.Message):
     """... of which without a job"""
     state_dir: builtins.str
     """set only for clients on the same machine: artifacts may be read in place"""
+    page: builtins.str
+    """URL of the server's page ("": it has none)"""
     @property
     def versions(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """python, keras, tensorflow of the server's machine ("" where not installed)"""
@@ -75,8 +78,9 @@ class ServerDescription(google.protobuf.message.Message):
         slots: builtins.int = ...,
         free_slots: builtins.int = ...,
         state_dir: builtins.str = ...,
+        page: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["allow_code", b"allow_code", "free_slots", b"free_slots", "nfdt_version", b"nfdt_version", "slots", b"slots", "state_dir", b"state_dir", "versions", b"versions"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allow_code", b"allow_code", "free_slots", b"free_slots", "nfdt_version", b"nfdt_version", "page", b"page", "slots", b"slots", "state_dir", b"state_dir", "versions", b"versions"]) -> None: ...
 
 Global___ServerDescription: typing_extensions.TypeAlias = ServerDescription
 
@@ -573,6 +577,36 @@ class DeleteReply(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "job_ids", b"job_ids"]) -> None: ...
 
 Global___DeleteReply: typing_extensions.TypeAlias = DeleteReply
+
+@typing.final
+class OpenPageRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id"]) -> None: ...
+
+Global___OpenPageRequest: typing_extensions.TypeAlias = OpenPageRequest
+
+@typing.final
+class PageLink(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    URL_FIELD_NUMBER: builtins.int
+    url: builtins.str
+    def __init__(
+        self,
+        *,
+        url: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["url", b"url"]) -> None: ...
+
+Global___PageLink: typing_extensions.TypeAlias = PageLink
 
 @typing.final
 class SlotsRequest(google.protobuf.message.Message):

@@ -104,6 +104,11 @@ class JobsStub(object):
                 request_serializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.SlotsRequest.SerializeToString,
                 response_deserializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.SlotList.FromString,
                 _registered_method=True)
+        self.OpenPage = channel.unary_unary(
+                '/nfdt.v1.Jobs/OpenPage',
+                request_serializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.OpenPageRequest.SerializeToString,
+                response_deserializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.PageLink.FromString,
+                _registered_method=True)
 
 
 class JobsServicer(object):
@@ -203,6 +208,13 @@ class JobsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OpenPage(self, request, context):
+        """A link to the server's page that opens it once, with the rights of the caller's token.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -275,6 +287,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.Slots,
                     request_deserializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.SlotsRequest.FromString,
                     response_serializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.SlotList.SerializeToString,
+            ),
+            'OpenPage': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenPage,
+                    request_deserializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.OpenPageRequest.FromString,
+                    response_serializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.PageLink.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -655,6 +672,33 @@ class Jobs(object):
             '/nfdt.v1.Jobs/Slots',
             nfdt_dot_core_dot_wire_dot_jobs__pb2.SlotsRequest.SerializeToString,
             nfdt_dot_core_dot_wire_dot_jobs__pb2.SlotList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenPage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nfdt.v1.Jobs/OpenPage',
+            nfdt_dot_core_dot_wire_dot_jobs__pb2.OpenPageRequest.SerializeToString,
+            nfdt_dot_core_dot_wire_dot_jobs__pb2.PageLink.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,94 @@
+"""Types of the options of ``distribute`` and its siblings, for editors and type checkers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypedDict
+
+
+class EmulateOptions(TypedDict, total=False):
+    """Fields of :class:`nfdt.core.specs.emulation.Emulation`, where they are described."""
+
+    slowdown: float | Sequence[float]
+    step_ms: float | Sequence[float]
+    bandwidth_mbit: float | Sequence[float]
+    latency_ms: float | Sequence[float]
+    fail: str
+
+
+class FitOptions(TypedDict, total=False):
+    """Options of a session besides those with parameters of their own; ``nfdt config`` prints and explains them.
+
+    They are the fields of :class:`~nfdt.core.specs.algorithm.AlgorithmSpec` and
+    :class:`~nfdt.core.specs.job.ClusterSpec`, and those of :class:`~nfdt_client.options.Options`.
+    """
+
+    # connection
+    token: str
+    token_file: str
+    ca_file: str
+    cert_file: str
+    key_file: str
+    # fits
+    batch_hooks: Literal["auto", "exact", "approximate"]
+    data: Literal["auto", "client", "workers"]
+    evaluate: bool | Literal["auto", "true", "false"]
+    fallback: Literal["error", "local"]
+    job: str
+    ui: bool
+    warm: bool
+    start_timeout_s: float
+    step_timeout_s: float
+    # parts of the algorithm
+    topology: Literal["flat", "groups", "ring"]
+    consistency: Literal["free", "ssp", "bsp", "softsync"]
+    update_rule: Literal["plain", "dc", "dc-a", "dc-k", "ddc", "staleness-scaled"]
+    batch: Literal["fixed", "dbs"]
+    tasks: Literal["static", "proportional", "dynamic", "finish-together"]
+    overlap: int
+    plan: Literal["nothing", "overlap", "topology"]
+    codec: Literal["identity", "bf16", "fp16", "int8", "int4", "top-k", "adaptive"]
+    reply_codec: Literal["identity", "bf16", "fp16", "int8", "int4", "top-k"]
+    top_k: float
+    error_budget: float
+    sparse: bool
+    staleness_bound: int
+    softsync_n: int
+    dc_lambda: float
+    dc_clip: float
+    dc_decay: float
+    gap: float
+    batch_min: int
+    batch_max: int
+    batch_multiple: int
+    scale_lr: Literal["linear", "sqrt"]
+    warmup_epochs: float
+    groups: str | int
+    outer: Literal["gradient", "delta"]
+    local_steps: int
+    outer_lr: float
+    outer_momentum: float
+    # cluster
+    shards: int
+    launcher: Literal["auto", "slots", "mpirun", "horovodrun", "world"]
+    hosts: str
+    hostfile: str
+    fetch_whole_mb: int
+    snapshot_s: float
+    emulate: EmulateOptions
+    # Horovod
+    fusion_threshold_mb: int
+    cycle_time_ms: float
+    autotune: bool
+    autotune_log: str
+    timeline: str
+    stall_warning_s: int
+    stall_shutdown_s: int
+    min_workers: int
+    max_workers: int
+    host_discovery_script: str
+    network_interfaces: str
+    commit_steps: int
+    elastic_timeout_s: int
+    reset_limit: int
+    host_cooldown_s: int

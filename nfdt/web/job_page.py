@@ -1,0 +1,73 @@
+"""Jobs as plain values for the page, and their weights as a file."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from nfdt.core.errors import NfdtError
+from nfdt.core.jobs.admission import read_manifest
+from nfdt.core.jobs.artifacts import ArtifactStore
+from nfdt.core.jobs.job_record import JobRecord
+from nfdt.core.program.state import load_state
+from nfdt.core.specs.job import parse_job
+
+
+def describe_job(record: JobRecord, places: Mapping[str, int]) -> dict[str, Any]:
+    """Return what a list of jobs shows of one; ``places`` holds the places of waiting jobs in the queue."""
+    spec = parse_job(record.spec_json)
+    return {
+        "job_id": record.job_id,
+        "name": record.name or "",
+        "model": spec.name,
+        "state": record.state,
+        "reason": record.reason or "",
+        "user": spec.user,
+        "script": spec.script,
+        "algorithm": spec.algorithm.name,
+        "workers": spec.cluster.workers,
+        "epoch": record.epoch,
+        "epochs": spec.fit.epochs,
+        "logs": json.loads(record.last_logs_json or "{}"),
+        "submitted_at": record.submitted_at,
+        "started_at": record.started_at,
+        "ended_at": record.ended_at,
+        "place": places.get(record.job_id, 0),
+    }
+
+
+def describe_program(record: JobRecord, artifacts: ArtifactStore) -> dict[str, Any]:
+    """Return the options of a job, and the variables of its program; none where the program is not stored any more."""
+    spec = parse_job(record.spec_json)
+    variables: list[tuple[str, tuple[int, ...]]] = []
+    try:
+        variables = [(slot.name, slot.shape) for slot in read_manifest(spec, artifacts).layout.slots]
+    except (NfdtError, KeyError, TypeError, ValueError, AttributeError):
+        pass
+    return {
+        "options": {
+            "algorithm": spec.algorithm.model_dump(mode="json", exclude_none=True),
+            "cluster": spec.cluster.model_dump(mode="json", exclude_none=True),
+            "fit": spec.fit.model_dump(mode="json", exclude_none=True),
+        },
+        "variables": variables,
+        "statistics": json.loads(record.workers_json or "{}"),
+    }
+
+
+def weights_file(record: JobRecord, artifacts: ArtifactStore, state: str) -> bytes:
+    """Return the trainable variables of a state as a ``.npz`` file, by name.
+
+    Raises:
+        NfdtError: the program or the state is not stored, or is malformed.
+    """
+    layout = read_manifest(parse_job(record.spec_json), artifacts).layout
+    arrays = layout.unflatten(load_state(artifacts.path(state)).weights)
+    file = io.BytesIO()
+    named: dict[str, Any] = {slot.name: array for slot, array in zip(layout.slots, arrays, strict=True)}
+    np.savez(file, **named)
+    return file.getvalue()

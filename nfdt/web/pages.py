@@ -1,0 +1,289 @@
+"""Routes of the page: the page itself, jobs as JSON, their events as a stream, actions, and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.requests import Request
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from nfdt.core.errors import AuthenticationFailed, NfdtError, PolicyRefused, UsageError
+from nfdt.core.jobs.artifacts import ArtifactStore
+from nfdt.core.jobs.audit import AuditLog
+from nfdt.core.jobs.job_record import JobRecord
+from nfdt.core.jobs.lifecycle import is_terminal
+from nfdt.core.jobs.rights import Holder, Holders
+from nfdt.core.jobs.runner import JobRunner
+from nfdt.core.jobs.store import JobStore, unknown_job
+from nfdt.core.wire import jobs_pb2 as pb
+from nfdt.web.job_page import describe_job, describe_program, weights_file
+from nfdt.web.metrics import Metrics
+from nfdt.web.series import FIELDS, WorkerSeries
+from nfdt.web.sessions import SESSION_S, PageSessions
+
+STATIC = Path(__file__).with_name("static")
+POLL_S = 0.5  # interval at which a stream looks for new events
+BATCH = 1000  # events in one message of a stream
+QUIET_S = 15.0  # a stream without news sends a sign of life, so that proxies keep it open
+_BEARER = "Bearer "
+_JOBS = "/nfdt.v1.Jobs/"
+_POLICY = (
+    "default-src 'self'",
+    "img-src 'self' data:",
+    "style-src 'self' 'unsafe-inline'",  # charts set sizes of their elements
+    "frame-ancestors 'none'",
+)
+_SAFE = {
+    "Content-Security-Policy": "; ".join(_POLICY),
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+_CLOSED = (
+    "<!doctype html><title>NFDT</title><p>This page opens with a link that holds a key, once. "
+    "<code>nfdt ui</code> prints a new one.</p>"
+)
+
+
+@dataclass(frozen=True)
+class PageContext:
+    """Parts of a job server that the page shows.
+
+    Attributes:
+        store: Jobs and events.
+        artifacts: Files of the jobs.
+        runner: Runner of the jobs.
+        holders: Holders of the server's tokens.
+        audit: Log of the users' actions.
+        sessions: Links and cookies.
+        series: Recent numbers of the workers.
+        metrics: Numbers for Prometheus.
+        cookie: Name of the cookie, another for each port of a machine.
+        secure: Whether the page is served over TLS.
+    """
+
+    store: JobStore
+    artifacts: ArtifactStore
+    runner: JobRunner
+    holders: Holders
+    audit: AuditLog
+    sessions: PageSessions
+    series: WorkerSeries
+    metrics: Metrics
+    cookie: str
+    secure: bool
+
+
+class Pages:
+    """Handlers of requests; each finds the holder of the cookie or the token that came with it.
+
+    Args:
+        context: Parts of the server.
+    """
+
+    def __init__(self, context: PageContext) -> None:
+        self._context = context
+
+    def app(self) -> Starlette:
+        """Return the application."""
+        routes = [
+            Route("/", self._page),
+            Route("/jobs/{job_id}", self._page),
+            Route("/open", self._open),
+            Route("/metrics", _answering(self._metrics)),
+            Route("/api/jobs", _answering(self._list)),
+            Route("/api/jobs/{job_id}", _answering(self._show)),
+            Route("/api/jobs/{job_id}/stream", _answering(self._stream)),
+            Route("/api/jobs/{job_id}/weights.npz", _answering(self._weights)),
+            Route("/api/jobs/{job_id}/{action:str}", _answering(self._act), methods=["POST"]),
+            Mount("/static", StaticFiles(directory=STATIC)),
+        ]
+        return Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=_add_headers)])
+
+    # ---- rights
+
+    def _find_holder(self, request: Request) -> Holder | None:
+        authorization = request.headers.get("authorization", "")
+        if authorization.startswith(_BEARER):
+            return self._context.holders.find(authorization.removeprefix(_BEARER))
+        return self._context.sessions.holder(request.cookies.get(self._context.cookie, ""))
+
+    def _holder(self, request: Request, method: str) -> Holder:
+        """Return the holder of the request's cookie or token.
+
+        Raises:
+            AuthenticationFailed: there is none.
+            PolicyRefused: the holder's role does not include this method of the Jobs service.
+        """
+        holder = self._find_holder(request)
+        if holder is None:
+            raise AuthenticationFailed("Expected a cookie of this page, or a token of the server. Received: neither.")
+        holder.check_call(_JOBS + method)
+        return holder
+
+    def _record(self, request: Request, method: str) -> JobRecord:
+        holder, job_id = self._holder(request, method), request.path_params["job_id"]
+        record = self._context.store.get(job_id)
+        if not holder.sees(record.owner):
+            raise unknown_job(job_id)
+        return record
+
+    # ---- the page
+
+    async def _open(self, request: Request) -> Response:
+        """Exchange a link for a cookie."""
+        cookie = self._context.sessions.redeem(request.query_params.get("key", ""))
+        if cookie is None:
+            return HTMLResponse(_CLOSED, 401)
+        job_id = request.query_params.get("job", "")
+        to = f"/jobs/{job_id}" if job_id.replace("-", "").isalnum() else "/"
+        answer = RedirectResponse(to, 303)
+        answer.set_cookie(
+            self._context.cookie,
+            cookie,
+            max_age=int(SESSION_S),
+            httponly=True,
+            samesite="strict",
+            secure=self._context.secure,
+        )
+        return answer
+
+    async def _page(self, request: Request) -> Response:
+        if self._find_holder(request) is None:
+            return HTMLResponse(_CLOSED, 401)
+        return HTMLResponse((STATIC / "index.html").read_text(encoding="utf-8"))
+
+    # ---- jobs
+
+    async def _list(self, request: Request) -> Response:
+        holder = self._holder(request, "List")
+        found = await asyncio.to_thread(self._described, holder)
+        return JSONResponse(found)
+
+    def _described(self, holder: Holder) -> list[dict[str, Any]]:
+        places = self._context.runner.places()
+        return [describe_job(one, places) for one in self._context.store.jobs() if holder.sees(one.owner)]
+
+    async def _show(self, request: Request) -> Response:
+        record = self._record(request, "Show")
+        may_act = self._holder(request, "Show").may_call(f"{_JOBS}Control")
+        program = await asyncio.to_thread(describe_program, record, self._context.artifacts)
+        job = describe_job(record, self._context.runner.places())
+        return JSONResponse({**job, **program, "may_act": may_act, "fields": FIELDS})
+
+    async def _stream(self, request: Request) -> Response:
+        record = self._record(request, "Watch")
+        after = request.headers.get("last-event-id") or request.query_params.get("after", "0")
+        cursor = int(after) if after.isdecimal() else 0
+        headers = {"X-Accel-Buffering": "no"}
+        return StreamingResponse(self._messages(record.job_id, cursor), headers=headers, media_type="text/event-stream")
+
+    async def _messages(self, job_id: str, cursor: int) -> AsyncIterator[str]:
+        """Yield the events of a job after a cursor and the points of its workers, until the job has ended."""
+        at, quiet_s, ended = 0.0, 0.0, False
+        while True:
+            events = await asyncio.to_thread(self._context.store.events, job_id, cursor, BATCH)
+            points = self._context.series.after(job_id, at)
+            if events:
+                cursor = events[-1].cursor
+                values = [{"cursor": e.cursor, "at": e.at, "kind": e.kind, "data": e.data} for e in events]
+                yield _message("events", values, cursor)
+            if points:
+                at = points[-1].at
+                yield _message("points", [point.to_json() for point in points])
+            if events or points:
+                quiet_s = 0.0
+            elif ended:
+                yield _message("end", {})
+                return
+            else:
+                if quiet_s >= QUIET_S:
+                    yield ": still here\n\n"
+                    quiet_s = 0.0
+                await asyncio.sleep(POLL_S)
+                quiet_s += POLL_S
+            ended = is_terminal(self._context.store.get(job_id).state)
+
+    async def _weights(self, request: Request) -> Response:
+        record = self._record(request, "Download")
+        data = await asyncio.to_thread(self._read_weights, record)
+        name = f"{record.job_id}.npz"
+        headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+        return Response(data, headers=headers, media_type="application/zip")
+
+    def _read_weights(self, record: JobRecord) -> bytes:
+        state = self._context.runner.snapshot(record.job_id).artifact
+        return weights_file(record, self._context.artifacts, state)
+
+    async def _act(self, request: Request) -> Response:
+        """Stop a job after the work under way, or cancel it; other sites cannot send the header that this needs."""
+        actions: dict[str, dict[str, Any]] = {
+            "stop": {"stop_training": pb.StopTraining()},
+            "cancel": {"cancel": pb.Cancel(reason="on the page")},
+        }
+        name = request.path_params["action"]
+        if name not in actions or "x-nfdt" not in request.headers:
+            raise UsageError(f"Action: expected {' or '.join(actions)}, with the header X-NFDT. Received: {name}.")
+        record, holder = self._record(request, "Control"), self._holder(request, "Control")
+        peer = f"{request.client.host}:{request.client.port}" if request.client else ""
+        self._context.audit.write(name, holder, peer, record.job_id)
+        control = pb.ControlRequest(job_id=record.job_id, **actions[name])
+        await asyncio.to_thread(self._context.runner.control, control)
+        return JSONResponse({})
+
+    async def _metrics(self, request: Request) -> Response:
+        holder = self._holder(request, "List")
+        text, kind = await asyncio.to_thread(self._context.metrics.render, holder)
+        return Response(text, media_type=kind)
+
+
+def _message(name: str, value: Any, cursor: int | None = None) -> str:
+    number = f"id: {cursor}\n" if cursor is not None else ""
+    return f"event: {name}\n{number}data: {json.dumps(value)}\n\n"
+
+
+_Handler = Callable[[Request], Awaitable[Response]]
+
+
+def _answering(handler: _Handler) -> _Handler:
+    """Answer errors of NFDT with their text."""
+
+    @functools.wraps(handler)
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except AuthenticationFailed as error:
+            return PlainTextResponse(str(error), 401)
+        except PolicyRefused as error:
+            return PlainTextResponse(str(error), 403)
+        except UsageError as error:
+            return PlainTextResponse(str(error), 404 if "No job" in str(error) else 400)
+        except NfdtError as error:
+            return PlainTextResponse(str(error), 503)
+
+    return answer
+
+
+async def _add_headers(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
+    answer = await call(request)
+    for name, value in _SAFE.items():
+        answer.headers.setdefault(name, value)
+    return answer

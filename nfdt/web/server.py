@@ -1,0 +1,152 @@
+"""The web server of the page, in a thread of the job server's process."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from dataclasses import dataclass
+
+import uvicorn
+
+from nfdt.core.errors import Refused, ServerUnreachable, UsageError
+from nfdt.core.jobs.artifacts import ArtifactStore
+from nfdt.core.jobs.audit import AuditLog
+from nfdt.core.jobs.rights import Holder, Holders
+from nfdt.core.jobs.runner import JobRunner
+from nfdt.core.jobs.store import JobStore
+from nfdt.core.wire.channel import is_loopback, join_address, split_address
+from nfdt.core.wire.connection import server_tls
+from nfdt.web.metrics import Metrics
+from nfdt.web.pages import PageContext, Pages
+from nfdt.web.series import WorkerSeries
+from nfdt.web.sessions import PageSessions
+
+START_S = 30.0
+STOP_S = 5.0
+_ANY = ("0.0.0.0", "::")
+
+
+@dataclass(frozen=True)
+class PageAddress:
+    """Where the page is served.
+
+    Attributes:
+        listen: ``host:port``; port 0 takes a free one.
+        cert: PEM certificate chain; it enables TLS.
+        key: PEM private key.
+        insecure: Whether an address other than loopback without TLS is allowed.
+        host: Name in links where ``listen`` is every address of the machine.
+    """
+
+    listen: str
+    cert: str | None = None
+    key: str | None = None
+    insecure: bool = False
+    host: str = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class PageSource:
+    """Parts of a job server that the page shows; see :class:`~nfdt.web.pages.PageContext`."""
+
+    store: JobStore
+    artifacts: ArtifactStore
+    runner: JobRunner
+    holders: Holders
+    audit: AuditLog
+
+
+class PageServer:
+    """The page, served from :meth:`start` to :meth:`stop`.
+
+    Args:
+        address: Where it is served.
+        source: What it shows.
+
+    Attributes:
+        url: Its address for browsers, without a key.
+
+    Raises:
+        Refused: the address is not loopback, without TLS and without ``insecure``.
+        UsageError: the address cannot be bound, or certificate and key cannot be used.
+    """
+
+    def __init__(self, address: PageAddress, source: PageSource) -> None:
+        self._socket, self.url = _bind(address)
+        self._sessions = PageSessions()
+        self._series = WorkerSeries(source.store)
+        context = PageContext(
+            source.store,
+            source.artifacts,
+            source.runner,
+            source.holders,
+            source.audit,
+            self._sessions,
+            self._series,
+            Metrics(source.store, source.runner),
+            cookie=f"nfdt-{self._socket.getsockname()[1]}",
+            secure=address.cert is not None,
+        )
+        config = uvicorn.Config(
+            Pages(context).app(),
+            ssl_certfile=address.cert,
+            ssl_keyfile=address.key,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=1,
+            server_header=False,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="page", daemon=True)
+
+    def start(self) -> None:
+        """Serve.
+
+        Raises:
+            ServerUnreachable: the web server has ended, or has not begun to serve in time.
+        """
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+        self._series.start()
+        self._thread.start()
+        waiting = threading.Event()
+        for _ in range(int(START_S / 0.01)):
+            if self._server.started or not self._thread.is_alive():
+                break
+            waiting.wait(0.01)
+        if not self._server.started:
+            raise ServerUnreachable(f"The page at {self.url} did not start to serve.")
+
+    def stop(self) -> None:
+        """End all streams and serve no more."""
+        self._server.should_exit = True
+        self._series.stop()
+        if self._thread.is_alive():
+            self._thread.join(STOP_S)
+        self._socket.close()
+
+    def make_link(self, holder: Holder, job_id: str = "") -> str:
+        """Return a link that opens the page once, at a job or at the list of jobs, with the rights of the holder."""
+        job = f"&job={job_id}" if job_id else ""
+        return f"{self.url}open?key={self._sessions.make_link(holder)}{job}"
+
+
+def _bind(address: PageAddress) -> tuple[socket.socket, str]:
+    """Return a listening socket and the page's URL."""
+    host, port = split_address(address.listen)
+    if not (address.cert or address.insecure or is_loopback(host)):
+        raise Refused(
+            f"--ui {address.listen}: the page without TLS would send keys in plain text over the network. Give a "
+            "certificate and key (--tls-cert, --tls-key), listen on 127.0.0.1, or insist with --insecure."
+        )
+    if address.cert:
+        server_tls(address.cert, address.key, None)  # the web server's own errors name no file
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise UsageError(f"--ui {address.listen}: expected an address that is free. Received: {error}.") from None
+    listener.set_inheritable(False)
+    shown = join_address(address.host if host in _ANY else host, listener.getsockname()[1])
+    return listener, f"{'https' if address.cert else 'http'}://{shown}/"

@@ -1,0 +1,67 @@
+"""Bars of epochs on a terminal, and lines elsewhere."""
+
+from __future__ import annotations
+
+import io
+
+from nfdt.cli.epoch_bar import EpochBar, draw
+from nfdt.core.events import Event
+
+LOGS = {"logs": {"loss": 1.0}, "val_logs": {"loss": 2.0}}
+EVENTS = [
+    Event(1, 100.0, "worker_joined", {"worker": "worker-0", "index": 0, "host": "h", "device": "cpu"}),
+    Event(2, 100.0, "epoch_begin", {"epoch": 0, "steps": 40}),
+    Event(3, 102.0, "progress", {"epoch": 0, "steps": 10, "samples": 320, "logs": {"loss": 1.25}}),
+    Event(
+        4, 110.0, "epoch_end", {"epoch": 0, "logs": {"loss": 1.0}, "val_logs": {"loss": 2.0}, "seconds": 8, "steps": 40}
+    ),
+    Event(5, 111.0, "epoch_begin", {"epoch": 1, "steps": None}),
+    Event(6, 113.0, "progress", {"epoch": 1, "steps": 4, "samples": 128, "logs": {}}),
+]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def drawn(events) -> list[str]:
+    out = Terminal()
+    draw(events, out, 2)
+    return out.getvalue().replace("\x1b[K", "").split("\n")
+
+
+def test_a_bar_has_the_time_that_is_left_and_the_logs():
+    assert drawn(EVENTS)[2].split("\r")[1] == "10/40 ━━━━━─────────────── 6s 200ms/step - loss: 1.25"
+
+
+def test_the_end_of_an_epoch_has_its_duration_and_the_validation():
+    ended = drawn(EVENTS)[2].split("\r")[2]
+    assert ended == f"40/40 {'━' * 20} 8s 200ms/step - loss: 1 - val_loss: 2"
+
+
+def test_an_epoch_of_unknown_length_is_counted():
+    assert drawn(EVENTS)[4].split("\r")[1].startswith("4/Unknown ────────────────────")
+
+
+def test_other_events_have_lines_of_their_own():
+    lines = drawn([*EVENTS[:3], Event(4, 104.0, "worker_lost", {"worker": "worker-0", "reason": "killed"}), EVENTS[3]])
+    assert "worker-0 joined" in lines[0]
+    assert lines[1] == "Epoch 1/2"
+    assert "worker_lost" in lines[3]
+    assert lines[4].startswith("\r40/40")
+
+
+def test_long_times_are_written_as_clocks():
+    out = Terminal()
+    bar = EpochBar(out, 1)
+    bar.add(Event(1, 0.0, "epoch_begin", {"epoch": 0, "steps": 2}))
+    bar.add(Event(2, 3700.0, "progress", {"epoch": 0, "steps": 1, "logs": {}}))
+    assert "1:01:40" in out.getvalue()
+
+
+def test_without_a_terminal_each_event_is_a_line():
+    out = io.StringIO()
+    draw(EVENTS, out, 2)
+    assert len(out.getvalue().splitlines()) == len(EVENTS)
+    assert "\r" not in out.getvalue()

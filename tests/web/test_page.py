@@ -1,0 +1,236 @@
+"""The page of a job server: real server, workers and jobs, over HTTP."""
+
+from __future__ import annotations
+
+import io
+import re
+import secrets
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from nfdt_client.connection import JobsClient
+from prometheus_client.parser import text_string_to_metric_families
+
+import nfdt
+from tests.support.browser import Browser
+from tests.support.scripts import NFDT, ServerProcess, descendants, environment, start_server, stop
+
+EPOCHS = 3
+READER, TRAINER = secrets.token_hex(16), secrets.token_hex(16)
+
+
+def link_of(cluster: ServerProcess) -> str:
+    """Return the link that the server has printed last."""
+    return re.findall(r"page: (\S+)", (cluster.state_dir.parent / "server.log").read_text())[-1]
+
+
+def page_of(cluster: ServerProcess) -> str:
+    return link_of(cluster).partition("open?")[0]
+
+
+def fit(cluster: ServerProcess, callbacks=(), epochs: int = EPOCHS, samples: int = 640, **options):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    x, y = np.ones((samples, 4), "float32"), np.ones((samples, 1), "float32")
+    with nfdt.session(server=cluster.address, token_file=str(cluster.token_file), workers=2, **options):
+        history = model.fit(x, y, batch_size=8, epochs=epochs, verbose=0, callbacks=list(callbacks))
+    return model, history
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("page")
+    token = folder / "token"
+    token.write_text(f"{secrets.token_hex(16)}\nrita read {READER}\ntina train {TRAINER}\n")
+    token.chmod(0o600)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cluster(folder):
+    cluster = start_server(folder, "--ui", "127.0.0.1:0", "--workers", "2")
+    admin = folder / "admin"
+    admin.write_text(cluster.token_file.read_text().splitlines()[0])
+    admin.chmod(0o600)
+    cluster.token_file = admin
+    yield cluster
+    stop(cluster.process)
+
+
+class DuringTraining(keras.callbacks.Callback):
+    """Callback that reads the page after the first epoch."""
+
+    def __init__(self, browser: Browser) -> None:
+        super().__init__()
+        self._browser = browser
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 0:
+            (job,) = [job for job in self._browser.json("api/jobs") if job["state"] == "running"]
+            self.job_id = job["job_id"]
+            with self._browser.request("metrics") as answer:
+                self.metrics = answer.read().decode()
+
+
+@pytest.fixture(scope="module")
+def trained(cluster):
+    browser = Browser(page_of(cluster), cluster.token_file.read_text())
+    seen = DuringTraining(browser)
+    model, history = fit(cluster, [seen])
+    return browser, seen, model, history
+
+
+def test_a_link_opens_the_page_once_and_leaves_a_cookie_that_scripts_cannot_read(cluster):
+    browser, link = Browser(page_of(cluster)), link_of(cluster)
+    with browser.request(link) as answer:
+        assert answer.url == browser.url
+        assert b"<main" in answer.read()
+    (cookie,) = browser.cookies
+    assert cookie.has_nonstandard_attr("HttpOnly")
+    assert browser.status("api/jobs") == 200
+    assert Browser(browser.url).status(link) == 401
+
+
+@pytest.mark.parametrize("path", ["", "jobs/job-1", "api/jobs", "api/jobs/job-1", "api/jobs/job-1/stream", "metrics"])
+@pytest.mark.parametrize("token", ["", "a-wrong-token"])
+def test_without_a_cookie_or_token_nothing_is_shown(trained, cluster, path, token):
+    job_id = trained[1].job_id
+    with Browser(page_of(cluster), token).request(path.replace("job-1", job_id)) as answer:
+        assert answer.status == 401
+        assert job_id not in answer.read().decode()
+
+
+def test_answers_forbid_foreign_code_and_frames(cluster):
+    with Browser(page_of(cluster)).request("static/page.js") as answer:
+        policy = answer.headers["Content-Security-Policy"]
+        assert "default-src 'self'" in policy
+        assert "frame-ancestors 'none'" in policy
+
+
+def test_the_stream_has_as_many_epochs_as_were_trained(trained):
+    browser, seen, _, history = trained
+    events = browser.events(seen.job_id)
+    ends = [event["data"] for event in events if event["kind"] == "epoch_end"]
+    assert [end["logs"]["loss"] for end in ends] == history.history["loss"]
+    assert events[-1]["data"]["state"] == "succeeded"
+    cursor = events[2]["cursor"]
+    assert [event["cursor"] for event in browser.events(seen.job_id, cursor)] == [e["cursor"] for e in events[3:]]
+
+
+def test_a_job_shows_its_options_program_and_workers(trained):
+    browser, seen, *_ = trained
+    job = browser.json(f"api/jobs/{seen.job_id}")
+    assert (job["state"], job["algorithm"], job["workers"], job["epochs"]) == ("succeeded", "ddc-asgd", 2, EPOCHS)
+    assert [shape for _, shape in job["variables"]] == [[4, 3], [3], [3, 1], [1]]
+    assert job["options"]["fit"]["batch_size"] == 8
+    assert sum(worker["samples"] for worker in job["statistics"].values()) == EPOCHS * 640
+
+
+def test_the_weights_are_those_of_the_model(trained):
+    browser, seen, model, _ = trained
+    with browser.request(f"api/jobs/{seen.job_id}/weights.npz") as answer:
+        arrays = np.load(io.BytesIO(answer.read()))
+    for variable, name in zip(model.trainable_variables, arrays.files, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), arrays[name])
+
+
+def test_metrics_are_read_by_the_official_parser(trained):
+    _, seen, *_ = trained
+    families = {family.name: family for family in text_string_to_metric_families(seen.metrics)}
+    samples = [s for s in families["nfdt_samples"].samples if s.labels["job"] == seen.job_id]
+    assert {s.labels["worker"] for s in samples} == {"worker-0", "worker-1"}
+    assert sum(s.value for s in samples) == 640
+    states = {s.labels["state"]: s.value for s in families["nfdt_jobs"].samples}
+    assert states["running"] == 1
+    slots = {(s.labels["role"], s.labels["state"]): s.value for s in families["nfdt_slots"].samples}
+    assert slots["worker", "busy"] == 2
+    staleness = {s.name: s.value for s in families["nfdt_staleness_updates"].samples}
+    assert staleness["nfdt_staleness_updates_count"] == 80
+    pushes = [s for s in families["nfdt_push_seconds"].samples if s.name.endswith("_count")]
+    assert [s.value for s in pushes] == [80]
+    assert families["process_resident_memory_bytes"].samples[0].value > 1e6
+
+
+def test_a_reader_sees_no_job_of_others_and_may_not_act(trained, cluster):
+    _, seen, *_ = trained
+    reader = Browser(page_of(cluster), READER)
+    assert reader.json("api/jobs") == []
+    assert reader.status(f"api/jobs/{seen.job_id}") == 404
+    assert reader.status(f"api/jobs/{seen.job_id}/cancel", post=True, **{"X-NFDT": "1"}) == 403
+
+
+def test_an_action_needs_the_header_that_other_sites_cannot_send(trained):
+    browser, seen, *_ = trained
+    assert browser.status(f"api/jobs/{seen.job_id}/cancel", post=True) == 400
+    assert browser.status(f"api/jobs/{seen.job_id}/dance", post=True, **{"X-NFDT": "1"}) == 400
+    assert browser.status(f"api/jobs/{seen.job_id}/cancel", post=True, **{"X-NFDT": "1"}) == 200  # it has ended
+
+
+def test_stopping_keeps_the_result(cluster):
+    browser = Browser(page_of(cluster), cluster.token_file.read_text())
+
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 0:
+                (job,) = [job for job in browser.json("api/jobs") if job["state"] == "running"]
+                assert browser.status(f"api/jobs/{job['job_id']}/stop", post=True, **{"X-NFDT": "1"}) == 200
+
+    _, history = fit(cluster, [Stop()], epochs=50)
+    assert 1 <= len(history.history["loss"]) < 50
+
+
+def test_a_link_of_the_command_has_the_rights_of_its_token(cluster, folder):
+    mine = folder / "mine"
+    mine.write_text(READER)
+    mine.chmod(0o600)
+    command = [*NFDT, "ui", "--no-open", "--server", cluster.address, "--token-file", str(mine)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+    browser = Browser(page_of(cluster))
+    assert browser.status(done.stdout.strip()) == 200
+    assert browser.json("api/jobs") == []
+
+
+def test_a_killed_worker_is_shown_as_lost(cluster):
+    browser = Browser(page_of(cluster), cluster.token_file.read_text())
+    lost = threading.Event()
+    found: list[str] = []
+
+    def follow() -> None:
+        (job,) = [job for job in browser.json("api/jobs") if job["state"] == "running"]
+        for name, value in browser.messages(job["job_id"]):
+            if name == "events":
+                found.extend(event["data"]["worker"] for event in value if event["kind"] == "worker_lost")
+            if found:
+                lost.set()
+
+    class Kill(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 0:
+                thread = threading.Thread(target=follow, daemon=True)
+                thread.start()
+                client = JobsClient(cluster.address, cluster.token_file.read_text())
+                slot = next(slot for slot in client.slots() if slot.role == "worker" and slot.job_id)
+                client.close()
+                (process,) = [p for p in descendants(cluster.process.pid) if p.pid == slot.pid]
+                process.send_signal(signal.SIGKILL)
+                assert lost.wait(60)
+
+    fit(cluster, [Kill()])
+    assert found[0] in ("worker-0", "worker-1")
+
+
+def test_the_page_of_a_finished_job_is_there_after_a_restart(trained, cluster, folder):
+    _, seen, _, history = trained
+    stop(cluster.process)
+    again = start_server(folder, "--ui", "127.0.0.1:0", "--workers", "2")
+    cluster.process, cluster.address = again.process, again.address
+    browser = Browser(page_of(cluster), cluster.token_file.read_text())
+    ends = [event["data"] for event in browser.events(seen.job_id) if event["kind"] == "epoch_end"]
+    assert [end["logs"]["loss"] for end in ends] == history.history["loss"]
+    assert browser.json(f"api/jobs/{seen.job_id}")["statistics"]

@@ -1,0 +1,66 @@
+"""Points of the workers' totals."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from nfdt.core.jobs.store import JobStore
+from nfdt.web import series
+from nfdt.web.series import FIELDS, WorkerSeries, point_of
+
+STATISTICS = {
+    "worker-0": {"samples": 64, "steps": 2, "compute_s": 0.5, "staleness": {"0": 1, "3": 1}, "bytes_sent": 100},
+    "worker-1": {"samples": 32, "steps": 1, "staleness": {"3": 1}},
+}
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = JobStore(tmp_path / "jobs.sqlite")
+    yield store
+    store.close()
+
+
+def running(store: JobStore, job_id: str) -> None:
+    store.add(job_id, "{}", session="", owner="ada")
+    store.transition(job_id, "starting")
+
+
+def test_a_point_has_the_totals_of_each_worker_and_the_staleness_of_all():
+    point = point_of(7.0, STATISTICS)
+    first = dict(zip(FIELDS, point.workers["worker-0"], strict=True))
+    assert (first["samples"], first["pushes"], first["staleness"], first["bytes_sent"]) == (64, 2, 3, 100)
+    assert point.staleness == {0: 1, 3: 2}
+    assert json.loads(json.dumps(point.to_json()))["at"] == 7.0
+
+
+def test_statistics_that_have_not_changed_are_no_point(store):
+    running(store, "job-1")
+    found = WorkerSeries(store)
+    found.record()
+    assert found.after("job-1") == []  # no worker has reported
+    store.update("job-1", workers_json=json.dumps(STATISTICS))
+    found.record()
+    found.record()
+    (point,) = found.after("job-1")
+    assert set(point.workers) == {"worker-0", "worker-1"}
+    assert found.after("job-1", point.at) == []
+    assert found.after("another") == []
+
+
+def test_jobs_that_have_ended_keep_their_points_until_others_need_the_room(store, monkeypatch):
+    monkeypatch.setattr(series, "KEPT", 1)
+    found = WorkerSeries(store)
+    running(store, "job-1")
+    store.update("job-1", workers_json=json.dumps(STATISTICS))
+    found.record()
+    store.transition("job-1", "cancelled")
+    found.record()
+    assert len(found.after("job-1")) == 1
+    running(store, "job-2")
+    store.update("job-2", workers_json=json.dumps(STATISTICS))
+    found.record()
+    assert found.after("job-1") == []
+    assert len(found.after("job-2")) == 1
