@@ -17,6 +17,7 @@ SUMMARIES = {
     "kubernetes": "Write the manifests of a job server and its workers, for `kubectl apply -f`.",
     "mpi": "Run SCRIPT, or with -m a module, under mpirun or srun: rank 0 serves and runs it, every other rank is a "
     "worker.",
+    "parity": "Train SCRIPT plain and distributed with the same seeds, and compare the results of its last model.fit.",
     "plan": "Predict what each algorithm would do with SCRIPT, and say which to take and why.",
     "run": "Run SCRIPT, or with -m a module, unmodified; every model.fit in it trains on workers.",
     "server": "Serve jobs until interrupted; prints `listening on HOST:PORT` once it answers.",

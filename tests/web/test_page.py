@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import secrets
 import signal
@@ -155,6 +156,17 @@ def test_metrics_are_read_by_the_official_parser(trained):
     pushes = [s for s in families["nfdt_push_seconds"].samples if s.name.endswith("_count")]
     assert [s.value for s in pushes] == [80]
     assert families["process_resident_memory_bytes"].samples[0].value > 1e6
+
+
+def test_the_dashboard_shows_every_metric_of_the_server_and_no_other(trained):
+    dashboard = json.loads((Path(__file__).parents[2] / "deploy" / "grafana" / "nfdt.json").read_text())
+    expressions = " ".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
+    used = set(re.findall(r"(?:nfdt|process)_\w+", expressions))
+    samples = {s.name for family in text_string_to_metric_families(trained[1].metrics) for s in family.samples}
+    assert used - samples == set()
+    families = {name.removesuffix("_total").removesuffix("_bucket") for name in used}
+    shown = {f.name for f in text_string_to_metric_families(trained[1].metrics) if f.name.startswith("nfdt_")}
+    assert shown - families == {"nfdt_steps"}
 
 
 def test_a_reader_sees_no_job_of_others_and_may_not_act(trained, cluster):
