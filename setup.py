@@ -66,6 +66,7 @@ setup(
             "ray>=2.54",
             "ruff>=0.6",
             "scikit-learn>=1.5",
+            "selenium>=4.20",
             "setuptools>=78.1.1",  # scripts/audit judges that of the environment, which Python brings in an old version
             "tensorboard>=2.18",
             "types-protobuf",

@@ -90,6 +90,7 @@ function lines(parent, title, x, series, options = {}) {
       paths: options.steps ? uPlot.paths.stepped({ align: 1 }) : options.bars ? uPlot.paths.bars({ size: [0.8, 60] }) : undefined,
     }))],
   }, data, box);
+  box.plot = plot; // for tests and the console
   charts[key] = { plot, names, box };
 }
 
