@@ -23,7 +23,7 @@ from nfdt.parity.report import PLAIN, render_html, table
 from nfdt.parity.verdict import Comparison, Curve, CurvePoint, Metric, choose_metric, compare
 
 _Fits = list[list[dict[str, Any]]]
-COLUMNS = ("algorithm", "verdict", "metric", "difference", "epoch", "s to plain")
+COLUMNS = ("algorithm", "verdict", "metric", "difference", "speed-up", "s to plain")
 
 
 def _train(script: Script, repetition: int, options: Mapping[str, Any] | None, what: str) -> _Fits:
