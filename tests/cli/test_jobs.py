@@ -7,6 +7,7 @@ import json
 import socket
 import subprocess
 import sys
+from datetime import datetime
 
 import keras
 import numpy as np
@@ -87,6 +88,36 @@ def test_list_and_logs_know_the_job(jobs, job):
     listed = jobs("list").stdout.splitlines()
     assert [line.split()[2] for line in listed if line.startswith(job)] == ["succeeded"]
     assert "epoch 1 begins" in jobs("logs", "ID").stdout
+
+
+def test_logs_are_limited_by_number_level_and_age(jobs):
+    every = jobs("logs", "ID").stdout.splitlines()
+    assert jobs("logs", "ID", "--tail", "2").stdout.splitlines() == every[-2:]
+    assert jobs("logs", "ID", "--tail", "2", "--follow").stdout.splitlines() == every[-2:]
+    assert jobs("logs", "ID", "--tail", "0").stdout == ""
+    informed = jobs("logs", "ID", "--level", "info").stdout.splitlines()
+    assert informed == [line for line in every if line.split()[2] not in ("progress", "speed")]
+    assert jobs("logs", "ID", "--level", "error").stdout == ""
+    assert jobs("logs", "ID", "--since", "1d").stdout.splitlines() == every
+    assert jobs("logs", "ID", "--since", "0s").stdout == ""
+    assert datetime.fromisoformat(" ".join(every[0].split()[:2])) <= datetime.now()
+
+
+def test_a_plot_is_a_picture(jobs, tmp_path):
+    assert jobs("plot", "ID", "-o", str(tmp_path / "j.png")).returncode == 0
+    assert (tmp_path / "j.png").read_bytes().startswith(b"\x89PNG")
+    refused = jobs("plot", "ID", "-o", str(tmp_path / "j.txt"))
+    assert refused.returncode == 2
+    assert ".svg" in refused.stderr
+
+
+def test_top_shows_the_last_job_once_where_there_is_no_terminal(cluster, job):
+    done = subprocess.run(
+        [*NFDT, "top"], env=environment(**cluster.env()), capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{job}  succeeded  ddc-asgd on 1 worker  epoch 3 of 3" in done.stdout
+    assert "worker-0" in done.stdout
 
 
 def test_the_result_is_a_keras_model_that_can_go_on_training(jobs, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import keras
 import numpy as np
 import psutil
@@ -10,6 +12,7 @@ import pytest
 import nfdt
 from nfdt.core.errors import UsageError
 from nfdt.core.host.local_servers import find_servers, servers_folder
+from tests.support.scripts import DEADLINE_S, NFDT, environment
 
 X, Y = np.ones((64, 4), "float32"), np.ones((64, 1), "float32")
 
@@ -44,6 +47,34 @@ def test_commands_find_it_and_notebooks_show_its_page(cluster):
     assert cluster.address in [server.address for server in find_servers(servers_folder())]
     assert f"serves at {cluster.address}" in repr(cluster)
     assert 'href="http://127.0.0.1:' in cluster._repr_html_()
+
+
+def nfdt_jobs(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
+    command = [*NFDT, "jobs", "list", *arguments]
+    return subprocess.run(command, env=environment(**variables), capture_output=True, text=True, timeout=DEADLINE_S)
+
+
+def test_commands_need_no_server_where_one_script_trains(cluster):
+    with cluster.session():
+        fitted()
+    listed = nfdt_jobs()
+    assert listed.returncode == 0, listed.stderr
+    assert "ddc-asgd" in listed.stdout
+    assert nfdt_jobs("--server", cluster.address).stdout == listed.stdout  # and no token either
+
+
+def test_commands_name_the_servers_where_several_scripts_train(cluster):
+    with nfdt.LocalCluster(workers=1, warm=False) as other:
+        addresses = cluster.address, other.address
+        done = nfdt_jobs()
+        assert done.returncode == 2
+        assert all(address in done.stderr for address in addresses)
+
+
+def test_commands_need_a_server_where_no_script_trains(tmp_path):
+    done = nfdt_jobs(XDG_RUNTIME_DIR=str(tmp_path))
+    assert done.returncode == 2
+    assert "scripts train at none" in done.stderr
 
 
 def test_an_algorithm_for_other_processes_is_refused(cluster):
