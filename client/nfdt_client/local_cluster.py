@@ -102,12 +102,9 @@ class LocalCluster:
     @property
     def page(self) -> str:
         """Link to its page, which opens it once; "" without one."""
-        return self._ask(lambda client: client.open_page()) if self._ask(lambda c: c.describe().page) else ""
-
-    def _ask(self, question: Callable[[JobsClient], str]) -> str:
         client = JobsClient(self.address, self._server.token, ca_file=self._server.ca_file)
         try:
-            return question(client)
+            return client.open_page()
         finally:
             client.close()
 

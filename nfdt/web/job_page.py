@@ -14,12 +14,11 @@ from nfdt.core.jobs.admission import read_manifest
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.job_record import JobRecord
 from nfdt.core.program.state import load_state
-from nfdt.core.specs.job import parse_job
+from nfdt.core.specs.job import JobSpec, parse_job
 
 
-def describe_job(record: JobRecord, places: Mapping[str, int]) -> dict[str, Any]:
+def describe_job(record: JobRecord, spec: JobSpec, places: Mapping[str, int]) -> dict[str, Any]:
     """Return what a list of jobs shows of one; ``places`` holds the places of waiting jobs in the queue."""
-    spec = parse_job(record.spec_json)
     return {
         "job_id": record.job_id,
         "name": record.name or "",

@@ -33,6 +33,7 @@ from nfdt.core.jobs.lifecycle import is_terminal
 from nfdt.core.jobs.rights import Holder, Holders
 from nfdt.core.jobs.runner import JobRunner
 from nfdt.core.jobs.store import JobStore, unknown_job
+from nfdt.core.specs.job import parse_job
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt.web.job_page import describe_job, describe_program, weights_file
 from nfdt.web.metrics import Metrics
@@ -41,7 +42,9 @@ from nfdt.web.sessions import SESSION_S, PageSessions
 
 STATIC = Path(__file__).with_name("static")
 POLL_S = 0.5  # interval at which a stream looks for new events
+CURSOR_DIGITS = 18  # cursors are integers of 64 bits
 BATCH = 1000  # events in one message of a stream
+PARSED = 2000  # specifications of jobs that are kept parsed, as the list of jobs is read every few seconds
 QUIET_S = 15.0  # a stream without news sends a sign of life, so that proxies keep it open
 _BEARER = "Bearer "
 _JOBS = "/nfdt.v1.Jobs/"
@@ -101,6 +104,7 @@ class Pages:
 
     def __init__(self, context: PageContext) -> None:
         self._context = context
+        self._parse = functools.lru_cache(maxsize=PARSED)(parse_job)
 
     def app(self) -> Starlette:
         """Return the application."""
@@ -180,19 +184,20 @@ class Pages:
 
     def _described(self, holder: Holder) -> list[dict[str, Any]]:
         places = self._context.runner.places()
-        return [describe_job(one, places) for one in self._context.store.jobs() if holder.sees(one.owner)]
+        seen = [record for record in self._context.store.jobs() if holder.sees(record.owner)]
+        return [describe_job(record, self._parse(record.spec_json), places) for record in seen]
 
     async def _show(self, request: Request) -> Response:
         record = self._record(request, "Show")
         may_act = self._holder(request, "Show").may_call(f"{_JOBS}Control")
         program = await asyncio.to_thread(describe_program, record, self._context.artifacts)
-        job = describe_job(record, self._context.runner.places())
+        job = describe_job(record, self._parse(record.spec_json), self._context.runner.places())
         return JSONResponse({**job, **program, "may_act": may_act, "fields": FIELDS})
 
     async def _stream(self, request: Request) -> Response:
         record = self._record(request, "Watch")
         after = request.headers.get("last-event-id") or request.query_params.get("after", "0")
-        cursor = int(after) if after.isdecimal() else 0
+        cursor = int(after) if after.isdecimal() and len(after) <= CURSOR_DIGITS else 0
         headers = {"X-Accel-Buffering": "no"}
         return StreamingResponse(self._messages(record.job_id, cursor), headers=headers, media_type="text/event-stream")
 

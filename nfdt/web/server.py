@@ -22,6 +22,7 @@ from nfdt.web.pages import PageContext, Pages
 from nfdt.web.series import WorkerSeries
 from nfdt.web.sessions import PageSessions
 
+MOST_CONNECTIONS = 512  # more are answered with status 503
 START_S = 30.0
 STOP_S = 5.0
 _ANY = ("0.0.0.0", "::")
@@ -96,6 +97,7 @@ class PageServer:
             access_log=False,
             lifespan="off",
             timeout_graceful_shutdown=1,
+            limit_concurrency=MOST_CONNECTIONS,
             server_header=False,
         )
         self._server = uvicorn.Server(config)

@@ -43,7 +43,7 @@ class Browser:
             assert answer.status == 200, answer.read()
             return json.load(answer)
 
-    def messages(self, job_id: str, after: int = 0) -> Iterator[tuple[str, Any]]:
+    def messages(self, job_id: str, after: int | str = 0) -> Iterator[tuple[str, Any]]:
         """Yield name and value of the messages of a job's stream, until it ends."""
         with self.request(f"api/jobs/{job_id}/stream?after={after}") as answer:
             assert answer.status == 200, answer.read()
@@ -57,6 +57,6 @@ class Browser:
                     if name == "end":
                         return
 
-    def events(self, job_id: str, after: int = 0) -> list[dict[str, Any]]:
+    def events(self, job_id: str, after: int | str = 0) -> list[dict[str, Any]]:
         """Return all events of a job that has ended, or ends now."""
         return [event for name, value in self.messages(job_id, after) if name == "events" for event in value]

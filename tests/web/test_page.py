@@ -124,6 +124,11 @@ def test_the_stream_has_as_many_epochs_as_were_trained(trained):
     assert [event["cursor"] for event in browser.events(seen.job_id, cursor)] == [e["cursor"] for e in events[3:]]
 
 
+def test_a_cursor_that_is_no_number_of_an_event_is_the_beginning(trained):
+    browser, seen, *_ = trained
+    assert len({len(browser.events(seen.job_id, after)) for after in (0, "x", "9" * 40)}) == 1
+
+
 def test_a_job_shows_its_options_program_and_workers(trained):
     browser, seen, *_ = trained
     job = browser.json(f"api/jobs/{seen.job_id}")

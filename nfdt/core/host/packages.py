@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 
 from nfdt.core.errors import NotInstalled
@@ -19,30 +20,23 @@ def require_server_packages(what: str) -> None:
     """Check that the packages of a server are installed.
 
     Args:
-        what: What needs them, for the message.
+        what: Part that needs them, for the message.
 
     Raises:
         NotInstalled: Some of them are missing.
     """
-    if missing := [name for module, name in SERVER_PACKAGES.items() if find_spec(module) is None]:
-        raise NotInstalled(
-            f"{what} needs the packages of a server. Expected: {', '.join(SERVER_PACKAGES.values())}. Missing: "
-            f"{', '.join(missing)}. Install them, in NFDT's checkout: pip install '.[server]'. To train on a server "
-            "elsewhere, name it: --server HOST:PORT"
-        )
+    remedy = "pip install '.[server]'. To train on a server elsewhere, name it: --server HOST:PORT"
+    _require(what, "a server", SERVER_PACKAGES, remedy)
 
 
 def require_page_packages(what: str) -> None:
-    """Check that the packages of the page are installed.
+    """Check that the packages of the page for browsers are installed; see :func:`require_server_packages`."""
+    _require(what, "the page", PAGE_PACKAGES, "pip install '.[ui]'")
 
-    Args:
-        what: What needs them, for the message.
 
-    Raises:
-        NotInstalled: Some of them are missing.
-    """
-    if missing := [name for module, name in PAGE_PACKAGES.items() if find_spec(module) is None]:
+def _require(what: str, user: str, packages: Mapping[str, str], remedy: str) -> None:
+    if missing := [name for module, name in packages.items() if find_spec(module) is None]:
         raise NotInstalled(
-            f"{what} needs the packages of the page. Expected: {', '.join(PAGE_PACKAGES.values())}. Missing: "
-            f"{', '.join(missing)}. Install them, in NFDT's checkout: pip install '.[ui]'"
+            f"{what} needs the packages of {user}. Expected: {', '.join(packages.values())}. Missing: "
+            f"{', '.join(missing)}. Install them, in NFDT's checkout: {remedy}"
         )
