@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from nfdt_client.options import resolve_each
 
 from nfdt.cli.options import ScriptCommand, parse_settings, script_argument
 from nfdt.cli.script import Script
@@ -95,6 +96,7 @@ def parity(
     given = {
         name: value for name, value in {**parse_settings(settings), "workers": workers}.items() if value is not None
     }
+    resolve_each(given, names)  # reports a wrong option before anything is trained
     runs: dict[str, list[_Fits]] = {PLAIN: [], **{name: [] for name in names}}
     for repetition in range(seeds):
         for name, found in runs.items():

@@ -69,3 +69,18 @@ def test_a_script_without_a_fit_is_refused(tmp_path):
     )
     assert done.returncode == 2
     assert "calls model.fit" in done.stderr
+
+
+@pytest.mark.parametrize("wrong", [["--algorithm", "asgd,nope"], ["--workers", "none"], ["--set", "overlap=9"]])
+def test_a_wrong_option_is_reported_before_anything_is_trained(tmp_path, wrong):
+    (tmp_path / "empty.py").write_text("raise SystemExit('it ran')\n")
+    done = subprocess.run(
+        [*NFDT, "parity", *wrong, "empty.py"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 2
+    assert "it ran" not in done.stderr
