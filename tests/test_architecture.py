@@ -61,7 +61,10 @@ SERVERS = {
         *FLOOR,
     ),
     "nfdt.launch": FLOOR,
-    "nfdt.web": ("nfdt.core.host", "nfdt.core.jobs", "nfdt.core.program", "nfdt.core.specs", "nfdt.core.wire"),
+    "nfdt.web": (
+        *("nfdt.core.host", "nfdt.core.jobs", "nfdt.core.program", "nfdt.core.specs"),
+        *("nfdt.core.wire", "nfdt.core.work"),
+    ),
     "nfdt.jobserver": ("nfdt.coordinator", "nfdt.launch", "nfdt.planning", "nfdt.schedulers", "nfdt.web", *FLOOR),
     # The servers' own code under a virtual clock: docs/decisions/0013.
     "nfdt.simulate": ("nfdt.shard", "nfdt.transport", "nfdt.worker", *PURE, *FLOOR),

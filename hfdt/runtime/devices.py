@@ -26,3 +26,9 @@ def share_machine(communicator: Communicator, neighbours: int = 0) -> None:
         tf.config.experimental.set_memory_growth(gpu, True)
     if gpus:
         tf.config.set_visible_devices(gpus[communicator.local_rank % len(gpus)], "GPU")
+
+
+def device_name() -> str:
+    """Return the device of this rank: ``cpu`` or, as on the worker's machine, ``gpu:0``."""
+    gpus = tf.config.get_visible_devices("GPU")
+    return gpus[0].name.rpartition("physical_device:")[2].lower() if gpus else "cpu"

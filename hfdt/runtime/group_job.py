@@ -24,7 +24,7 @@ from nfdt.core.training.flat_weights import WeightSetter
 from nfdt.core.training.host_batches import rows_of
 from nfdt.core.training.sources import BatchSource
 from nfdt.core.work import instructions as ins
-from nfdt.core.work.statistics import codec_totals, push_totals, step_totals
+from nfdt.core.work.statistics import BY_RANK, codec_totals, push_totals, step_totals
 from nfdt.core.work.tasks import Task
 
 LEAST = 4  # smallest number of blocks of each kind
@@ -212,6 +212,7 @@ class GroupJob(RingJob):
             **push_totals(exchange.counts, exchange),
             **codec_totals(self.spec.algorithm.codec, exchange.codecs),
             "ranks": self._communicator.size,
+            BY_RANK: self._by_rank,
             "recent": self.speeds,
             "ring": {
                 "gradient": 4 * self._part.layout.size,

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import time
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ import numpy as np
 from hfdt.runtime.artifacts import ReadableArtifacts
 from hfdt.runtime.batch_split import learning_rate_factor, split_rows, weight_of
 from hfdt.runtime.communicator import Communicator
+from hfdt.runtime.devices import device_name
 from hfdt.runtime.prepared_ahead import prepared_ahead
 from hfdt.runtime.step import AllreduceStep
 from nfdt.core.arrays.layout import Array
@@ -36,7 +38,7 @@ from nfdt.core.training.metric_states import merge_metric_states
 from nfdt.core.training.sources import BatchSource
 from nfdt.core.training.step_result import numbers
 from nfdt.core.work import instructions as ins
-from nfdt.core.work.statistics import codec_totals, step_totals
+from nfdt.core.work.statistics import BY_RANK, codec_totals, step_totals
 from nfdt.core.work.tasks import Task
 
 logger = logging.getLogger(__name__)
@@ -79,7 +81,8 @@ class RingJob:
         self._logs: Mapping[str, Any] = {}
         self._epoch_samples = self._epoch_steps = self.steps = 0
         self.compute_s = 0.0
-        self.samples = 0
+        self.samples = self._own_samples = 0
+        self._by_rank: list[dict[str, Any]] = []
         self.advanced: Callable[[], None] = lambda: None
 
     def _make_step(self, manifest: Manifest, state: State) -> Any:
@@ -166,6 +169,7 @@ class RingJob:
             self._logs = logs
             self._metrics.stepped(rows, logs)
             self._epoch_samples += rows
+            self._own_samples += rows
             self._epoch_steps += 1
         return counted
 
@@ -205,8 +209,9 @@ class RingJob:
 
     def _running_logs(self) -> dict[str, float]:
         """Return the running logs of the epoch: the mean over all ranks, weighted by their samples."""
-        own = {"samples": self._epoch_samples, "logs": numbers(self._logs)}
+        own = {"samples": self._epoch_samples, "logs": numbers(self._logs), "totals": self._own_totals()}
         reports = [json.loads(text) for text in self._communicator.gather(json.dumps(own).encode())]
+        self._by_rank = [report["totals"] for report in reports]
         found: dict[str, list[tuple[float, int]]] = {}
         for report in reports:
             for name, value in report["logs"].items():
@@ -259,11 +264,17 @@ class RingJob:
         """Convert merged metrics to logs. Only rank 0 calls it."""
         return ins.Report(summary=self._part.summarise(merged))
 
+    def _own_totals(self) -> dict[str, Any]:
+        """Return the totals of this rank, and its process."""
+        totals = step_totals(self._own_samples, self.steps, self.compute_s, self.compute_s)
+        return {**totals, "host": socket.gethostname(), "pid": os.getpid(), "device": device_name()}
+
     def statistics(self, **more: int) -> dict[str, Any]:
         """Return the totals of all ranks, in the form of one worker's, with additional ones."""
         return {
             **step_totals(self.samples, self.steps, self.compute_s, self.compute_s),
             "ranks": self._communicator.size,
+            BY_RANK: self._by_rank,
             **more,
             **codec_totals(self.spec.algorithm.codec, {}),
         }

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nfdt.core.work.statistics import split_by_rank
+
 WORKER_COLUMNS = ("worker", "samples", "steps", "samples/s", "staleness", "max", "sent", "received")
 
 
@@ -63,5 +65,6 @@ def _worker_row(name: str, statistics: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def worker_table(workers: Mapping[str, Mapping[str, Any]]) -> str:
-    """Render ``history.nfdt`` as a table: one line per worker; staleness is the mean, then the maximum."""
-    return render(WORKER_COLUMNS, [_worker_row(name, workers[name]) for name in sorted(workers)])
+    """Render ``history.nfdt`` as a table: one line per worker or rank; staleness is the mean, then the maximum."""
+    rows = split_by_rank(workers)
+    return render(WORKER_COLUMNS, [_worker_row(name, rows[name]) for name in sorted(rows)])

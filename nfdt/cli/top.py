@@ -17,6 +17,7 @@ from rich.text import Text
 from nfdt.cli.options import connection_options, open_connection
 from nfdt.cli.table import count_of, format_bytes
 from nfdt.core.errors import UsageError
+from nfdt.core.work.statistics import split_by_rank
 
 INTERVAL_S = 1.0
 MOST_WORKERS = 32  # rows of workers; the others are one row
@@ -39,7 +40,7 @@ class JobView:
         """Return the tables of the job's present status."""
         now = self._clock()
         before_at, before = self._before or (now, {})
-        seconds, workers = now - before_at, status.worker_statistics
+        seconds, workers = now - before_at, split_by_rank(status.worker_statistics)
         table = Table("worker", box=None, pad_edge=False)
         for name in ("samples/s", "batch", "stale", "compute", "exchange", "wait", "sent", "received"):
             table.add_column(name, justify="right", no_wrap=True)
@@ -70,7 +71,13 @@ def _cells(statistics: Mapping[str, Any], rates: Mapping[str, float]) -> tuple[s
     mean = f"{sum(tau * count for tau, count in staleness.items()) / pushes:.1f}" if pushes else "-"
     shares = (f"{100 * min(1.0, rates[name]):.0f} %" for name in ("compute", "exchange", "wait"))
     traffic = (f"{format_bytes(rates[name])}/s" for name in ("sent", "received"))
-    return f"{rates['samples']:.0f}", str(statistics.get("batch_size", "-")), mean, *shares, *traffic
+    return (
+        f"{rates['samples']:.0f}",
+        f"{statistics['batch_size']:.0f}" if "batch_size" in statistics else "-",
+        mean,
+        *shares,
+        *traffic,
+    )
 
 
 def _summary(status: JobStatus, samples_per_s: float) -> Text:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -17,6 +17,8 @@ from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.store import JobStore
 from nfdt.core.specs.callbacks import CallbacksSpec
 from nfdt.core.specs.job import EpochProgress
+from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.work.slot_output import MOST_LINES, readable_lines
 from nfdt.jobserver.full_disk import DiskPatience
 from nfdt.jobserver.outcome import JobOutcome
 from nfdt.launch.horovod_log import RingStall, describe
@@ -44,6 +46,7 @@ class JobLog:
         self._store, self._artifacts, self._job_id, self._keep = store, artifacts, job_id, keep
         self._passing = ""
         self._workers_json = ""
+        self._printed: Counter[str] = Counter()  # lines of each worker
         self._lock = threading.Lock()
         self._unwritten: deque[Callable[[], object]] = deque()
         self._patience = DiskPatience(job_id, clock)
@@ -121,6 +124,15 @@ class JobLog:
     def write(self, level: str, text: str) -> None:
         """Append a line of the job's log."""
         self.record("log", {"worker": None, "level": level, "text": text})
+
+    def output(self, worker: str, lines: Iterable[pb.OutputLine]) -> None:
+        """Append lines that a worker, a shard or a rank has printed; those above a limit are dropped."""
+        for level, text in readable_lines(lines):
+            with self._lock:
+                self._printed[worker] += 1
+                if self._printed[worker] > 2 * MOST_LINES:  # a process that was lost has sent some
+                    return
+            self.record("log", {"worker": worker, "level": level, "text": text})
 
     def stalled(self, waiting_for: list[str], since_s: float) -> None:
         """Append a ``stalled`` event."""

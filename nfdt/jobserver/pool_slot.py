@@ -9,7 +9,7 @@ from typing import Literal
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.resend_queue import ResendQueue
 
-SlotMessageKind = Literal["ready", "draining", "finished", "failed", "lost"]
+SlotMessageKind = Literal["ready", "draining", "output", "finished", "failed", "lost"]
 SlotListener = Callable[["PoolSlot", SlotMessageKind, "pb.SlotMessage | None"], None]
 SlotChoice = Callable[[Sequence["PoolSlot"], int], Sequence["PoolSlot"]]
 """Chooses from the free slots, in order of registration, at most a number of them."""

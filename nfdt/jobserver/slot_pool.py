@@ -114,13 +114,13 @@ class SlotPool:
         if kind == "draining":
             self._drain(slot, message)
             return
-        if kind not in ("ready", "finished", "failed"):
-            raise ProtocolError(f"Slot {slot.name}: expected ready, finished or failed. Received: {kind}.")
+        if kind not in ("ready", "output", "finished", "failed"):
+            raise ProtocolError(f"Slot {slot.name}: expected ready, output, finished or failed. Received: {kind}.")
         with self._changed:
             if getattr(message, kind).job_id != slot.job_id:
                 return
             listener = slot.listener
-            if kind != "ready":
+            if kind in ("finished", "failed"):
                 slot.job_id, slot.listener = None, None
                 self._changed.notify_all()
         if listener is not None:

@@ -125,7 +125,7 @@ class SlotRings:
             if own is not None:
                 return own
             name = f"{NAME}{secrets.token_hex(4)}"
-            ring = SlotRing(name, shape, end_of=self._end_of, failed=self._on_failure)
+            ring = SlotRing(name, shape, end_of=self._end_of, failed=self._on_failure, wrote=self._job_log.output)
             self._rings.append(ring)
         threading.Thread(target=self._form, args=(ring,), name=name, daemon=True).start()
         return ring

@@ -15,6 +15,7 @@ from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.job_record import JobRecord
 from nfdt.core.program.state import load_state
 from nfdt.core.specs.job import JobSpec, parse_job
+from nfdt.core.work.statistics import split_by_rank
 
 
 def describe_job(record: JobRecord, spec: JobSpec, places: Mapping[str, int]) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def describe_program(record: JobRecord, artifacts: ArtifactStore) -> dict[str, A
             "fit": spec.fit.model_dump(mode="json", exclude_none=True),
         },
         "variables": variables,
-        "statistics": json.loads(record.workers_json or "{}"),
+        "statistics": split_by_rank(json.loads(record.workers_json or "{}")),
     }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from nfdt.core.errors import NotStored
 from nfdt.core.jobs.lifecycle import ACTIVE
 from nfdt.core.jobs.store import JobStore
+from nfdt.core.work.statistics import split_by_rank
 
 INTERVAL_S = 1.0
 LENGTH = 900  # points of a job: a quarter of an hour
@@ -47,7 +48,7 @@ def point_of(at: float, statistics: Mapping[str, Mapping[str, Any]]) -> WorkerPo
     """Return the point of the statistics of a job's workers, as in ``history.nfdt``."""
     workers: dict[str, tuple[float, ...]] = {}
     histogram: Counter[int] = Counter()
-    for name, found in statistics.items():
+    for name, found in split_by_rank(statistics).items():
         bins = {int(tau): int(count) for tau, count in (found.get("staleness") or {}).items()}
         histogram.update(bins)
         sums = {"pushes": sum(bins.values()), "staleness": sum(tau * count for tau, count in bins.items())}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nfdt.core.specs.job import JobSpec
+from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.artifacts import ArtifactReader, default_cache
 from nfdt.worker.movable_client import ShardMoves
 
@@ -41,6 +42,10 @@ class AssignmentContext:
     host: str
     tls: Mapping[str, Any]
     patience_s: float
+
+    def send_output(self, lines: list[pb.OutputLine]) -> None:
+        """Send lines that the job has printed to its log."""
+        self.send(output=pb.SlotOutput(job_id=self.job_id, lines=lines))
 
     def open_artifacts(self, job_id: str, shared: str, spec: JobSpec) -> ArtifactReader:
         """Return the reader of a job's artifacts, which are in the folder ``shared`` or, if that is "", fetched."""

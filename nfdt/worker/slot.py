@@ -32,6 +32,7 @@ from nfdt.core.work.messages import read_move
 from nfdt.core.work.slot_connection import GRACE_S, PATIENCE_S, SlotStream, describe_failure, make_hello
 from nfdt.worker.assignment_context import AssignmentContext
 from nfdt.worker.devices import share_gpus
+from nfdt.worker.job_output import collected_output
 from nfdt.worker.movable_client import ShardMoves
 from nfdt.worker.planned_end import PlannedEnd
 
@@ -153,7 +154,8 @@ class SlotProcess:
         job_id = context.job_id
         self._is_rank = assignment.HasField("rank")
         try:
-            self._run(assignment, context)
+            with collected_output(context.send_output, f"the log of slot {self._name} on {socket.gethostname()}"):
+                self._run(assignment, context)
         except Exception as error:  # any exception of the user's code fails the job, not this process
             if context.stopped.is_set():
                 logger.info("%s: job %s is over (%s)", self._name, job_id, error)

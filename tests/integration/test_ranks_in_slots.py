@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import psutil
 import pytest
+from nfdt_client.connection import JobsClient
+from nfdt_client.handle import JobHandle
 
 from tests.support.horovod_scripts import needs_horovod
 from tests.support.scripts import DIGITS, answer, descendants, start_server, stop
@@ -20,6 +22,7 @@ class Fails(keras.Model):
     def call(self, inputs):
         return self.out(inputs)
     def train_step(self, data):
+        print("rank", os.environ.get("HOROVOD_RANK"), "begins")
         if os.environ.get("HOROVOD_RANK") == "1":
             raise RuntimeError("rank 1 has had enough")
         return super().train_step(data)
@@ -47,7 +50,7 @@ alone = plain()
 train(alone)
 pairs = zip(ranks.get_weights(), alone.get_weights())
 print(json.dumps(dict(
-    difference=max(float(np.abs(a - b).max()) for a, b in pairs), ranks=history.nfdt["worker-0"]["ranks"],
+    difference=max(float(np.abs(a - b).max()) for a, b in pairs), **history.nfdt["worker-0"],
 )))
 """
 KILLED = """
@@ -81,6 +84,9 @@ def test_ranks_in_slots_equal_one_process_with_the_global_batch(run_script, serv
     got = answer(run_script(DIGITS + EQUALS, **server.env()))
     assert got["ranks"] == 2
     assert got["difference"] < 2e-5
+    assert sum(rank["samples"] for rank in got["by_rank"]) == got["samples"]
+    assert {rank["steps"] for rank in got["by_rank"]} == {got["steps"]}
+    assert len({rank["pid"] for rank in got["by_rank"]}) == 2
     assert not descendants(server.process.pid, "mpirun")
 
 
@@ -90,6 +96,11 @@ def test_an_exception_of_a_rank_reaches_the_script(run_script, server):
     assert "RuntimeError: rank 1 has had enough" in done.stderr
     assert "Traceback of rank-1" in done.stderr
     assert "in train_step" in done.stderr
+    client = JobsClient(server.address, server.token_file.read_text())
+    job = JobHandle(client.list()[-1].job_id, client)
+    printed = {event.data["worker"]: event.data["text"] for event in job.recorded() if event.kind == "log"}
+    client.close()
+    assert printed["rank-1"] == "rank 1 begins"
 
 
 def test_a_rank_that_is_killed_ends_the_job_and_is_named(run_script, server):

@@ -13,6 +13,8 @@ from nfdt.core.clock import ManualClock
 from nfdt.core.errors import NotStored
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.store import JobStore
+from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.work.slot_output import MOST_CHARACTERS, MOST_LINES
 from nfdt.jobserver.full_disk import LIMIT_S
 from nfdt.jobserver.job_log import JobLog
 from nfdt.jobserver.outcome import JobOutcome
@@ -205,3 +207,23 @@ def test_the_artifact_of_an_unwritten_checkpoint_is_not_deleted(store, artifacts
     disk.clear()
     assert job_log.needed() == {state, later}
     assert artifacts.has(store.get("job").checkpoint_artifact)
+
+
+def logged(store: JobStore) -> list[dict]:
+    return [event.data for event in store.events("job", limit=10 * MOST_LINES) if event.kind == "log"]
+
+
+def test_output_cannot_control_a_terminal_and_is_bounded(store, artifacts):
+    job_log = JobLog(store, artifacts, "job", frozenset(), ManualClock())
+    lines = [("info", "plain\ttext"), ("critical", "\x1b[2Jgone"), ("error", "x" * 5000), ("info", " ")]
+    job_log.output("worker-0", [pb.OutputLine(level=level, text=text) for level, text in lines])
+    assert [(data["worker"], data["level"], data["text"]) for data in logged(store)] == [
+        ("worker-0", "info", "plain\ttext"),
+        ("worker-0", "info", "\N{REPLACEMENT CHARACTER}[2Jgone"),
+        ("worker-0", "error", "x" * MOST_CHARACTERS),
+    ]
+    job_log.output("worker-0", [pb.OutputLine(text=str(number)) for number in range(3 * MOST_LINES)])
+    job_log.output("worker-1", [pb.OutputLine(text="another")])
+    found = [data["worker"] for data in logged(store)]
+    assert found.count("worker-0") == 2 * MOST_LINES
+    assert found[-1] == "worker-1"

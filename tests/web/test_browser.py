@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import secrets
 import shutil
 import signal
 import threading
@@ -18,11 +20,18 @@ from selenium import webdriver
 from selenium.webdriver.support.ui import WebDriverWait
 
 import nfdt
+from nfdt.core.jobs.artifacts import ArtifactStore
+from nfdt.core.jobs.audit import AuditLog
+from nfdt.core.jobs.rights import Holders
+from nfdt.core.jobs.store import JobStore
+from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve_algorithm
+from nfdt.web.server import PageAddress, PageServer, PageSource
 from tests.support.browser import Browser
 from tests.support.scripts import descendants, start_server, stop
 
 EPOCHS = 4
 WAIT_S = 120
+MANY = 200  # workers
 LOST_S = 3.0  # limit from the loss of a worker to its mark on the page
 SCREENSHOTS = os.environ.get("NFDT_TEST_SCREENSHOTS")  # directory for pictures of the page; none are made without it
 CHARTS = (
@@ -139,6 +148,66 @@ def test_a_killed_worker_is_marked_as_lost_within_three_seconds(cluster, chromiu
     fit(cluster, [Kill()])
     assert killed.is_set()
     assert seen["after_s"] < LOST_S * max(1.0, os.getloadavg()[0])
+
+
+class Unqueued:
+    """Runner of jobs that have all begun."""
+
+    def places(self):
+        return {}
+
+
+@pytest.fixture
+def crowd(tmp_path):
+    """Serve the page of a running job with 200 workers, of which one is lost; return its link and its store."""
+    spec = JobSpec(
+        program="0" * 64,
+        algorithm=resolve_algorithm("ddc-asgd"),
+        cluster=ClusterSpec(workers=MANY),
+        fit=FitSpec(epochs=2, batch_size=8),
+        train=DataSpec(kind="arrays", samples=800),
+    )
+    store = JobStore(tmp_path / "jobs.sqlite")
+    store.add("job-1", spec.model_dump_json(), session="", owner="")
+    for state in ("starting", "running"):
+        store.transition("job-1", state)
+    for index in range(MANY):
+        worker = f"worker-{index}"
+        joined = {"worker": worker, "index": index, "pid": 1, "host": "h", "device": "cpu"}
+        store.append("job-1", "worker_joined", joined)
+    store.append("job-1", "worker_lost", {"worker": "worker-3", "reason": "SIGKILL", "requeued": 1})
+    holders = Holders([token := secrets.token_hex(16)])
+    source = PageSource(store, ArtifactStore(tmp_path / "artifacts"), Unqueued(), holders, AuditLog(tmp_path / "audit"))
+    server = PageServer(PageAddress("127.0.0.1:0"), source)
+    server.start()
+    yield server.make_link(holders.find(token), "job-1"), store
+    server.stop()
+    store.close()
+
+
+def test_200_workers_have_32_rows_and_one_for_the_others(chromium, crowd):
+    link, store = crowd
+    chromium.get(link)
+
+    def report(seconds: int) -> None:
+        row = {"samples": 100 * seconds, "steps": seconds, "compute_s": seconds, "staleness": {"1": seconds}}
+        store.update("job-1", workers_json=json.dumps({f"worker-{index}": row for index in range(MANY)}))
+
+    for seconds in (1, 2, 3):
+        report(seconds)
+        least = f"Number(document.querySelector('#workers tbody tr td:nth-child(6)')?.textContent) >= {100 * seconds}"
+        until(chromium, f"return {least}")
+    rows = chromium.find_elements("css selector", "#workers tbody tr")
+    assert len(rows) == 33
+    cells = [cell.text for cell in rows[-1].find_elements("css selector", "td")]
+    assert (cells[0], cells[5]) == ("168 others", str(168 * 300))
+    assert len(chromium.find_elements("css selector", "#strip .row")) == 32
+    count = chromium.execute_script("return document.querySelector('#speed [data-chart]').plot.series.length")
+    assert count == 1 + 33
+    assert "lost" in chromium.find_element("css selector", "#workers tr.lost").text
+    picture(chromium, "page-200.png")
+    errors = [line for line in chromium.get_log("browser") if line["level"] == "SEVERE"]
+    assert errors == []
 
 
 def test_the_list_leads_to_the_jobs(cluster, chromium, page):

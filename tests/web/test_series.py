@@ -64,3 +64,13 @@ def test_jobs_that_have_ended_keep_their_points_until_others_need_the_room(store
     found.record()
     assert found.after("job-1") == []
     assert len(found.after("job-2")) == 1
+
+
+def test_a_ring_has_the_numbers_of_each_rank():
+    ranks = [{"samples": 30, "steps": 4, "compute_s": 1.0}, {"samples": 10, "steps": 4, "compute_s": 1.5}]
+    ring = {"samples": 40, "steps": 4, "samples_per_s": 20.0, "bytes_sent": 7, "by_rank": ranks}
+    point = point_of(1.0, {"worker-0": ring, "worker-1": {"samples": 5, "by_rank": []}})
+    assert list(point.workers) == ["worker-0/rank-0", "worker-0/rank-1", "worker-1"]
+    first, second = (dict(zip(FIELDS, point.workers[f"worker-0/rank-{rank}"], strict=True)) for rank in (0, 1))
+    assert (first["samples"], first["samples_per_s"], first["bytes_sent"]) == (30, 15, 7)
+    assert (second["samples"], second["samples_per_s"], second["bytes_sent"]) == (10, 5, 0)

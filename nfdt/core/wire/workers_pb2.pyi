@@ -28,6 +28,7 @@ class SlotMessage(google.protobuf.message.Message):
     FAILED_FIELD_NUMBER: builtins.int
     LEAVING_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
+    OUTPUT_FIELD_NUMBER: builtins.int
     NUMBER_FIELD_NUMBER: builtins.int
     RECEIVED_FIELD_NUMBER: builtins.int
     number: builtins.int
@@ -52,6 +53,10 @@ class SlotMessage(google.protobuf.message.Message):
     def draining(self) -> Global___SlotDraining:
         """its process was asked to end: hand over within grace_s"""
 
+    @property
+    def output(self) -> Global___SlotOutput:
+        """lines that the job has printed, and its warnings"""
+
     def __init__(
         self,
         *,
@@ -61,12 +66,13 @@ class SlotMessage(google.protobuf.message.Message):
         failed: Global___SlotFailed | None = ...,
         leaving: Global___SlotLeaving | None = ...,
         draining: Global___SlotDraining | None = ...,
+        output: Global___SlotOutput | None = ...,
         number: builtins.int = ...,
         received: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["draining", b"draining", "failed", b"failed", "finished", b"finished", "hello", b"hello", "leaving", b"leaving", "message", b"message", "ready", b"ready"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["draining", b"draining", "failed", b"failed", "finished", b"finished", "hello", b"hello", "leaving", b"leaving", "message", b"message", "number", b"number", "ready", b"ready", "received", b"received"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "ready", "finished", "failed", "leaving", "draining"] | None: ...
+    def HasField(self, field_name: typing.Literal["draining", b"draining", "failed", b"failed", "finished", b"finished", "hello", b"hello", "leaving", b"leaving", "message", b"message", "output", b"output", "ready", b"ready"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["draining", b"draining", "failed", b"failed", "finished", b"finished", "hello", b"hello", "leaving", b"leaving", "message", b"message", "number", b"number", "output", b"output", "ready", b"ready", "received", b"received"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "ready", "finished", "failed", "leaving", "draining", "output"] | None: ...
 
 Global___SlotMessage: typing_extensions.TypeAlias = SlotMessage
 
@@ -192,6 +198,45 @@ class SlotDraining(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["grace_s", b"grace_s"]) -> None: ...
 
 Global___SlotDraining: typing_extensions.TypeAlias = SlotDraining
+
+@typing.final
+class SlotOutput(google.protobuf.message.Message):
+    """At most 1000 lines of 2000 characters per assignment; the server drops more."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    LINES_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    @property
+    def lines(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___OutputLine]: ...
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        lines: collections.abc.Iterable[Global___OutputLine] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "lines", b"lines"]) -> None: ...
+
+Global___SlotOutput: typing_extensions.TypeAlias = SlotOutput
+
+@typing.final
+class OutputLine(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    level: builtins.str
+    text: builtins.str
+    def __init__(
+        self,
+        *,
+        level: builtins.str = ...,
+        text: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["level", b"level", "text", b"text"]) -> None: ...
+
+Global___OutputLine: typing_extensions.TypeAlias = OutputLine
 
 @typing.final
 class SlotFinished(google.protobuf.message.Message):

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+BY_RANK = "by_rank"  # of a ring or a group: the totals of each rank
+_DIVIDED = ("samples_per_s", "batch_size")
+
 
 class Traffic(Protocol):
     """Traffic counters of a client of the shards."""
@@ -88,6 +91,27 @@ def push_totals(counts: PushOutcomes, traffic: Traffic) -> dict[str, Any]:
         "bytes_sent": traffic.bytes_sent,
         "bytes_received": traffic.bytes_received,
     }
+
+
+def split_by_rank(workers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return statistics of workers with a row for each rank, ``worker-0/rank-1``, in place of those of a ring.
+
+    What only the ring has, as its traffic with shards, is in the row of its first rank; speed and batch are divided
+    by the samples of the ranks.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    for name, found in workers.items():
+        ring = {key: value for key, value in found.items() if key != BY_RANK}
+        ranks = found.get(BY_RANK) or []
+        if len(ranks) < 2:
+            rows[name] = ring
+            continue
+        whole = sum(own["samples"] for own in ranks) or 1
+        for rank, own in enumerate(ranks):
+            row = {**(ring if rank == 0 else {}), **own}
+            row.update({key: ring[key] * own["samples"] / whole for key in _DIVIDED if key in ring})
+            rows[f"{name}/rank-{rank}"] = row
+    return rows
 
 
 def codec_totals(codec: str, codecs: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ const jobId = location.pathname.startsWith("/jobs/") ? location.pathname.slice("
 const at = seconds => seconds ? new Date(seconds * 1000).toLocaleString() : "-";
 const clock = seconds => new Date(seconds * 1000).toLocaleTimeString();
 const short = value => typeof value === "number" ? Number(value.toPrecision(4)).toString() : JSON.stringify(value);
+const ringOf = name => name.split("/")[0]; // worker-0/rank-1 is a rank of worker-0
 const byName = (a, b) => a.length - b.length || (a < b ? -1 : 1);
 
 function duration(seconds) {
@@ -71,6 +72,7 @@ function lines(parent, title, x, series, options = {}) {
   const width = Math.max(280, Math.floor(parent.clientWidth / (parent.classList.contains("charts") ? columns(parent) : 1)) - 8);
   let chart = charts[key];
   if (chart && chart.names.join() === names.join()) {
+    chart.marks = options.marks ?? [];
     if (chart.plot.width !== width) chart.plot.setSize({ width, height: chart.plot.height });
     chart.plot.setData(data);
     return;
@@ -79,6 +81,7 @@ function lines(parent, title, x, series, options = {}) {
   const box = document.createElement("div");
   box.dataset.chart = title;
   parent.append(box);
+  chart = charts[key] = { names, box, marks: options.marks ?? [] };
   const axis = { stroke: "#888", grid: { stroke: "#8883", width: 1 }, ticks: { show: false } };
   const plot = new uPlot({
     title, width, height: 220, legend: { live: false },
@@ -89,9 +92,20 @@ function lines(parent, title, x, series, options = {}) {
       fill: options.fill ? COLOURS[index % COLOURS.length] + "55" : undefined,
       paths: options.steps ? uPlot.paths.stepped({ align: 1 }) : options.bars ? uPlot.paths.bars({ size: [0.8, 60] }) : undefined,
     }))],
+    hooks: { draw: [drawing => drawMarks(drawing, charts[key].marks)] },
   }, data, box);
   box.plot = plot; // for tests and the console
-  charts[key] = { plot, names, box };
+  chart.plot = plot;
+}
+
+// Draw vertical lines at moments: workers that joined or were lost.
+function drawMarks(plot, marks) {
+  const { ctx: pen, bbox } = plot, { min, max } = plot.scales.x;
+  for (const { at, colour } of marks.filter(mark => mark.at >= min && mark.at <= max)) {
+    const x = Math.round(plot.valToPos(at, "x", true));
+    pen.fillStyle = colour;
+    pen.fillRect(x - 1, bbox.top, 2, bbox.height);
+  }
 }
 
 const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000]; // distances of ticks
@@ -100,7 +114,7 @@ const columns = parent => getComputedStyle(parent).gridTemplateColumns.split(" "
 // ---- one job
 
 const view = {
-  job: null, fields: {}, epochs: new Map(), steps: [], points: [], log: [], lost: new Map(), joined: new Map(),
+  job: null, fields: {}, epochs: new Map(), steps: [], points: [], log: [], lost: new Map(), joined: new Map(), marks: [],
   batches: [], plans: [], codecs: new Map(), epoch: null, dirty: true, began: null,
 };
 
@@ -129,12 +143,19 @@ const HANDLERS = {
     for (const [name, value] of Object.entries(data.val_logs)) logs[`val_${name}`] = value;
     view.epochs.set(data.epoch + 1, logs);
   },
-  worker_joined: data => { view.joined.set(data.worker, data); view.lost.delete(data.worker); },
-  worker_lost: (data, event) => view.lost.set(data.worker, { ...data, at: event.at }),
+  worker_joined: (data, event) => {
+    view.joined.set(data.worker, data);
+    view.lost.delete(data.worker);
+    view.marks.push({ at: event.at, colour: "#009e73" });
+  },
+  worker_lost: (data, event) => {
+    view.lost.set(data.worker, { ...data, at: event.at });
+    view.marks.push({ at: event.at, colour: "#d55e00" });
+  },
   speed: (data, event) => view.batches.push({ at: event.at, workers: data.workers }),
   plan: (data, event) => view.plans.push(`${clock(event.at)} ${data.reason}`),
   groups: (data, event) => view.plans.push(`${clock(event.at)} groups ${data.groups.map(g => g.members.join("+")).join(" | ")}: ${data.reason}`),
-  codec: data => view.codecs.set(data.worker, `${data.worker}: gradients in ${data.push}, weights in ${data.reply}`),
+  codec: data => view.codecs.set(data.worker, { short: `${data.push}, ${data.reply}`, text: `${data.worker}: gradients in ${data.push}, weights in ${data.reply}` }),
 };
 
 const WARNINGS = ["worker_lost", "shard_lost", "stalled"];
@@ -169,6 +190,10 @@ async function showJob() {
   setInterval(() => { if (view.dirty) { view.dirty = false; draw(); } }, REDRAW_MS);
 }
 
+async function refresh() {
+  view.job.statistics = (await get(`/api/jobs/${jobId}`)).statistics;
+}
+
 async function act(action) {
   if (action === "cancel" && !confirm("Cancel this job? Its result is lost.")) return;
   const answer = await fetch(`/api/jobs/${jobId}/${action}`, { method: "POST", headers: { "X-NFDT": "1" } });
@@ -187,6 +212,8 @@ function listen() {
   stream.addEventListener("points", message => {
     const last = view.points.at(-1)?.at ?? 0;
     view.points.push(...JSON.parse(message.data).filter(point => point.at > last));
+    const known = name => name in view.job.statistics || view.joined.has(name);
+    if (!Object.keys(view.points.at(-1)?.workers ?? {}).every(known)) refresh(); // ranks, which join as one worker
     view.dirty = true;
   });
   stream.addEventListener("end", () => { stream.close(); $("link").textContent = ""; });
@@ -204,7 +231,9 @@ function rates(name, field) {
 }
 
 function workerNames() {
-  return [...new Set([...view.joined.keys(), ...Object.keys(view.points.at(-1)?.workers ?? {})])].sort(byName);
+  const named = [...new Set([...view.joined.keys(), ...Object.keys(view.points.at(-1)?.workers ?? view.job.statistics)])];
+  const rings = new Set(named.filter(name => name.includes("/")).map(ringOf)); // of these the ranks are shown
+  return named.filter(name => !rings.has(name)).sort(byName);
 }
 
 // At most MOST_ROWS lines; the others are merged into one by `merge`.
@@ -274,7 +303,7 @@ function drawWorkers() {
       stacked[name] = [...sum];
     }
     const reversed = Object.fromEntries(Object.entries(stacked).reverse());
-    lines($("speed"), "samples/s", x, reversed, { fill: true });
+    lines($("speed"), "samples/s", x, reversed, { fill: true, marks: view.marks });
     const pushes = perWorker("pushes"), missed = perWorker("staleness"), mean = {};
     for (const name of Object.keys(pushes)) mean[name] = missed[name].map((m, i) => pushes[name][i] ? m / pushes[name][i] : null);
     lines($("staleness"), "mean staleness of each second's gradients", x, mean);
@@ -287,11 +316,11 @@ function drawWorkers() {
   if (view.batches.length) {
     const series = {};
     const batches = [...view.batches, { ...view.batches.at(-1), at: Math.max(view.batches.at(-1).at, x.at(-1) ?? 0) + 1 }];
-    for (const name of names.slice(0, MOST_ROWS)) series[name] = batches.map(b => b.workers[name]?.batch_size ?? null);
+    for (const name of [...new Set(names.map(ringOf))].slice(0, MOST_ROWS)) series[name] = batches.map(b => b.workers[name]?.batch_size ?? null);
     lines($("batches"), "batch size", batches.map(b => b.at), series, { steps: true });
   }
   list($("plans"), view.plans);
-  list($("codecs"), [...view.codecs.values()]);
+  list($("codecs"), [...view.codecs.values()].map(codec => codec.text));
   drawStrips(names);
   drawTable(names);
 }
@@ -339,15 +368,17 @@ function drawStrips(names) {
 
 function drawTable(names) {
   const table = $("workers"), f = view.fields, last = view.points.at(-1)?.workers ?? {};
-  const head = ["worker", "host", "device", "state", "samples", "steps", "samples/s", "batch", "staleness", "refused", "sent", "received"];
-  table.tHead.replaceChildren(row(head, 4));
+  const head = ["worker", "host", "device", "state", "codec", "samples", "steps", "samples/s", "batch", "staleness", "refused", "sent", "received"];
+  table.tHead.replaceChildren(row(head, 5));
   const statistics = name => last[name] ?? fromTotals(view.job.statistics[name]);
   table.tBodies[0].replaceChildren(...names.slice(0, MOST_ROWS).map(name => {
-    const w = statistics(name), about = view.joined.get(name) ?? {}, lost = view.lost.get(name);
-    const numbers = w ? [w[f.samples], w[f.steps], Math.round(w[f.samples_per_s]), w[f.batch_size] || "-",
+    const w = statistics(name), ring = ringOf(name), lost = view.lost.get(ring);
+    const about = { ...view.joined.get(ring), ...view.job.statistics[name] };
+    const codec = view.codecs.get(ring)?.short ?? view.job.options.algorithm.codec ?? "";
+    const numbers = w ? [w[f.samples], w[f.steps], Math.round(w[f.samples_per_s]), Math.round(w[f.batch_size]) || "-",
       w[f.pushes] ? (w[f.staleness] / w[f.pushes]).toFixed(2) : "-", w[f.dropped], bytes(w[f.bytes_sent]), bytes(w[f.bytes_received])]
       : Array(8).fill("-");
-    const tr = row([name, about.host ?? "-", about.device ?? "-", lost ? `lost ${clock(lost.at)}: ${lost.reason}` : "here", ...numbers], 4);
+    const tr = row([name, about.host ?? "-", about.device ?? "-", lost ? `lost ${clock(lost.at)}: ${lost.reason}` : "here", codec, ...numbers], 5);
     if (lost) tr.className = "lost";
     tr.dataset.worker = name;
     return tr;
@@ -355,8 +386,8 @@ function drawTable(names) {
   if (names.length > MOST_ROWS) {
     const rest = names.slice(MOST_ROWS).map(statistics).filter(Boolean);
     const sum = field => rest.reduce((total, w) => total + w[f[field]], 0);
-    table.tBodies[0].append(row([`${rest.length} others`, "", "", "", sum("samples"), sum("steps"), Math.round(sum("samples_per_s")),
-      "", "", sum("dropped"), bytes(sum("bytes_sent")), bytes(sum("bytes_received"))], 4));
+    table.tBodies[0].append(row([`${rest.length} others`, "", "", "", "", sum("samples"), sum("steps"), Math.round(sum("samples_per_s")),
+      "", "", sum("dropped"), bytes(sum("bytes_sent")), bytes(sum("bytes_received"))], 5));
   }
 }
 
