@@ -38,7 +38,7 @@ PURE = {
     "nfdt.codecs": ("nfdt.core.arrays.loops",),
     "nfdt.consistency": ("nfdt.core.specs",),
     "nfdt.schedulers": ("nfdt.core.specs", "nfdt.core.work.tasks"),
-    "nfdt.parity": (),
+    "nfdt.parity": ("nfdt.core.html_page",),
     "nfdt.update_rules": ("nfdt.core.arrays", "nfdt.core.specs"),
     "nfdt.planning": ("nfdt.codecs", "nfdt.consistency", "nfdt.schedulers", "nfdt.core.specs"),
     "nfdt.coordinator": (

@@ -315,6 +315,15 @@ def level_of(event: Event) -> str:
     return "debug" if event.kind in ("progress", "speed") else "info"
 
 
+def describe_forecast(data: Mapping[str, Any]) -> str:
+    """Describe how far a ``forecast`` event's prediction was off."""
+    planned, measured = data["samples_per_s"], data["measured_samples_per_s"]
+    return (
+        f"planned {planned:,.0f} samples/s at a staleness of {data['staleness']:.1f}; measured {measured:,.0f} at "
+        f"{data['measured_staleness']:.1f} ({100 * (measured / planned - 1):+.0f} %)"
+    )
+
+
 def format_event(event: Event) -> str:
     """Format an event as one readable line."""
     data = event.data
@@ -332,6 +341,7 @@ def format_event(event: Event) -> str:
             for worker, row in data.get("workers", {}).items()
         ),
         "epoch_end": lambda: f"epoch {epoch} ends {_numbers(epoch_logs(data))}",
+        "forecast": lambda: describe_forecast(data),
         "plan": lambda: str(data.get("reason")),
         "stalled": lambda: describe_stall(data),
         "codec": lambda: f"{data.get('worker')}: gradients in {data.get('push')}, weights in {data.get('reply')}",

@@ -34,6 +34,7 @@ class FitOptions(TypedDict, total=False):
     data: Literal["auto", "client", "workers"]
     evaluate: bool | Literal["auto", "true", "false"]
     fallback: Literal["error", "local"]
+    forecast: str
     job: str
     ui: bool
     warm: bool

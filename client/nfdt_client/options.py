@@ -19,6 +19,7 @@ from nfdt.core.specs.job import (
     ClusterSpec,
     Emulation,
     JobSpec,
+    SpeedForecast,
     check_groups,
     find_idle,
     resolve_algorithm,
@@ -36,11 +37,12 @@ from nfdt_client.layers import (
     refuse_idle,
     telling_origins,
 )
+from nfdt_client.planned_speed import read_forecast
 
 logger = logging.getLogger(__name__)
 
 TIMEOUTS = ("start_timeout_s", "step_timeout_s")
-OF_FITS = ("batch_hooks", "data", "evaluate", "fallback", "job", "ui", "warm")
+OF_FITS = ("batch_hooks", "data", "evaluate", "fallback", "forecast", "job", "ui", "warm")
 EMULATION = tuple(f"emulate.{name}" for name in Emulation.model_fields)
 NAMES: tuple[str, ...] = (
     "algorithm",
@@ -63,6 +65,7 @@ class Options:
         data: Place where the data of ``fit`` are read: auto, client, or workers.
         evaluate: Whether workers evaluate and predict: auto, true, or false.
         fallback: What to do with a fit that cannot be distributed: error, or local.
+        forecast: Speed that ``nfdt plan`` has predicted; the job's log and page compare it with the measured one.
         job: Name of the job of the first fit at the server; later fits are numbered. None: the jobs have no names.
         ui: Whether the server that a script without ``server`` starts serves a page for browsers.
         warm: Whether a script without ``server`` uses the warm server of this machine, if one runs.
@@ -81,6 +84,7 @@ class Options:
     data: str = "auto"
     evaluate: str = "auto"
     fallback: str = "error"
+    forecast: SpeedForecast | None = None
     job: str | None = None
     ui: bool = False
     warm: bool = True
@@ -257,12 +261,14 @@ def _validated(given: dict[str, Setting], default_algorithm: str) -> Options:
     data = placement.check_mode(values.pop("data", "auto"))
     evaluate = evaluation_mode.check_mode(values.pop("evaluate", "auto"))
     fallback = local_fit.check_fallback(values.pop("fallback", "error"))
+    plan = values.pop("forecast", None)
     job = _checked_job(values.pop("job", None), connection.get("server"))
     switches: dict[str, Any] = {
         name: _switch(name, values.pop(name, default)) for name, default in (("ui", False), ("warm", True))
     }
     algorithm = resolve_algorithm(preset, **values)
     check_groups(algorithm, cluster)
+    forecast = None if plan is None else read_forecast(plan, algorithm.name, cluster.workers)
     server = check_server(connection["server"]) if "server" in connection else None
     options = Options(
         algorithm,
@@ -273,6 +279,7 @@ def _validated(given: dict[str, Setting], default_algorithm: str) -> Options:
         data=data,
         evaluate=evaluate,
         fallback=fallback,
+        forecast=forecast,
         job=job,
         **switches,
         workers_given="workers" in given,

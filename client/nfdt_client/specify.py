@@ -88,6 +88,7 @@ def specify(
             "train": train,
             "validation": validation,
             "callbacks": callbacks.spec if callbacks is not None else None,
+            "forecast": options.forecast,
             "attended": interactive,  # the stored field keeps its name
         },
     )

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 from nfdt_client.options import Options, resolve_each
@@ -19,25 +17,19 @@ from nfdt.cli.options import (
     script_argument,
     server_options,
 )
+from nfdt.cli.plan_report import PlanReport
 from nfdt.cli.quiet import quiet_start
 from nfdt.cli.script import Script, describe_failure, exit_code_of
-from nfdt.cli.table import format_bytes, render
+from nfdt.cli.table import format_bytes
 from nfdt.cli.work import Profile, ProfiledWork
 from nfdt.core.errors import UsageError
 from nfdt.core.host.keras_backend import require_tensorflow
 from nfdt.core.specs.presets import PRESETS
 from nfdt.planning import Cluster
-from nfdt.planning.accuracy import measured_trainings
-from nfdt.planning.forecast import Forecast, forecast, measured_cluster, recommend
+from nfdt.planning.comparison import compare, one_machine
+from nfdt.planning.forecast import measured_cluster
 from nfdt.simulate.cluster import parse_cluster, read_cluster
 from nfdt.simulate.costs import costs_of
-
-COLUMNS = ("algorithm", "samples/s", "s per epoch", "staleness", "max", "accuracy lost")
-CAPTION = (
-    "accuracy lost: points of test accuracy below one machine after the same samples, from the least to the most of\n"
-    f"our own trainings ({'; '.join(t.task for t in measured_trainings())}), SGD with momentum 0.9;\n"
-    "diverges: at one machine's learning rate. Yours may lose more or less: see docs/convergence.md."
-)
 
 
 @click.command(cls=ScriptCommand)
@@ -47,6 +39,7 @@ CAPTION = (
 @click.option("--algorithm", "algorithms", default=",".join(PRESETS), metavar="A[,B...]", help="Presets; all of them.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any other option; repeatable.")
 @click.option("--format", "format_", type=click.Choice(["text", "json"]), default="text", help="How to print.")
+@click.option("--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="Write the plan as a page too.")
 @server_options
 @script_argument(required=False)
 @click.pass_context
@@ -58,10 +51,11 @@ def plan(
     algorithms: str,
     settings: tuple[str, ...],
     format_: str,
+    page: Path | None,
     script: Script | None,
     **server: str | None,
 ) -> None:
-    """Predict what each algorithm would do with SCRIPT, and say which to take and why.
+    """Predict how much faster each algorithm would train SCRIPT than plain Keras, and say which to take and why.
 
     SCRIPT runs up to its first model.fit, which tells batch size, samples and the model's size; a few of its steps are
     measured here unless --cluster says how long they take. Nothing is trained. With --job, which takes no SCRIPT, the
@@ -88,24 +82,25 @@ def plan(
                 f"no link is described: exchanging 2 x {format_bytes(4 * work.weights)} per step is taken as free"
             )
         costs = costs_of(cluster, work.batch_size, work.weights)
-    forecasts = [forecast(each.algorithm, costs, work.samples) for each in chosen]
-    best, reason = recommend(forecasts)
-    if format_ == "json":
-        found: dict[str, Any] = {"work": asdict(work), "forecasts": [asdict(f) for f in forecasts]}
-        click.echo(json.dumps({**found, "recommended": best.algorithm, "reason": reason}, indent=2))
-        return
-    model = f"{work.weights:,} weights, " if work.weights else ""
-    click.echo(f"{model}{work.samples:,} samples per epoch, batches of {work.batch_size}")
-    for line in notes:
-        click.echo(line)
-    click.echo(render(COLUMNS, _rows(forecasts)))
-    click.echo(CAPTION)
-    click.echo(f"take {reason}")
+    alone = one_machine(costs, work.samples, work.profile.plain_s if work.profile else None)
+    runs = compare([each.algorithm for each in chosen], costs, work.samples, alone)
+    report = PlanReport(work, len(costs.workers), alone, runs, notes)
+    if page is not None:
+        _write(page, report.to_html())
+    click.echo(json.dumps(report.to_json(), indent=2) if format_ == "json" else report.text())
+
+
+def _write(page: Path, text: str) -> None:
+    try:
+        page.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--html: expected a file that can be written. Received: {error}.") from None
 
 
 def _profiled(profile: Profile, work: ProfiledWork, count: int | None) -> str:
     step_ms, overhead_ms = 1000 * profile.step.seconds(work.batch_size), 1000 * profile.step.alpha_s
     measured = f"step_ms = {step_ms:.3g}, overhead_ms = {overhead_ms:.2g}, apply_ms = {1000 * profile.apply_s:.2g}"
+    measured += f", Keras' own step {1000 * profile.plain_s:.3g} ms"
     return f"measured here: {measured}" + (f"; {count} machines like this one, each to itself" if count else "")
 
 
@@ -135,17 +130,3 @@ def _measured(job: str, server: Mapping[str, str | None]) -> tuple[Cluster, Prof
     if costs is None or not ends:
         raise UsageError(f"Job {job}: expected one that has ended an epoch. Received: nothing is measured yet.")
     return costs, ProfiledWork(costs.local_batch, int(ends[-1]["samples"]), 0)
-
-
-def _rows(forecasts: Sequence[Forecast]) -> list[tuple[str, ...]]:
-    return [
-        (
-            each.algorithm,
-            f"{each.samples_per_s:,.0f}",
-            f"{each.epoch_s:.2f}",
-            f"{each.staleness:.1f}",
-            f"{each.most_staleness:.1f}",
-            str(each.loss),
-        )
-        for each in forecasts
-    ]

@@ -14,10 +14,12 @@ class Profile:
     Attributes:
         step: Seconds of a gradient as a function of the samples in its batch.
         apply_s: Seconds that a shard with the whole model takes for a push with its reply.
+        plain_s: Seconds of a step of Keras' own ``fit``, without NFDT.
     """
 
     step: StepTime
     apply_s: float
+    plain_s: float
 
 
 @dataclass(frozen=True)

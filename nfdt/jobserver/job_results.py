@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,8 @@ class JobResults:
         self._context, self._training = context, training
         self._refused: dict[str, int] = {}
         self._diverges = False
+        self._trained: list[tuple[int, float]] = []  # samples and seconds of each epoch, without validation
+        self._epoch_began = self._steps_ended = 0.0
 
     def report(self) -> None:
         """Write the statistics as the workers have reported them so far; those of shards are of the last epoch."""
@@ -39,6 +42,33 @@ class JobResults:
         """Warn of a running log that is no number."""
         if broken := [name for name, value in logs.items() if isinstance(value, float) and not math.isfinite(value)]:
             self._warn(f"{', '.join(broken)} is not finite in epoch {epoch + 1}.")
+
+    def epoch_begins(self) -> None:
+        """Take the time at which an epoch begins."""
+        self._epoch_began = self._context.clock.now()
+
+    def steps_end(self) -> None:
+        """Take the time at which all steps of an epoch are done; validation follows."""
+        self._steps_ended = self._context.clock.now()
+
+    def compare_forecast(self, epoch: Mapping[str, Any]) -> None:
+        """Append how far the job's forecast was off, at an epoch's end; the first epoch compiles and does not count."""
+        forecast = self._context.spec.forecast
+        if forecast is None:
+            return
+        self._trained.append((epoch["samples"], self._steps_ended - self._epoch_began))
+        counted = self._trained[1:] or self._trained
+        samples, seconds = (sum(column) for column in zip(*counted, strict=True))
+        if seconds <= 0:
+            return
+        bins = Counter[int]()
+        for row in self._statistics(self._context.shard_statistics).values():
+            bins.update({int(tau): int(count) for tau, count in row.get("staleness", {}).items()})
+        measured = {
+            "measured_samples_per_s": samples / seconds,
+            "measured_staleness": sum(tau * count for tau, count in bins.items()) / (bins.total() or 1),
+        }
+        self._context.job_log.record("forecast", {**forecast.model_dump(), **measured})
 
     def _warn(self, what: str) -> None:
         """Warn once that the training diverges, with what helps the job's algorithm."""

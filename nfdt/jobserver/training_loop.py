@@ -111,12 +111,17 @@ class TrainingLoop(EffectHandler):
     def emit(self, kind: str, data: Mapping[str, Any]) -> None:
         """Append an event to the log of the job."""
         self._context.job_log.record(kind, data)
+        if kind == "epoch_begin":
+            self._results.epoch_begins()
         if kind in ("progress", "epoch_end"):
             self._results.look_for_nan(data["epoch"], data["logs"])
+        if kind == "epoch_end":
+            self._results.compare_forecast(data)
 
     def flush_shards(self, epoch: int) -> None:
         """Apply all pushes of the epoch, and store the state of the shards."""
         context, training = self._context, self._training
+        self._results.steps_end()
         with context.changed:
             incarnation = context.slots.incarnation
         training.shards.flush()

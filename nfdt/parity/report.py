@@ -6,16 +6,11 @@ import html
 import math
 from collections.abc import Mapping, Sequence
 
+from nfdt.core.html_page import COLOURS, render_page, render_table
 from nfdt.parity.verdict import Comparison, Curve, Metric
 
-COLOURS = ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 PLAIN = "plain"
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 460, 260, 60, 34
-_STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:1000px;margin:2em auto;padding:0 1em}"
-    "table{border-collapse:collapse}td,th{padding:.3em .8em;border-bottom:1px solid #ccc;text-align:left}"
-    "svg{max-width:100%}"
-)
 
 
 def render_html(
@@ -30,10 +25,6 @@ def render_html(
         found: Comparison of each algorithm with plain Keras.
     """
     heads = ("algorithm", "verdict", metric.name, "difference", "epoch, times as fast", "s until as good as plain")
-    rows = "".join(
-        f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>"
-        for cells in table(metric, curves, found)
-    )
     over_epochs = {
         name: [[(float(at), epoch.value) for at, epoch in enumerate(curve, start=1)] for curve in each]
         for name, each in curves.items()
@@ -43,13 +34,8 @@ def render_html(
         f'<span style="color:{COLOURS[index % len(COLOURS)]}">■ {html.escape(name)}</span>'
         for index, name in enumerate(curves)
     )
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
-    return (
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title><style>{_STYLE}</style>"
-        f"<h1>{html.escape(title)}</h1><table><tr>{head}</tr>{rows}</table>"
-        f"<p>{legend}</p>{_picture(over_epochs, 'epoch', metric.name)}{_picture(over_time, 'seconds', metric.name)}"
-        "</html>\n"
-    )
+    pictures = _picture(over_epochs, "epoch", metric.name) + _picture(over_time, "seconds", metric.name)
+    return render_page(title, f"{render_table(heads, table(metric, curves, found))}<p>{legend}</p>{pictures}")
 
 
 def table(

@@ -55,6 +55,8 @@ def test_a_plan_needs_a_script_with_a_cluster_or_workers_or_a_job(arguments):
 
 def test_a_described_cluster_is_planned_without_measuring():
     result = json.loads(planned("--cluster", "c.toml", "--format", "json", "train.py"))
+    assert result["workers"] == 4
+    assert result["one_machine"] == {"name": "the fastest worker alone", "samples_per_s": 800, "epoch_s": 0.08}
     assert result["work"] == {"batch_size": 8, "samples": 64, "weights": 8, "profile": None}
     assert result["recommended"] in result["reason"]
     found = {each["algorithm"]: each for each in result["forecasts"]}
@@ -86,3 +88,27 @@ def test_a_worker_of_half_the_speed_takes_twice_the_measured_time():
     step = result["work"]["profile"]["step"]
     step_s = step["alpha_s"] + 8 * step["beta_s"]
     assert result["forecasts"][0]["epoch_s"] == pytest.approx(4 * 2 * step_s)
+
+
+def test_plain_keras_is_the_first_row_and_table_json_and_page_agree():
+    arguments = ("--workers", "2", "--algorithm", "asgd,bsp", "--html", "plan.html")
+    text = planned(*arguments, "train.py").splitlines()
+    heads = next(number for number, line in enumerate(text) if line.startswith("algorithm"))
+    assert text[heads + 1].startswith("plain Keras")
+    page = Path("plan.html").read_text()
+    for cell in text[heads + 2].split()[:5]:
+        assert f"<td>{cell}</td>" in page
+    assert "<script" not in page
+    speed_up = float(text[heads + 2].split()[2])
+    assert f">{speed_up:.2f}</text>" in page
+    assert "times as fast as plain Keras; bottleneck: " in text[-1]
+    result = json.loads(planned("--workers", "2", "--algorithm", "asgd", "--format", "json", "train.py"))
+    (found,), alone = result["forecasts"], result["one_machine"]
+    assert alone["samples_per_s"] == pytest.approx(8 / result["work"]["profile"]["plain_s"])
+    assert found["speed_up"] == pytest.approx(alone["epoch_s"] / found["epoch_s"])
+
+
+def test_a_page_that_cannot_be_written_is_reported():
+    done = CliRunner().invoke(cli, ["plan", "--cluster", "c.toml", "--html", "nowhere/plan.html", "train.py"])
+    assert done.exit_code == 2
+    assert "--html: expected a file that can be written" in done.output

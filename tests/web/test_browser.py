@@ -76,13 +76,13 @@ def until(chromium, script: str, timeout_s: float = WAIT_S):
     return WebDriverWait(chromium, timeout_s, poll_frequency=0.1).until(lambda driver: driver.execute_script(script))
 
 
-def fit(cluster, callbacks=()):
+def fit(cluster, callbacks=(), **more):
     keras.utils.set_random_seed(1)
     x = np.random.default_rng(0).random((320, 8), dtype="float32")
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", metrics=["mae"])
     options = {"server": cluster.address, "token_file": str(cluster.token_file), "workers": 2}
-    with nfdt.session(**options, emulate={"step_ms": (20, 60)}):
+    with nfdt.session(**options, **more, emulate={"step_ms": (20, 60)}):
         return model.fit(
             x, x.sum(1), batch_size=8, epochs=EPOCHS, validation_split=0.2, verbose=0, callbacks=list(callbacks)
         )
@@ -99,7 +99,11 @@ def picture(chromium, name: str) -> None:
         chromium.save_screenshot(str(Path(SCREENSHOTS) / name))
 
 
-def test_curves_have_as_many_points_as_epochs(cluster, chromium, page):
+def test_curves_have_as_many_points_as_epochs(cluster, chromium, page, tmp_path):
+    plan = tmp_path / "plan.json"
+    planned = {"algorithm": "ddc-asgd", "samples_per_s": 12345.0, "staleness": 1.5}
+    plan.write_text(json.dumps({"workers": 2, "forecasts": [planned]}))
+
     class Look(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             if epoch == 0:
@@ -108,7 +112,7 @@ def test_curves_have_as_many_points_as_epochs(cluster, chromium, page):
                 until(chromium, "return document.querySelectorAll('#workers tbody tr').length === 2")
 
     look = Look()
-    history = fit(cluster, [look]).history
+    history = fit(cluster, [look], forecast=str(plan)).history
     until(chromium, "return document.getElementById('state').textContent === 'succeeded'")
     until(chromium, f"return document.querySelector('#epochs [data-chart]').plot.data[0].length === {EPOCHS}")
     charts = chromium.execute_script(CHARTS)
@@ -119,6 +123,8 @@ def test_curves_have_as_many_points_as_epochs(cluster, chromium, page):
         assert validation == pytest.approx(history[f"val_{name}"])
     assert until(chromium, "return document.querySelectorAll('#speed canvas').length") == 1
     assert "ddc-asgd on 2 workers" in chromium.find_element("id", "what").text
+    planned_and_measured = r"planned 12,345 samples/s at a staleness of 1.5, measured [\d,]+ at [\d.]+ \(-\d+ %\)"
+    assert re.fullmatch(planned_and_measured, chromium.find_element("id", "forecast").text)
     picture(chromium, "page.png")
     errors = [line for line in chromium.get_log("browser") if line["level"] == "SEVERE"]
     assert errors == []

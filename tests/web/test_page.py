@@ -15,9 +15,11 @@ import keras
 import numpy as np
 import pytest
 from nfdt_client.connection import JobsClient
+from nfdt_client.handle import format_event
 from prometheus_client.parser import text_string_to_metric_families
 
 import nfdt
+from nfdt.core.events import Event
 from tests.support.browser import Browser
 from tests.support.scripts import NFDT, ServerProcess, descendants, environment, start_server, stop
 
@@ -32,6 +34,10 @@ def link_of(cluster: ServerProcess) -> str:
 
 def page_of(cluster: ServerProcess) -> str:
     return link_of(cluster).partition("open?")[0]
+
+
+def events_of(found: list[dict]) -> list[Event]:
+    return [Event(event["cursor"], event["at"], event["kind"], event["data"]) for event in found]
 
 
 def fit(cluster: ServerProcess, callbacks=(), epochs: int = EPOCHS, samples: int = 640, **options):
@@ -80,10 +86,13 @@ class DuringTraining(keras.callbacks.Callback):
 
 
 @pytest.fixture(scope="module")
-def trained(cluster):
+def trained(cluster, folder):
+    plan = folder / "plan.json"
+    planned = {"algorithm": "ddc-asgd", "samples_per_s": 1e6, "staleness": 1.0}
+    plan.write_text(json.dumps({"workers": 2, "forecasts": [planned]}))
     browser = Browser(page_of(cluster), cluster.token_file.read_text())
     seen = DuringTraining(browser)
-    model, history = fit(cluster, [seen])
+    model, history = fit(cluster, [seen], forecast=str(plan))
     return browser, seen, model, history
 
 
@@ -122,6 +131,19 @@ def test_the_stream_has_as_many_epochs_as_were_trained(trained):
     assert events[-1]["data"]["state"] == "succeeded"
     cursor = events[2]["cursor"]
     assert [event["cursor"] for event in browser.events(seen.job_id, cursor)] == [e["cursor"] for e in events[3:]]
+
+
+def test_the_speed_after_the_first_epoch_is_compared_with_the_plan(trained):
+    browser, seen, *_ = trained
+    events = browser.events(seen.job_id)
+    found = [event["data"] for event in events if event["kind"] == "forecast"]
+    assert [(data["samples_per_s"], data["staleness"]) for data in found] == [(1e6, 1.0)] * EPOCHS
+    after_first = [event["data"]["seconds"] for event in events if event["kind"] == "epoch_end"][1:]
+    # The whole epochs, with their ends, take longer than their steps.
+    assert found[-1]["measured_samples_per_s"] > 640 * (EPOCHS - 1) / sum(after_first)
+    assert 0 <= found[-1]["measured_staleness"] <= 4
+    last = [line for line in map(format_event, events_of(events)) if " forecast " in line][-1]
+    assert "planned 1,000,000 samples/s at a staleness of 1.0; measured" in last
 
 
 def test_a_cursor_that_is_no_number_of_an_event_is_the_beginning(trained):

@@ -77,6 +77,13 @@ class EpochProgress(_Spec):
     rows: tuple[tuple[int, int, int], ...] = ()
 
 
+class SpeedForecast(_Spec):
+    """Speed that ``nfdt plan`` has predicted for a job."""
+
+    samples_per_s: float = Field(gt=0, allow_inf_nan=False, description="samples per second of all workers")
+    staleness: float = Field(0.0, ge=0, allow_inf_nan=False, description="mean updates that a gradient misses")
+
+
 class FitSpec(_Spec):
     """The arguments of ``fit`` that determine the training, with Keras' meaning."""
 
@@ -187,6 +194,7 @@ class JobSpec(_Spec):
     # Interactive (a client runs callbacks) or detached; stored specifications keep the old field name.
     attended: bool = Field(True, description="a client runs the callbacks at each epoch's end")
     callbacks: CallbacksSpec | None = Field(None, description="detached job: Keras' callbacks that a worker calls")
+    forecast: SpeedForecast | None = Field(None, description="prediction, with which the speed is compared")
     versions: dict[str, str] = Field(default_factory=dict, description="python, keras, tensorflow of the client")
     step_timeout_s: float = Field(600.0, gt=0, description="a worker silent this long is given up")
     start_timeout_s: float = Field(120.0, gt=0, description="how long to wait for the asked number of workers")

@@ -155,6 +155,7 @@ const HANDLERS = {
   speed: (data, event) => view.batches.push({ at: event.at, workers: data.workers }),
   plan: (data, event) => view.plans.push(`${clock(event.at)} ${data.reason}`),
   groups: (data, event) => view.plans.push(`${clock(event.at)} groups ${data.groups.map(g => g.members.join("+")).join(" | ")}: ${data.reason}`),
+  forecast: data => { view.forecast = data; },
   codec: data => view.codecs.set(data.worker, { short: `${data.push}, ${data.reply}`, text: `${data.worker}: gradients in ${data.push}, weights in ${data.reply}` }),
 };
 
@@ -269,7 +270,15 @@ function drawFacts() {
   $("eta").textContent = running ? (done > 0.01 ? `about ${duration(spent * (1 - done) / done)} left` : "")
     : `took ${duration(spent)}`;
   $("numbers").textContent = Object.entries(job.logs).map(([name, value]) => `${name} ${short(value)}`).join("   ");
+  $("forecast").textContent = view.forecast ? forecastText(view.forecast) : "";
   $("stop").hidden = $("cancel").hidden = !(running && job.may_act);
+}
+
+function forecastText(f) {
+  const off = 100 * (f.measured_samples_per_s / f.samples_per_s - 1);
+  return `planned ${Math.round(f.samples_per_s).toLocaleString()} samples/s at a staleness of ${f.staleness.toFixed(1)}, `
+    + `measured ${Math.round(f.measured_samples_per_s).toLocaleString()} at ${f.measured_staleness.toFixed(1)} `
+    + `(${off < 0 ? "" : "+"}${off.toFixed(0)} %)`;
 }
 
 function drawMetrics() {

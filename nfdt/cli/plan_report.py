@@ -1,0 +1,121 @@
+"""Table, JSON and page of a plan: the same numbers in three forms."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from nfdt.cli.table import render
+from nfdt.cli.work import ProfiledWork
+from nfdt.core.html_page import COLOURS, render_page, render_table
+from nfdt.planning.accuracy import measured_trainings
+from nfdt.planning.comparison import OneMachine, PlannedRun
+from nfdt.planning.forecast import recommend
+
+COLUMNS = ("algorithm", "samples/s", "speed-up", "s per epoch", "staleness", "max", "bottleneck", "accuracy lost")
+CAPTION = (
+    "speed-up: times as fast as the first row. bottleneck: part of an epoch that would be saved without it.\n"
+    "accuracy lost: points of test accuracy below one machine after the same samples, from the least to the most of\n"
+    f"our own trainings ({'; '.join(t.task for t in measured_trainings())}), SGD with momentum 0.9;\n"
+    "diverges: at one machine's learning rate. Yours may lose more or less: see docs/convergence.md."
+)
+_BAR, _LABEL, _HIGH = 420, 150, 22
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """A plan.
+
+    Attributes:
+        work: Size of the ``fit``.
+        workers: Number of workers.
+        alone: One machine.
+        runs: Presets.
+        notes: Lines about what was measured and assumed.
+    """
+
+    work: ProfiledWork
+    workers: int
+    alone: OneMachine
+    runs: Sequence[PlannedRun]
+    notes: Sequence[str]
+
+    @property
+    def title(self) -> str:
+        """Size of the ``fit`` in words."""
+        model = f"{self.work.weights:,} weights, " if self.work.weights else ""
+        return f"{model}{self.work.samples:,} samples per epoch, batches of {self.work.batch_size}"
+
+    @property
+    def recommended(self) -> tuple[PlannedRun, str]:
+        """Preset to take, and the reasons as sentences."""
+        best, reason = recommend([run.forecast for run in self.runs])
+        run = next(run for run in self.runs if run.forecast is best)
+        faster = f"{run.speed_up:.1f} times as fast as {self.alone.name}"
+        return run, f"{reason} It is {faster}; bottleneck: {run.bottleneck}, {run.bottleneck.remedy}."
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return the cells of the table; the first row is that of one machine."""
+        alone = self.alone
+        first = (alone.name, f"{alone.samples_per_s:,.0f}", "1", f"{alone.epoch_s:.2f}", "0", "0", "compute", "0")
+        return [first, *map(_cells, self.runs)]
+
+    def text(self) -> str:
+        """Return the plan for a terminal."""
+        lines = [self.title, *self.notes, render(COLUMNS, self.rows()), CAPTION, f"take {self.recommended[1]}"]
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as JSON data, which the option ``forecast`` of a run reads."""
+        run, reason = self.recommended
+        forecasts = [
+            {**asdict(run.forecast), "speed_up": run.speed_up, "bottleneck": asdict(run.bottleneck)}
+            for run in self.runs
+        ]
+        return {
+            "work": asdict(self.work),
+            "workers": self.workers,
+            "one_machine": asdict(self.alone),
+            "forecasts": forecasts,
+            "recommended": run.forecast.algorithm,
+            "reason": reason,
+        }
+
+    def to_html(self) -> str:
+        """Return the plan as a page, with the speed-ups as bars."""
+        notes = "".join(f"<p>{html.escape(line)}</p>" for line in (*self.notes, *CAPTION.split("\n")))
+        body = (
+            f"<p><b>Take {html.escape(self.recommended[1])}</b></p>{self._bars()}{render_table(COLUMNS, self.rows())}"
+        )
+        return render_page(f"Plan: {self.title}", f"{body}{notes}")
+
+    def _bars(self) -> str:
+        pairs = [(self.alone.name, 1.0), *((run.forecast.algorithm, run.speed_up) for run in self.runs)]
+        most = max(speed_up for _, speed_up in pairs)
+        drawn = []
+        for index, (name, speed_up) in enumerate(pairs):
+            top, width = _HIGH * index, _BAR * speed_up / most
+            drawn.append(
+                f'<text x="{_LABEL - 8}" y="{top + 15}" text-anchor="end">{html.escape(name)}</text>'
+                f'<rect x="{_LABEL}" y="{top + 3}" width="{width:.1f}" height="{_HIGH - 6}" '
+                f'fill="{COLOURS[index > 0]}"/>'
+                f'<text x="{_LABEL + width + 6:.1f}" y="{top + 15}">{speed_up:.2f}</text>'
+            )
+        size = f'width="{_LABEL + _BAR + 60}" height="{_HIGH * len(pairs)}" font-size="13"'
+        return f"<svg {size}>{''.join(drawn)}</svg>"
+
+
+def _cells(run: PlannedRun) -> tuple[str, ...]:
+    each = run.forecast
+    return (
+        each.algorithm,
+        f"{each.samples_per_s:,.0f}",
+        f"{run.speed_up:.2f}",
+        f"{each.epoch_s:.2f}",
+        f"{each.staleness:.1f}",
+        f"{each.most_staleness:.1f}",
+        str(run.bottleneck),
+        str(each.loss),
+    )
