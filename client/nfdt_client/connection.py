@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 DESCRIBE_TIMEOUT_S = 20.0
 CALL_TIMEOUT_S = 60.0
 SNAPSHOT_TIMEOUT_S = 600.0
+TRACE_TIMEOUT_S = 300.0
 RECONNECT_S = 90.0
 SETTLED_S = 5.0  # a connected call that lasted this long had a server behind it
 REPORT_S = 5.0  # time without an answer after which the terminal shows that the client waits
@@ -85,6 +86,11 @@ class JobsClient:
         """Return a job's description."""
         with translated(self.address):
             return self.stub.Show(pb.JobRef(job_id=job_id), timeout=CALL_TIMEOUT_S)
+
+    def trace(self, job_id: str) -> list[pb.ProcessSpans]:
+        """Return the deliveries of spans of a job's processes, of each process in order."""
+        with translated(self.address):
+            return [*self.stub.Trace(pb.JobRef(job_id=job_id), timeout=TRACE_TIMEOUT_S)]
 
     def list(self) -> list[pb.JobDescription]:
         """Return all jobs of the server."""

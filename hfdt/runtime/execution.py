@@ -13,18 +13,25 @@ from nfdt.core.specs.job import parse_job
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.messages import read_instruction
+from nfdt.core.work.spans import SpanRing
 
 
-def build_job(communicator: Communicator, command: Command, artifacts: OpenArtifacts) -> RingJob:
-    """Build the job of a command on this rank; collective."""
+def build_job(
+    communicator: Communicator, command: Command, artifacts: OpenArtifacts, spans: SpanRing | None = None
+) -> RingJob:
+    """Build the job of a command on this rank; collective. ``spans`` takes what it does."""
     if "members" in command.values:
-        return build_group_job(communicator, command, artifacts)
+        return build_group_job(communicator, command, artifacts, spans=spans)
     spec = parse_job(command.values["spec"])
-    return RingJob(spec, communicator, artifacts(spec, command.values["artifacts"]))
+    return RingJob(spec, communicator, artifacts(spec, command.values["artifacts"]), spans=spans)
 
 
 def build_group_job(
-    communicator: Communicator, command: Command, artifacts: OpenArtifacts, connect: Connect | None = None
+    communicator: Communicator,
+    command: Command,
+    artifacts: OpenArtifacts,
+    connect: Connect | None = None,
+    spans: SpanRing | None = None,
 ) -> GroupJob:
     """Build the job of a command for a group on this rank; collective.
 
@@ -33,10 +40,11 @@ def build_group_job(
         command: The command.
         artifacts: Makes the job's artifacts readable.
         connect: Connects rank 0 to the shards; None on the others.
+        spans: Takes what this rank does.
     """
     spec = parse_job(command.values["spec"])
     readable = artifacts(spec, command.values["artifacts"])
-    job = GroupJob(spec, communicator, readable, command.values["members"], connect)
+    job = GroupJob(spec, communicator, readable, command.values["members"], connect, spans)
     job.measure()
     return job
 

@@ -17,6 +17,7 @@ from hfdt.runtime.follower import Follower
 from hfdt.runtime.group_leader import GroupLeader
 from hfdt.runtime.leader import Leader
 from hfdt.runtime.slot_connection import ROLES, SlotConnection, failure_of
+from nfdt.core.work.spans import SpanRing
 
 logger = logging.getLogger(__name__)
 
@@ -64,11 +65,12 @@ def make_leader(
     connection: SlotConnection,
     artifacts: OpenArtifacts,
     members: Sequence[int],
+    spans: SpanRing | None = None,
 ) -> Leader:
-    """Return rank 0 of a ring, or of the group with these members."""
+    """Return rank 0 of a ring, or of the group with these members; ``spans`` takes what it does."""
     if members:
-        return GroupLeader(communicator, connection, artifacts, members)
-    return Leader(communicator, connection, artifacts)
+        return GroupLeader(communicator, connection, artifacts, members, spans)
+    return Leader(communicator, connection, artifacts, spans)
 
 
 def follow(communicator: Communicator, directory: Path, *, lingers: bool) -> None:

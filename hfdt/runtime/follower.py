@@ -7,6 +7,7 @@ from hfdt.runtime.commands import Command
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.execution import build_job, execute
 from hfdt.runtime.job import RingJob
+from nfdt.core.work.spans import SpanRing
 
 
 class Follower:
@@ -15,17 +16,18 @@ class Follower:
     Args:
         communicator: All ranks.
         artifacts: Makes a job's artifacts readable.
+        spans: Takes what this rank does.
     """
 
-    def __init__(self, communicator: Communicator, artifacts: OpenArtifacts) -> None:
-        self._communicator, self._artifacts = communicator, artifacts
+    def __init__(self, communicator: Communicator, artifacts: OpenArtifacts, spans: SpanRing | None = None) -> None:
+        self._communicator, self._artifacts, self._spans = communicator, artifacts, spans
         self._job: RingJob | None = None
 
     def run(self) -> None:
         """Execute commands until the command to quit."""
         while (command := Command.decode(self._communicator.broadcast())).kind != "quit":
             if command.kind == "job":
-                self._job = build_job(self._communicator, command, self._artifacts)
+                self._job = build_job(self._communicator, command, self._artifacts, self._spans)
             elif command.kind == "release":
                 self._job = None
             elif command.kind == "do" and self._job is not None:

@@ -24,6 +24,7 @@ from nfdt.core.training.flat_weights import WeightSetter
 from nfdt.core.training.host_batches import rows_of
 from nfdt.core.training.sources import BatchSource
 from nfdt.core.work import instructions as ins
+from nfdt.core.work.spans import SpanRing
 from nfdt.core.work.statistics import BY_RANK, codec_totals, push_totals, step_totals
 from nfdt.core.work.tasks import Task
 
@@ -44,6 +45,7 @@ class GroupJob(RingJob):
         artifacts: Artifacts of the job.
         members: Numbers of the members among the job's workers, by rank.
         connect: Connects rank 0 to the shards; None on the others.
+        spans: Takes what this rank does.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class GroupJob(RingJob):
         artifacts: ReadableArtifacts,
         members: Sequence[int],
         connect: Connect | None = None,
+        spans: SpanRing | None = None,
     ) -> None:
         self._members, self._connect = tuple(members), connect
         self._rows = [1] * len(members)
@@ -61,7 +64,7 @@ class GroupJob(RingJob):
         self._timer = StepTimer()
         self.speeds: dict[str, Any] = {}
         self._ring_s = 0.0
-        super().__init__(spec, communicator, artifacts, number=self._members[communicator.rank])
+        super().__init__(spec, communicator, artifacts, number=self._members[communicator.rank], spans=spans)
 
     def _make_step(self, manifest: Manifest, state: State) -> GradientOuter | DeltaOuter:
         part = self._part

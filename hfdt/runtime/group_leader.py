@@ -17,6 +17,7 @@ from hfdt.runtime.state_service import StateService
 from nfdt.core.specs.job import parse_job
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
+from nfdt.core.work.spans import SpanRing
 
 
 class GroupLeader(Leader):
@@ -27,6 +28,7 @@ class GroupLeader(Leader):
         connection: Registration at the job server, as a worker.
         artifacts: Makes a job's artifacts readable.
         members: Numbers of the members among the job's workers, by rank.
+        spans: Takes what this rank does.
     """
 
     role = "worker"
@@ -37,8 +39,9 @@ class GroupLeader(Leader):
         connection: SlotConnection,
         artifacts: OpenArtifacts,
         members: Sequence[int],
+        spans: SpanRing | None = None,
     ) -> None:
-        super().__init__(communicator, connection, artifacts)
+        super().__init__(communicator, connection, artifacts, spans)
         self._members = tuple(members)
 
     def _serve(self, assignment: pb.WorkerAssignment) -> None:
@@ -48,7 +51,7 @@ class GroupLeader(Leader):
         spec, number, stopped = parse_job(assignment.spec_json), self._members[0], self._connection.stopped
         way = functools.partial(connect, assignment, spec=spec, number=number, stopped=stopped)
         command = self._broadcast(Command("job", values))
-        job = build_group_job(self._communicator, command, self._artifacts, way)
+        job = build_group_job(self._communicator, command, self._artifacts, way, self._spans)
         try:
             self._connection.send("worker", ready=pb.SlotReady(job_id=job_id))
             self._work(job, assignment.worker)

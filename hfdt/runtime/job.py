@@ -38,6 +38,7 @@ from nfdt.core.training.metric_states import merge_metric_states
 from nfdt.core.training.sources import BatchSource
 from nfdt.core.training.step_result import numbers
 from nfdt.core.work import instructions as ins
+from nfdt.core.work.spans import END_OF_EPOCH, EVALUATE, STEP, SpanRing
 from nfdt.core.work.statistics import BY_RANK, codec_totals, step_totals
 from nfdt.core.work.tasks import Task
 
@@ -52,15 +53,23 @@ class RingJob:
         communicator: The ranks.
         artifacts: Artifacts of the job.
         number: Number of this rank among the job's workers, for seeds and ``emulate``; default: its rank.
+        spans: Takes what this rank does; None: it is dropped.
 
     Attributes:
         advanced: Called after each step and each validation batch; sends the heartbeat of rank 0.
     """
 
     def __init__(
-        self, spec: JobSpec, communicator: Communicator, artifacts: ReadableArtifacts, *, number: int | None = None
+        self,
+        spec: JobSpec,
+        communicator: Communicator,
+        artifacts: ReadableArtifacts,
+        *,
+        number: int | None = None,
+        spans: SpanRing | None = None,
     ) -> None:
         self.spec, self._communicator = spec, communicator
+        self._spans = spans or SpanRing()
         self._number = communicator.rank if number is None else number
         manifest = Manifest.from_bytes(artifacts.read(spec.program))
         self._rules = manifest.untrained_rules
@@ -92,6 +101,15 @@ class RingJob:
 
     def execute(self, instruction: ins.Instruction) -> ins.Report:
         """Execute an instruction on all ranks; the report of rank 0 is sent to the coordinator."""
+        began = time.perf_counter()
+        report = self._execute(instruction)
+        if isinstance(instruction, ins.Evaluate | ins.CollectState):
+            kind = EVALUATE if isinstance(instruction, ins.Evaluate) else END_OF_EPOCH
+            self._spans.add(kind, began, time.perf_counter(), instruction.epoch)
+            self._spans.flush()  # the ring may end with the job
+        return report
+
+    def _execute(self, instruction: ins.Instruction) -> ins.Report:
         match instruction:
             case ins.Work():
                 return self._on_work(instruction)
@@ -122,7 +140,9 @@ class RingJob:
             for tasks in steps:
                 began = time.perf_counter()
                 counted |= self._train_on(tasks, next(parts))
-                self.compute_s += time.perf_counter() - began
+                ended = time.perf_counter()
+                self.compute_s += ended - began
+                self._spans.add(STEP, began, ended, self.steps)
                 self.advanced()
         return ins.Report(
             finished=tuple(task.task for task in work.tasks),

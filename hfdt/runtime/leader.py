@@ -20,6 +20,7 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.heartbeat import Heartbeat
 from nfdt.core.work.messages import read_instruction, to_request
+from nfdt.core.work.spans import SpanRing
 
 WAIT_S = 10.0  # longest time between two broadcasts
 
@@ -31,12 +32,20 @@ class Leader:
         communicator: All ranks.
         connection: Registration at the job server.
         artifacts: Makes a job's artifacts readable.
+        spans: Takes what this rank does.
     """
 
     role = "shard"  # the assignment that a job begins with
 
-    def __init__(self, communicator: Communicator, connection: SlotConnection, artifacts: OpenArtifacts) -> None:
+    def __init__(
+        self,
+        communicator: Communicator,
+        connection: SlotConnection,
+        artifacts: OpenArtifacts,
+        spans: SpanRing | None = None,
+    ) -> None:
         self._communicator, self._connection, self._artifacts = communicator, connection, artifacts
+        self._spans = spans
         self._wait_s = broadcast_interval_s(os.environ)
         self._dismissed = False
 
@@ -63,7 +72,7 @@ class Leader:
         job_id = assignment.job_id
         self._connection.begin(job_id)
         values = {"spec": assignment.spec_json, "artifacts": assignment.artifact_dir}
-        job = build_job(self._communicator, self._broadcast(Command("job", values)), self._artifacts)
+        job = build_job(self._communicator, self._broadcast(Command("job", values)), self._artifacts, self._spans)
         service = StateService(job.step, assignment, self._connection.host)
         try:
             self._connection.send("shard", ready=pb.SlotReady(job_id=job_id, address=service.address))

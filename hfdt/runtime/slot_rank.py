@@ -22,6 +22,7 @@ from nfdt.core.errors import NfdtError, ServerUnreachable, UsageError
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire.channel import LOOPBACK
 from nfdt.core.wire.status import translated
+from nfdt.core.work.spans import SpanRing
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,11 @@ class ServerAccess:
 
 
 def run_rank(
-    assignment: pb.RankAssignment, server: ServerAccess, open_artifacts: OpenArtifacts, joined: Callable[[], None]
+    assignment: pb.RankAssignment,
+    server: ServerAccess,
+    open_artifacts: OpenArtifacts,
+    joined: Callable[[], None],
+    spans: SpanRing,
 ) -> None:
     """Run as a rank until the ring ends.
 
@@ -57,6 +62,7 @@ def run_rank(
         server: The job server.
         open_artifacts: Opens the artifacts of the job.
         joined: Called when all ranks are connected.
+        spans: Takes what this rank does.
 
     Raises:
         ServerUnreachable: The connection to the other ranks is lost.
@@ -66,9 +72,9 @@ def run_rank(
         joined()
         share_machine(communicator, assignment.neighbours)
         if communicator.leads:
-            _lead(communicator, assignment, server, open_artifacts)
+            _lead(communicator, assignment, server, open_artifacts, spans)
         else:
-            Follower(communicator, open_artifacts).run()
+            Follower(communicator, open_artifacts, spans).run()
         communicator.close()
     except Exception as error:
         if is_broken_world(error):
@@ -97,14 +103,18 @@ def _join(assignment: pb.RankAssignment, server: ServerAccess) -> Communicator:
 
 
 def _lead(
-    communicator: Communicator, assignment: pb.RankAssignment, server: ServerAccess, open_artifacts: OpenArtifacts
+    communicator: Communicator,
+    assignment: pb.RankAssignment,
+    server: ServerAccess,
+    open_artifacts: OpenArtifacts,
+    spans: SpanRing,
 ) -> None:
     members = tuple(assignment.members)
     connection = SlotConnection(
         server.address, server.token, assignment.ring, roles_of(members), tls=server.tls, host=server.host
     )
     try:
-        make_leader(communicator, connection, open_artifacts, members).run()
+        make_leader(communicator, connection, open_artifacts, members, spans).run()
     finally:
         connection.close()
 

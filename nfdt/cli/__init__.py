@@ -18,7 +18,7 @@ SUMMARIES = {
     "mpi": "Run SCRIPT, or with -m a module, under mpirun or srun: rank 0 serves and runs it, every other rank is a "
     "worker.",
     "parity": "Train SCRIPT plain and distributed with the same seeds, and compare the results of its last model.fit.",
-    "plan": "Predict what each algorithm would do with SCRIPT, and say which to take and why.",
+    "plan": "Predict how much faster than plain Keras each algorithm would train SCRIPT, and say which to take.",
     "run": "Run SCRIPT, or with -m a module, unmodified; every model.fit in it trains on workers.",
     "server": "Serve jobs until interrupted; prints `listening on HOST:PORT` once it answers.",
     "simulate": "Run SCRIPT unmodified, once per algorithm, on a cluster that is only described.",
@@ -26,6 +26,7 @@ SUMMARIES = {
     "stop": "End the warm server of nfdt start, with the runs that use it.",
     "submit": "Train SCRIPT, or with -m a module, in a batch job: srun starts nfdt mpi on every node.",
     "top": "Show live what the workers of a job do: samples per second, staleness, computation, exchange, traffic.",
+    "trace": "Write when each process of a job computed, exchanged and waited; https://ui.perfetto.dev shows the file.",
     "ui": "Open the page of a server, or of one of its jobs, in a browser, and print the link, which opens it once.",
     "worker": "Offer slots of this machine to a job server: --slots for workers, --shards for parts of the weights.",
     "workers": "List the machines of a server: their slots, roles, versions, and the jobs that use them.",

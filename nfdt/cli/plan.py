@@ -55,7 +55,7 @@ def plan(
     script: Script | None,
     **server: str | None,
 ) -> None:
-    """Predict how much faster each algorithm would train SCRIPT than plain Keras, and say which to take and why.
+    """Predict how much faster than plain Keras each algorithm would train SCRIPT, and say which to take.
 
     SCRIPT runs up to its first model.fit, which tells batch size, samples and the model's size; a few of its steps are
     measured here unless --cluster says how long they take. Nothing is trained. With --job, which takes no SCRIPT, the

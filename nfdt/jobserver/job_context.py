@@ -14,6 +14,7 @@ from nfdt.coordinator.progress import StallWatch
 from nfdt.core.errors import JobFailed, NotStored
 from nfdt.core.jobs.admission import read_manifest
 from nfdt.core.specs.job import JobSpec
+from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.artifacts import artifact_names
 from nfdt.jobserver.client_control import ClientControl
 from nfdt.jobserver.client_feed import ClientFeed
@@ -21,9 +22,10 @@ from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.full_disk import LIMIT_S, PAUSE_S, DiskPatience
 from nfdt.jobserver.job_log import JobLog
 from nfdt.jobserver.job_slots import JobSlots
-from nfdt.jobserver.pool_slot import SlotListener
+from nfdt.jobserver.pool_slot import PoolSlot, SlotListener, SlotMessageKind
 from nfdt.jobserver.ring_makers import make_rings
 from nfdt.jobserver.shard_clients import ShardClients
+from nfdt.jobserver.slot_notes import SlotNotes
 from nfdt.jobserver.snapshots import StateComposer
 from nfdt.jobserver.termination import Termination
 from nfdt.jobserver.topologies.base import Topology
@@ -67,6 +69,7 @@ class JobContext:
         manifest: Manifest of its program.
         artifacts: Names of the artifacts that its slots may fetch.
         job_log: Events and results of the job.
+        notes: Output and spans of its processes.
         token: Key of the job: shards get it, workers get tokens derived from it.
         slots: Slots of the job.
         rings: Maker of the job's rings; None if the server can make none.
@@ -95,6 +98,7 @@ class JobContext:
         self.artifacts = artifact_names(spec)
         keep = frozenset({*self.artifacts, self.manifest.state})
         self.job_log = JobLog(server.store, server.artifacts, job_id, keep, self.clock)
+        self.notes = SlotNotes(server.store, job_id, self.job_log)
         self.token = secrets.token_hex(32)
         self.changed = threading.Condition()
         self.termination = Termination(self.changed, self.clock)
@@ -119,8 +123,9 @@ class JobContext:
             listener,
             kind.view.slots_wanted(spec),
             portable=not (spec.code or self.manifest.tables),
+            noted=self._note,
         )
-        self.rings = make_rings(server, job_id, spec, self.slots, self.job_log, self._fail_from_outside)
+        self.rings = make_rings(server, job_id, spec, self.slots, self.job_log, self.notes, self._fail_from_outside)
         self.topology: Topology = kind(self._topology_context(), spec)
 
     def _topology_context(self) -> TopologyContext:
@@ -135,6 +140,12 @@ class JobContext:
             check=self.termination.check,
             fail=self.termination.end,
         )
+
+    def _note(self, slot: PoolSlot, kind: SlotMessageKind, message: pb.SlotMessage | None) -> None:
+        with self.changed:
+            job_slot = self.slots.job_slot_of(slot)
+        if job_slot is not None and message is not None:
+            self.notes.receive(job_slot.name, message)
 
     def _fail_from_outside(self, error: BaseException) -> None:
         """End the job; for threads that do not hold ``changed``."""

@@ -39,6 +39,7 @@ class JobSlots:
         session: Client session; slots that have run its code serve no other.
         token: Key of the job: shards get it, workers get tokens derived from it.
         listener: Called for each message of the slots.
+        noted: Called for their output and spans; None: these are dropped.
         wanted: Number of workers that the job takes from the pool.
 
     Attributes:
@@ -64,11 +65,12 @@ class JobSlots:
         wanted: int,
         *,
         portable: bool = True,
+        noted: SlotListener | None = None,
     ) -> None:
         self._server, self._job_id, self.spec, self.wanted = server, job_id, spec, wanted
         self._portable = portable
         self._token = self.shard_key = token
-        self._user = SlotUser(job_id, listener, session or job_id, spec.code)
+        self._user = SlotUser(job_id, listener, session or job_id, spec.code, noted)
         self._joined = 0
         self._quick_deaths = 0
         self._newcomers = 0  # number of the first worker that joined after the first of these deaths
@@ -155,9 +157,9 @@ class JobSlots:
         self._quick_deaths += 1
         return self._quick_deaths >= QUICK_DEATHS and all(s.index >= self._newcomers for s in self.living())
 
-    def take_ranks(self, choose: SlotChoice, listener: SlotListener) -> list[PoolSlot]:
-        """Take the free worker slots that a function chooses for the ranks of a ring, with their own listener."""
-        return self._server.pool.take_chosen(replace(self._user, listener=listener), "worker", choose)
+    def take_ranks(self, choose: SlotChoice, listener: SlotListener, noted: SlotListener) -> list[PoolSlot]:
+        """Take the free worker slots that a function chooses for the ranks of a ring, with their own listeners."""
+        return self._server.pool.take_chosen(replace(self._user, listener=listener, noted=noted), "worker", choose)
 
     def acquire_leader(self, ring: Ring) -> JobSlot | None:
         """Take the slot of a group's rank 0, if it is registered."""

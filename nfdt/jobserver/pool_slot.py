@@ -9,7 +9,7 @@ from typing import Literal
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work.resend_queue import ResendQueue
 
-SlotMessageKind = Literal["ready", "draining", "output", "finished", "failed", "lost"]
+SlotMessageKind = Literal["ready", "draining", "output", "spans", "finished", "failed", "lost"]
 SlotListener = Callable[["PoolSlot", SlotMessageKind, "pb.SlotMessage | None"], None]
 SlotChoice = Callable[[Sequence["PoolSlot"], int], Sequence["PoolSlot"]]
 """Chooses from the free slots, in order of registration, at most a number of them."""
@@ -27,6 +27,7 @@ class PoolSlot:
         session: Client session whose code it has run; "" for none: it can serve any session.
         dismissed: Whether it was requested to exit, or has ended.
         listener: Function that receives its messages while a job uses it.
+        noted: Function that receives its output and spans until it has dropped the job.
         to_send: Assignments to send to the process.
         stream: Number of its current stream.
         away: Whether that stream broke and the process may still resume it.
@@ -40,6 +41,7 @@ class PoolSlot:
     session: str = ""
     dismissed: bool = False
     listener: SlotListener | None = None
+    noted: SlotListener | None = None
     to_send: ResendQueue[pb.Assignment] = field(default_factory=ResendQueue)
     stream: int = 0
     away: bool = False
@@ -81,9 +83,11 @@ class SlotUser:
         listener: Function that receives the slots' messages, and their loss; called without any lock held.
         session: Client session of the job: a slot that has run code of one session never serves another.
         code: Whether the job carries code.
+        noted: Function that receives the slots' output and spans; called without any lock held.
     """
 
     job_id: str
     listener: SlotListener
     session: str = ""
     code: bool = False
+    noted: SlotListener | None = None

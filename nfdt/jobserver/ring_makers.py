@@ -8,6 +8,7 @@ from nfdt.core.specs.job import JobSpec
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.job_log import JobLog
 from nfdt.jobserver.job_slots import JobSlots
+from nfdt.jobserver.slot_notes import SlotNotes
 from nfdt.jobserver.slot_rings import SlotRings
 from nfdt.launch.horovod import LaunchedRings
 from nfdt.launch.horovod_command import RingShape
@@ -29,9 +30,10 @@ def make_rings(
     spec: JobSpec,
     slots: JobSlots,
     job_log: JobLog,
+    notes: SlotNotes,
     fail: Callable[[BaseException], None],
 ) -> RingMaker | None:
     """Return the maker of a job's rings; None if this server can make none."""
     if takes_slots(server, spec):
-        return SlotRings(server, job_id, slots, job_log, spec.cluster.workers, fail)
+        return SlotRings(server, job_id, slots, job_log, notes, spec.cluster.workers, fail)
     return None if server.rings is None else LaunchedRings(server.rings, job_id)

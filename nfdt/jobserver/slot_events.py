@@ -34,21 +34,12 @@ class SlotEvents:
 
     def receive(self, slot: PoolSlot, kind: SlotMessageKind, message: pb.SlotMessage | None) -> None:
         """Process one message; a :data:`~nfdt.jobserver.slot_pool.SlotListener`."""
-        if kind == "output" and message is not None:
-            self._write(slot, message.output)
-        elif kind == "lost":  # on a gRPC thread shared by all streams, which must not wait for the process to end
+        if kind == "lost":  # on a gRPC thread shared by all streams, which must not wait for the process to end
             threading.Thread(target=self._lose, args=(slot,), name=f"end of {slot.name}", daemon=True).start()
         elif kind == "draining":
             threading.Thread(target=self._hand_over, args=(slot,), name=f"end of {slot.name}", daemon=True).start()
         else:
             self._take(slot, kind, message)
-
-    def _write(self, slot: PoolSlot, output: pb.SlotOutput) -> None:
-        context = self._context
-        with context.changed:
-            job_slot = context.slots.job_slot_of(slot)
-        if job_slot is not None:
-            context.job_log.output(job_slot.name, output.lines)
 
     def _lose(self, slot: PoolSlot) -> None:
         end, hello = self._context.server.end_of(slot.hello), slot.hello

@@ -12,7 +12,7 @@ from nfdt.core.errors import ProtocolError
 from nfdt.core.jobs.launcher import Role
 from nfdt.core.jobs.runner import RegisteredSlot, SlotCounts
 from nfdt.core.wire import workers_pb2 as pb
-from nfdt.jobserver.pool_slot import JoinedSlot, PoolSlot, SlotChoice, SlotUser
+from nfdt.jobserver.pool_slot import JoinedSlot, PoolSlot, SlotChoice, SlotMessageKind, SlotUser
 
 _log = logging.getLogger(__name__)
 
@@ -114,17 +114,27 @@ class SlotPool:
         if kind == "draining":
             self._drain(slot, message)
             return
-        if kind not in ("ready", "output", "finished", "failed"):
-            raise ProtocolError(f"Slot {slot.name}: expected ready, output, finished or failed. Received: {kind}.")
+        if kind == "output" or kind == "spans":
+            self._note(slot, kind, message)
+            return
+        if kind not in ("ready", "finished", "failed"):
+            raise ProtocolError(f"Slot {slot.name}: expected ready, finished or failed. Received: {kind}.")
         with self._changed:
             if getattr(message, kind).job_id != slot.job_id:
                 return
             listener = slot.listener
-            if kind in ("finished", "failed"):
-                slot.job_id, slot.listener = None, None
+            if kind != "ready":
+                slot.job_id, slot.listener, slot.noted = None, None, None
                 self._changed.notify_all()
         if listener is not None:
             listener(slot, kind, message)
+
+    def _note(self, slot: PoolSlot, kind: SlotMessageKind, message: pb.SlotMessage) -> None:
+        """Forward output or spans to their job, also after it has released the slot."""
+        with self._changed:
+            noted = slot.noted if getattr(message, kind).job_id == slot.job_id else None
+        if noted is not None:
+            noted(slot, kind, message)
 
     def _drain(self, slot: PoolSlot, message: pb.SlotMessage) -> None:
         """Give no more work to a slot that is about to end, and call its job's listener."""
@@ -168,7 +178,7 @@ class SlotPool:
         with self._changed:
             taken = list(choose(self._free(role, ring), self._spare(role, ring, user.job_id)))
             for slot in taken:
-                slot.job_id, slot.listener, slot.assigned = user.job_id, user.listener, False
+                slot.job_id, slot.listener, slot.noted, slot.assigned = user.job_id, user.listener, user.noted, False
                 slot.session = user.session if user.code else slot.session
             return taken
 

@@ -50,7 +50,7 @@ class SlotRing:
         shape: Shape of the ring.
         end_of: Returns the text about the end of a slot's process, after waiting for it.
         failed: Called once when the ring fails, with the error of the job's code in a rank, if that is the reason.
-        wrote: Called with the name of a rank and lines that it has printed.
+        noted: Called with the name of a rank and its output or spans.
 
     Attributes:
         slots: Slots of the ranks, by rank; empty before they are taken.
@@ -63,10 +63,10 @@ class SlotRing:
         *,
         end_of: Callable[[pb.SlotHello], str],
         failed: Callable[[SlotRing, SlotError | None], None],
-        wrote: Callable[[str, Sequence[pb.OutputLine]], None],
+        noted: Callable[[str, pb.SlotMessage], None],
     ) -> None:
         self.name, self.shape = name, shape
-        self._end_of, self._failed, self._wrote = end_of, failed, wrote
+        self._end_of, self._failed, self._noted = end_of, failed, noted
         self._changed = threading.Condition()
         self.slots: tuple[PoolSlot, ...] = ()
         self._joined: set[int] = set()
@@ -165,12 +165,16 @@ class SlotRing:
             with self._changed:
                 self._joined.add(rank)
                 self._changed.notify_all()
-        elif kind == "output" and message is not None:
-            self._wrote(f"rank-{rank}", message.output.lines)
+
         elif kind == "failed" and message is not None:
             self._take_failure(rank, message.failed)
         else:  # on a thread of gRPC, which must not wait for the process to end
             threading.Thread(target=self._lose, args=(rank, slot), name=f"end of {slot.name}", daemon=True).start()
+
+    def note(self, slot: PoolSlot, kind: SlotMessageKind, message: pb.SlotMessage | None) -> None:
+        """Forward the output or the spans of a rank."""
+        if slot in self.slots and message is not None:
+            self._noted(f"rank-{self.slots.index(slot)}", message)
 
     def _take_failure(self, rank: int, failed: pb.SlotFailed) -> None:
         error = SlotError("the ring", failed, self.shape.members)

@@ -19,6 +19,7 @@ from nfdt.jobserver.outcome import SlotError
 from nfdt.jobserver.placement import MachineId, machine_of
 from nfdt.jobserver.pool_slot import PoolSlot
 from nfdt.jobserver.rank_slots import place_groups, reachable_members, returning_slots
+from nfdt.jobserver.slot_notes import SlotNotes
 from nfdt.jobserver.slot_ring import RankStart, SlotRing, count_neighbours
 from nfdt.launch.horovod import NAME
 from nfdt.launch.horovod_command import RingShape
@@ -42,6 +43,7 @@ class SlotRings:
         job_id: The job.
         slots: Slots of the job.
         job_log: Log of the job.
+        notes: Output and spans of the ranks.
         workers: Number of the job's ranks.
         fail: Ends the job with the error of its code in a rank.
 
@@ -57,11 +59,12 @@ class SlotRings:
         job_id: str,
         slots: JobSlots,
         job_log: JobLog,
+        notes: SlotNotes,
         workers: int,
         fail: Callable[[BaseException], None],
     ) -> None:
         self._server, self._job_id, self._slots, self._job_log = server, job_id, slots, job_log
-        self._workers, self._fail = workers, fail
+        self._notes, self._workers, self._fail = notes, workers, fail
         self.spans_machines = server.insecure_allreduce
         self._lock = threading.Lock()
         self._rings: list[SlotRing] = []
@@ -125,7 +128,7 @@ class SlotRings:
             if own is not None:
                 return own
             name = f"{NAME}{secrets.token_hex(4)}"
-            ring = SlotRing(name, shape, end_of=self._end_of, failed=self._on_failure, wrote=self._job_log.output)
+            ring = SlotRing(name, shape, end_of=self._end_of, failed=self._on_failure, noted=self._notes.receive)
             self._rings.append(ring)
         threading.Thread(target=self._form, args=(ring,), name=name, daemon=True).start()
         return ring
@@ -195,7 +198,7 @@ class SlotRings:
         while not ring.ended:
             self._renew_slots()
             elsewhere = self.spans_machines and time.monotonic() - began >= RETURN_S
-            slots = self._slots.take_ranks(partial(self._choose, ring, elsewhere), ring.receive)
+            slots = self._slots.take_ranks(partial(self._choose, ring, elsewhere), ring.receive, ring.note)
             if slots:
                 return slots
             pool.wait(TAKE_POLL_S)

@@ -29,6 +29,7 @@ class WorkersService(workers_pb2_grpc.WorkersServicer):
     def __init__(self, server: ServerContext, scheduler: Scheduler) -> None:
         self._pool, self._scheduler = server.pool, scheduler
         self._artifacts, self._worlds = server.artifacts, server.worlds
+        self._now = server.store.now
 
     @answering
     def Attend(self, request_iterator: Iterator[pb.SlotMessage], context: Any) -> Iterator[pb.Assignment]:
@@ -72,6 +73,11 @@ class WorkersService(workers_pb2_grpc.WorkersServicer):
         if job is None:
             return pb.NextReply(leave=pb.Leave(reason=f"Job {request.job_id} has ended."))
         return job.next(request, context.is_active)
+
+    @answering
+    def ReadClock(self, request: pb.ClockRequest, context: Any) -> pb.ClockReply:
+        """Return this machine's time."""
+        return pb.ClockReply(at=self._now())
 
     @answering
     def Rendezvous(self, request: pb.RendezvousRequest, context: Any) -> pb.RendezvousReply:

@@ -16,6 +16,7 @@ from nfdt.core.program.state import State
 from nfdt.core.sharding import GLOBAL, ShardPlan, make_plan, sparse_tables
 from nfdt.core.sharding.records import part_of_records, to_tree
 from nfdt.core.specs.algorithm import AlgorithmSpec
+from nfdt.core.work.spans import SpanRing
 from nfdt.shard.backup_formats import format_for
 from nfdt.shard.engine import Engine
 from nfdt.shard.kept_engine import EngineTerms, KeptEngine
@@ -47,6 +48,7 @@ def build_store(
     custom_objects: Mapping[str, Any] | None = None,
     records: Mapping[str, Array] | None = None,
     kept: KeptEngine | None = None,
+    spans: SpanRing | None = None,
 ) -> Store:
     """Build shard ``index`` of ``shards`` of a program.
 
@@ -62,6 +64,7 @@ def build_store(
         records: Records of all shards at the moment of ``state``, to continue from; see
             :mod:`nfdt.core.sharding.records`.
         kept: Engine of the last job of this process; used again if possible, and replaced by this shard's.
+        spans: Takes the times of pushes.
 
     Raises:
         UsageError: the optimizer cannot be built or partitioned.
@@ -95,7 +98,7 @@ def build_store(
     else:
         engine = kept.get(EngineTerms(manifest, algorithm, (index, shards)), own, state.optimizer, make)
     backup_format = format_for(engine.rule, algorithm, workers)
-    dense_store = ShardStore(engine, mode=mode, overlap=algorithm.overlap, backup_format=backup_format)
+    dense_store = ShardStore(engine, mode=mode, overlap=algorithm.overlap, backup_format=backup_format, spans=spans)
     tables = [
         ShardTable(values.copy(), make_rule(algorithm, engine.traits, TableRows())) for values in layout.views(weights)
     ]

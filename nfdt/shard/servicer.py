@@ -26,6 +26,7 @@ from nfdt.core.wire.frame_stream import FrameStream
 from nfdt.core.wire.job_token import worker_of
 from nfdt.core.wire.shards_pb2 import AdminReply, AdminRequest, OpenReply, OpenRequest, ReadRequest, StateChunk
 from nfdt.core.wire.status import answering
+from nfdt.core.work.spans import SpanRing
 from nfdt.shard.buffers import BufferPool
 from nfdt.shard.building import Store, build_store
 from nfdt.shard.exchange import WorkerExchange
@@ -183,6 +184,7 @@ def start_shard(
     custom_objects: Mapping[str, Any] | None = None,
     records: Mapping[str, Array] | None = None,
     kept: KeptEngine | None = None,
+    spans: SpanRing | None = None,
     **security: Any,
 ) -> RunningShard:
     """Build shard ``index`` of ``shards`` of a program and serve it on a free port of ``host``.
@@ -200,6 +202,7 @@ def start_shard(
         records: Records of all shards at the moment of ``state``, to continue from; see
             :mod:`nfdt.core.sharding.records`.
         kept: As for :func:`nfdt.shard.building.build_store`.
+        spans: Takes the times of pushes.
         **security: ``cert``, ``key``, ``client_ca``, ``insecure`` of :func:`nfdt.core.wire.channel.make_server`.
 
     Raises:
@@ -215,7 +218,7 @@ def start_shard(
     plan = make_plan(manifest, index, shards)
     program = (manifest, state, algorithm)
     store = build_store(
-        *program, index, shards, workers=workers, custom_objects=custom_objects, records=records, kept=kept
+        *program, index, shards, workers=workers, custom_objects=custom_objects, records=records, kept=kept, spans=spans
     )
     server, address = make_server(
         f"{host}:0",

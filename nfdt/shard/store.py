@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from nfdt.core.errors import ProtocolError, ShapeMismatch
 from nfdt.core.sharding.records import RecordTree
+from nfdt.core.work.spans import APPLY, LOCK_WAIT, SpanRing, track_of
 from nfdt.shard.backups import Backup, BackupStore
 from nfdt.shard.buffers import length_of
 from nfdt.shard.delta_reply import encode_delta
@@ -58,6 +59,7 @@ class ShardStore:
         mode: Makes the mode, which turns pushes into updates.
         overlap: Number of pushes of a worker that may be unanswered while it sends another one.
         backup_format: Name of the format of backups.
+        spans: Takes the times of pushes, a track for each worker; None: they are dropped.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class ShardStore:
         mode: ModeFactory = AsynchronousMode,
         overlap: int = 0,
         backup_format: str = "exact",
+        spans: SpanRing | None = None,
     ) -> None:
         self.overlap = overlap
         self._engine = engine
@@ -75,6 +78,7 @@ class ShardStore:
         self._backups = BackupStore(engine, backup_format, overlap + 1)
         self._mode = mode(self._weights, self._backups)
         self._statistics = ShardStatistics()
+        self._spans = spans or SpanRing()
 
     @property
     def lock(self) -> threading.Condition:
@@ -153,7 +157,11 @@ class ShardStore:
         if finish is not None:
             finish()
         with self._changed:
-            self._statistics.took(began_at - asked_at, time.perf_counter() - began_at)
+            ended_at, version = time.perf_counter(), self.version
+            self._statistics.took(began_at - asked_at, ended_at - began_at)
+        track = track_of(worker)
+        self._spans.add(LOCK_WAIT, asked_at, began_at, track=track)
+        self._spans.add(APPLY, began_at, ended_at, version, track)
         return self._with_delta(worker, gradient.sequence, reply, delta, base, backup) if base else reply
 
     def flush(self) -> int:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.wire.status import translated
 from nfdt.core.work.artifacts import ArtifactReader, default_cache
+from nfdt.core.work.spans import SpanRing
 from nfdt.worker.movable_client import ShardMoves
+
+CLOCK_S = 5.0  # limit of the call for the server's time
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class AssignmentContext:
         host: Address of this machine at which others reach the slot.
         tls: ``ca_file``, ``cert_file``, ``key_file`` of :func:`nfdt.core.wire.channel.open_channel`.
         patience_s: Time limit for a server, or a shard, that does not answer, in seconds.
+        spans: What this process does for the job.
     """
 
     job_id: str
@@ -42,6 +47,21 @@ class AssignmentContext:
     host: str
     tls: Mapping[str, Any]
     patience_s: float
+    spans: SpanRing = field(default_factory=SpanRing)
+
+    def send_spans(self, spans: pb.SlotSpans) -> None:
+        """Send what this process did to the trace of the job."""
+        spans.job_id = self.job_id
+        self.send(spans=spans)
+
+    def read_clock(self) -> float:
+        """Return the server's Unix time.
+
+        Raises:
+            NfdtError: the server does not answer.
+        """
+        with translated(self.address):
+            return float(self.stub.ReadClock(pb.ClockRequest(), timeout=CLOCK_S).at)
 
     def send_output(self, lines: list[pb.OutputLine]) -> None:
         """Send lines that the job has printed to its log."""

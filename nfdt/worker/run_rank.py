@@ -17,4 +17,7 @@ def run_rank(assignment: pb.RankAssignment, context: AssignmentContext, token: s
     def open_artifacts(spec: JobSpec, folder: str) -> ArtifactReader:
         return context.open_artifacts(job_id, assignment.artifact_dir, spec)
 
-    slot_rank.run_rank(assignment, server, open_artifacts, lambda: context.send(ready=pb.SlotReady(job_id=job_id)))
+    def joined() -> None:
+        context.send(ready=pb.SlotReady(job_id=job_id))
+
+    slot_rank.run_rank(assignment, server, open_artifacts, joined, context.spans)

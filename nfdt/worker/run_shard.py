@@ -47,6 +47,7 @@ def run_shard(assignment: pb.ShardAssignment, context: AssignmentContext, kept: 
         cert=assignment.tls_cert or None,
         key=assignment.tls_key or None,
         kept=kept,
+        spans=context.spans,
         insecure=not context.tls.get("ca_file"),  # a server reached in plain text was started as insecure
     )
     try:

@@ -83,6 +83,7 @@ def run_worker(
             stopped=context.stopped,
             ending=context.ending,
             tables=tables,
+            spans=context.spans,
             built=built,
         )
         context.send(ready=pb.SlotReady(job_id=assignment.job_id))

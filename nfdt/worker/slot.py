@@ -35,6 +35,7 @@ from nfdt.worker.devices import share_gpus
 from nfdt.worker.job_output import collected_output
 from nfdt.worker.movable_client import ShardMoves
 from nfdt.worker.planned_end import PlannedEnd
+from nfdt.worker.span_sender import ClockEstimate, delivered_spans
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +155,12 @@ class SlotProcess:
         job_id = context.job_id
         self._is_rank = assignment.HasField("rank")
         try:
-            with collected_output(context.send_output, f"the log of slot {self._name} on {socket.gethostname()}"):
+            log = f"the log of slot {self._name} on {socket.gethostname()}"
+            clock = ClockEstimate(context.read_clock)
+            with (
+                delivered_spans(context.spans, clock, context.send_spans),
+                collected_output(context.send_output, log),
+            ):
                 self._run(assignment, context)
         except Exception as error:  # any exception of the user's code fails the job, not this process
             if context.stopped.is_set():

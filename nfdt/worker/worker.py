@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.heartbeat import Heartbeat
 from nfdt.core.work.messages import read_instruction, to_request
+from nfdt.core.work.spans import COMPUTE, END_OF_EPOCH, EVALUATE, EXCHANGE, LEASE, LEASES, WAIT, SpanRing
 from nfdt.core.work.statistics import WorkerStatistics
 from nfdt.core.work.tasks import Task
 from nfdt.transport.base import Pushed
@@ -66,6 +68,7 @@ class Worker:
         tables: Indices of the variables that the client exchanges by rows.
         take_rows: Function for one call of ``Workers.TakeRows``; None: this worker runs no datasets.
         built: Program of the last job of this process; used again if this job has the same.
+        spans: Takes what this worker does; None: it is dropped.
     """
 
     def __init__(
@@ -85,8 +88,10 @@ class Worker:
         open_rows: Callable[[str], Array | RowArray] | None = None,
         take_rows: TakeRows | None = None,
         built: BuiltProgram | None = None,
+        spans: SpanRing | None = None,
     ) -> None:
         self._spec, self._name, self._index = spec, name, index
+        self._spans = spans or SpanRing()
         self._client, self._ask, self._stopped = client, ask, stopped
         self._ending = ending or threading.Event()
         self._pipeline: Pipeline[FinishedTask] = Pipeline(client, spec.algorithm.overlap)
@@ -148,7 +153,9 @@ class Worker:
             if instruction is None or self._ending.is_set() or self._client.announced:
                 supply = self._job.supply(self._heartbeat)
                 instruction = read_instruction(self._ask(self._request(replace(report, supply=supply))))
-            self._statistics.wait_s += time.perf_counter() - began
+            answered = time.perf_counter()
+            self._statistics.wait_s += answered - began
+            self._spans.add(WAIT, began, answered)
             if isinstance(instruction, ins.Leave):
                 logger.info("%s leaves: %s", self._name, instruction.reason)
                 return
@@ -160,6 +167,8 @@ class Worker:
             report = ins.Report()
             with contextlib.suppress(ShardsMoved):
                 report = self._execute(instruction)
+            if (kind := _SPAN_OF.get(type(instruction))) is not None:
+                self._spans.add(kind, answered, time.perf_counter(), _number_of(instruction), track=LEASES)
             if self._client.announced:
                 report = self._move()
 
@@ -291,8 +300,13 @@ class Worker:
             want_weights=want_weights and task.parts == 1,
             compute_s=computed - pulled,
         )
+        sent = time.perf_counter()
         statistics.compute_s += computed - pulled
-        statistics.exchange_s += time.perf_counter() - computed + pulled - began
+        statistics.exchange_s += sent - computed + pulled - began
+        add = self._spans.add
+        add(EXCHANGE, began, pulled, task.task)
+        add(COMPUTE, pulled, computed, task.task)
+        add(EXCHANGE, computed, sent, task.task)
         statistics.samples += samples
         statistics.steps += 1
         statistics.batch_sizes[samples] += 1
@@ -308,7 +322,9 @@ class Worker:
             self._statistics.dropped += not pushed.applied
             done.sequence = pushed.sequence
             self._finished.append(done)
-        self._statistics.exchange_s += time.perf_counter() - began
+        ended = time.perf_counter()
+        self._statistics.exchange_s += ended - began
+        self._spans.add(EXCHANGE, began, ended)
 
     def _on_collect_state(self, collect: ins.CollectState) -> ins.Report:
         self._pipeline.forget()  # the weights may be replaced before training continues
@@ -333,6 +349,16 @@ class Worker:
         wanted = emulate.step_s(self._index, seconds, self._spec.batch_share(samples))
         if wanted > seconds:
             self._stopped.wait(wanted - seconds)
+
+
+_SPAN_OF: Mapping[type, int] = MappingProxyType(
+    {ins.Work: LEASE, ins.Evaluate: EVALUATE, ins.CollectState: END_OF_EPOCH, ins.BeginEpoch: END_OF_EPOCH}
+)
+
+
+def _number_of(instruction: ins.Instruction) -> int:
+    """Return the number that the trace shows with an instruction: the tasks of a lease, or an epoch."""
+    return len(instruction.tasks) if isinstance(instruction, ins.Work) else getattr(instruction, "epoch", 0)
 
 
 def _take_rows(call: TakeRows, name: str, iteration: int, pass_index: int, number: int) -> tuple[int, int] | None:

@@ -7,8 +7,10 @@ import pytest
 from nfdt_client.connection import JobsClient
 from nfdt_client.handle import JobHandle
 
+from nfdt.cli.trace_events import trace_of
 from tests.support.horovod_scripts import needs_horovod
 from tests.support.scripts import DIGITS, answer, descendants, start_server, stop
+from tests.support.spans import await_spans
 
 pytestmark = needs_horovod
 
@@ -87,6 +89,13 @@ def test_ranks_in_slots_equal_one_process_with_the_global_batch(run_script, serv
     assert sum(rank["samples"] for rank in got["by_rank"]) == got["samples"]
     assert {rank["steps"] for rank in got["by_rank"]} == {got["steps"]}
     assert len({rank["pid"] for rank in got["by_rank"]}) == 2
+    trace = trace_of(await_spans(server, ("rank-0", "rank-1"), job=0), [])
+    for rank in (0, 1):
+        number = next(e["pid"] for e in trace["traceEvents"] if e["args"].get("name") == f"rank-{rank}")
+        steps = [e for e in trace["traceEvents"] if e["pid"] == number and e["name"] == "step"]
+        assert len(steps) == got["steps"]
+        seconds = got["by_rank"][rank]["compute_s"]
+        assert sum(e["dur"] for e in steps) / 1e6 == pytest.approx(seconds, rel=0.01)
     assert not descendants(server.process.pid, "mpirun")
 
 

@@ -16,6 +16,9 @@ CREATE TABLE IF NOT EXISTS jobs (
 CREATE TABLE IF NOT EXISTS events (
   job_id TEXT NOT NULL, cursor INTEGER NOT NULL, at REAL NOT NULL, kind TEXT NOT NULL, data_json TEXT NOT NULL,
   PRIMARY KEY (job_id, cursor)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS spans (
+  job_id TEXT NOT NULL, process TEXT NOT NULL, records BLOB NOT NULL, offset_s REAL NOT NULL, error_s REAL NOT NULL);
+CREATE INDEX IF NOT EXISTS spans_of_jobs ON spans (job_id, process);
 """
 _LATER = {  # columns that databases of earlier versions lack
     "checkpoint_epochs": "INTEGER",

@@ -70,3 +70,20 @@ class Naming:
     identity_json: str | None = None
     before: str = ""
     epochs: int = 0
+
+
+@dataclass(frozen=True)
+class StoredSpans:
+    """One delivery of spans.
+
+    Attributes:
+        process: Name of the process in the job.
+        records: The spans, see :mod:`nfdt.core.work.spans`.
+        offset_s: The server's clock minus that of the process, in seconds.
+        error_s: Error of that difference.
+    """
+
+    process: str
+    records: bytes
+    offset_s: float
+    error_s: float

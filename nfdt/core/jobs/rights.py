@@ -20,7 +20,7 @@ ROLES: dict[str, TokenRole] = {role: role for role in get_args(TokenRole)}
 _QUOTAS = ("jobs", "workers")
 _JOBS = jobs_pb2.DESCRIPTOR.services_by_name["Jobs"].full_name
 _WORKERS = workers_pb2.DESCRIPTOR.services_by_name["Workers"].full_name
-_READING = frozenset({"Describe", "Download", "List", "OpenPage", "Show", "Slots", "Watch"})
+_READING = frozenset({"Describe", "Download", "List", "OpenPage", "Show", "Slots", "Trace", "Watch"})
 
 
 @dataclass(frozen=True)

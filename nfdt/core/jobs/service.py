@@ -246,6 +246,13 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
         return describe(self._record(request.job_id, context), self._runner.places())
 
     @answering
+    def Trace(self, request: pb.JobRef, context: Any) -> Iterator[pb.ProcessSpans]:
+        """Send what the processes of a job did."""
+        record = self._record(request.job_id, context)
+        for found in self._store.spans(record.job_id):
+            yield pb.ProcessSpans(**asdict(found))
+
+    @answering
     def Slots(self, request: pb.SlotsRequest, context: Any) -> pb.SlotList:
         """Return the registered slots, with the jobs that the caller may know of."""
         holder = self._holder(context)

@@ -15,12 +15,13 @@ from typing import Any
 from nfdt.core.errors import NotStored, UsageError
 from nfdt.core.events import Event, EventKind
 from nfdt.core.jobs.database import open_database
-from nfdt.core.jobs.job_record import JobRecord, Naming
+from nfdt.core.jobs.job_record import JobRecord, Naming, StoredSpans
 from nfdt.core.jobs.lifecycle import ACTIVE, TERMINAL, JobState, check_transition, is_terminal
 
 _log = logging.getLogger(__name__)
 
 _UNDONE = 1_000_000  # more than the events that a loss of power undoes; clients have seen their cursors
+SPAN_BYTES = 10_000 * 19  # of one process of a job: what its ring holds
 _FACTS = (
     "epoch",
     "last_logs_json",
@@ -234,6 +235,34 @@ class JobStore:
                 )
             database.execute("DELETE FROM jobs WHERE job_id=?", (job_id,))
             database.execute("DELETE FROM events WHERE job_id=?", (job_id,))
+            database.execute("DELETE FROM spans WHERE job_id=?", (job_id,))
+
+    def add_spans(self, job_id: str, process: str, records: bytes, offset_s: float, error_s: float) -> None:
+        """Add spans of a process, and delete its oldest deliveries above :data:`SPAN_BYTES`.
+
+        Args:
+            job_id: The job.
+            process: As in ``worker-0``.
+            records: Spans as bytes.
+            offset_s: This server's clock minus that of the process, in seconds.
+            error_s: Error of that difference.
+        """
+        with self._transaction() as database:
+            insert = "INSERT INTO spans (job_id, process, records, offset_s, error_s) VALUES (?, ?, ?, ?, ?)"
+            database.execute(insert, (job_id, process, records, offset_s, error_s))
+            sizes = "SELECT rowid, LENGTH(records) AS size FROM spans WHERE job_id=? AND process=? ORDER BY rowid DESC"
+            total = 0
+            for row in database.execute(sizes, (job_id, process)).fetchall():
+                if total >= SPAN_BYTES:
+                    database.execute("DELETE FROM spans WHERE rowid=?", (row["rowid"],))
+                total += row["size"]
+
+    def spans(self, job_id: str) -> list[StoredSpans]:
+        """Return the deliveries of spans of a job, of each process in order."""
+        select = "SELECT process, records, offset_s, error_s FROM spans WHERE job_id=? ORDER BY rowid"
+        with self._using() as database:
+            rows = database.execute(select, (job_id,)).fetchall()
+        return [StoredSpans(**row) for row in rows]
 
     def append(self, job_id: str, kind: EventKind, data: dict[str, Any], at: float | None = None) -> Event:
         """Add an event of the time ``at``; an epoch's end also deletes old progress events of the epoch before."""

@@ -255,6 +255,34 @@ class JobRef(google.protobuf.message.Message):
 Global___JobRef: typing_extensions.TypeAlias = JobRef
 
 @typing.final
+class ProcessSpans(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROCESS_FIELD_NUMBER: builtins.int
+    RECORDS_FIELD_NUMBER: builtins.int
+    OFFSET_S_FIELD_NUMBER: builtins.int
+    ERROR_S_FIELD_NUMBER: builtins.int
+    process: builtins.str
+    """worker-0, shard-0, rank-1"""
+    records: builtins.bytes
+    """of nfdt/core/work/spans.py"""
+    offset_s: builtins.float
+    """the server's clock minus that of the process ..."""
+    error_s: builtins.float
+    """... give or take this"""
+    def __init__(
+        self,
+        *,
+        process: builtins.str = ...,
+        records: builtins.bytes = ...,
+        offset_s: builtins.float = ...,
+        error_s: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["error_s", b"error_s", "offset_s", b"offset_s", "process", b"process", "records", b"records"]) -> None: ...
+
+Global___ProcessSpans: typing_extensions.TypeAlias = ProcessSpans
+
+@typing.final
 class WatchRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

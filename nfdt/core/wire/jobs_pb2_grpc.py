@@ -89,6 +89,11 @@ class JobsStub(object):
                 request_serializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.JobRef.SerializeToString,
                 response_deserializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.JobDescription.FromString,
                 _registered_method=True)
+        self.Trace = channel.unary_stream(
+                '/nfdt.v1.Jobs/Trace',
+                request_serializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.JobRef.SerializeToString,
+                response_deserializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.ProcessSpans.FromString,
+                _registered_method=True)
         self.Resume = channel.unary_unary(
                 '/nfdt.v1.Jobs/Resume',
                 request_serializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.JobRef.SerializeToString,
@@ -187,6 +192,13 @@ class JobsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Trace(self, request, context):
+        """What the processes of a job did, one message for each delivery of a process, in order.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Resume(self, request, context):
         """A new detached job that goes on from the last epoch's state of a failed or cancelled job.
         """
@@ -272,6 +284,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.Show,
                     request_deserializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.JobRef.FromString,
                     response_serializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.JobDescription.SerializeToString,
+            ),
+            'Trace': grpc.unary_stream_rpc_method_handler(
+                    servicer.Trace,
+                    request_deserializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.JobRef.FromString,
+                    response_serializer=nfdt_dot_core_dot_wire_dot_jobs__pb2.ProcessSpans.SerializeToString,
             ),
             'Resume': grpc.unary_unary_rpc_method_handler(
                     servicer.Resume,
@@ -591,6 +608,33 @@ class Jobs(object):
             '/nfdt.v1.Jobs/Show',
             nfdt_dot_core_dot_wire_dot_jobs__pb2.JobRef.SerializeToString,
             nfdt_dot_core_dot_wire_dot_jobs__pb2.JobDescription.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Trace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/nfdt.v1.Jobs/Trace',
+            nfdt_dot_core_dot_wire_dot_jobs__pb2.JobRef.SerializeToString,
+            nfdt_dot_core_dot_wire_dot_jobs__pb2.ProcessSpans.FromString,
             options,
             channel_credentials,
             insecure,

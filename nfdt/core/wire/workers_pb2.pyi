@@ -19,6 +19,31 @@ else:
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
+class ClockRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___ClockRequest: typing_extensions.TypeAlias = ClockRequest
+
+@typing.final
+class ClockReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    AT_FIELD_NUMBER: builtins.int
+    at: builtins.float
+    def __init__(
+        self,
+        *,
+        at: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at", b"at"]) -> None: ...
+
+Global___ClockReply: typing_extensions.TypeAlias = ClockReply
+
+@typing.final
 class SlotMessage(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -29,6 +54,7 @@ class SlotMessage(google.protobuf.message.Message):
     LEAVING_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
     OUTPUT_FIELD_NUMBER: builtins.int
+    SPANS_FIELD_NUMBER: builtins.int
     NUMBER_FIELD_NUMBER: builtins.int
     RECEIVED_FIELD_NUMBER: builtins.int
     number: builtins.int
@@ -57,6 +83,10 @@ class SlotMessage(google.protobuf.message.Message):
     def output(self) -> Global___SlotOutput:
         """lines that the job has printed, and its warnings"""
 
+    @property
+    def spans(self) -> Global___SlotSpans:
+        """what the process did, for the job's trace"""
+
     def __init__(
         self,
         *,
@@ -67,12 +97,13 @@ class SlotMessage(google.protobuf.message.Message):
         leaving: Global___SlotLeaving | None = ...,
         draining: Global___SlotDraining | None = ...,
         output: Global___SlotOutput | None = ...,
+        spans: Global___SlotSpans | None = ...,
         number: builtins.int = ...,
         received: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["draining", b"draining", "failed", b"failed", "finished", b"finished", "hello", b"hello", "leaving", b"leaving", "message", b"message", "output", b"output", "ready", b"ready"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["draining", b"draining", "failed", b"failed", "finished", b"finished", "hello", b"hello", "leaving", b"leaving", "message", b"message", "number", b"number", "output", b"output", "ready", b"ready", "received", b"received"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "ready", "finished", "failed", "leaving", "draining", "output"] | None: ...
+    def HasField(self, field_name: typing.Literal["draining", b"draining", "failed", b"failed", "finished", b"finished", "hello", b"hello", "leaving", b"leaving", "message", b"message", "output", b"output", "ready", b"ready", "spans", b"spans"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["draining", b"draining", "failed", b"failed", "finished", b"finished", "hello", b"hello", "leaving", b"leaving", "message", b"message", "number", b"number", "output", b"output", "ready", b"ready", "received", b"received", "spans", b"spans"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "ready", "finished", "failed", "leaving", "draining", "output", "spans"] | None: ...
 
 Global___SlotMessage: typing_extensions.TypeAlias = SlotMessage
 
@@ -237,6 +268,34 @@ class OutputLine(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["level", b"level", "text", b"text"]) -> None: ...
 
 Global___OutputLine: typing_extensions.TypeAlias = OutputLine
+
+@typing.final
+class SlotSpans(google.protobuf.message.Message):
+    """At most 10,000 spans since the message before: records of nfdt/core/work/spans.py in the sender's Unix time."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    RECORDS_FIELD_NUMBER: builtins.int
+    OFFSET_S_FIELD_NUMBER: builtins.int
+    ERROR_S_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    records: builtins.bytes
+    offset_s: builtins.float
+    """the server's clock minus the sender's ..."""
+    error_s: builtins.float
+    """... give or take this"""
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        records: builtins.bytes = ...,
+        offset_s: builtins.float = ...,
+        error_s: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["error_s", b"error_s", "job_id", b"job_id", "offset_s", b"offset_s", "records", b"records"]) -> None: ...
+
+Global___SlotSpans: typing_extensions.TypeAlias = SlotSpans
 
 @typing.final
 class SlotFinished(google.protobuf.message.Message):

@@ -59,6 +59,11 @@ class WorkersStub(object):
                 request_serializer=nfdt_dot_core_dot_wire_dot_workers__pb2.TakeRowsRequest.SerializeToString,
                 response_deserializer=nfdt_dot_core_dot_wire_dot_workers__pb2.TakeRowsReply.FromString,
                 _registered_method=True)
+        self.ReadClock = channel.unary_unary(
+                '/nfdt.v1.Workers/ReadClock',
+                request_serializer=nfdt_dot_core_dot_wire_dot_workers__pb2.ClockRequest.SerializeToString,
+                response_deserializer=nfdt_dot_core_dot_wire_dot_workers__pb2.ClockReply.FromString,
+                _registered_method=True)
         self.Fetch = channel.unary_stream(
                 '/nfdt.v1.Workers/Fetch',
                 request_serializer=nfdt_dot_core_dot_wire_dot_workers__pb2.FetchRequest.SerializeToString,
@@ -107,6 +112,13 @@ class WorkersServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadClock(self, request, context):
+        """The server's clock, answered at once: slots estimate how theirs differs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Fetch(self, request, context):
         """Artifacts of the job (program, state, data), for workers on other machines.
         """
@@ -141,6 +153,11 @@ def add_WorkersServicer_to_server(servicer, server):
                     servicer.TakeRows,
                     request_deserializer=nfdt_dot_core_dot_wire_dot_workers__pb2.TakeRowsRequest.FromString,
                     response_serializer=nfdt_dot_core_dot_wire_dot_workers__pb2.TakeRowsReply.SerializeToString,
+            ),
+            'ReadClock': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadClock,
+                    request_deserializer=nfdt_dot_core_dot_wire_dot_workers__pb2.ClockRequest.FromString,
+                    response_serializer=nfdt_dot_core_dot_wire_dot_workers__pb2.ClockReply.SerializeToString,
             ),
             'Fetch': grpc.unary_stream_rpc_method_handler(
                     servicer.Fetch,
@@ -283,6 +300,33 @@ class Workers(object):
             '/nfdt.v1.Workers/TakeRows',
             nfdt_dot_core_dot_wire_dot_workers__pb2.TakeRowsRequest.SerializeToString,
             nfdt_dot_core_dot_wire_dot_workers__pb2.TakeRowsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadClock(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nfdt.v1.Workers/ReadClock',
+            nfdt_dot_core_dot_wire_dot_workers__pb2.ClockRequest.SerializeToString,
+            nfdt_dot_core_dot_wire_dot_workers__pb2.ClockReply.FromString,
             options,
             channel_credentials,
             insecure,
