@@ -48,6 +48,7 @@ setup(
         "torch": [*SERVER, "tensorflow-cpu>=2.20", "torch>=2.14"],
         "horovod": ["mpi4py>=4.0"],  # Horovod itself does not compile as pip gets it: ./scripts/install-horovod
         "ui": UI,
+        "tensorboard": ["tensorboard>=2.18"],
         "plots": ["matplotlib>=3.8"],
         "ray": ["ray>=2.54"],
         "dev": [
@@ -55,10 +56,12 @@ setup(
             *UI,
             "grpc-stubs",
             "hypothesis>=6.100",
+            "ipykernel>=6.29",
             "jax>=0.10",
             "kubernetes-validate>=1.30",
             "matplotlib>=3.8",
             "mypy>=1.11",
+            "nbclient>=0.10",
             "pandas>=2.2",
             "pytest>=8.2",
             "pytest-timeout>=2.3",
@@ -73,7 +76,10 @@ setup(
             "types-psutil",
             "types-pyyaml",
         ],
-        "examples": ["scikit-learn>=1.5"],
+        "examples": [
+            *("scikit-learn>=1.5", "wandb>=0.19"),
+            *("alembic>=1.13", "mlflow-skinny>=3.0", "sqlalchemy>=2.0"),  # MLflow in a file
+        ],
         "mutation": ["mutmut>=3.8,<4"],
     },
     entry_points={"console_scripts": ["nfdt=nfdt.cli:main", "hfdt=nfdt.cli:hfdt_main"]},

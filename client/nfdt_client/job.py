@@ -95,6 +95,11 @@ class InteractiveJob:
         """Return the name of the result artifact of a job that has succeeded."""
         return str(self.connection.persist(lambda: self.connection.show(self.job_id)).result_artifact)
 
+    def worker_statistics(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return the workers' totals so far, as in ``history.nfdt``."""
+        found = json.loads(self.connection.persist(lambda: self.connection.show(self.job_id)).workers_json or "{}")
+        return dict(found)
+
     def validated(self, epoch: int, logs: Mapping[str, Any]) -> None:
         """Store the numbers of a validation in this process, for a script that attaches to the job later.
 

@@ -15,6 +15,7 @@ from nfdt.core.program.state import State
 from nfdt.core.wire.parsing import Seldom
 from nfdt_client.backup import back_up
 from nfdt_client.batch_hooks import BatchHooks, Pauses
+from nfdt_client.board import Board
 from nfdt_client.failures import TRAINED, failure_of
 from nfdt_client.feed import Feeder
 from nfdt_client.fit_record import FitRecord
@@ -56,6 +57,7 @@ class Fit:
         pauses: Plan of the pauses for the batch hooks; None: training never pauses.
         validate: Validation in this process; None if the workers validate or there is no validation.
         validation_steps: Batches of the workers' validation, for the test hooks; 0 when there is none.
+        board: Writes the epochs for TensorBoard; None: no files.
     """
 
     model: Any
@@ -70,6 +72,7 @@ class Fit:
     pauses: Pauses | None = None
     validate: Validation | None = None
     validation_steps: int = 0
+    board: Board | None = None
 
 
 def begin_epoch(model: Any, callbacks: Any, epoch: int) -> None:
@@ -353,6 +356,10 @@ class Mirror:
         logs.update(epoch_logs({"val_logs": validation}))
         self._callbacks.on_epoch_end(self._epoch, logs)
         self._logs, self._closed = logs, self._epoch
+        if self._fit.board is not None and not self._requests.muted:
+            workers = self._result.get("workers") or self._job.worker_statistics()
+            rate = self._fit.state.learning_rate
+            self._fit.board.write_epoch(self._epoch, logs, rate, workers, data.get("seconds", 0.0))
 
     def _validate(self) -> Logs | None:
         """Evaluate the model here; in a replayed epoch return what an earlier script has sent, if it has."""

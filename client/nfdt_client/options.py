@@ -42,7 +42,7 @@ from nfdt_client.planned_speed import read_forecast
 logger = logging.getLogger(__name__)
 
 TIMEOUTS = ("start_timeout_s", "step_timeout_s")
-OF_FITS = ("batch_hooks", "data", "evaluate", "fallback", "forecast", "job", "ui", "warm")
+OF_FITS = ("batch_hooks", "data", "evaluate", "fallback", "forecast", "job", "tensorboard", "ui", "warm")
 EMULATION = tuple(f"emulate.{name}" for name in Emulation.model_fields)
 NAMES: tuple[str, ...] = (
     "algorithm",
@@ -67,6 +67,7 @@ class Options:
         fallback: What to do with a fit that cannot be distributed: error, or local.
         forecast: Speed that ``nfdt plan`` has predicted; the job's log and page compare it with the measured one.
         job: Name of the job of the first fit at the server; later fits are numbered. None: the jobs have no names.
+        tensorboard: Folder in which each fit writes its metrics for TensorBoard; None: none are written.
         ui: Whether the server that a script without ``server`` starts serves a page for browsers.
         warm: Whether a script without ``server`` uses the warm server of this machine, if one runs.
         workers_given: Whether the number of workers is given; otherwise it is the default.
@@ -86,6 +87,7 @@ class Options:
     fallback: str = "error"
     forecast: SpeedForecast | None = None
     job: str | None = None
+    tensorboard: Path | None = None
     ui: bool = False
     warm: bool = True
     workers_given: bool = False
@@ -262,6 +264,7 @@ def _validated(given: dict[str, Setting], default_algorithm: str) -> Options:
     evaluate = evaluation_mode.check_mode(values.pop("evaluate", "auto"))
     fallback = local_fit.check_fallback(values.pop("fallback", "error"))
     plan = values.pop("forecast", None)
+    board = values.pop("tensorboard", None)
     job = _checked_job(values.pop("job", None), connection.get("server"))
     switches: dict[str, Any] = {
         name: _switch(name, values.pop(name, default)) for name, default in (("ui", False), ("warm", True))
@@ -281,6 +284,7 @@ def _validated(given: dict[str, Setting], default_algorithm: str) -> Options:
         fallback=fallback,
         forecast=forecast,
         job=job,
+        tensorboard=None if board is None else Path(board),
         **switches,
         workers_given="workers" in given,
         settings=_explained(given, preset, algorithm, cluster),

@@ -21,6 +21,7 @@ from nfdt.core.specs.job import ClusterSpec
 from nfdt.core.wire import jobs_pb2 as pb
 from nfdt_client import batch_hooks, callbacks, evaluation, patch, placement, ring
 from nfdt_client.backend import require_backend_of
+from nfdt_client.board import Board
 from nfdt_client.capture import bind, capture, check_batch
 from nfdt_client.captured import Capture
 from nfdt_client.connection import JobsClient
@@ -213,6 +214,8 @@ class Session:
         size = int(model.steps_per_execution or 1)
         pauses = batch_hooks.plan_pauses(self.options.batch_hooks, self.options.algorithm, each, size)
 
+        board = self._make_board()
+
         def train() -> FitRecord:
             submission, manifest = self.prepare(captured, batch, initial_epoch, interactive=True)
             job = self.start(replace(submission, name=name), manifest)
@@ -231,6 +234,7 @@ class Session:
                 pauses=pauses,
                 validate=validate,
                 validation_steps=captured.validation.batches if captured.validation is not None else 0,
+                board=board,
             )
             try:
                 return Mirror(fit, job, self._feed(job, captured)).run()
@@ -238,11 +242,22 @@ class Session:
                 self._keep_failure(job, error)
                 raise
 
-        record = self._with_readable_data(captured, train)
+        try:
+            record = self._with_readable_data(captured, train)
+        finally:
+            if board is not None:
+                board.close()
         record.data = {"where": captured.choice.where, "reason": captured.choice.reason}
         model.history.nfdt = record
         self.fits.append(record)
         return model.history
+
+    def _make_board(self) -> Board | None:
+        """Return the writer for TensorBoard; further fits of a session write into folders of their own."""
+        folder = self.options.tensorboard
+        if folder is None:
+            return None
+        return Board(folder / f"fit-{len(self.fits) + 1}" if self.fits else folder)
 
     def _keep_failure(self, job: InteractiveJob, error: Exception) -> None:
         """Keep what a failed job leaves on a server that ends with this session, and note where in the error."""

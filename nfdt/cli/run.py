@@ -79,6 +79,7 @@ def _exiting(context: click.Context) -> Iterator[None]:
 @click.option("--shards", metavar="N", help="Into how many parts the weights are divided (1).")
 @click.option("--job", metavar="NAME", help="Name of the job: the script, run again, attaches to it or resumes it.")
 @click.option("--ui", is_flag=True, help="Serve a page for browsers while it runs; its link is printed.")
+@click.option("--tensorboard", metavar="DIR", help="Write metrics, and what each worker does, for TensorBoard.")
 @click.option("--no-warm", "no_warm", is_flag=True, help="Start a server of its own, even if `nfdt start` keeps one.")
 @click.option("--detach", is_flag=True, help="Submit the first fit as a job that needs no client, and print its id.")
 @training_options(DEFAULT_PRESET)

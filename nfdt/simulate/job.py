@@ -178,6 +178,10 @@ class SimulatedJob:
         """Return a name for the result."""
         return RESULT
 
+    def worker_statistics(self) -> dict[str, dict[str, Any]]:
+        """Return the workers' totals so far."""
+        return self._statistics()
+
     def validated(self, epoch: int, logs: Mapping[str, Any]) -> None:
         """Do nothing: no other client attaches to the job."""
 

@@ -13,7 +13,7 @@ from nfdt.core.wire import jobs_pb2, workers_pb2
 SECRET = "0123456789abcdef"
 JOBS = jobs_pb2.DESCRIPTOR.services_by_name["Jobs"]
 WORKERS = workers_pb2.DESCRIPTOR.services_by_name["Workers"]
-READING = {"Describe", "Download", "List", "OpenPage", "Show", "Slots", "Watch"}
+READING = {"Describe", "Download", "List", "OpenPage", "Show", "Slots", "Trace", "Watch"}
 
 
 def test_a_secret_alone_is_an_administrator_s():

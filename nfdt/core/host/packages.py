@@ -34,6 +34,11 @@ def require_page_packages(what: str) -> None:
     _require(what, "the page", PAGE_PACKAGES, "pip install '.[ui]'")
 
 
+def require_board_packages(what: str) -> None:
+    """Check that TensorBoard is installed; see :func:`require_server_packages`."""
+    _require(what, "TensorBoard", {"tensorboard": "tensorboard"}, "pip install '.[tensorboard]'")
+
+
 def _require(what: str, user: str, packages: Mapping[str, str], remedy: str) -> None:
     if missing := [name for module, name in packages.items() if find_spec(module) is None]:
         raise NotInstalled(
