@@ -8,6 +8,8 @@ from setuptools import find_packages, setup
 SERVER = ["cryptography>=50", "grpcio-health-checking>=1.75.1", "numba>=0.62", "psutil>=5.9"]
 # The page of a server for browsers, and /metrics.
 UI = ["prometheus-client>=0.21", "starlette>=0.40", "uvicorn>=0.30"]
+# The documentation as a site: scripts/docs.
+DOCS = ["latex2mathml>=3.77", "mkdocs-click>=0.9", "mkdocs-material>=9.6", "mkdocstrings[python]>=1.0"]
 
 setup(
     name="nfdt",
@@ -49,11 +51,13 @@ setup(
         "horovod": ["mpi4py>=4.0"],  # Horovod itself does not compile as pip gets it: ./scripts/install-horovod
         "ui": UI,
         "tensorboard": ["tensorboard>=2.18"],
+        "docs": DOCS,
         "plots": ["matplotlib>=3.8"],
         "ray": ["ray>=2.54"],
         "dev": [
             *SERVER,
             *UI,
+            *DOCS,
             "grpc-stubs",
             "hypothesis>=6.100",
             "ipykernel>=6.29",

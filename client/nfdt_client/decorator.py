@@ -71,7 +71,8 @@ def distribute(
 
     Raises:
         UsageError: unknown options or bad values; raised at decoration, and the message names the valid ones.
-        CaptureError: Keras runs, or will run, on another backend than TensorFlow; raised at decoration as well.
+        CaptureError: Keras runs, or will run, on a backend on which the algorithm cannot train; raised at decoration
+            as well.
     """
     named = {"workers": workers, "algorithm": algorithm, "server": server, **overrides}
     resolved = _options(options, named, default_algorithm)
