@@ -46,10 +46,15 @@ NOT_RUN = {
     "needs a Ray cluster; tests/engines/test_ray.py": ["ray start ...", "nfdt run --on ray ..."],
     "needs root and namespaces; tests/machines": ["scripts/machines ..."],
     "needs other hosts": ["hfdt run -np 4 -H a:2,b:2 ..."],
+    "serves until it is interrupted": ["tensorboard ..."],
     "is not complete": ["nfdt server --ui 127.0.0.1:7778 ..."],
 }
 # Commands that take longer, or are like others of their page: ./scripts/test -m long.
 LONG = [
+    "nfdt run --workers 8 --shards 2 train.py",
+    "nfdt run --workers 3 --set emulate.fail=1@30 script.py",
+    "nfdt jobs prune --older-than 7d",
+    "python -m timeit ...",
     "mpirun ...",
     "horovodrun ...",
     "hfdt run ...",
