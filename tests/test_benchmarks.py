@@ -23,6 +23,7 @@ from benchmarks.run import (
     accuracy,
     batched,
     convergence,
+    forecast,
     hetero,
     hfdt,
     link,
@@ -83,6 +84,22 @@ def test_overhead_compares_one_worker_with_plain_fit(tmp_path, capsys):
     assert set(got["ratios"]) == {"nfdt/plain@mlp", "nfdt-overlap/plain@mlp", "startup_s"}
     assert {(row["case"], row["peer"]) for row in got["rows"]} == {("mlp", peer) for peer in overhead.OPTIONS}
     assert "nfdt/plain@mlp" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_forecasts_are_compared_with_what_happens(tmp_path, capsys):
+    report = Report("forecast", [0])
+    forecast.run(report, forecast.JOBS[:1], samples=640)
+    got = written(report, tmp_path)
+    assert got["ratios"]["within a tenth"] in ("0 of 1", "1 of 1")
+    figures = {row["unit"]: row["value"] for row in got["rows"]}
+    assert figures["% off"] == pytest.approx(100 * (figures["samples/s planned"] / figures["samples/s measured"] - 1))
+    assert figures["staleness planned"] == 3
+
+
+def test_the_ten_jobs_of_the_forecasts_are_those_of_the_documentation():
+    assert len(forecast.JOBS) == 10
+    assert len({(job.name, job.algorithm) for job in forecast.JOBS}) == 10
 
 
 def test_accuracy_compares_the_algorithms_on_the_same_seeds(monkeypatch, tmp_path):

@@ -85,7 +85,7 @@ function lines(parent, title, x, series, options = {}) {
   const axis = { stroke: "#888", grid: { stroke: "#8883", width: 1 }, ticks: { show: false } };
   const plot = new uPlot({
     title, width, height: 220, legend: { live: false },
-    scales: { x: { time: options.time ?? true }, y: { range: options.range ?? null } },
+    scales: { x: { time: options.time ?? true }, y: { range: options.fill ? (_, low, high) => [0, 1.05 * high || 1] : null } },
     axes: [options.time === false ? { ...axis, incrs: WHOLE } : axis, { ...axis, size: 64, values: (_, values) => values.map(v => short(v)) }],
     series: [{}, ...names.map((label, index) => ({
       label, stroke: COLOURS[index % COLOURS.length], width: 1.5, points: { show: x.length < 40, size: 5 },
