@@ -66,6 +66,8 @@ LONG = [
     "nfdt run --workers 4 -m project.train ...",
     "nfdt run --workers 4 --algorithm ssp ...",
     "NFDT_START_LOG=start.log nfdt run script.py",
+    "nfdt run --workers 4 --algorithm auto --set ...",
+    "nfdt run --workers 2 --set codec=adaptive --set ...",
     "nfdt simulate ...",
     "nfdt plan --cluster ...",
     "nfdt plan --workers 4 examples/digits.py",
@@ -73,6 +75,10 @@ LONG = [
 # Programs that are not run, by reason: page and first line. Their names of nfdt and hfdt are checked all the same.
 PROGRAMS_NOT_RUN = {
     "chooses the backend of the process": [("docs/backends.md", "import os")],
+    "the script before its change": [
+        ("docs/migration.md", "import horovod.tensorflow.keras as hvd"),
+        ("docs/migration.md", "import tensorflow as tf"),
+    ],
     "needs ranks; tests/hfdt and tests/integration run such scripts": [
         ("docs/horovod_library.md", "import keras"),
         ("docs/horovod_library.md", 'local = [model.get_layer("table")]'),
@@ -80,7 +86,7 @@ PROGRAMS_NOT_RUN = {
     ],
 }
 # Pages that suppose a server, which others describe.
-WITH_SERVER = ("docs/monitoring.md", "docs/simulate.md")
+WITH_SERVER = ("docs/monitoring.md", "docs/resume.md", "docs/simulate.md")
 PAGES = commands_by_page()
 
 

@@ -163,6 +163,8 @@ class Reader:
         self.variables |= {
             "PATH": os.pathsep.join([str(binaries), str(Path(sys.executable).parent), os.environ["PATH"]]),
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "client")]),
+            "HOME": str(self.folder),  # the default folder of a server's state is there
+            "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")),  # compiled loops
             "XDG_RUNTIME_DIR": str(self.folder / "run"),
             "BROWSER": "true",
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
