@@ -13,6 +13,7 @@ import pytest
 import hfdt
 import nfdt
 from nfdt.cli import HFDT_SUMMARIES, SUMMARIES
+from nfdt.core.specs.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
 DEADLINE_S = 240
@@ -64,5 +65,9 @@ def test_the_reference_has_every_public_name(site, package):
     assert [name for name in package.__all__ if name not in text] == []
 
 
-def test_formulas_are_shown_without_a_script(site):
-    assert "<math" in (site / "algorithms" / "bsp.html").read_text(encoding="utf-8")
+@pytest.mark.parametrize("preset", PRESETS)
+def test_formulas_are_shown_without_a_script(site, preset):
+    text = (site / "algorithms" / f"{preset}.html").read_text(encoding="utf-8")
+    formulas = re.findall(r"<math.*?</math>", text, re.DOTALL)
+    assert formulas
+    assert [formula for formula in formulas if "\\" in re.sub("<[^>]*>", "", formula)] == []  # no LaTeX is left
