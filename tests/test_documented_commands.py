@@ -72,6 +72,8 @@ LONG = [
     "nfdt plan --cluster ...",
     "nfdt plan --workers 4 examples/digits.py",
 ]
+# Pages whose commands are like those of other pages, and take half a minute.
+LONG_PAGES = ("docs/cluster.md", "docs/monitoring.md", "docs/operations.md", "docs/simulate.md")
 # Programs that are not run, by reason: page and first line. Their names of nfdt and hfdt are checked all the same.
 PROGRAMS_NOT_RUN = {
     "chooses the backend of the process": [("docs/backends.md", "import os")],
@@ -100,7 +102,9 @@ def listed(command: str, entries: Iterable[str]) -> bool:
 
 
 RUN = {page: [c for c in commands if not listed(c, chain(*NOT_RUN.values()))] for page, commands in PAGES.items()}
-QUICK = {page: [c for c in commands if not listed(c, LONG)] for page, commands in RUN.items()}
+QUICK = {
+    page: [] if page in LONG_PAGES else [c for c in commands if not listed(c, LONG)] for page, commands in RUN.items()
+}
 
 
 @pytest.fixture(scope="module")

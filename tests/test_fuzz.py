@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 
 def test_made_up_messages_are_read_back_and_repeat_with_their_seed():
     kind = workers_pb2.SlotMessage.DESCRIPTOR
-    first, second = ([made_up.message(kind, random) for _ in range(50)] for random in (Random(3), Random(3)))
+    first, second = ([made_up.message(kind, random) for _ in range(100)] for random in (Random(3), Random(3)))
     assert [one.SerializeToString() for one in first] == [one.SerializeToString() for one in second]
     assert {one.WhichOneof("message") for one in first} > {"hello", "ready", "failed"}
     sent = [one.SerializeToString() for one in first]

@@ -64,6 +64,7 @@ def test_srun_trains_on_two_machines(slurm, script, tmp_path):
     assert list((tmp_path / "rendezvous").iterdir()) == [], "nothing of the launch remains"
 
 
+@pytest.mark.long
 def test_the_parts_of_a_heterogeneous_job_are_one_launch(slurm, script, tmp_path):
     first = ["srun", "--ntasks=1", "--cpus-per-task=1", "--nodelist=node0", "nfdt", "mpi", script]
     second = ["--ntasks=2", "--cpus-per-task=3", "--nodelist=node1", "nfdt", "mpi", script]

@@ -66,6 +66,7 @@ def fetched(machine: Machine) -> int:
     return sum(map(int, found))
 
 
+@pytest.mark.long
 def test_a_machine_fetches_only_the_rows_of_its_tasks(machines, tmp_path):
     server, one, two = machines(["server", "one", "two"])
     with MachinesCluster(tmp_path, server) as cluster:

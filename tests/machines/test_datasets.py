@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.cluster_of_machines import MachinesCluster
 from tests.support.scripts import answer
 
@@ -70,6 +72,7 @@ def test_two_machines_share_a_dataset(machines, tmp_path):
         assert all(got["hosts"].values())
 
 
+@pytest.mark.long
 def test_files_that_a_machine_lacks_are_named_before_the_first_epoch(machines, tmp_path):
     private = tmp_path / "private"
     private.mkdir()

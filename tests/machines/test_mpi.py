@@ -59,6 +59,7 @@ def launch(rig, folder, ranks, *options):
     return json.loads([line for line in done.stdout.splitlines() if line.startswith("{")][-1])
 
 
+@pytest.mark.long
 @pytest.mark.feature("`mpirun ... nfdt mpi`", area="Launchers and environments")
 def test_mpirun_trains_on_two_machines(machines, tmp_path):
     got = launch(machines(2), tmp_path, 3)

@@ -51,6 +51,7 @@ def test_an_allreduce_spans_machines(machines, tmp_path):
     assert got["loss"][1] < got["loss"][0]
 
 
+@pytest.mark.long
 def test_an_allreduce_over_machines_needs_the_servers_consent(machines, tmp_path):
     rig = machines(2)
     with MachinesCluster(tmp_path, rig[0]) as cluster:

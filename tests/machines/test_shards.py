@@ -27,6 +27,7 @@ print(json.dumps(dict(
 )
 
 
+@pytest.mark.long
 def test_shards_are_placed_on_the_machines_that_offer_them(machines, tmp_path):
     server, worker, one, two = machines(["server", "worker", "one", "two"])
     with MachinesCluster(tmp_path, server) as cluster:

@@ -21,9 +21,12 @@ _SMALL = {FieldDescriptor.TYPE_INT32: 2**31, FieldDescriptor.TYPE_UINT32: 2**32}
 
 
 def message(kind: Descriptor, random: Random, depth: int = DEPTH) -> Any:
-    """Return a message of a type in which about half of the fields are set."""
+    """Return a message of a type in which about half of the fields are set; of a ``oneof`` each is as likely."""
     made = GetMessageClass(kind)()
+    chosen = {group.name: random.choice(group.fields).name for group in kind.oneofs}
     for field in kind.fields:
+        if field.containing_oneof is not None and chosen[field.containing_oneof.name] != field.name:
+            continue
         if random.random() < 0.5 or (field.message_type is not None and depth == 0):
             continue
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
