@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import statistics
 
+import pytest
+
 import nfdt
 from benchmarks.run.accuracy import WORKERS, train
 
 SEEDS = (0, 1, 2)
 
 
+@pytest.mark.long
 def test_ddc_asgd_with_4_workers_learns_as_well_as_plain_keras():
     plain = [train(0.05, seed, epochs=20).accuracy for seed in SEEDS]
     # Equally fast workers that overlap although there may be fewer cores than workers.

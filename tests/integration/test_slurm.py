@@ -72,7 +72,8 @@ def test_the_parts_of_a_heterogeneous_job_are_one_launch(slurm, script, tmp_path
     assert (got["workers"], got["samples"]) == (2, 3000)
 
 
-@pytest.mark.parametrize("name", ["nfdt.sbatch", pytest.param("nfdt-heterogeneous.sbatch", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["nfdt.sbatch", "nfdt-heterogeneous.sbatch"])
 def test_the_example_trains(slurm, script, tmp_path, name):
     environment = {"NFDT_VENV": str(NFDT.parent.parent)}
     submitted = run(slurm, tmp_path, "sbatch", "--parsable", ROOT / "examples" / "hpc" / name, script, **environment)

@@ -129,11 +129,12 @@ print(json.dumps(found))
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [
         {"algorithm": "bsp"},
-        pytest.param({"algorithm": "allreduce"}, marks=[needs_horovod, pytest.mark.long]),
+        pytest.param({"algorithm": "allreduce"}, marks=needs_horovod),
     ],
     ids=lambda options: options["algorithm"],
 )
