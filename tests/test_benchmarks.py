@@ -29,6 +29,7 @@ from benchmarks.run import (
     link,
     machines,
     overhead,
+    reality,
     scale,
     simulate,
     snapshots,
@@ -95,6 +96,28 @@ def test_forecasts_are_compared_with_what_happens(tmp_path, capsys):
     figures = {row["unit"]: row["value"] for row in got["rows"]}
     assert figures["% off"] == pytest.approx(100 * (figures["samples/s planned"] / figures["samples/s measured"] - 1))
     assert figures["staleness planned"] == 3
+
+
+@pytest.mark.long
+def test_reality_compares_a_simulated_job_with_real_workers(tmp_path, capsys):
+    report = Report("reality", [0])
+    reality.compare(report, ["ddc-asgd"], [reality.Cluster("2 equal", (20.0, 20.0), 100.0)], epochs=2)
+    got = written(report, tmp_path)
+    figures = {row["unit"]: row["value"] for row in got["rows"]}
+    assert figures["s per epoch simulated"] == pytest.approx(figures["s per epoch planned"], rel=0.1)
+    assert figures["s per epoch real"] > 0.9 * figures["s per epoch simulated"]
+    assert min(figures["% accuracy real"], figures["% accuracy simulated"]) > 50
+    assert set(got["ratios"]) == {"throughput agrees", "staleness agrees", "accuracy agrees"}
+
+
+def test_figures_of_a_comparison_add_up_its_seeds():
+    compared = reality.Comparison(planned_s=4.0)
+    compared.real = [reality.Outcome(5.0, {1: 3, 2: 1}, 90.0), reality.Outcome(5.0, {1: 1, 2: 3}, 92.0)]
+    compared.virtual = [reality.Outcome(4.0, {1: 4}, 91.0), reality.Outcome(4.0, {1: 4}, 91.5)]
+    figures = compared.figures()
+    assert figures["% throughput off, simulated"] == figures["% throughput off, planned"] == pytest.approx(25.0)
+    assert figures["distance of staleness"] == pytest.approx(0.5)
+    assert (figures["points between them"], figures["points between seeds"]) == (0.25, 2.0)
 
 
 def test_the_ten_jobs_of_the_forecasts_are_those_of_the_documentation():

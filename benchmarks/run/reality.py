@@ -1,0 +1,216 @@
+"""Simulator, plan and real workers on the same jobs: throughput, staleness and accuracy on three clusters."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+from nfdt_client.options import resolve
+from sklearn.datasets import load_digits
+
+import nfdt
+from benchmarks.reports.report import Report, arguments
+from benchmarks.workloads.epochs import now
+from nfdt.cli.simulated import SimulatedSession
+from nfdt.planning.forecast import forecast
+from nfdt.simulate.cluster import ClusterDescription, parse_cluster
+from nfdt.simulate.costs import costs_of
+
+BATCH, RATE, MOMENTUM = 16, 0.02, 0.9
+TEST_ROWS = 357  # of the 1,797 digits; 90 batches remain
+WITHIN = {"throughput": 0.05, "distance": 0.10}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Machines that are described to the simulator and emulated for real workers.
+
+    Attributes:
+        name: Name in the table.
+        step_ms: Milliseconds of a step of each worker.
+        bandwidth_mbit: Bandwidth of each worker's link in each direction; None: not limited.
+    """
+
+    name: str
+    step_ms: tuple[float, ...]
+    bandwidth_mbit: float | None = None
+
+    @property
+    def _link(self) -> dict[str, Any]:
+        return {} if self.bandwidth_mbit is None else {"bandwidth_mbit": self.bandwidth_mbit}
+
+    @property
+    def described(self) -> ClusterDescription:
+        """The machines for the simulator."""
+        return parse_cluster({"workers": [{"step_ms": ms, **self._link} for ms in self.step_ms]})
+
+    @property
+    def emulate(self) -> dict[str, Any]:
+        """The machines as the option ``emulate`` of a job."""
+        return {"step_ms": self.step_ms, **self._link}
+
+
+CLUSTERS = (
+    Cluster("4 equal", (200.0,) * 4),
+    Cluster("1,1,4,4", (200.0, 200.0, 800.0, 800.0)),
+    Cluster("4 equal, 10 Mbit/s", (200.0,) * 4, 10.0),
+)
+QUICK = (Cluster("1,1,4,4", (40.0, 40.0, 160.0, 160.0)),)
+
+
+@dataclass
+class Outcome:
+    """One training.
+
+    Attributes:
+        epoch_s: Seconds per epoch, the first left out.
+        staleness: Number of gradients by staleness.
+        accuracy: Test accuracy in %.
+    """
+
+    epoch_s: float
+    staleness: Mapping[int, int]
+    accuracy: float
+
+
+class EpochSeconds(keras.callbacks.Callback):
+    """Real seconds of each epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Record the start of the epoch."""
+        self._began = now()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Add the seconds of the epoch."""
+        self.seconds.append(now() - self._began)
+
+
+def distance(one: Mapping[int, int], other: Mapping[int, int]) -> float:
+    """Return the total variation distance of two histograms: 0 if equal, 1 if disjoint."""
+    totals = sum(one.values()), sum(other.values())
+    return sum(abs(one.get(k, 0) / totals[0] - other.get(k, 0) / totals[1]) for k in {*one, *other}) / 2
+
+
+def build(seed: int) -> keras.Model:
+    """Build an MLP of 17 k parameters for digits."""
+    keras.utils.set_random_seed(seed)
+    layers = [keras.layers.Dense(width, activation="relu") for width in (128, 64)]
+    model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(10, activation="softmax")])
+    optimizer = keras.optimizers.SGD(RATE, momentum=MOMENTUM)
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def train(session: Any, seed: int, epochs: int, callbacks: Sequence[Any] = ()) -> Outcome:
+    """Train on digits in a session; the seconds per epoch are left to the caller."""
+    images, labels = load_digits(return_X_y=True)
+    x, y = (images / 16).astype("float32"), labels
+    model = build(seed)
+    with session as opened:
+        fit = {"batch_size": BATCH, "epochs": epochs, "verbose": 0}
+        model.fit(x[:-TEST_ROWS], y[:-TEST_ROWS], callbacks=list(callbacks), **fit)
+    staleness: Counter[int] = Counter()
+    for worker in opened.fits[0].values():
+        staleness.update({int(tau): int(count) for tau, count in worker["staleness"].items()})
+    accuracy = model.evaluate(x[-TEST_ROWS:], y[-TEST_ROWS:], verbose=0)[1]
+    return Outcome(float("nan"), staleness, 100 * accuracy)
+
+
+def on_workers(row: str, cluster: Cluster, seed: int, epochs: int) -> Outcome:
+    """Train on real workers whose steps and links are emulated."""
+    timed = EpochSeconds()
+    session = nfdt.session(workers=len(cluster.step_ms), algorithm=row, emulate=cluster.emulate)
+    outcome = train(session, seed, epochs, [timed])
+    outcome.epoch_s = statistics.median(timed.seconds[1:])
+    return outcome
+
+
+def simulated(row: str, cluster: Cluster, seed: int, epochs: int) -> Outcome:
+    """Train on the described cluster."""
+    session = SimulatedSession(resolve({"workers": len(cluster.step_ms), "algorithm": row}), cluster.described)
+    outcome = train(session, seed, epochs)
+    ends = [point.at_s for point in session.jobs[0].record.points if point.ends_epoch]
+    outcome.epoch_s = (ends[-1] - ends[0]) / (epochs - 1)
+    return outcome
+
+
+@dataclass
+class Comparison:
+    """Trainings of one row on one cluster, by seed.
+
+    Attributes:
+        real: On real workers.
+        virtual: In the simulator.
+        planned_s: Seconds per epoch that the plan predicts.
+    """
+
+    planned_s: float
+    real: list[Outcome] = field(default_factory=list)
+    virtual: list[Outcome] = field(default_factory=list)
+
+    def figures(self) -> dict[str, float]:
+        """Return the medians and distances of the table, by unit."""
+        real_s, virtual_s = (statistics.median(o.epoch_s for o in side) for side in (self.real, self.virtual))
+        together = [sum((Counter(o.staleness) for o in side), Counter()) for side in (self.real, self.virtual)]
+        real, virtual = ([o.accuracy for o in side] for side in (self.real, self.virtual))
+        return {
+            "s per epoch real": real_s,
+            "s per epoch simulated": virtual_s,
+            "s per epoch planned": self.planned_s,
+            "% throughput off, simulated": 100 * (real_s / virtual_s - 1),
+            "% throughput off, planned": 100 * (real_s / self.planned_s - 1),
+            "distance of staleness": distance(*together),
+            "% accuracy real": statistics.mean(real),
+            "% accuracy simulated": statistics.mean(virtual),
+            "points between them": statistics.mean(virtual) - statistics.mean(real),
+            "points between seeds": max(max(each) - min(each) for each in (real, virtual)),
+        }
+
+
+def compare(report: Report, rows: Sequence[str], clusters: Sequence[Cluster], epochs: int) -> None:
+    """Train every row on every cluster with all seeds, on real workers and in the simulator by turns."""
+    samples, weights = len(load_digits().target) - TEST_ROWS, build(0).count_params()
+    met = Counter[str]()
+    for cluster in clusters:
+        for row in rows:
+            planned = forecast(
+                resolve({"algorithm": row}).algorithm, costs_of(cluster.described, BATCH, weights), samples
+            )
+            compared = Comparison(planned.epoch_s)
+            for seed in report.seeds:
+                compared.virtual.append(simulated(row, cluster, seed, epochs))
+                compared.real.append(on_workers(row, cluster, seed, epochs))
+            figures = compared.figures()
+            for unit, value in figures.items():
+                report.add(cluster.name, row, unit, value)
+            met["throughput"] += abs(figures["% throughput off, simulated"]) <= 100 * WITHIN["throughput"]
+            met["staleness"] += figures["distance of staleness"] <= WITHIN["distance"]
+            met["accuracy"] += abs(figures["points between them"]) <= figures["points between seeds"]
+    for name, count in met.items():
+        report.ratios[f"{name} agrees"] = f"{count} of {len(clusters) * len(rows)}"
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--rows", help="presets, as in ddc-asgd,bsp; default ddc-asgd")
+    parser.add_argument("--seeds", type=int, default=3, help="how many; default 3")
+    options = parser.parse_args()
+    report = Report("reality", list(range(1 if options.quick else options.seeds)))
+    rows = options.rows.split(",") if options.rows else ["ddc-asgd"]
+    compare(report, rows, QUICK if options.quick else CLUSTERS, 2 if options.quick else 5)
+    report.finish(options.json)
+
+
+if __name__ == "__main__":
+    main()
