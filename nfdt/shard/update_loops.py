@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from nfdt.core.arrays.loops import reordered
-from nfdt.update_rules.reliability import NORM_EPSILON, STEP_DECAY, STEP_EPSILON
+from nfdt.update_rules.reliability import NORM_EPSILON, STEP_DECAY, STEP_EPSILON, WEIGHT_SHARE
 
 TILE = 1024  # columns, or elements of a vector, that are handled at once
 
 F32: Any = np.float32
 _NORM_EPSILON, _STEP_EPSILON = F32(NORM_EPSILON), F32(STEP_EPSILON)
 _STEP_DECAY, _STEP_SHARE = F32(STEP_DECAY), F32(1.0 - STEP_DECAY)
+_WEIGHT_SHARE = F32(WEIGHT_SHARE)
 _SMALLEST = F32(np.finfo(np.float32).tiny)
 _ONE, _ZERO = F32(1.0), F32(0.0)
 
@@ -71,7 +72,7 @@ def update(
         if backup_difference is not None:
             rows, columns = parts[p, 3], parts[p, 4]
             widest = max(widest, rows if columns == 1 else (rows - 1) * columns + min(columns, TILE))
-    held, scratch = np.empty(widest, np.float32), np.empty((6, TILE), np.float32)
+    held, scratch = np.empty(widest, np.float32), np.empty((7, TILE), np.float32)
     for p in range(parts.shape[0]):
         start, first, blocks, rows, columns = parts[p, 0], parts[p, 1], parts[p, 2], parts[p, 3], parts[p, 4]
         # A vector is handled as tiles of whole blocks, a matrix as tiles of columns.
@@ -87,7 +88,8 @@ def update(
                 end = begin + (count * rows if vector else (rows - 1) * columns + count)
                 square = step_square[block : block + count]
                 products, shared, drifts = scratch[0, :count], scratch[1, :count], scratch[2, :count]
-                factor, decay, steps = scratch[3, :count], scratch[4, :count], scratch[5, :count]
+                sizes, factor = scratch[3, :count], scratch[4, :count]
+                decay, steps = scratch[5, :count], scratch[6, :count]
                 g, w, r, out = gradient[begin:end], weights[begin:end], reserve[begin:end], reply[begin:end]
                 if backup_difference is None:
                     b = backup[begin:end]
@@ -96,12 +98,12 @@ def update(
                     lines, length = (1, end - begin) if vector else (rows, count)
                     _widen(lines, stride, length, backup[begin:end], backup_difference[begin:end], b)
                 if vector and rows == 16:
-                    _sums_of_16(g, w, b, products, shared, drifts)
+                    _sums_of_16(g, w, b, products, shared, drifts, sizes)
                 elif vector:
-                    _sums_of_blocks(rows, g, w, b, products, shared, drifts)
+                    _sums_of_blocks(rows, g, w, b, products, shared, drifts, sizes)
                 else:
-                    _sums_of_columns(rows, stride, g, w, b, products, shared, drifts)
-                _factors(square, products, shared, drifts, factor, numbers)
+                    _sums_of_columns(rows, stride, g, w, b, products, shared, drifts, sizes)
+                _factors(square, products, shared, drifts, sizes, factor, numbers)
                 _decays(block, count, factor_mean, factor_square, factor, decay, numbers)
                 if second is not None:
                     if vector:
@@ -137,10 +139,18 @@ def widen(anchor: Any, difference: Any, out: Any) -> None:
 
 @reordered
 def _sums_of_columns(
-    rows: Any, stride: Any, gradient: Any, weights: Any, backup: Any, products: Any, shared: Any, drifts: Any
+    rows: Any,
+    stride: Any,
+    gradient: Any,
+    weights: Any,
+    backup: Any,
+    products: Any,
+    shared: Any,
+    drifts: Any,
+    sizes: Any,
 ) -> None:
     for c in range(products.size):
-        products[c], shared[c], drifts[c] = _ZERO, _ZERO, _ZERO
+        products[c], shared[c], drifts[c], sizes[c] = _ZERO, _ZERO, _ZERO, _ZERO
     for row in range(rows):
         at = row * stride
         g, w = gradient[at : at + products.size], weights[at : at + products.size]
@@ -150,46 +160,54 @@ def _sums_of_columns(
             products[c] += g[c] * g[c]
             shared[c] += g[c] * drift
             drifts[c] += drift * drift
+            sizes[c] += w[c] * w[c]
 
 
 @reordered
 def _sums_of_blocks(
-    rows: Any, gradient: Any, weights: Any, backup: Any, products: Any, shared: Any, drifts: Any
+    rows: Any, gradient: Any, weights: Any, backup: Any, products: Any, shared: Any, drifts: Any, sizes: Any
 ) -> None:
     for block in range(products.size):
         at = block * rows
         g, w, b = gradient[at : at + rows], weights[at : at + rows], backup[at : at + rows]
-        own, common, moved = _ZERO, _ZERO, _ZERO
+        own, common, moved, size = _ZERO, _ZERO, _ZERO, _ZERO
         for i in range(rows):
             drift = w[i] - b[i]
             own += g[i] * g[i]
             common += g[i] * drift
             moved += drift * drift
-        products[block], shared[block], drifts[block] = own, common, moved
+            size += w[i] * w[i]
+        products[block], shared[block], drifts[block], sizes[block] = own, common, moved, size
 
 
 @reordered
-def _sums_of_16(gradient: Any, weights: Any, backup: Any, products: Any, shared: Any, drifts: Any) -> None:
+def _sums_of_16(
+    gradient: Any, weights: Any, backup: Any, products: Any, shared: Any, drifts: Any, sizes: Any
+) -> None:
     for block in range(products.size):
         at = block * 16
         g, w, b = gradient[at : at + 16], weights[at : at + 16], backup[at : at + 16]
-        own, common, moved = _ZERO, _ZERO, _ZERO
+        own, common, moved, size = _ZERO, _ZERO, _ZERO, _ZERO
         for i in range(16):
             drift = w[i] - b[i]
             own += g[i] * g[i]
             common += g[i] * drift
             moved += drift * drift
-        products[block], shared[block], drifts[block] = own, common, moved
+            size += w[i] * w[i]
+        products[block], shared[block], drifts[block], sizes[block] = own, common, moved, size
 
 
 @reordered
-def _factors(square: Any, products: Any, shared: Any, drifts: Any, factor: Any, numbers: Any) -> None:
+def _factors(
+    square: Any, products: Any, shared: Any, drifts: Any, sizes: Any, factor: Any, numbers: Any
+) -> None:
     strength, clip, gap = numbers[LAMBDA], numbers[CLIP], numbers[GAP]
     for c in range(square.size):
         typical = np.sqrt(square[c]) + _STEP_EPSILON
         change = strength * shared[c] / (np.sqrt(products[c]) * typical + _NORM_EPSILON)
         change = min(max(change, -clip), clip)
-        factor[c] = (_ONE + change) / (_ONE + gap * np.sqrt(drifts[c]) / typical)
+        harmless = typical + _WEIGHT_SHARE * np.sqrt(sizes[c])
+        factor[c] = (_ONE + change) / (_ONE + gap * np.sqrt(drifts[c]) / harmless)
 
 
 @reordered

@@ -20,6 +20,8 @@ QUICK_DELAY_DECAY = 0.9
 SLOW_DELAY_DECAY = 0.99
 QUICK_UPDATES = 50
 FACTOR_DECAY = 0.99
+WEIGHT_SHARE = 1 / 30
+"""Share of a block's weights that counts like a typical step when the length of a drift is judged."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Reliability:
 
     dc_lambda: float = 0.2
     dc_clip: float = 1.0
-    gap: float = 0.25
+    gap: float = 1.0
     blocks: Blocks = field(default_factory=Elements)
     decays: bool = False
     normalizes: bool = False
@@ -61,7 +63,7 @@ class Reliability:
         In each block, with ``d = w - backup``, ``|.|`` the Euclidean norm and ``<., .>`` the scalar product over it::
 
             c  = clip(dc_lambda <g, d> / (|g| sqrt(s)), -dc_clip, +dc_clip)
-            gc = g (1 + c) / (1 + gap |d| / sqrt(s))
+            gc = g (1 + c) / (1 + gap |d| / (sqrt(s) + |w| / 30))
 
         ``c g`` is ``lambda (g g^T) d``, the curvature of DC-ASGD before its diagonal is taken, with
         ``lambda = dc_lambda / (|g| sqrt(s))``. ``d = 0`` gives ``gc = g``; always ``|gc| <= (1 + dc_clip) |g|``.
@@ -74,7 +76,8 @@ class Reliability:
         norms = ops.sqrt(sums(ops, gradient * gradient)) * typical
         change = self.dc_lambda * sums(ops, gradient * drift) / (norms + NORM_EPSILON)
         change = ops.minimum(ops.maximum(change, -self.dc_clip), self.dc_clip)
-        gap = ops.sqrt(sums(ops, drift * drift)) / typical
+        harmless = typical + WEIGHT_SHARE * ops.sqrt(sums(ops, push.weights * push.weights))
+        gap = ops.sqrt(sums(ops, drift * drift)) / harmless
         factor = (1.0 + change) / (1.0 + self.gap * gap)
         state = count_push(ops, shard, push.staleness)
         share = factor_share(ops, state)

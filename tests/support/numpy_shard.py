@@ -39,7 +39,8 @@ class NumpyShard:
         self.mean_delay = beta * self.mean_delay + (1 - beta) * tau if self.updates else tau
         typical = np.sqrt(self.steps) + 1e-10
         change = np.clip(0.2 * self.total(g * d) / (np.sqrt(self.total(g * g)) * typical + 1e-30), -1, 1)
-        gc = g * (1 + change) / (1 + 0.25 * np.sqrt(self.total(d * d)) / typical)
+        harmless = typical + np.sqrt(self.total(self.w * self.w)) / 30
+        gc = g * (1 + change) / (1 + np.sqrt(self.total(d * d)) / harmless)
         m = mu ** (1 / (1 + self.mean_delay))
         step = (1 - m) * self.reserve + rate * gc
         self.reserve = m * self.reserve + rate * mu / (1 - mu) * gc

@@ -30,7 +30,7 @@ class AdamCard:
         """Return the compensated gradient, scaled by its trust under the drift."""
         typical = np.sqrt(self.s) + 1e-10
         c = np.clip(0.2 * (g @ d) / (np.linalg.norm(g) * typical + 1e-30), -1, 1)
-        return g * (1 + c) / (1 + 0.25 * np.linalg.norm(d) / typical)
+        return g * (1 + c) / (1 + np.linalg.norm(d) / (typical + np.linalg.norm(self.w) / 30))
 
     def push(self, worker, g, rate):
         """Apply a push and return the weights of the answer."""

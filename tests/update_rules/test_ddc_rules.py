@@ -247,7 +247,7 @@ def test_the_adam_look_ahead_uses_the_scale_of_the_last_update():
 @pytest.mark.parametrize("traits", ALL)
 def test_the_options_and_their_defaults(traits):
     made = ddc(traits).reliability
-    assert (made.dc_lambda, made.dc_clip, made.gap) == (0.2, 1.0, 0.25)
+    assert (made.dc_lambda, made.dc_clip, made.gap) == (0.2, 1.0, 1.0)
     made = ddc(traits, dc_lambda=0.5, dc_clip=2, gap=0).reliability
     assert (made.dc_lambda, made.dc_clip, made.gap) == (0.5, 2.0, 0.0)
 

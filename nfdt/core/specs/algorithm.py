@@ -105,7 +105,7 @@ class AlgorithmSpec(BaseModel):
         1.0, gt=0, description="ddc: the compensation is at most this many times the gradient"
     )
     gap: Annotated[float, _DDC] = Field(
-        0.25, ge=0, description="ddc: how strongly drift lowers the trust in a gradient; 0: not at all"
+        1.0, ge=0, description="ddc: how strongly drift lowers the trust in a gradient; 0: not at all"
     )
     batch_min: Annotated[int, _DBS] = Field(1, ge=1, description="dbs: fewest samples of one worker's batch")
     batch_max: Annotated[int | None, _DBS] = Field(
