@@ -54,21 +54,3 @@ def cut_rows(ranges: Sequence[tuple[int, int, int]], most: int) -> list[tuple[in
 def weight_of(rows: int, total: int) -> float:
     """Return the weight of a mean over ``rows`` in the mean over ``total``."""
     return rows / total if total else 0.0
-
-
-def learning_rate_factor(kind: str | None, size: int, step: int, warmup_steps: int) -> float:
-    """Return the factor on the user's learning rate at this step (counted from 0 within the job).
-
-    Args:
-        kind: ``linear``, ``sqrt``, or None for 1.
-        size: Number of ranks.
-        step: Number of updates done.
-        warmup_steps: Number of updates over which the factor rises linearly from 1.
-
-    References:
-        Goyal et al., "Accurate, Large Minibatch SGD", arXiv:1706.02677, section 2.2 (gradual warm-up).
-    """
-    full = {"linear": float(size), "sqrt": size**0.5}.get(kind or "", 1.0)
-    if step >= warmup_steps:
-        return full
-    return 1.0 + (full - 1.0) * (step + 1) / (warmup_steps + 1)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from hfdt.runtime.artifacts import ReadableArtifacts
-from hfdt.runtime.batch_split import learning_rate_factor, split_rows, weight_of
+from hfdt.runtime.batch_split import split_rows, weight_of
 from hfdt.runtime.communicator import Communicator
 from hfdt.runtime.devices import device_name
 from hfdt.runtime.prepared_ahead import prepared_ahead
@@ -35,6 +35,7 @@ from nfdt.core.training.gradient_step import in_graph, step_logs
 from nfdt.core.training.host_batches import rows_of
 from nfdt.core.training.job_model import JobModel
 from nfdt.core.training.metric_states import merge_metric_states
+from nfdt.core.training.ring_rate import ring_rate
 from nfdt.core.training.sources import BatchSource
 from nfdt.core.training.step_result import numbers
 from nfdt.core.work import instructions as ins
@@ -174,7 +175,7 @@ class RingJob:
     def _train_on(self, tasks: list[Task], part: tuple[Any, int]) -> dict[int, int]:
         """Train on a step, given this rank's part; return the samples of each task whose batch was counted here."""
         if self.spec.algorithm.scale_lr:
-            self.step.set_factor(self._factor())
+            self.step.set_factor(ring_rate(self.spec, self._communicator.size, self.steps))
         source = self._part.train
         if source is not None and source.whole:
             batch, rows, counted = self._whole_part(tasks, source)
@@ -317,14 +318,6 @@ class RingJob:
                 f"ranks {different}. A train_step that assigns weights by itself, or ranks whose processors "
                 "compute differently, do that."
             )
-
-    def _factor(self) -> float:
-        algorithm, fit, size = self.spec.algorithm, self.spec.fit, self._communicator.size
-        rows = self.spec.train.samples
-        batches = self.spec.train.batches or -(-(rows or 0) // fit.batch_size)
-        per_epoch = fit.steps_per_epoch or -(-batches // size)
-        warmup = round(algorithm.warmup_epochs * per_epoch)
-        return learning_rate_factor(algorithm.scale_lr, size, self.steps, warmup)
 
     @property
     def _emulates(self) -> bool:

@@ -51,7 +51,7 @@ def simulate(
     """
     log_to_stderr(log_level)
     cluster, names = read_cluster(file), [name.strip() for name in algorithms.split(",") if name.strip()]
-    options = _resolved(names, _undescribed(parse_settings(settings)))
+    options = _resolved(names, {**_undescribed(parse_settings(settings)), "workers": cluster.count})
     results: list[dict[str, Any]] = []
     for name, resolved in zip(names, options, strict=True):
         try:
@@ -76,7 +76,7 @@ def _undescribed(settings: Mapping[str, str]) -> Mapping[str, str]:
     return settings
 
 
-def _resolved(names: Sequence[str], settings: Mapping[str, str]) -> Any:
+def _resolved(names: Sequence[str], settings: Mapping[str, Any]) -> Any:
     from nfdt_client.options import resolve_each
 
     return resolve_each(settings, names)

@@ -5,12 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from nfdt.core.program.manifest import Manifest
+from nfdt.core.program.state import State
 from nfdt.core.specs.algorithm import AlgorithmSpec
 
 
 def pushes_differences(algorithm: AlgorithmSpec) -> bool:
     """Return whether workers push differences ``pulled - own``, made by the user's optimizer elsewhere."""
     return algorithm.topology_facts.grouped and algorithm.outer == "delta"
+
+
+def served_program(manifest: Manifest, state: State, algorithm: AlgorithmSpec) -> tuple[Manifest, State, AlgorithmSpec]:
+    """Return program, state and algorithm of the shards: with the outer optimizer where workers push differences."""
+    if not pushes_differences(algorithm):
+        return manifest, state, algorithm
+    return outer_program(manifest, algorithm), State(state.weights), outer_algorithm(algorithm)
 
 
 def outer_program(manifest: Manifest, algorithm: AlgorithmSpec) -> Manifest:

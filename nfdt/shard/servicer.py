@@ -32,7 +32,7 @@ from nfdt.shard.building import Store, build_store
 from nfdt.shard.exchange import WorkerExchange
 from nfdt.shard.kept_engine import KeptEngine
 from nfdt.shard.listener import ShardListener
-from nfdt.shard.outer import outer_algorithm, outer_program, pushes_differences
+from nfdt.shard.outer import pushes_differences, served_program
 from nfdt.shard.terms import Terms
 
 SERVICE = "nfdt.v1.Shard"
@@ -212,11 +212,8 @@ def start_shard(
         Refused: ``host`` is not loopback, and neither TLS nor ``insecure`` is given.
     """
     differences = pushes_differences(algorithm)
-    if differences:
-        manifest, algorithm = outer_program(manifest, algorithm), outer_algorithm(algorithm)
-        state = State(state.weights)
+    program = manifest, _, algorithm = served_program(manifest, state, algorithm)
     plan = make_plan(manifest, index, shards)
-    program = (manifest, state, algorithm)
     store = build_store(
         *program, index, shards, workers=workers, custom_objects=custom_objects, records=records, kept=kept, spans=spans
     )

@@ -22,19 +22,22 @@ from nfdt.core.specs.job import JobSpec
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.effects import carry_out
 from nfdt.schedulers.task_policies import make_task_policy
+from nfdt.shard.outer import pushes_differences
 from nfdt.simulate.client import VirtualClient, Way
 from nfdt.simulate.cluster import ClusterDescription
 from nfdt.simulate.effects import SimulatedEffects
 from nfdt.simulate.events import Agenda, Signal
+from nfdt.simulate.local_steps import LocalOptimizer, LocalWorker
 from nfdt.simulate.machines import Machine, VirtualNetwork
 from nfdt.simulate.post_plan import PostPlan, simulated
+from nfdt.simulate.posts import Post
 from nfdt.simulate.record import Record
 from nfdt.simulate.regrouping import Regrouping
 from nfdt.simulate.roster import WorkerRoster
 from nfdt.simulate.shards import LocalShards
 from nfdt.simulate.trainer import Read, Trainer
 from nfdt.simulate.waiting import WaitingWorkers
-from nfdt.simulate.worker import Post, SimulatedWorker
+from nfdt.simulate.worker import SimulatedWorker
 from nfdt.transport.base import Pushed
 from nfdt.transport.choice import make_choice
 
@@ -85,6 +88,7 @@ class SimulatedJob:
         self._network = VirtualNetwork(cluster, count, ring=not view_of(spec).pushes)
         self._post_plan = PostPlan(spec, machines, self._network, self.trainer.layout.size)
         self.shards = LocalShards(spec, manifest, state, len(self._post_plan.posts))
+        self._local = LocalOptimizer(manifest, state) if pushes_differences(spec.algorithm) else None
         clock = self.agenda.clock
         self.coordinator = Coordinator(
             self._post_plan.seen, self._post_plan.policy, clock, self._merger, self._post_plan.sizes, held=True
@@ -155,8 +159,11 @@ class SimulatedJob:
         self._stir()
 
     def set_learning_rate(self, value: float) -> None:
-        """Set the learning rate from the next update on."""
-        self.shards.set_learning_rate(value)
+        """Set the learning rate from the next update on; of groups that push differences from their next epoch on."""
+        if self._local is None:
+            self.shards.set_learning_rate(value)
+        else:
+            self._local.learning_rate = value
 
     def set_state(self, state: State) -> None:
         """Continue from other weights, optimizer and untrained variables; between epochs only."""
@@ -198,7 +205,8 @@ class SimulatedJob:
         choice = make_choice(algorithm, self.trainer.layout.size, clock=clock)
         stores: Any = self.shards.stores
         client = VirtualClient(stores, self.shards.layout, name, way, overlap=algorithm.overlap, choice=choice)
-        return SimulatedWorker(self.spec, name, index, post, self.trainer, client, self._ask, self, clock)
+        parts = (self.spec, name, index, post, self.trainer, client, self._ask, self, clock)
+        return LocalWorker(*parts, optimizer=self._local) if self._local else SimulatedWorker(*parts)
 
     def applied(self, worker: str, task: int, pushed: Pushed) -> None:
         """Record a reply; see :class:`nfdt.simulate.worker.WorkerObserver`."""

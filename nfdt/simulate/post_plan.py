@@ -13,7 +13,8 @@ from nfdt.core.specs.job import JobSpec, check_groups
 from nfdt.schedulers.group_shares import FixedSizes, GroupShare
 from nfdt.schedulers.grouping import Groups
 from nfdt.simulate.machines import Machine, VirtualNetwork
-from nfdt.simulate.worker import MachineGroup, Post, Share, SimulatedWorker
+from nfdt.simulate.posts import MachineGroup, Post, Share
+from nfdt.simulate.worker import SimulatedWorker
 
 MEASURED_STEPS = 20  # of each machine before groups are formed, half of them with a quarter of the rows
 
@@ -137,7 +138,7 @@ class PostPlan:
     def _share_out(self, plan: GroupPlan, groups: Groups) -> None:
         self.shares = plan.shares(groups)
         for post, share in zip(self.posts, self.shares, strict=True):
-            post.share = Share(share.rows, share.rate)
+            post.share = Share(share.rows, share.rate, share.local_steps)
 
     def _posts(self, groups: Groups) -> list[Post]:
         batch = self.spec.fit.batch_size
@@ -152,20 +153,15 @@ class PostPlan:
 def _check(spec: JobSpec) -> None:
     algorithm = spec.algorithm
     check_groups(algorithm, spec.cluster)
-    if algorithm.outer == "delta":
-        raise UsageError(
-            "outer: expected 'gradient' in the simulator. Received: 'delta', which only real groups do. "
-            "Leave outer out, or run the script on real workers."
-        )
     if spec.cluster.elastic:
         raise UsageError(
             "min_workers, max_workers, host_discovery_script: expected none in the simulator. Received: an elastic "
             "ring. Leave them out, or run the script on real workers."
         )
-    if algorithm.scale_lr or algorithm.warmup_epochs:
+    if algorithm.scale_lr and not spec.train.sized:  # a round of whole batches has one rate on the shards
         raise UsageError(
-            "scale_lr, warmup_epochs: expected none in the simulator. Received: "
-            f"{algorithm.scale_lr}, {algorithm.warmup_epochs:g}. Write the learning rate into the script."
+            f"scale_lr: expected arrays as training data in the simulator. Received: data of kind {spec.train.kind!r}. "
+            "Pass arrays to fit, or write the learning rate into the script."
         )
 
 

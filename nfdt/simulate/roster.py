@@ -7,7 +7,8 @@ from collections.abc import Callable
 from nfdt.coordinator.coordinator import Coordinator
 from nfdt.simulate.events import Activity, Agenda
 from nfdt.simulate.machines import Machine
-from nfdt.simulate.worker import Post, SimulatedWorker
+from nfdt.simulate.posts import Post
+from nfdt.simulate.worker import SimulatedWorker
 
 Make = Callable[[str, int, Post], SimulatedWorker]
 """A worker of this name and number for a post."""

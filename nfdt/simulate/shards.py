@@ -15,6 +15,7 @@ from nfdt.core.sharding.state_cut import StateCut
 from nfdt.core.specs.job import JobSpec
 from nfdt.shard.building import Store, build_store
 from nfdt.shard.messages import DeltaRequest, Gradient, Reply
+from nfdt.shard.outer import pushes_differences, served_program
 
 
 class TimedStore:
@@ -64,10 +65,10 @@ class LocalShards:
         count = count_shards(manifest, shards)
         self.layout = manifest.layout
         self._cut = StateCut(self.layout, count, manifest.optimizer_owners)
-        policy = view_of(spec).policy(spec)
+        self._weights_only = pushes_differences(spec.algorithm)
+        policy, program = view_of(spec).policy(spec), served_program(manifest, state, spec.algorithm)
         self.stores = [
-            TimedStore(build_store(manifest, state, spec.algorithm, i, shards, workers=pushers, policy=policy))
-            for i in range(count)
+            TimedStore(build_store(*program, i, shards, workers=pushers, policy=policy)) for i in range(count)
         ]
 
     @property
@@ -91,12 +92,12 @@ class LocalShards:
             timed.store.set_learning_rate(value)
 
     def read(self) -> State:
-        """Return weights and optimizer variables."""
-        return self._cut.joined([timed.store.read() for timed in self.stores])
+        """Return weights and optimizer variables; no variables of an outer optimizer."""
+        return self._cut.joined([timed.store.read(weights_only=self._weights_only) for timed in self.stores])
 
     def write(self, state: State) -> None:
-        """Continue from this state."""
+        """Continue from this state; an outer optimizer keeps its own."""
         self._cut.check(state)
         for index, timed in enumerate(self.stores):
             weights, optimizer = self._cut.own(state, index)
-            timed.store.write(np.asarray(weights), optimizer)
+            timed.store.write(np.asarray(weights), {} if self._weights_only else optimizer)

@@ -11,8 +11,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from nfdt.core.arrays.layout import Array
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.training.job_model import samples_of
+from nfdt.core.training.ring_rate import ring_rate
 from nfdt.core.training.step_result import numbers
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.statistics import WorkerStatistics
@@ -21,58 +23,13 @@ from nfdt.schedulers.proportions import proportional_split
 from nfdt.simulate.client import VirtualClient
 from nfdt.simulate.events import ActivitySteps, Signal
 from nfdt.simulate.machines import Machine
+from nfdt.simulate.posts import Post
 from nfdt.simulate.trainer import Trainer
-from nfdt.transport.base import Pushed
+from nfdt.transport.base import Pulled, Pushed
 from nfdt.worker.pipeline import Pipeline
 from nfdt.worker.task_times import FinishedTask, TaskTimes, report_finished
 
 AskInstruction = Callable[[str, ins.Report], ins.Instruction | Signal]
-
-
-@dataclass(frozen=True)
-class Share:
-    """Division of a task among the machines of a worker.
-
-    Attributes:
-        rows: Rows of a full step per machine; the rows of a task are split in this proportion.
-        rate: Factor of the learning rate; None: that of the job.
-    """
-
-    rows: tuple[int, ...]
-    rate: float | None = None
-
-
-@dataclass(frozen=True)
-class MachineGroup:
-    """The machines of one worker.
-
-    Attributes:
-        machines: The machines, at least one.
-        inside_s: Seconds to average a gradient among them.
-    """
-
-    machines: tuple[Machine, ...]
-    inside_s: float = 0.0
-
-
-@dataclass
-class Post:
-    """The machines and the share of one worker of the coordinator.
-
-    Attributes:
-        group: Its machines.
-        share: Division of a task among the machines; changes between epochs.
-        worker: Name of its current worker, or of its last one.
-    """
-
-    group: MachineGroup
-    share: Share
-    worker: str = ""
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """Numbers of its machines."""
-        return tuple(machine.number for machine in self.group.machines)
 
 
 class WorkerObserver(Protocol):
@@ -239,27 +196,47 @@ class SimulatedWorker:
         parts = self._parts(task)
         seconds = self._seconds(parts)
         yield seconds
-        gradient, logs = self.trainer.gradient(self.index, self._pipeline.weights(), [part for _, part in parts])
-        samples = samples_of(task)
-        if self.spec.cluster.shards > 1 and not np.isfinite(gradient).all():
-            gradient = np.full_like(gradient, np.nan)  # so that all shards drop it, not only some
+        gradient, logs = self.trainer.gradient(self.index, self._computed_on(), [part for _, part in parts])
+        self._push(task, gradient, seconds, want_weights=want_weights)
+        statistics.compute_s += seconds
+        statistics.samples += samples_of(task)
+        statistics.steps += 1
+        self._epoch_steps += 1
+        return logs
+
+    def _computed_on(self) -> Pulled:
+        """Return the weights of the next gradient."""
+        return self._pipeline.weights()
+
+    def _push(self, task: Task, gradient: Array, seconds: float, *, want_weights: bool) -> None:
+        """Push the gradient of a task, which took so many seconds."""
+        want_weights = want_weights and task.parts <= 1
+        self._send(task, gradient, samples_of(task), want_weights=want_weights, compute_s=seconds)
+
+    def _send(
+        self, task: Task, vector: Array, samples: int, *, want_weights: bool = True, compute_s: float = 0.0
+    ) -> None:
+        """Send a vector that was computed from so many samples; the task is reported with the reply."""
+        if self.spec.cluster.shards > 1 and not np.isfinite(vector).all():
+            vector = np.full_like(vector, np.nan)  # so that all shards drop it, not only some
         self._pipeline.send(
-            FinishedTask(task.task, samples),
-            gradient,
+            FinishedTask(task.task, samples_of(task)),
+            vector,
             samples=samples,
             round=task.round,
             part=task.part,
             parts=max(task.parts, 1),
-            rate=self.spec.rate_of(samples) if self.post.share.rate is None else self.post.share.rate,
-            want_weights=want_weights and task.parts <= 1,
-            compute_s=seconds,
+            rate=self._rate(samples),
+            want_weights=want_weights,
+            compute_s=compute_s,
         )
-        statistics.compute_s += seconds
-        statistics.samples += samples
-        statistics.steps += 1
-        statistics.batch_sizes[samples] += 1
-        self._epoch_steps += 1
-        return logs
+        self.statistics.batch_sizes[samples] += 1
+
+    def _rate(self, samples: int) -> float:
+        """Return the factor of the learning rate for a vector of so many samples."""
+        if self.spec.algorithm.scale_lr:
+            return ring_rate(self.spec, self.spec.cluster.workers, self.statistics.steps)
+        return self.spec.rate_of(samples) if self.post.share.rate is None else self.post.share.rate
 
     def _parts(self, task: Task) -> list[tuple[Machine, Task]]:
         """Return the part of the task of each machine that gets any rows."""

@@ -77,6 +77,10 @@ def test_speeds_are_refused_because_they_would_have_to_be_measured(folder):
         (("--cluster", "none.toml", "train.py"), "cannot be read"),
         (("--cluster", "cluster.toml", "--algorithm", "sgd", "train.py"), "Unknown algorithm 'sgd'"),
         (("--cluster", "cluster.toml", "--set", "batch_hooks=exact", "train.py"), "Received: 'exact'"),
+        (
+            ("--cluster", "cluster.toml", "--algorithm", "group-sync", "--set", "groups=0;1", "train.py"),
+            "workers 0 to 2",
+        ),
         (("train.py",), "--cluster"),
     ],
 )

@@ -153,15 +153,6 @@ def test_callbacks_decide_as_they_do_on_a_cluster():
     assert len(history.history["loss"]) == 1
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "options", "named"),
-    [
-        ("group-sync", {"outer": "delta"}, "outer"),
-        ("allreduce", {"min_workers": 1}, "min_workers"),
-        ("allreduce", {"scale_lr": "linear"}, "scale_lr"),
-        ("allreduce", {"scale_lr": "sqrt", "warmup_epochs": 2}, "warmup_epochs"),
-    ],
-)
-def test_what_only_real_workers_do_is_refused(algorithm, options, named):
-    with pytest.raises(UsageError, match=f"{named}.*expected.*Received"):
-        simulate(cluster({"count": 2}), algorithm, **options)
+def test_an_elastic_ring_is_refused():
+    with pytest.raises(UsageError, match="min_workers.*expected.*Received"):
+        simulate(cluster({"count": 2}), "allreduce", min_workers=1)

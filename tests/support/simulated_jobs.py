@@ -47,7 +47,8 @@ def simulate(described, algorithm="asgd", *, model=None, x=X, y=Y, epochs=1, **o
     """Return the ended job, its session and the History."""
     fit = {name: options.pop(name) for name in FIT if name in options}
     batch = {} if y is None or "batch_size" in fit else {"batch_size": BATCH}
-    with Kept(resolve({"algorithm": algorithm, **options}, environ={}), described) as session:
+    given = {"algorithm": algorithm, "workers": described.count, **options}
+    with Kept(resolve(given, environ={}), described) as session:
         history = (model or build()).fit(x, y, epochs=epochs, verbose=0, **batch, **fit)
     return session.jobs[0], session, history
 

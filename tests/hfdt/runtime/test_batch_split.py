@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hfdt.runtime.batch_split import cut_rows, learning_rate_factor, split_by_shares, split_rows, weight_of
+from hfdt.runtime.batch_split import cut_rows, split_by_shares, split_rows, weight_of
 
 
 @given(st.integers(0, 10_000), st.integers(0, 2_000), st.integers(1, 64))
@@ -21,19 +21,6 @@ def test_parts_differ_by_one_row_at_most_and_weigh_one_together(rows, size):
     counts = [stop - start for start, stop in parts]
     assert max(counts) - min(counts) <= 1
     assert sum(weight_of(n, rows) for n in counts) == pytest.approx(1.0 if rows else 0.0)
-
-
-@pytest.mark.parametrize(("kind", "full"), [(None, 1.0), ("linear", 4.0), ("sqrt", 2.0)])
-def test_the_factor_of_the_learning_rate(kind, full):
-    assert learning_rate_factor(kind, 4, 0, 0) == full
-    assert learning_rate_factor(kind, 4, 100, 10) == full
-
-
-def test_warm_up_rises_from_about_one_to_the_full_factor():
-    factors = [learning_rate_factor("linear", 8, step, 10) for step in range(12)]
-    assert 1.0 < factors[0] < 2.0
-    assert factors == sorted(factors)
-    assert factors[10] == factors[11] == 8.0
 
 
 SHARES = st.lists(st.integers(1, 200), min_size=1, max_size=8)

@@ -1,0 +1,139 @@
+"""Groups that take steps of the user's own optimizer between two pushes, as ``DeltaOuter`` of Horovod's ranks does.
+
+Each group has weights and optimizer variables of its own. All groups use one engine of the shards in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from nfdt.core.arrays.layout import Array
+from nfdt.core.program.manifest import Manifest
+from nfdt.core.program.state import State
+from nfdt.core.sharding import make_plan
+from nfdt.core.training.job_model import samples_of
+from nfdt.core.work import instructions as ins
+from nfdt.schedulers import Task
+from nfdt.simulate.worker import SimulatedWorker
+from nfdt.transport.base import Pulled, Pushed
+from nfdt.update_rules.plain import Plain
+from nfdt.worker.task_times import FinishedTask
+
+
+class LocalOptimizer:
+    """The user's optimizer in every group of a job; a new group starts with the variables of the job's start.
+
+    Args:
+        manifest: The program.
+        state: State at the start of the job.
+
+    Attributes:
+        learning_rate: Learning rate of each group from its next epoch on; None: the group's own.
+    """
+
+    def __init__(self, manifest: Manifest, state: State) -> None:
+        from nfdt.shard.keras_engine import KerasEngine  # imports TensorFlow, which takes seconds
+        from nfdt.shard.optimizer import build_optimizer
+
+        built = build_optimizer(manifest, make_plan(manifest, 0, 1), state.weights)
+        built.load(state.optimizer)
+        self._engine = KerasEngine(built, Plain())
+        self._initial, self._first = self._engine.read(), self._engine.updates
+        self._skips = manifest.loss_scale is not None
+        self._states: dict[int, tuple[Array, dict[int, Array]]] = {}
+        self._loaded: int | None = None
+        self.learning_rate: float | None = None
+
+    def begin_epoch(self, group: int) -> None:
+        """Set the learning rate of this group.
+
+        Raises:
+            UsageError: the optimizer follows a schedule.
+        """
+        if self.learning_rate is not None:
+            self._load(group)
+            self._engine.set_learning_rate(self.learning_rate)
+
+    def replace_weights(self, group: int, weights: Any) -> None:
+        """Replace the weights of a group, flat, shape ``(P,)``, float32; the optimizer's variables stay."""
+        self._load(group)
+        self._engine.write(np.asarray(weights), {})
+
+    def weights(self, group: int) -> Pulled:
+        """Return a copy of the group's weights; their version is its number of updates."""
+        self._load(group)
+        weights, _ = self._engine.read(weights_only=True)
+        return Pulled(weights, (self._engine.updates - self._first,))
+
+    def step(self, group: int, gradient: Array) -> None:
+        """Update a group by the mean gradient of its batch, shape ``(P,)``, float32.
+
+        Only with a dynamic loss scale is a gradient left out that is not finite, as in Keras.
+        """
+        if self._skips and not np.isfinite(gradient).all():
+            return
+        self._load(group)
+        self._engine.step(self._engine.tensor(gradient), None, 0, {}, length=0.0)
+
+    def _load(self, group: int) -> None:
+        if self._loaded == group:
+            return
+        if self._loaded is not None:
+            self._states[self._loaded] = self._engine.read()
+        self._engine.write(*self._states.get(group, self._initial))
+        self._loaded = group
+
+
+@dataclass
+class LocalWorker(SimulatedWorker):
+    """A group that pushes what the steps since the last push have changed, as the difference ``pulled - own``.
+
+    Args:
+        optimizer: The optimizer of all groups.
+    """
+
+    optimizer: LocalOptimizer = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._unpushed: list[Task] = []
+
+    def _answer(self, instruction: ins.Instruction) -> Mapping[str, Any]:
+        if isinstance(instruction, ins.BeginEpoch):
+            self.optimizer.begin_epoch(self.index)
+        return super()._answer(instruction)
+
+    def _on_work(self, work: ins.Work) -> Any:
+        """Take the steps of a whole lease, whatever time they need; the last ones are pushed before it is reported."""
+        answer = yield from super()._on_work(replace(work, budget_s=0.0, look_ahead=False))
+        if self._unpushed:
+            last = self._unpushed[-1]
+            self._push_difference()
+            yield from self._drained()
+            self._times.spent(last.task, self.statistics.compute_s)
+        return answer
+
+    def _computed_on(self) -> Pulled:
+        if not self._unpushed:
+            self.optimizer.replace_weights(self.index, self._pipeline.weights().weights)
+        return self.optimizer.weights(self.index)
+
+    def _push(self, task: Task, gradient: Array, seconds: float, *, want_weights: bool) -> None:
+        self.optimizer.step(self.index, gradient)
+        self._unpushed.append(task)
+        if len(self._unpushed) >= self.post.share.local_steps:
+            self._push_difference()
+
+    def _push_difference(self) -> None:
+        pulled, own = self._pipeline.weights().weights, self.optimizer.weights(self.index).weights
+        self._send(self._unpushed[-1], np.asarray(pulled) - own, sum(map(samples_of, self._unpushed)))
+
+    def _take(self, answers: Sequence[tuple[FinishedTask, Pushed]]) -> None:
+        if answers:
+            self._finished += [FinishedTask(task.task, samples_of(task)) for task in self._unpushed[:-1]]
+            self._unpushed = []
+        super()._take(answers)
