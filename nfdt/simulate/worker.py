@@ -238,8 +238,9 @@ class SimulatedWorker:
         statistics.exchange_s += self.clock() - began
         parts = self._parts(task)
         seconds = self._seconds(parts)
+        computed = self.trainer.begin_gradient(self.index, self._pipeline.weights(), [part for _, part in parts])
         yield seconds
-        gradient, logs = self.trainer.gradient(self.index, self._pipeline.weights(), [part for _, part in parts])
+        gradient, logs = computed()
         samples = samples_of(task)
         if self.spec.cluster.shards > 1 and not np.isfinite(gradient).all():
             gradient = np.full_like(gradient, np.nan)  # so that all shards drop it, not only some
