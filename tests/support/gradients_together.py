@@ -107,7 +107,7 @@ def both(*described, algorithm="ddc-asgd", **options):
 
 def on_gpu():
     """Return the patch by which JAX states that it has a GPU."""
-    return mock.patch.object(jax, "default_backend", lambda: "gpu")
+    return mock.patch.object(jax, "default_backend", return_value="gpu")
 
 
 def scenarios():
