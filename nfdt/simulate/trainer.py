@@ -3,8 +3,8 @@
 Metrics are counted together, because they are merged over workers anyway. Untrained state (BatchNorm statistics,
 seeds) is separate for each worker and is loaded into the model when its worker computes.
 
-What a gradient is computed on is known when its step begins, and no event depends on its value. Where that is faster,
-gradients are therefore computed several at a time, when the first of them is needed.
+What a gradient is computed on is known when its step begins, and nothing needs its value before the step ends. Where
+that is faster, gradients are therefore computed several at a time, when the first of them is needed.
 """
 
 from __future__ import annotations

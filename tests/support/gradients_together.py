@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from pathlib import Path
 from unittest import mock
 
 import jax
 import keras
+from click.testing import CliRunner
 from keras import layers
 
 import nfdt.cli.simulated
+from nfdt.cli import cli
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.training import steps
@@ -110,23 +114,26 @@ def on_gpu():
     return mock.patch.object(jax, "default_backend", return_value="gpu")
 
 
-def scenarios():
-    rounds = mock.patch.object(building, "_keras_engine", RoundEngine.of_program)
-    slow = {"bandwidth_mbit": 0.1, "latency_ms": 20}
-    ragged = {"inside": NORMALISED, "batch_size": 10, "validation_data": (X[:20], Y[:20])}  # the last batch has 6 rows
+def automatic(described, **options):
+    """Return the reports of one by one on a CPU, and of what is chosen on a GPU."""
+    one_by_one = run(described, "ddc-asgd", None, **options)
     with on_gpu():
-        automatic = run(cluster(*UNEQUAL), "ddc-asgd", None, **ragged)
+        return [one_by_one, run(described, "ddc-asgd", None, **options)]
+
+
+def scenarios():
+    slow = cluster(*({**workers, "bandwidth_mbit": 0.1, "latency_ms": 20} for workers in UNEQUAL))
     found = {
-        "ddc-asgd": both(*UNEQUAL, **ragged),
-        "overlap": both(*({**w, **slow} for w in UNEQUAL), inside=NORMALISED, overlap=1),
-        "dbs": both({"count": 2}, {"step_ms": 400}, algorithm="dbs-sgd", update_rule="ddc", epochs=4),
+        "ddc-asgd": both(*UNEQUAL, inside=NORMALISED, batch_size=10),  # the last batch has 6 rows
+        "overlap, as on a GPU": automatic(slow, overlap=1),
+        "dbs": both({"count": 2}, {"step_ms": 400}, algorithm="dbs-sgd", update_rule="ddc", epochs=3),
         "failing": both({}, {}, {"fails_at_s": 0.25, "returns_after_s": 0.2}, inside=NORMALISED),
-        "stream": both(*UNEQUAL, x=stream(), y=None, batch_size=None, steps_per_epoch=12),
-        "groups": both(*UNEQUAL, inside=NORMALISED, preset="group-sync"),
+        "stream": both(*UNEQUAL, x=stream(), y=None, batch_size=None, steps_per_epoch=12, epochs=1),
+        "groups": both(*UNEQUAL, inside=NORMALISED[:1], preset="group-sync", epochs=1),
     }
-    with rounds:
-        found["bsp"] = both(*UNEQUAL, algorithm="bsp", update_rule="ddc")
-    return {**found, "as on a GPU": [found["ddc-asgd"][0], automatic]}
+    with mock.patch.object(building, "_keras_engine", RoundEngine.of_program):
+        found["bsp"] = both(*UNEQUAL, algorithm="bsp", update_rule="ddc", epochs=1)
+    return found
 
 
 # ---- models whose gradients are computed one by one
@@ -184,6 +191,28 @@ def refusals():
     }
 
 
+SCRIPT = """
+import keras
+import numpy as np
+
+x = np.arange(64, dtype="float32").reshape(16, 4) / 64
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile(keras.optimizers.SGD(0.01), "mse")
+model.fit(x, x[:, :1], batch_size=4, verbose=0)
+"""
+
+
+def command(algorithm):
+    """Return exit code and output of ``nfdt simulate`` with a script."""
+    with tempfile.TemporaryDirectory() as folder:
+        script, described = Path(folder) / "train.py", Path(folder) / "cluster.toml"
+        script.write_text(SCRIPT)
+        described.write_text("[[workers]]\ncount = 2\nstep_ms = 10\n")
+        arguments = ["simulate", "--cluster", str(described), "--algorithm", algorithm, str(script)]
+        done = CliRunner().invoke(cli, arguments)
+    return [done.exit_code, done.output]
+
+
 def main():
     with on_gpu():
         lanes_on_gpu = steps.default_lanes()
@@ -191,6 +220,7 @@ def main():
         "backend": keras.backend.backend(),
         "lanes": [steps.default_lanes(), lanes_on_gpu],
         "refusals": refusals(),
+        "commands": {algorithm: command(algorithm) for algorithm in ("ddc-asgd", "asgd")},
         "jobs": scenarios(),
     }
     print(json.dumps(found))
