@@ -11,7 +11,7 @@ import numpy as np
 from nfdt.core.arrays.layout import Array
 from nfdt.core.training.data import ArraySource
 from nfdt.core.training.job_model import JobModel
-from nfdt.core.training.lanes import BatchedStep, Lane, LaneBatch, LaneResult
+from nfdt.core.training.lanes import BatchedStep, GradientLane, LaneBatch, LaneResult
 from nfdt.schedulers import Task
 from nfdt.transport.base import Pulled
 
@@ -33,7 +33,7 @@ class PendingGradients:
 
     def __init__(self, step: BatchedStep, job: JobModel, most: int) -> None:
         self._step, self._job, self._most = step, job, most
-        self._lanes: list[Lane] = []
+        self._lanes: list[GradientLane] = []
         self._failed = False
         source = job.train
         self._on_device = isinstance(source, ArraySource) and step.hold(source.batch(slice(0, source.samples)))
@@ -42,7 +42,7 @@ class PendingGradients:
         """Forget all gradients."""
         self._lanes.clear()
 
-    def add(self, held: Pulled, state: list[Array], tasks: Sequence[Task]) -> Lane | None:
+    def add(self, held: Pulled, state: list[Array], tasks: Sequence[Task]) -> GradientLane | None:
         """Add the gradients of a step, one per task; return None where they must be computed one by one.
 
         Args:
@@ -53,11 +53,11 @@ class PendingGradients:
         batches = [] if self._failed else [b for b in map(self._batch, tasks) if b is not None]
         if len(batches) < len(tasks):
             return None
-        lane = Lane(np.asarray(held.weights), self._job.first_update + held.versions[0], state, batches)
+        lane = GradientLane(np.asarray(held.weights), self._job.first_update + held.versions[0], state, batches)
         self._lanes.append(lane)
         return lane
 
-    def results(self, lane: Lane) -> list[LaneResult] | None:
+    def results(self, lane: GradientLane) -> list[LaneResult] | None:
         """Return the results of a step, one per task; None if they must be computed one by one after all."""
         try:
             while lane.batches and not self._failed:
@@ -81,7 +81,7 @@ class PendingGradients:
             return self._step.batch(self._job.batch(source, task))
         return self._step.rows(self._job.chosen(source, task, task.start, task.stop))
 
-    def _advance(self, wanted: Lane) -> None:
+    def _advance(self, wanted: GradientLane) -> None:
         """Compute the next gradient of a step, and of others like it."""
         signature = wanted.batches[0].signature
         alike = [lane for lane in self._lanes if lane is not wanted and lane.batches[0].signature == signature]

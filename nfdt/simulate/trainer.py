@@ -22,7 +22,7 @@ from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.training import data, merge, steps
 from nfdt.core.training.job_model import JobModel, samples_of
-from nfdt.core.training.lanes import Lane
+from nfdt.core.training.lanes import GradientLane
 from nfdt.core.training.untrained_state import UntrainedState
 from nfdt.core.work import instructions as ins
 from nfdt.schedulers import Task
@@ -118,7 +118,7 @@ class Trainer:
         self,
         pending: PendingGradients,
         worker: int,
-        lane: Lane,
+        lane: GradientLane,
         tasks: Sequence[Task],
         one_by_one: Callable[[], MeanGradient],
     ) -> MeanGradient:

@@ -19,7 +19,7 @@ from nfdt.core.program.batch_tensors import as_tensors
 from nfdt.core.program.compiling import overrides
 from nfdt.core.program.model_metrics import leaf_metrics, merges_itself
 from nfdt.core.training.jax_step import JaxGradientStep, as_log
-from nfdt.core.training.lanes import Lane, LaneBatch, LaneResult
+from nfdt.core.training.lanes import GradientLane, LaneBatch, LaneResult
 from nfdt.core.training.step_result import flat_logs
 
 HELD_BYTES = 2**32
@@ -72,7 +72,7 @@ class JaxBatchedStep:
 
     # ---- steps
 
-    def __call__(self, lanes: Sequence[Lane]) -> list[LaneResult]:
+    def __call__(self, lanes: Sequence[GradientLane]) -> list[LaneResult]:
         """Compute the gradients of lanes whose batches have one signature; a lane may occur several times.
 
         Raises:

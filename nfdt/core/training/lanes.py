@@ -40,7 +40,7 @@ class LaneResult(NamedTuple):
 
 
 @dataclass(eq=False)
-class Lane:
+class GradientLane:
     """Gradients of one worker's step, one after the other, whose inputs are fixed.
 
     Attributes:
@@ -79,7 +79,7 @@ class BatchedStep(Protocol):
         """Return a batch of arrays on the host; None if a lane cannot have it."""
         ...
 
-    def __call__(self, lanes: Sequence[Lane]) -> list[LaneResult]:
+    def __call__(self, lanes: Sequence[GradientLane]) -> list[LaneResult]:
         """Compute the next gradient of each lane; all have the same signature. The lanes stay as they are."""
         ...
 
