@@ -126,7 +126,7 @@ def scenarios():
     found = {
         "ddc-asgd": both(*UNEQUAL, inside=NORMALISED, batch_size=10),  # the last batch has 6 rows
         "overlap, as on a GPU": automatic(slow, overlap=1),
-        "dbs": both({"count": 2}, {"step_ms": 400}, algorithm="dbs-sgd", update_rule="ddc", epochs=3),
+        "dbs": both({"count": 2}, {"step_ms": 400}, algorithm="dbs-sgd", update_rule="ddc", epochs=4, batch_size=10),
         "failing": both({}, {}, {"fails_at_s": 0.25, "returns_after_s": 0.2}, inside=NORMALISED),
         "stream": both(*UNEQUAL, x=stream(), y=None, batch_size=None, steps_per_epoch=12, epochs=1),
         "groups": both(*UNEQUAL, inside=NORMALISED[:1], preset="group-sync", epochs=1),
