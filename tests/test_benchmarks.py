@@ -21,7 +21,6 @@ from benchmarks.reports import convergence_report
 from benchmarks.reports.report import Report, Row
 from benchmarks.run import (
     accuracy,
-    batched,
     convergence,
     forecast,
     hetero,
@@ -36,7 +35,7 @@ from benchmarks.run import (
     update,
     wire,
 )
-from benchmarks.workloads import embedding, pipelines
+from benchmarks.workloads import embedding, gradient_ways, pipelines
 from benchmarks.workloads.bucket_rank import PEERS
 from benchmarks.workloads.emulated import Training
 from benchmarks.workloads.epochs import Work, measured
@@ -405,9 +404,9 @@ def test_simulate_reports_the_time_of_the_simulator(tmp_path):
 
 
 def test_gradients_computed_together_are_those_computed_one_by_one(monkeypatch):
-    monkeypatch.setattr(batched, "WORKERS", 2)
-    images = read_images(None).take(batched.SAMPLES)
-    ways = batched.Ways(lambda: simulate.build(1, 0.01, 1), images, 4).all()
+    monkeypatch.setattr(gradient_ways, "WORKERS", 2)
+    images = read_images(None).take(gradient_ways.SAMPLES)
+    ways = gradient_ways.Ways(lambda: simulate.build(1, 0.01, 1), images, 4).all()
     expected = ways["one by one"]()
     assert np.abs(expected).max() > 0
     for compute in ways.values():

@@ -55,6 +55,7 @@ class VirtualTraining:
         test: Images and labels evaluated after every epoch.
         batch: Size of a local batch.
         epochs: Number of epochs of each training.
+        lanes: Most gradients that are computed in one call; None: as many as are best on this machine.
     """
 
     build: Callable[[int, float, int], Any]
@@ -62,6 +63,7 @@ class VirtualTraining:
     test: Nest
     batch: int
     epochs: int
+    lanes: int | None = None
     _artifacts: dict[str, bytes] = field(default_factory=dict)
     _trainer: Trainer | None = None
 
@@ -98,9 +100,8 @@ class VirtualTraining:
             validation=self._data(self.test),
         )
         read = self._artifacts.__getitem__
-        job = SimulatedJob(spec, packed.manifest, read, cluster, self._trainer)
-        self._trainer = job.trainer
-        trainer = job.trainer
+        trainer = self._trainer = self._trainer or Trainer(spec, packed.manifest, read, lanes=self.lanes)
+        job = SimulatedJob(spec, packed.manifest, read, cluster, trainer)
         gradient_s, evaluate_s, began = trainer.gradient_s, trainer.evaluate_s, time.perf_counter()
         record = job.run()
         wall_s = time.perf_counter() - began - (trainer.evaluate_s - evaluate_s)

@@ -13,9 +13,10 @@ import click
 from nfdt.cli.options import LOG_LEVELS, ScriptCommand, log_to_stderr, parse_settings, script_argument
 from nfdt.cli.quiet import quiet_start
 from nfdt.cli.script import Script, describe_failure, exit_code_of, run_script
+from nfdt.cli.script_backend import set_backend_of
 from nfdt.cli.table import format_bytes, render
 from nfdt.core.errors import UsageError
-from nfdt.core.host.keras_backend import require_tensorflow
+from nfdt.core.host.keras_backend import TENSORFLOW, require_backend
 from nfdt.simulate.cluster import ClusterDescription, read_cluster
 
 COLUMNS = (
@@ -50,6 +51,7 @@ def simulate(
     Gradients are real, time is virtual: nothing but this process runs. See docs/simulate.md for the cluster's file.
     """
     log_to_stderr(log_level)
+    set_backend_of(script)
     cluster, names = read_cluster(file), [name.strip() for name in algorithms.split(",") if name.strip()]
     options = _resolved(names, {**_undescribed(parse_settings(settings)), "workers": cluster.count})
     results: list[dict[str, Any]] = []
@@ -96,7 +98,7 @@ def simulated_fits(
     script: Script, algorithm: str, options: Any, cluster: ClusterDescription, seed: int
 ) -> list[dict[str, Any]]:
     """Run the script once and return one result per ``fit`` in it."""
-    require_tensorflow("simulations compute")
+    require_backend((TENSORFLOW, "jax"), "simulations compute")
     with quiet_start():
         from nfdt.cli.simulated import SimulatedSession
         from nfdt.core.training.reset_keras import reset_keras

@@ -11,6 +11,7 @@ import numpy as np
 from nfdt.consistency import ConsistencyPolicy, make_policy
 from nfdt.core.arrays.layout import Array, ParameterLayout, Run
 from nfdt.core.arrays.table_rows import TableLayout
+from nfdt.core.host.keras_backend import require_tensorflow
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State
 from nfdt.core.sharding import GLOBAL, ShardPlan, make_plan, sparse_tables
@@ -68,6 +69,7 @@ def build_store(
 
     Raises:
         UsageError: the optimizer cannot be built or partitioned.
+        CaptureError: the optimizer or the rule needs Keras on TensorFlow.
         ProtocolError: the records belong to another number of shards.
         ShapeMismatch: the records belong to another program or rule.
     """
@@ -132,7 +134,12 @@ def _keras_engine(
     state: State,
     custom_objects: Mapping[str, Any] | None,
 ) -> Engine:
-    """Return an engine with the user's Keras optimizer."""
+    """Return an engine with the user's Keras optimizer.
+
+    Raises:
+        CaptureError: Keras is not on TensorFlow in this process, which a simulation shares with the shards.
+    """
+    require_tensorflow("shards compute all rules but ddc, and all optimizers but SGD, Adam and AdamW,")
     from nfdt.shard.keras_engine import KerasEngine  # imports TensorFlow, which takes seconds
     from nfdt.shard.optimizer import build_optimizer
 

@@ -2,12 +2,16 @@
 
 Metrics are counted together, because they are merged over workers anyway. Untrained state (BatchNorm statistics,
 seeds) is separate for each worker and is loaded into the model when its worker computes.
+
+What a gradient is computed on is known when its step begins, and nothing needs its value before the step ends. Where
+that is faster, gradients are therefore computed several at a time, when the first of them is needed.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,12 +22,17 @@ from nfdt.core.program.manifest import Manifest
 from nfdt.core.specs.job import JobSpec
 from nfdt.core.training import data, merge, steps
 from nfdt.core.training.job_model import JobModel, samples_of
+from nfdt.core.training.lanes import GradientLane
 from nfdt.core.training.untrained_state import UntrainedState
 from nfdt.core.work import instructions as ins
 from nfdt.schedulers import Task
+from nfdt.simulate.pending import PendingGradients
 from nfdt.transport.base import Pulled
 
 Read = Callable[[str], bytes]
+
+MeanGradient = tuple[Array, Mapping[str, Any]]
+"""A gradient, shape ``(P,)`` float32, and the running logs, name -> 0-d tensor."""
 
 
 class Trainer:
@@ -33,6 +42,8 @@ class Trainer:
         spec: The job.
         manifest: The program.
         read: Returns an artifact's bytes by its sha256.
+        lanes: Most gradients that are computed in one call, if the model allows more than one; None: as many as are
+            best on this machine.
 
     Attributes:
         gradient_s: Real seconds of all gradients, including gathering their rows.
@@ -40,11 +51,14 @@ class Trainer:
         gradients: Number of gradients.
     """
 
-    def __init__(self, spec: JobSpec, manifest: Manifest, read: Read) -> None:
+    def __init__(self, spec: JobSpec, manifest: Manifest, read: Read, *, lanes: int | None = None) -> None:
         self.gradient_s, self.evaluate_s, self.gradients = 0.0, 0.0, 0
         self._job = JobModel(spec, manifest, read, lambda name: data.decode_npy(read(name)))
         self.layout = self._job.layout
         self._step = steps.make_step(self._job.model, manifest)
+        lanes = steps.default_lanes() if lanes is None else lanes
+        batched = steps.batched_step(self._step) if lanes > 1 else None
+        self._pending = PendingGradients(batched, self._job, lanes) if batched is not None else None
         self._evaluate = steps.evaluation_step(self._job.model, self.layout)
         self._metrics = self._job.metrics
         self._variables = state_variables(self._job.model, manifest)
@@ -54,6 +68,8 @@ class Trainer:
     def begin(self, spec: JobSpec) -> None:
         """Reset the state of an earlier job; the new job has the same data and program, but may differ otherwise."""
         self._job.use(spec)
+        if self._pending is not None:
+            self._pending.forget()
         self._states: dict[int, list[Array]] = {}
         self._untrained: dict[int, UntrainedState] = {}
         self._loaded: int | None = None
@@ -67,17 +83,26 @@ class Trainer:
             self._metrics.reset()
         self._take(worker, untrained)
 
-    def gradient(self, worker: int, held: Pulled, tasks: Sequence[Task]) -> tuple[Array, Mapping[str, Any]]:
-        """Return the mean gradient over the rows of some tasks, and the running logs.
+    def begin_gradient(self, worker: int, held: Pulled, tasks: Sequence[Task]) -> Callable[[], MeanGradient]:
+        """Begin the step of a worker, whose inputs are known; the result is computed if it is needed, or before.
 
         Args:
-            worker: Number of the worker whose state is loaded into the model.
-            held: Weights to compute on.
+            worker: Number of the worker.
+            held: Weights to compute on; unchanged until the step ends.
             tasks: One task, or one per member of a group; the mean of their gradients is weighted by samples.
 
         Returns:
-            The gradient, shape ``(P,)`` float32, and the logs, name -> 0-d tensor.
+            A function that ends the step, to call once: it counts the metrics and returns the mean gradient over the
+            rows of the tasks.
         """
+        one_by_one = partial(self._gradient, worker, held, tasks)
+        lane = None if self._pending is None else self._pending.add(held, self._state_of(worker), tasks)
+        if self._pending is None or lane is None:
+            return one_by_one
+        return partial(self._ended, self._pending, worker, lane, tasks, one_by_one)
+
+    def _gradient(self, worker: int, held: Pulled, tasks: Sequence[Task]) -> MeanGradient:
+        """Compute the gradients of a step one by one, with the worker's state in the model."""
         self._load(worker)
         began = time.perf_counter()
         batches = [self._job.batch(self._job.train, task) for task in tasks]
@@ -88,6 +113,28 @@ class Trainer:
         for result, task in zip(results, tasks, strict=True):
             self._metrics.stepped(samples_of(task), result.logs)
         return _mean(gradients, [samples_of(task) for task in tasks]), results[-1].logs
+
+    def _ended(
+        self,
+        pending: PendingGradients,
+        worker: int,
+        lane: GradientLane,
+        tasks: Sequence[Task],
+        one_by_one: Callable[[], MeanGradient],
+    ) -> MeanGradient:
+        """End a step that may have been computed together with others."""
+        began = time.perf_counter()
+        results = pending.results(lane)
+        self.gradient_s += time.perf_counter() - began
+        if results is None:
+            return one_by_one()
+        self.gradients += len(results)
+        self._keep(worker, lane.state)
+        logs: Mapping[str, Any] = {}
+        for result, task in zip(results, tasks, strict=True):
+            logs = pending.count(result)
+            self._metrics.stepped(samples_of(task), logs)
+        return _mean([result.gradient for result in results], [samples_of(task) for task in tasks]), logs
 
     def collect(self, worker: int) -> tuple[bytes, bytes]:
         """Return a worker's untrained state and metrics; the first worker's metrics include those of all workers."""
@@ -126,6 +173,19 @@ class Trainer:
         self._write_state(self._states.get(worker, self._initial))
         if worker not in self._untrained:  # folds the worker's number into the seeds
             self._untrained[worker] = self._job.untrained_of(worker)
+
+    def _state_of(self, worker: int) -> list[Array]:
+        """Return the state of a worker, which need not be loaded."""
+        if worker not in self._states or self._loaded == worker:
+            self._load(worker)
+            return self._read_state()
+        return self._states[worker]
+
+    def _keep(self, worker: int, state: list[Array]) -> None:
+        """Replace the state of a worker."""
+        self._states[worker] = state
+        if self._loaded == worker:
+            self._loaded = None
 
     def _read_state(self) -> list[Array]:
         return [np.array(variable.numpy()) for variable in self._variables]

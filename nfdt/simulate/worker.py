@@ -195,8 +195,9 @@ class SimulatedWorker:
         statistics.exchange_s += self.clock() - began
         parts = self._parts(task)
         seconds = self._seconds(parts)
+        computed = self.trainer.begin_gradient(self.index, self._computed_on(), [part for _, part in parts])
         yield seconds
-        gradient, logs = self.trainer.gradient(self.index, self._computed_on(), [part for _, part in parts])
+        gradient, logs = computed()
         self._push(task, gradient, seconds, want_weights=want_weights)
         statistics.compute_s += seconds
         statistics.samples += samples_of(task)

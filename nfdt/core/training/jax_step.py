@@ -35,19 +35,23 @@ class JaxGradientStep:
         model: A compiled, built model.
         layout: Layout of its trainable variables.
         loss_scale: The program's ``loss_scale``; None takes it from the model's own LossScaleOptimizer.
+
+    Attributes:
+        model: The model.
+        optimizer: Its recording optimizer.
     """
 
     def __init__(self, model: Any, layout: ParameterLayout, *, loss_scale: Mapping[str, Any] | None = None) -> None:
-        self._model, self._layout = model, layout
+        self.model, self._layout = model, layout
         check_layout(model, layout)
-        self._optimizer = JaxRecordingOptimizer(model.optimizer, layout, loss_scale or own_loss_scale(model.optimizer))
-        replace_everywhere(model, self._optimizer)
-        self._version = int(self._optimizer.iterations)
-        self._changing = [*model.non_trainable_variables, *model.metrics_variables, *self._optimizer.variables]
-        self._counts = _counts(model, self._optimizer)
+        self.optimizer = JaxRecordingOptimizer(model.optimizer, layout, loss_scale or own_loss_scale(model.optimizer))
+        replace_everywhere(model, self.optimizer)
+        self._version = int(self.optimizer.iterations)
+        self._changing = [*model.non_trainable_variables, *model.metrics_variables, *self.optimizer.variables]
+        self._counts = _counts(model, self.optimizer)
         self._by_variable = jax.default_backend() == "cpu"
         self.traces = 0
-        self._run = _compiled(self._pure, model)
+        self._run = _compiled(self.pure, model)
 
     def prepare(self, batch: Any) -> PreparedArrays:
         """Convert a pytree of arrays to those that the step needs, ahead of the call."""
@@ -68,7 +72,7 @@ class JaxGradientStep:
         """
         self._version = self._version + 1 if version is None else version + 1
         batch = batch if isinstance(batch, PreparedArrays) else self.prepare(batch)
-        self._optimizer.iterations.assign(self._version - 1)
+        self.optimizer.iterations.assign(self._version - 1)
         held = [variable.value for variable in self._changing]
         gradient, logs, finite, changed = self._run(self._cut(weights), held, batch.pytree)
         for variable, value in zip(self._changing, changed, strict=True):
@@ -88,17 +92,18 @@ class JaxGradientStep:
         parts = [np.asarray(part) for part in gradient]
         return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
-    def _pure(self, weights: Any, held: list[Any], batch: Any) -> tuple[Any, dict[str, Any], Any, list[Any]]:
+    def pure(self, weights: Any, held: list[Any], batch: Any) -> tuple[Any, dict[str, Any], Any, list[Any]]:
+        """Return gradient, logs, whether it is finite, and ``held`` (untrained, metrics, optimizer) after the step."""
         self.traces += 1
         untrained, metrics, own = _split(held, self._counts)
-        recording = self._optimizer.recording
+        recording = self.optimizer.recording
         recording.begin()
-        state = (_unflatten(weights, self._layout, self._model.trainable_variables), untrained, own, metrics)
-        logs, state = self._model.train_step(state, batch)
+        state = (_unflatten(weights, self._layout, self.model.trainable_variables), untrained, own, metrics)
+        logs, state = self.model.train_step(state, batch)
         _, untrained, own, metrics = state
         parts, finite = recording.collect()
         gradient = parts if self._by_variable else _concatenated(parts)
-        return gradient, flat_logs(logs, "train_step", _as_log), finite, [*untrained, *metrics, *own]
+        return gradient, flat_logs(logs, "train_step", as_log), finite, [*untrained, *metrics, *own]
 
 
 class JaxEvaluateStep:
@@ -135,7 +140,7 @@ class JaxEvaluateStep:
         untrained, metrics = _split(held, self._counts)
         trainable = _unflatten(weights, self._layout, self._model.trainable_variables)
         logs, (_, untrained, metrics) = self._model.test_step((trainable, untrained, metrics), batch)
-        return flat_logs(logs, "test_step", _as_log), [*untrained, *metrics]
+        return flat_logs(logs, "test_step", as_log), [*untrained, *metrics]
 
 
 class JaxOutputStep:
@@ -289,6 +294,7 @@ def _split(values: Sequence[Any], counts: Sequence[int]) -> list[list[Any]]:
     return [[next(left) for _ in range(count)] for count in counts]
 
 
-def _as_log(_: str, value: Any) -> Any:
+def as_log(_: str, value: Any) -> Any:
+    """Return a log as a 0-d float32 array, or as an array."""
     array = jax.numpy.asarray(value)
     return array.reshape(()).astype("float32") if array.size == 1 else array

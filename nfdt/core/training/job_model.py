@@ -142,7 +142,7 @@ class JobModel:
         if source is not None:
             ahead = [*tasks, *map(self._in_next_round, tasks[-1:])]
             source.prefetch(
-                [self._chosen(source, task, task.start, task.stop) for task in ahead if task.start < task.stop]
+                [self.chosen(source, task, task.start, task.stop) for task in ahead if task.start < task.stop]
             )
 
     def _in_next_round(self, task: Task) -> Task:
@@ -169,9 +169,10 @@ class JobModel:
         """Return the rows ``[start, stop)`` of the pass of a task, as :meth:`batch` does."""
         if source is None:
             raise ProtocolError(f"{self._owner()}: task {task.task} names rows, but the job has no arrays.")
-        return source.batch(self._chosen(source, task, start, stop))
+        return source.batch(self.chosen(source, task, start, stop))
 
-    def _chosen(self, source: BatchSource, task: Task, start: int, stop: int) -> RowSelection:
+    def chosen(self, source: BatchSource, task: Task, start: int, stop: int) -> RowSelection:
+        """Return the rows of a source that are the rows ``[start, stop)`` of the pass of a task."""
         if source is self.validation or not self.spec.fit.shuffle:
             return slice(start, stop)
         return self._order(0 if self.spec.fit.block else task.pass_index)[start:stop]

@@ -10,8 +10,12 @@ import keras
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import CaptureError
 from nfdt.core.program.manifest import Manifest
+from nfdt.core.training.lanes import BatchedStep
 from nfdt.core.training.predict import PredictStep
 from nfdt.core.training.step_result import GradientResult
+
+LANES = 32
+"""Most gradients of one call: activations are needed for each, 0.25 GB for ResNet-20 with a batch of 128."""
 
 
 class PreparedBatch(Protocol):
@@ -87,6 +91,32 @@ def make_step(model: Any, manifest: Manifest, tables: Sequence[int] = ()) -> Tra
 
         return LocalStep(model, manifest.layout)
     return gradient_step(model, manifest.layout, loss_scale=manifest.loss_scale, tables=tables)
+
+
+def default_lanes() -> int:
+    """Return the number of gradients that are best computed in one call here.
+
+    More than one is faster on accelerators only: on CPUs a convolution with other weights in each lane is slower than
+    one after the other.
+    """
+    if keras.backend.backend() != "jax":
+        return 1
+    import jax
+
+    return 1 if jax.default_backend() == "cpu" else LANES
+
+
+def batched_step(step: TrainingStep) -> BatchedStep | None:
+    """Return the step of several gradients in one call; None where it would give other results than ``step``.
+
+    It resets the metrics of the model.
+    """
+    if keras.backend.backend() != "jax":
+        return None
+    from nfdt.core.training.jax_batched_step import JaxBatchedStep, fits
+    from nfdt.core.training.jax_step import JaxGradientStep
+
+    return JaxBatchedStep(step) if isinstance(step, JaxGradientStep) and fits(step) else None
 
 
 def evaluation_step(model: Any, layout: ParameterLayout) -> EvaluationStep:

@@ -1,0 +1,39 @@
+"""The engine of compiled loops for synchronous rounds as well, where Keras is not on TensorFlow."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nfdt.shard.accumulator import GradientAccumulator
+from nfdt.shard.loop_engine import LoopEngine
+
+
+class RoundEngine(LoopEngine):
+    """A ``LoopEngine`` that applies the mean of a round as one gradient without delay."""
+
+    @classmethod
+    def of_program(cls, manifest, plan, algorithm, blocks, state, custom_objects):
+        """Return the engine of a shard, as ``nfdt.shard.building`` makes the one with a Keras optimizer."""
+        from nfdt.shard.optimizer_state import plain_traits
+        from nfdt.update_rules import make_rule
+
+        traits = plain_traits(manifest)
+        engine = cls(
+            plan, traits, make_rule(algorithm, traits, blocks), blocks, state.weights, manifest.optimizer_options
+        )
+        engine.write(state.weights, state.optimizer)
+        return engine
+
+    def new_accumulator(self):
+        return GradientAccumulator(np.zeros(self.size, np.float32), 0.0)
+
+    @staticmethod
+    def accumulate_part(accumulator, gradient, samples, length):
+        accumulator.total = accumulator.total + np.float32(samples) * gradient
+        accumulator.note(samples, length)
+
+    def apply_round(self, accumulator, worker):
+        mean = accumulator.total / np.float32(accumulator.samples)
+        result = self.step(mean, self.weights(), 0, worker, length=accumulator.longest)
+        result.finish()
+        return result.worker
