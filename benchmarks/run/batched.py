@@ -13,8 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.reports.report import Report, arguments
-from benchmarks.run import convergence, simulate
+from benchmarks.run import simulate
 from benchmarks.workloads.images import Images, read_cifar10, read_images
+from benchmarks.workloads.tasks.cifar10 import CIFAR10
+from benchmarks.workloads.tasks.fashion_mnist import FASHION_MNIST
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.training.data import ArraySource
 from nfdt.core.training.gradient_step import GradientStep
@@ -131,13 +133,11 @@ def main() -> None:
     images = read_images(options.data_dir).take(SAMPLES)
     cases = {
         "MLP, 25 k, batch 64": Ways(lambda: simulate.build(1, 0.01, 100), images, 64),
-        "MLP, 52 k, batch 128": Ways(lambda: convergence.build(1, 0.01, 100, convergence.Plan()), images, 128),
+        "MLP, 52 k, batch 128": Ways(lambda: FASHION_MNIST.build(1, keras.optimizers.SGD(0.01)), images, 128),
     }
     if not options.quick:
         colours = read_cifar10(options.data_dir).take(SAMPLES)
-        cases["CNN, 57 k, batch 128"] = Ways(
-            lambda: convergence.build_cnn(1, 0.01, 100, convergence.Plan()), colours, 128
-        )
+        cases["CNN, 57 k, batch 128"] = Ways(lambda: CIFAR10.build(1, keras.optimizers.SGD(0.01)), colours, 128)
     report = Report("batched", [1], notes=[f"{options.threads} threads"])
     run(report, cases)
     report.finish(options.json)
