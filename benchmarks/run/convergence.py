@@ -123,9 +123,9 @@ class Study:
         with reference_rules():
             for training in self._trainings():
                 if training not in self._results:
-                    line = {**training.to_json(), **self._result(training), **self._surroundings()}
+                    line = {**training.to_json(), **self._result(training), **self._environment()}
                     self._results.append(line)
-                    print(_told(line), flush=True)
+                    print(_described(line), flush=True)
 
     def _trainings(self) -> Iterator[Training]:
         for rate in self._plan.rates or (self._task.rate,):
@@ -182,11 +182,11 @@ class Study:
         }
 
     @staticmethod
-    def _surroundings() -> dict[str, Any]:
+    def _environment() -> dict[str, Any]:
         return {"backend": keras.backend.backend(), "device": device_name(), "versions": versions()}
 
 
-def _told(line: dict[str, Any]) -> str:
+def _described(line: dict[str, Any]) -> str:
     case = " ".join(str(line[name]) for name in ("task", "row", "workers", "speeds", "rate", "seed"))
     return f"{case}: {line.get('error') or '{metric} {score:.4f}'.format(**line)}"
 
