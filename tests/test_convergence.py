@@ -18,7 +18,7 @@ from benchmarks.workloads.convergence_rows import MAIN, ROWS, batches_per_update
 from benchmarks.workloads.reference_rules import reference_rules
 from benchmarks.workloads.tasks import TASKS
 from benchmarks.workloads.tasks.augmentation import ShiftAndFlip
-from benchmarks.workloads.tasks.cifar10 import halved, resnet20
+from benchmarks.workloads.tasks.cifar10 import at_half_size, resnet20
 from benchmarks.workloads.tasks.sms import balanced_accuracy
 from nfdt.update_rules import RULES
 from tests.support.scripts import environment
@@ -155,8 +155,10 @@ def test_images_are_shifted_and_mirrored_in_training_only():
     np.testing.assert_array_equal(layer(images, training=False), images)
 
 
-def test_a_halved_image_has_the_means_of_four_pixels():
-    np.testing.assert_allclose(halved(np.arange(16.0).reshape(1, 4, 4, 1))[0, :, :, 0], [[2.5, 4.5], [10.5, 12.5]])
+def test_an_image_at_half_size_has_the_means_of_four_pixels():
+    np.testing.assert_allclose(
+        at_half_size(np.arange(16.0).reshape(1, 4, 4, 1))[0, :, :, 0], [[2.5, 4.5], [10.5, 12.5]]
+    )
 
 
 @pytest.mark.parametrize(("workers", "counts"), [(8, [4, 2, 2]), (4, [2, 1, 1])])

@@ -29,7 +29,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Case:
-    """What several seeds are trained for."""
+    """Trainings that differ in the seed alone."""
 
     setting: Setting
     row: str

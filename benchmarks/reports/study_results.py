@@ -14,7 +14,7 @@ FOLDER = ROOT / "benchmarks" / "results"
 
 @dataclass(frozen=True)
 class Setting:
-    """What one training of a task shares with those it is compared with.
+    """Description of a training that those it is compared with share.
 
     Attributes:
         task: Name of the task.

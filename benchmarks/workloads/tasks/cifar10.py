@@ -23,13 +23,13 @@ def read(data_dir: Path | None, name: str = "cifar10") -> TaskData:
     return TaskData(name, (train.images, train.labels), (test.images, test.labels))
 
 
-def read_halved(data_dir: Path | None) -> TaskData:
+def read_smaller(data_dir: Path | None) -> TaskData:
     """Read the images at half their size, (n, 16, 16, 3): every pixel is the mean of four."""
     data = read(data_dir)
-    return TaskData("cifar10-resnet8", *((halved(x), y) for x, y in (data.train, data.test)))
+    return TaskData("cifar10-resnet8", *((at_half_size(x), y) for x, y in (data.train, data.test)))
 
 
-def halved(images: np.ndarray) -> np.ndarray:
+def at_half_size(images: np.ndarray) -> np.ndarray:
     """Return images (n, h, w, c) at half their height and width, as means over squares of four pixels."""
     count, height, width, channels = images.shape
     return images.reshape(count, height // 2, 2, width // 2, 2, channels).mean((2, 4), dtype=np.float32)
@@ -72,7 +72,7 @@ CIFAR10_RESNET20 = StudyTask(
 CIFAR10_RESNET8 = StudyTask(
     "cifar10-resnet8",
     "CIFAR-10 at 16 by 16 pixels, ResNet-8",
-    read_halved,
+    read_smaller,
     resnet8,
     rate=RESNET_RATE,
     weight_decay=RESNET_DECAY,

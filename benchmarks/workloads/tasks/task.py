@@ -53,7 +53,7 @@ class StudyTask:
     Attributes:
         name: Name on the command line and in results.
         title: Data and model, for people.
-        read: Reads the samples from a folder; None: from where the task's module says.
+        read: Reads the samples from a folder; None: its module's default.
         make: Makes the model without compiling it; its weights follow from the global seed.
         loss: Loss of Keras.
         metrics: Makes the metrics.
