@@ -17,11 +17,9 @@ from benchmarks.peers.hetero_jobs import batches_per_update
 from benchmarks.peers.horovod_world import run_gloo, this_machine
 from benchmarks.peers.keras2 import python_of_keras2
 from benchmarks.peers.processes import PeerFailed, run_together, tensorflow_cluster
-from benchmarks.reports import convergence_report
 from benchmarks.reports.report import Report, Row
 from benchmarks.run import (
     accuracy,
-    convergence,
     forecast,
     hetero,
     hfdt,
@@ -347,52 +345,6 @@ def test_scale_adds_workers_and_shards(tmp_path):
     got = written(report, tmp_path)
     assert set(got["ratios"]) == {"workers2/workers1@tiny", "shards1/shards1@tiny", "leases_per_s"}
     assert got["ratios"]["leases_per_s"] > 0
-
-
-def test_convergence_trains_rows_on_simulated_clusters_and_writes_down_what_it_has(tmp_path):
-    plan = convergence.Plan(
-        rows=("ddc-asgd", "group-sync"),
-        workers=(4,),
-        speeds=("unequal",),
-        rates=(0.1, 0.01),
-        epochs=1,
-        samples=128,
-        batch=8,
-    )
-    report, file = Report("convergence", [0]), tmp_path / "convergence.json"
-    convergence.run(report, plan, None, file)
-    got = json.loads(file.read_text())
-    assert got == written(report, tmp_path)
-    assert got["ratios"]["accuracy@digits@4@unequal@ddc-asgd@lr=0.1"]["runs"] == 1
-    assert got["ratios"]["accuracy@digits@1@equal@sequential"]["mean"] > 10
-    assert {"% test accuracy", "virtual s", "of the limit"} <= {row["unit"] for row in got["rows"]}
-
-
-@pytest.mark.parametrize(("workers", "counts"), [(8, [4, 2, 2]), (4, [2, 1, 1])])
-def test_unequal_machines_are_a_half_a_quarter_and_a_quarter(workers, counts):
-    described = convergence.machines(workers, "unequal")
-    assert [(w.count, w.step_ms) for w in described.workers] == list(zip(counts, (100, 200, 500), strict=True))
-    assert convergence.machines(workers, "equal").count == workers
-
-
-def test_every_row_of_convergence_is_one_that_exists():
-    assert set(convergence.MAIN) < set(convergence.ROWS)
-    assert [convergence.batches_per_update(*convergence.ROWS[r], 8) for r in ("asgd", "bsp", "n-softsync")] == [1, 8, 8]
-
-
-def test_convergence_s_tables_put_several_runs_together(tmp_path):
-    files = []
-    for rate, values in {"0.1": {"asgd": 10.0, "ddc-asgd": 80.0}, "0.01": {"asgd": 70.0}}.items():
-        report = Report("convergence", [0])
-        for row, percent in values.items():
-            report.add(f"digits M=8 equal lr={rate}", row, "% test accuracy", percent)
-            report.add(f"digits M=8 equal lr={rate}", row, "virtual s to 0.8", float("inf"))
-        files.append(tmp_path / f"{rate}.json")
-        report.write(files[-1])
-    runs = convergence_report.read(files)
-    assert convergence_report.best(runs, "asgd", 8, "equal").rate == "0.01"
-    assert "| `asgd` | 70.0 ± 0.0 (0.01) |" in convergence_report.table(runs, None)
-    assert "| `asgd` | 10.0 ± 0.0 |" in convergence_report.table(runs, "0.1")
 
 
 def test_simulate_reports_the_time_of_the_simulator(tmp_path):

@@ -1,144 +1,70 @@
-"""The data file of the planner's expected accuracy losses, generated from the tables of docs/convergence.md."""
+"""The planner's expected accuracy losses, from the results of the convergence study."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Sequence
 
+from benchmarks.reports.study import Case, Cluster, Study, is_default
+from benchmarks.reports.study_results import ROOT, Setting
 from benchmarks.workloads.convergence_rows import ROWS
-from nfdt.core.specs.job import resolve_algorithm
+from benchmarks.workloads.tasks import TASKS
 from nfdt.planning.accuracy import MeasuredTraining, measured_as
 
-ROOT = Path(__file__).parents[2]
-DOCUMENT = ROOT / "docs" / "convergence.md"
 DATA_FILE = ROOT / "nfdt" / "planning" / "data" / "accuracy.json"
-
-AT_ONE_MACHINES_RATE = "At the learning rate of the single machine"
-AT_LOWER_RATES = "At lower learning rates"
-UNEQUAL_MACHINES = "In virtual time"  # the last table of this section: 8 unequal workers at three rates
-CIFAR = "CIFAR-10"
-CHANCE = 11.0  # % for ten classes; a row diverges at a rate if one of its clusters is not above it
-
-Figures = dict[str, dict[int, float]]  # % by the planner's name of a row and by number of workers
+JUDGED = (
+    *("ddc-asgd", "staleness-scaled", "dc-asgd-a", "dc-asgd-k", "asgd", "dc-asgd", "bsp", "n-softsync", "group-sync"),
+)
 
 
-@dataclass(frozen=True)
-class PublishedTable:
-    """One table of the document.
+def planner_name(row: str) -> str:
+    """Return the planner's name of a row."""
+    return measured_as(ROWS[row].algorithm(workers=2))
 
-    Attributes:
-        lead: Text between the previous table and this one, within a section.
-        header: Cells of the first line.
-        lines: Cells of the other lines.
+
+def measured(study: Study) -> list[MeasuredTraining]:
+    """Return the trainings for the planner: those with SGD whose score is an accuracy, and that one machine did, too.
+
+    Returns:
+        The trainings; none unless together they have every judged row.
     """
-
-    lead: str
-    header: list[str]
-    lines: Sequence[Sequence[str]]
-
-    @property
-    def rate(self) -> float:
-        """Learning rate in the text before the table."""
-        return float(re.findall(r"\blr (0\.\d+)", self.lead)[-1])
-
-    @property
-    def one_machine(self) -> float:
-        """Accuracy of one machine in the text before the table."""
-        return float(re.findall(r"one machine:? (\d+\.\d+)", self.lead)[0])
-
-    def by_column(self) -> list[Mapping[str, str]]:
-        """Return the lines, each by column."""
-        return [dict(zip(self.header, line, strict=True)) for line in self.lines]
-
-    def figures(self) -> Figures:
-        """Return the accuracies of equal workers, from columns such as ``8 equal``."""
-        found: Figures = {}
-        for line in self.by_column():
-            for column, cell in line.items():
-                size, accuracy = re.fullmatch(r"(\d+) equal", column), re.match(r"\**(\d+\.\d+)", cell)
-                if size and accuracy:
-                    found.setdefault(planner_name(line[self.header[0]]), {})[int(size[1])] = float(accuracy[1])
-        return found
-
-    def keep(self, column: str, value: str) -> PublishedTable:
-        """Return the table with only the lines whose cell in a column begins with a value."""
-        index = self.header.index(column)
-        return replace(self, lines=[line for line in self.lines if line[index].startswith(value)])
-
-    def figure(self, column: str) -> float:
-        """Return the accuracy in a column of the first line."""
-        return float(self.by_column()[0][column].split()[0])
+    settings = [s for s in study.settings() if is_default(s) and s.optimizer == "sgd" and study.alone(s)]
+    found = [_training(study, s) for s in settings if TASKS[s.task].metric == "accuracy"]
+    names = {name for training in found for name in training.rows}
+    return found if {planner_name(row) for row in JUDGED} <= names else []
 
 
-def read_tables(document: str) -> dict[str, list[PublishedTable]]:
-    """Return the tables of a Markdown document by section."""
-    found: dict[str, list[PublishedTable]] = {}
-    for section in re.split(r"^## ", document, flags=re.MULTILINE)[1:]:
-        title, _, text = section.partition("\n")
-        parts = re.split(r"((?:^\|.*\n)+)", text, flags=re.MULTILINE)
-        for lead, table in zip(parts[::2], parts[1::2], strict=False):
-            header, _, *lines = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
-            found.setdefault(title, []).append(PublishedTable(lead, header, lines))
-    return found
+def _training(study: Study, setting: Setting) -> MeasuredTraining:
+    rows: dict[str, dict[int, float | None]] = {}
+    lower: dict[str, dict[int, tuple[int, float]]] = {}
+    for row in JUDGED:
+        speeds = _speeds(study, setting, row)
+        own = [c for c in study.cases(setting) if c.row == row and c.cluster.speeds == speeds]
+        cases = [case for case in own if case.rate == study.rate(setting)]
+        diverged = any(map(study.diverged, cases))
+        if cases:
+            rows[planner_name(row)] = {c.cluster.workers: None if diverged else _rounded(study, c) for c in cases}
+        if diverged:
+            lower[planner_name(row)] = _at_lower_rates(study, setting, own)
+    one = round(study.mean(study.one_machine(setting, study.rate(setting))), 1)
+    return MeasuredTraining(f"{TASKS[setting.task].title}, {setting.updates:,} updates", one, rows, lower)
 
 
-def planner_name(cell: str) -> str:
-    """Return the planner's name of a row from the first cell of its line, such as ```bsp` (synchronous)``."""
-    preset, overrides = ROWS[re.findall(r"`([\w-]+)`", cell)[0]]
-    return measured_as(resolve_algorithm(preset, **overrides))
+def _speeds(study: Study, setting: Setting, row: str) -> str:
+    """Return ``unequal`` for a row that was trained on unequal workers only, else ``equal``."""
+    return "equal" if any(c.row == row and c.cluster.speeds == "equal" for c in study.cases(setting)) else "unequal"
 
 
-def read_trainings(document: str) -> list[MeasuredTraining]:
-    """Return the trainings used by the planner."""
-    tables = read_tables(document)
-    short, long = tables[AT_ONE_MACHINES_RATE]
-    lower = {round(short.rate / table.rate): table.figures() for table in tables[AT_LOWER_RATES]}
-    cifar = tables[CIFAR][0]
-    return [
-        _short_training(short, tables[UNEQUAL_MACHINES][-1], lower),
-        MeasuredTraining("the same, 7,035 updates", long.figure("one machine"), long.figures()),
-        MeasuredTraining(
-            "CIFAR-10, a CNN, 1,173 updates", cifar.one_machine, cifar.keep("lr", f"{short.rate:g}").figures()
-        ),
-    ]
+def _at_lower_rates(study: Study, setting: Setting, cases: Sequence[Case]) -> dict[int, tuple[int, float]]:
+    """Return the divisor of the rate with a row's best accuracy, and that accuracy, by number of workers."""
+    best: dict[Cluster, Case] = {}
+    for case in (case for case in cases if case.rate < study.rate(setting)):
+        known = best.setdefault(case.cluster, case)
+        best[case.cluster] = max(known, case, key=study.mean)
+    return {
+        cluster.workers: (round(study.rate(setting) / case.rate), _rounded(study, case))
+        for cluster, case in sorted(best.items(), key=lambda item: item[0].workers)
+    }
 
 
-def _short_training(table: PublishedTable, unequal: PublishedTable, lower: Mapping[int, Figures]) -> MeasuredTraining:
-    """Return the short training; rows that merge some workers' gradients were only measured on 8 unequal workers."""
-    figures = table.figures()
-    diverged = {row for row, found in figures.items() if min(found.values()) < CHANCE}
-    rows = {row: dict.fromkeys(found) if row in diverged else found for row, found in figures.items()}
-    for line in ("n-softsync", "group-sync"):
-        rows[planner_name(f"`{line}`")] = {8: unequal.keep("row", f"`{line}`").figure(f"lr {table.rate:g}")}
-    return MeasuredTraining(
-        "Fashion-MNIST, an MLP, 1,407 updates",
-        table.one_machine,
-        rows,
-        {row: _best(row, lower) for row in figures if row in diverged},
-    )
-
-
-def _best(row: str, lower: Mapping[int, Figures]) -> dict[int, tuple[int, float]]:
-    """Return the divisor with a row's best accuracy, and that accuracy, by number of workers."""
-    found: dict[int, tuple[int, float]] = {}
-    for divisor, figures in lower.items():
-        for workers, accuracy in figures.get(row, {}).items():
-            if workers not in found or accuracy > found[workers][1]:
-                found[workers] = divisor, accuracy
-    return found
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", default=DATA_FILE, help="file to write")
-    options = parser.parse_args()
-    trainings = [training.to_json() for training in read_trainings(DOCUMENT.read_text(encoding="utf-8"))]
-    options.json.write_text(json.dumps(trainings, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+def _rounded(study: Study, case: Case) -> float:
+    return round(study.mean(case), 1)

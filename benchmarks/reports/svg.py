@@ -35,3 +35,15 @@ def arrow(x: float, y: float, to_x: float, to_y: float) -> str:
     point = "l -7 -4 v 8 z" if to_y == y else "l -4 -7 h 8 z"
     line = f'<line x1="{x:g}" y1="{y:g}" x2="{to_x:g}" y2="{to_y:g}" stroke="{MUTED}"/>'
     return f'{line}<path d="M {to_x:g} {to_y:g} {point}" fill="{MUTED}"/>'
+
+
+def line(points: Sequence[tuple[float, float]], colour: str, dashes: str = "") -> str:
+    """Return a line through points; ``dashes`` are the lengths of its strokes and gaps."""
+    placed = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    pattern = f' stroke-dasharray="{dashes}"' if dashes else ""
+    return f'<polyline points="{placed}" fill="none" stroke="{colour}" stroke-width="1.6"{pattern}/>'
+
+
+def dot(x: float, y: float, colour: str) -> str:
+    """Return a dot with its centre at ``x, y``."""
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>'

@@ -43,22 +43,22 @@ def on_tensorflow(options: argparse.Namespace) -> Report:
     """Measure gradients alone, by every available method."""
     import tensorflow as tf
 
-    from benchmarks.run import convergence, simulate
+    from benchmarks.run import simulate
     from benchmarks.workloads.gradient_ways import SAMPLES, WORKERS, Ways
     from benchmarks.workloads.images import read_cifar10, read_images
+    from benchmarks.workloads.tasks.cifar10 import CIFAR10
+    from benchmarks.workloads.tasks.fashion_mnist import FASHION_MNIST
 
     tf.config.threading.set_intra_op_parallelism_threads(options.threads)
     tf.config.threading.set_inter_op_parallelism_threads(options.threads)
     images = read_images(options.data_dir).take(SAMPLES)
     cases = {
         "MLP, 25 k, batch 64": Ways(lambda: simulate.build(1, 0.01, 100), images, 64),
-        "MLP, 52 k, batch 128": Ways(lambda: convergence.build(1, 0.01, 100, convergence.Plan()), images, 128),
+        "MLP, 52 k, batch 128": Ways(lambda: FASHION_MNIST.build(1, keras.optimizers.SGD(0.01)), images, 128),
     }
     if not options.quick:
         colours = read_cifar10(options.data_dir).take(SAMPLES)
-        cases["CNN, 57 k, batch 128"] = Ways(
-            lambda: convergence.build_cnn(1, 0.01, 100, convergence.Plan()), colours, 128
-        )
+        cases["CNN, 57 k, batch 128"] = Ways(lambda: CIFAR10.build(1, keras.optimizers.SGD(0.01)), colours, 128)
     report = Report("batched", [1], notes=[f"{options.threads} threads"])
     run(report, cases, WORKERS)
     return report

@@ -1,24 +1,79 @@
-"""Rows of the convergence benchmark and of docs/convergence.md: presets, some with modified options."""
+"""Rows of the convergence study and of docs/convergence.md: presets, some with modified options."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from nfdt.core.specs.algorithm import AlgorithmSpec
+from nfdt.core.specs.job import resolve_algorithm
+
 SEQUENTIAL = "sequential"
-# Preset and options of each row; the asynchronous ones last.
-ROWS: dict[str, tuple[str, dict[str, Any]]] = {
-    SEQUENTIAL: ("bsp", {}),
-    "ddc-asgd": ("ddc-asgd", {}),
-    "ddc-asgd-gap1": ("ddc-asgd", {"gap": 1.0}),
-    "asgd": ("asgd", {}),
-    "staleness-scaled": ("asgd", {"update_rule": "staleness-scaled"}),
-    "dc-asgd": ("dc-asgd", {}),
-    "dc-asgd-a": ("dc-asgd-a", {}),
-    "dc-asgd-k": ("dc-asgd-k", {}),
-    "bsp": ("bsp", {}),
-    "n-softsync": ("n-softsync", {}),
-    "dbs-sgd": ("dbs-sgd", {}),
-    "group-sync": ("group-sync", {}),
-    "h-ps": ("h-ps", {}),
+
+
+@dataclass(frozen=True)
+class StudyRow:
+    """A row.
+
+    Attributes:
+        preset: Name of the preset.
+        options: Options of the algorithm.
+        scales_rate: Whether the learning rate is multiplied by the number of batches that an update merges.
+        alone: Whether every worker is a group of its own.
+    """
+
+    preset: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    scales_rate: bool = False
+    alone: bool = False
+
+    def overrides(self, workers: int) -> dict[str, Any]:
+        """Return the algorithm options among this number of workers."""
+        return {**self.options, **({"groups": str(workers)} if self.alone else {})}
+
+    def algorithm(self, workers: int) -> AlgorithmSpec:
+        """Return the algorithm among this number of workers."""
+        return resolve_algorithm(self.preset, **self.overrides(workers))
+
+    def rate(self, rate: float, workers: int) -> float:
+        """Return the learning rate of the model from that of one machine.
+
+        The strong synchronous form scales it linearly with the larger batch, and every training warms it up.
+
+        References:
+            Goyal et al., "Accurate, Large Minibatch SGD", arXiv:1706.02677, sections 2.1 and 2.2.
+        """
+        return rate * batches_per_update(self.algorithm(workers), workers) if self.scales_rate else rate
+
+
+ROWS: dict[str, StudyRow] = {
+    SEQUENTIAL: StudyRow("bsp"),
+    "ddc-asgd": StudyRow("ddc-asgd"),
+    "ddc-asgd-gap1": StudyRow("ddc-asgd", {"gap": 1.0}),
+    "ddc-elementwise": StudyRow("asgd", {"update_rule": "ddc-elementwise"}),
+    "dana-dc": StudyRow("asgd", {"update_rule": "dana-dc"}),
+    "asgd": StudyRow("asgd"),
+    "staleness-scaled": StudyRow("asgd", {"update_rule": "staleness-scaled"}),
+    "dc-asgd": StudyRow("dc-asgd"),
+    "dc-asgd-a": StudyRow("dc-asgd-a"),
+    "dc-asgd-k": StudyRow("dc-asgd-k"),
+    "auto": StudyRow("auto"),
+    "h-ps": StudyRow("h-ps"),
+    "dbs-sgd": StudyRow("dbs-sgd"),
+    "group-sync": StudyRow("group-sync"),
+    "diloco": StudyRow("group-sync", {"outer": "delta", "local_steps": 16}, alone=True),
+    "n-softsync": StudyRow("n-softsync"),
+    "bsp": StudyRow("bsp"),
+    "sync-scaled": StudyRow("bsp", scales_rate=True),
 }
-MAIN = ("ddc-asgd", "asgd", "staleness-scaled", "dc-asgd", "dc-asgd-a", "dc-asgd-k", "bsp")
+MAIN = (SEQUENTIAL, "ddc-asgd", "asgd", "staleness-scaled", "dc-asgd", "dc-asgd-a", "dc-asgd-k", "bsp", "sync-scaled")
+
+
+def batches_per_update(algorithm: AlgorithmSpec, workers: int) -> float:
+    """Return the approximate number of local batches per step of an optimizer: the length of a schedule follows."""
+    if algorithm.consistency == "bsp" or algorithm.outer == "delta":
+        return workers
+    if algorithm.consistency == "softsync":
+        return max(1, workers // algorithm.softsync_n)
+    return workers / 3 if algorithm.topology == "groups" else 1.0

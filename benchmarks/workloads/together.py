@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import jax
 import keras
 import numpy as np
-from keras import layers
 
 from benchmarks.reports.report import Report
+from benchmarks.workloads.tasks.resnet import resnet
 from benchmarks.workloads.virtual import Trained, VirtualTraining
 from nfdt.core.training.steps import LANES
 from nfdt.simulate.cluster import parse_cluster
@@ -53,25 +53,11 @@ QUICK = Plan(updates=12, workers=3, batch=4, widths=(4,), blocks=1, size=4)
 
 
 def build(plan: Plan, seed: int, rate: float) -> keras.Model:
-    """Build a residual network for CIFAR-10 with BatchNorm, as of He et al. (2015), section 4.2."""
+    """Build a residual network with BatchNorm."""
     keras.utils.set_random_seed(seed)
-    inputs = keras.Input((plan.size, plan.size, 3))
-    x = layers.ReLU()(_convolved(inputs, plan.widths[0], 1))
-    for width in plan.widths:
-        for block in range(plan.blocks):
-            stride = 2 if width > plan.widths[0] and block == 0 else 1
-            inner = layers.ReLU()(_convolved(x, width, stride))
-            short = _convolved(x, width, stride, kernel=1) if stride == 2 else x
-            x = layers.ReLU()(layers.add([_convolved(inner, width, 1), short]))
-    outputs = layers.Dense(10, activation="softmax")(layers.GlobalAveragePooling2D()(x))
-    model = keras.Model(inputs, outputs)
+    model = resnet((plan.size, plan.size, 3), widths=plan.widths, blocks=plan.blocks)
     model.compile(keras.optimizers.SGD(rate, momentum=0.9), "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
-
-
-def _convolved(x: keras.KerasTensor, width: int, stride: int, kernel: int = 3) -> keras.KerasTensor:
-    x = layers.Conv2D(width, kernel, stride, padding="same", use_bias=False)(x)
-    return layers.BatchNormalization()(x)
 
 
 def run(report: Report, plan: Plan) -> None:

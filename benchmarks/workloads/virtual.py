@@ -16,7 +16,7 @@ from nfdt.core.specs.job import ClusterSpec, DataSpec, FitSpec, JobSpec, resolve
 from nfdt.core.training.data import encode_npy
 from nfdt.simulate.cluster import ClusterDescription
 from nfdt.simulate.job import SimulatedJob
-from nfdt.simulate.record import Record
+from nfdt.simulate.record import Point, Record
 from nfdt.simulate.trainer import Trainer
 
 Nest = tuple[np.ndarray, np.ndarray]
@@ -39,10 +39,9 @@ class Trained:
     shard_s: float
 
     @property
-    def accuracies(self) -> list[tuple[float, float]]:
-        """Virtual seconds and test accuracy at the end of each epoch."""
-        ends = [point for point in self.record.points if point.ends_epoch]
-        return [(point.at_s, point.logs["val_accuracy"]) for point in ends if "val_accuracy" in point.logs]
+    def epochs(self) -> list[Point]:
+        """Points at the end of each epoch, whose logs include those of the evaluation as ``val_*``."""
+        return [point for point in self.record.points if point.ends_epoch]
 
 
 @dataclass
@@ -98,6 +97,7 @@ class VirtualTraining:
             fit=FitSpec(epochs=self.epochs, batch_size=self.batch, seed=seed, validation_batch_size=1000),
             train=self._data(self.train),
             validation=self._data(self.test),
+            code=packed.manifest.carries_code,
         )
         read = self._artifacts.__getitem__
         trainer = self._trainer = self._trainer or Trainer(spec, packed.manifest, read, lanes=self.lanes)

@@ -44,7 +44,7 @@ class MeasuredTraining:
 
 @functools.cache
 def measured_trainings() -> tuple[MeasuredTraining, ...]:
-    """Return the trainings of docs/convergence.md from the data file that ``scripts/bench accuracy_table`` writes."""
+    """Return the trainings of docs/convergence.md from the data file that ``scripts/bench convergence_page`` writes."""
     file = importlib.resources.files("nfdt.planning") / "data" / "accuracy.json"
     return tuple(map(MeasuredTraining.from_json, json.loads(file.read_text(encoding="utf-8"))))
 

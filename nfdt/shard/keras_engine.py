@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import tensorflow as tf
 
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import UsageError
@@ -17,25 +15,10 @@ from nfdt.core.keras_internals import has_fixed_learning_rate
 from nfdt.core.sharding.records import RecordTree
 from nfdt.shard.accumulator import GradientAccumulator
 from nfdt.shard.engine import LARGE, AnchoredBf16, ReplyWeights, StepResult, Vector
+from nfdt.shard.engine_ops import EngineOps, ops_of_backend
 from nfdt.shard.optimizer import BuiltOptimizer
 from nfdt.shard.step import FusedStep
-from nfdt.shard.tensors import TensorOps, as_array, as_tensor, decompress, read
 from nfdt.update_rules.base import OptimizerTraits, RuleState, UpdateRule, check_state
-
-
-@functools.lru_cache(maxsize=1024)
-def _scalar(value: float) -> Any:
-    """Return a cached constant: most values recur, and creating a constant takes as long as a small step."""
-    return tf.constant(np.float32(value))  # of a Python number TensorFlow keeps the tensor for ever
-
-
-def _state(state: Mapping[str, Any]) -> RuleState:
-    return {name: tf.convert_to_tensor(value, tf.float32) for name, value in state.items()}
-
-
-def _are_finite(values: Sequence[Any]) -> bool:
-    tensors = [tf.convert_to_tensor(value) for value in values]
-    return all(bool(tf.reduce_all(tf.math.is_finite(t))) for t in tensors if t.dtype.is_floating)
 
 
 def _given(vector: Any) -> Any:
@@ -50,15 +33,16 @@ class KerasEngine:
     Args:
         built: The user's optimizer on this shard's variables.
         rule: The update rule.
+        ops: Functions of the backend; default: those of the backend that Keras has loaded.
     """
 
     built: BuiltOptimizer
     rule: UpdateRule
+    ops: EngineOps = field(default_factory=ops_of_backend)
     _shard: RuleState = field(init=False)
 
     def __post_init__(self) -> None:
-        self._ops = TensorOps()
-        self._fused = FusedStep(self.built, self.rule)
+        self._fused = FusedStep(self.built, self.rule, self.ops)
         self._take_over()
 
     @property
@@ -87,32 +71,30 @@ class KerasEngine:
         return float(self.built.optimizer.learning_rate)
 
     def weights(self) -> Vector:
-        """Return the weights; later steps do not change them: TensorFlow copies a referenced variable on write."""
+        """Return the weights; later steps do not change them."""
         if not self.size:
-            return tf.zeros(0)
-        return read(self.built.variables[0]) if self.built.plan.flat else self._fused.flat()
+            return self.ops.zeros(0)
+        return self.ops.read(self.built.variables[0]) if self.built.plan.flat else self._fused.flat()
 
-    @staticmethod
-    def tensor(vector: npt.NDArray[np.float32]) -> Vector:
-        """Return a gradient from the network as a tensor; see :func:`as_tensor`."""
-        return as_tensor(vector)
+    def tensor(self, vector: npt.NDArray[np.float32]) -> Vector:
+        """Return a gradient from the network in the backend's form."""
+        return self.ops.vector(vector)
 
-    @staticmethod
-    def array(vector: Vector | AnchoredBf16) -> npt.NDArray[np.float32]:
+    def array(self, vector: Vector | AnchoredBf16) -> npt.NDArray[np.float32]:
         """Return a read-only view of weights, decompressed if necessary."""
-        return as_array(decompress(vector))
+        return self.ops.array(self.ops.decompress(vector))
 
     def no_difference(self) -> Any:
         """Return the difference of an anchor to itself."""
-        return tf.zeros(self.size, tf.bfloat16)
+        return self.ops.no_difference(self.size)
 
     def new_worker(self) -> RuleState:
         """Return the rule's state for a worker that has not pushed yet."""
-        return _state(self.rule.init_worker(self._ops, self._fused.flat()))
+        return self._state(self.rule.init_worker(self.ops, self._fused.flat()))
 
     def new_accumulator(self) -> GradientAccumulator:
         """Return an accumulator without gradients."""
-        return GradientAccumulator(tf.zeros(self.size, tf.float32), _scalar(0.0))
+        return GradientAccumulator(self.ops.zeros(self.size), self.ops.scalar(0.0))
 
     def step(
         self,
@@ -126,7 +108,15 @@ class KerasEngine:
         anchor: Any = None,
     ) -> StepResult | None:
         """See ``Engine``."""
-        args = (gradient, _given(backup), _scalar(staleness), _scalar(rate), self._shard, worker, _given(anchor))
+        args = (
+            gradient,
+            _given(backup),
+            self.ops.scalar(staleness),
+            self.ops.scalar(rate),
+            self._shard,
+            worker,
+            _given(anchor),
+        )
         before = self._kept(length * rate)
         answer, self._shard, worker = self._fused.step(*args)
         return StepResult(self._reply_weights(answer, anchor), worker) if self._stands(before, worker) else None
@@ -143,15 +133,15 @@ class KerasEngine:
         length: float,
     ) -> RuleState:
         """Correct one finite gradient and add it to ``accumulator``; return the worker's new state."""
-        sums = (accumulator.total, accumulator.weight, _scalar(samples))
-        args = (*sums, gradient, _given(backup), _scalar(staleness), self._shard, worker)
+        sums = (accumulator.total, accumulator.weight, self.ops.scalar(samples))
+        args = (*sums, gradient, _given(backup), self.ops.scalar(staleness), self._shard, worker)
         accumulator.total, accumulator.weight, self._shard, worker = self._fused.accumulate(*args)
         accumulator.note(samples, length)
         return worker
 
     def accumulate_part(self, accumulator: GradientAccumulator, gradient: Vector, samples: int, length: float) -> None:
         """Add one raw, finite gradient of a round to ``accumulator``."""
-        accumulator.total = self._fused.accumulate_part(accumulator.total, _scalar(samples), gradient)
+        accumulator.total = self._fused.accumulate_part(accumulator.total, self.ops.scalar(samples), gradient)
         accumulator.note(samples, length)
 
     def apply_round(self, accumulator: GradientAccumulator, worker: RuleState) -> RuleState | None:
@@ -159,16 +149,16 @@ class KerasEngine:
 
         Returns the rule's new state for all workers.
         """
-        mean, before = accumulator.total / _scalar(accumulator.samples), self._kept(accumulator.longest)
+        mean, before = accumulator.total / self.ops.scalar(accumulator.samples), self._kept(accumulator.longest)
         now = self.weights() if self.rule.uses_backup else None
-        args = (mean, _given(now), _scalar(0.0), _scalar(1.0), self._shard, worker, ())
+        args = (mean, _given(now), self.ops.scalar(0.0), self.ops.scalar(1.0), self._shard, worker, ())
         _, self._shard, worker = self._fused.apply_round(*args)
         return worker if self._stands(before, worker) else None
 
     def apply(self, accumulator: GradientAccumulator) -> bool:
         """Apply the mean of corrected gradients, each at its own rate factor; False if undone; see :meth:`step`."""
         before = self._kept(accumulator.longest)
-        sums = (accumulator.total, accumulator.weight, _scalar(accumulator.samples))
+        sums = (accumulator.total, accumulator.weight, self.ops.scalar(accumulator.samples))
         self._shard = self._fused.apply(*sums, self._shard)
         return self._stands(before, {})
 
@@ -176,7 +166,7 @@ class KerasEngine:
         """Return weights for a worker whose push had this staleness and changed nothing; see :meth:`step`."""
         if anchor is None and not self.rule.looks_ahead:
             return ReplyWeights(self.weights())
-        return self._reply_weights(self._fused.reply(_scalar(staleness), self._shard, _given(anchor)), anchor)
+        return self._reply_weights(self._fused.reply(self.ops.scalar(staleness), self._shard, _given(anchor)), anchor)
 
     def _reply_weights(self, answer: Any, anchor: Any) -> ReplyWeights:
         if anchor is not None:
@@ -205,7 +195,7 @@ class KerasEngine:
 
     def read(self, *, weights_only: bool = False) -> tuple[npt.NDArray[np.float32], dict[int, npt.NDArray[Any]]]:
         """Return copies of the weights and of the shard's part of the optimizer's variables, by index."""
-        weights = np.array(as_array(self.weights()))
+        weights = np.array(self.ops.array(self.weights()))
         if weights_only:
             return weights, {}
         self._give_back()
@@ -213,7 +203,7 @@ class KerasEngine:
 
     def write(self, weights: npt.NDArray[np.float32], optimizer: Mapping[int, npt.NDArray[Any]]) -> None:
         """Replace the weights; given optimizer variables are replaced too, and the rule restarts from them."""
-        self._fused.assign(self.built.variables, tf.constant(weights, tf.float32))
+        self._fused.assign(self.built.variables, self.ops.given(np.asarray(weights, np.float32)))
         if optimizer:
             self._give_back()
             self.built.load(optimizer)
@@ -235,22 +225,24 @@ class KerasEngine:
         self.built.load({int(index): array for index, array in records.get("optimizer", {}).items()})
         self._shard = self.restored(records.get("rule", {}), self._shard)
 
-    @staticmethod
-    def restored(state: RecordTree, initial: RuleState) -> RuleState:
+    def restored(self, state: RecordTree, initial: RuleState) -> RuleState:
         """Return a state from records as tensors; raise ShapeMismatch if it differs from an initial one in form."""
         check_state(state, initial)
-        return _state(state)
+        return self._state(state)
+
+    def _state(self, state: Mapping[str, Any]) -> RuleState:
+        return {name: self.ops.given(np.asarray(value, np.float32)) for name, value in state.items()}
 
     def _kept(self, length: float) -> tuple[list[Any], RuleState] | None:
         """Copy the state that a step changes before a large gradient is tried; return None for other gradients."""
         if length < LARGE:
             return None
-        return [tf.identity(variable.value) for variable in self._moved()], self._shard
+        return [self.ops.copy(variable.value) for variable in self._moved()], self._shard
 
     def _stands(self, before: tuple[list[Any], RuleState] | None, worker: RuleState) -> bool:
         """Return whether a step is kept; a step on trial that left non-finite values is undone."""
         moved = self._moved()
-        if before is None or _are_finite([*(v.value for v in moved), *self._shard.values(), *worker.values()]):
+        if before is None or self.ops.are_finite([*(v.value for v in moved), *self._shard.values(), *worker.values()]):
             return True
         values, self._shard = before
         for variable, value in zip(moved, values, strict=True):
@@ -263,14 +255,14 @@ class KerasEngine:
     def _give_back(self) -> None:
         """Fill the optimizer's own slots from the state of a rule that owns them."""
         owned = self._fused.owned_slots()
-        left = self.rule.leave(self._ops, self._shard) if owned else {}
+        left = self.rule.leave(self.ops, self._shard) if owned else {}
         for name, variables in owned.items():
             self._fused.assign(variables, left[name])
 
     def _take_over(self) -> None:
-        self._shard = _state(self.rule.init_shard(self._ops, self._fused.flat()))
+        self._shard = self._state(self.rule.init_shard(self.ops, self._fused.flat()))
         if self.rule.owns_optimizer:
             slots = {
                 name: self._fused.joined([v.value for v in held]) for name, held in self._fused.owned_slots().items()
             }
-            self._shard = _state(self.rule.enter(self._ops, slots, self._fused.updates(), self._shard))
+            self._shard = self._state(self.rule.enter(self.ops, slots, self._fused.updates(), self._shard))

@@ -55,7 +55,7 @@ class BuiltOptimizer:
 
     def read(self) -> dict[int, Array]:
         """Return the shard's part of the whole optimizer's variables, by index; every shard returns the global ones."""
-        return self._part.cut([variable.value.numpy() for variable in self.optimizer.variables])
+        return self._part.cut([variable.numpy() for variable in self.optimizer.variables])
 
     @property
     def _part(self) -> OptimizerPart:

@@ -1,4 +1,4 @@
-"""The compiled step of a shard: clip, correct, move, reply, fused by XLA into one function.
+"""The compiled step of a shard on the backend of Keras: clip, correct, move, reply, fused by XLA into one function.
 
 All gradients are finite.
 
@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
-
 from nfdt.core import keras_internals
 from nfdt.shard.engine import Vector
+from nfdt.shard.engine_ops import EngineOps
 from nfdt.shard.optimizer import BuiltOptimizer, replaced
-from nfdt.shard.tensors import Compiled, TensorOps, compress, decompress
 from nfdt.update_rules.base import Push, RuleState, UpdateRule
 
 
@@ -29,37 +27,38 @@ class FusedStep:
     Args:
         built: The user's optimizer on this shard's variables.
         rule: The update rule.
+        ops: Functions of the backend.
     """
 
-    def __init__(self, built: BuiltOptimizer, rule: UpdateRule) -> None:
+    def __init__(self, built: BuiltOptimizer, rule: UpdateRule, ops: EngineOps) -> None:
         self._built = built
         self._rule = rule
-        self._ops = TensorOps()
+        self._ops = ops
         self._optimizer = built.optimizer
         self._variables = built.variables
-        self.step = Compiled(self._step)
-        self.apply_round = Compiled(self._step)
-        self.apply = Compiled(self._apply)
-        self.accumulate = Compiled(self._accumulate)
-        self.reply = Compiled(self._reply)
-        self.accumulate_part = Compiled(self._accumulate_part)
+        variables = [*built.variables, *built.optimizer.variables]
+        self.step = ops.compiled(self._step, variables)
+        self.apply_round = ops.compiled(self._step, variables)
+        self.apply = ops.compiled(self._apply, variables)
+        self.accumulate = ops.compiled(self._accumulate, variables)
+        self.reply = ops.compiled(self._reply, variables)
+        self.accumulate_part = ops.compiled(self._accumulate_part, variables)
 
     def owned_slots(self) -> dict[str, list[Any]]:
         """Return the optimizer's variables that the rule keeps in its own state, by the rule's names."""
         return self._built.slots() if self._rule.owns_optimizer else {}
 
-    @staticmethod
-    def joined(parts: list[Any]) -> Vector:
+    def joined(self, parts: list[Any]) -> Vector:
         """Return arrays as one vector."""
-        flat = [tf.reshape(tf.convert_to_tensor(part), [-1]) for part in parts]
+        flat = [self._ops.reshape(self._ops.given(part), (-1,)) for part in parts]
         if not flat:
-            return tf.zeros(0)
-        return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
+            return self._ops.zeros(0)
+        return flat[0] if len(flat) == 1 else self._ops.concatenate(flat)
 
     def _split(self, vector: Vector) -> list[Any]:
         if self._built.plan.flat:
             return [vector]
-        return [tf.reshape(vector[s.start : s.stop], s.shape) for s in self._built.plan.layout.slots]
+        return [self._ops.reshape(vector[s.start : s.stop], s.shape) for s in self._built.plan.layout.slots]
 
     def assign(self, variables: list[Any], vector: Vector) -> None:
         """Assign the parts of ``vector`` to the variables, in their shapes."""
@@ -72,10 +71,10 @@ class FusedStep:
 
     def updates(self) -> Any:
         """Return the number of updates that the optimizer has applied, 0-d float32."""
-        return tf.cast(tf.convert_to_tensor(keras_internals.own_iterations(self._optimizer).value), tf.float32)
+        return self._ops.number(keras_internals.own_iterations(self._optimizer).value)
 
     def _rate(self) -> Any:
-        return tf.cast(tf.convert_to_tensor(self._optimizer.learning_rate), tf.float32)
+        return self._ops.number(self._optimizer.learning_rate)
 
     def _decay(self) -> Any:
         """Return the decoupled weight decay at a learning rate of 1; None without any."""
@@ -91,7 +90,7 @@ class FusedStep:
         return self.joined(keras_internals.clipped(self._optimizer, self._split(gradient)))
 
     def _push(self, gradient: Vector, backup: Any, staleness: Any) -> Push:
-        base = decompress(backup[0]) if backup else gradient
+        base = self._ops.decompress(backup[0]) if backup else gradient
         return Push(self._clip(gradient), self.flat(), base, staleness, self.updates())
 
     def _step(
@@ -140,7 +139,7 @@ class FusedStep:
         if not anchor and not self._rule.looks_ahead:
             return ()
         reply = self._rule.reply(self._ops, self.flat(), rate, staleness, shard, self._decay())
-        return compress(reply, anchor[0]) if anchor else (tf.identity(reply),)
+        return self._ops.compress(reply, anchor[0]) if anchor else (self._ops.copy(reply),)
 
     def _move(self, gradient: Vector, scale: Any, shard: RuleState) -> RuleState:
         """Update the variables by one Keras ``apply``; return the rule's new state."""
@@ -149,7 +148,7 @@ class FusedStep:
 
         def advance(gradients: list[Any], variables: list[Any], learning_rate: Any) -> None:
             nonlocal moved
-            rate = tf.cast(tf.convert_to_tensor(learning_rate), tf.float32)
+            rate = self._ops.number(learning_rate)
             args = (self.joined(gradients), self.flat(), rate, self.updates(), shard, self._decay())
             result = self._rule.advance(self._ops, *args)
             moved = result.shard
@@ -159,9 +158,7 @@ class FusedStep:
             taken = self._rule.lessened(self._ops, self._decay(), shard)
             self.assign(self._variables, self.flat() - self._rate() * taken)
 
-        methods: dict[str, Any] = {
-            keras_internals.RATE_METHOD: lambda: tf.cast(tf.convert_to_tensor(rate_of()), tf.float32) * scale
-        }
+        methods: dict[str, Any] = {keras_internals.RATE_METHOD: lambda: self._ops.number(rate_of()) * scale}
         if not optimizer.gradient_accumulation_steps:
             methods[keras_internals.CLIP_METHOD] = lambda gradients: gradients
         if self._rule.owns_optimizer:

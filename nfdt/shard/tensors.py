@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,8 +20,14 @@ _ALIGNMENT = 64
 _COMPILE_ERRORS = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.InternalError)
 
 
+@functools.lru_cache(maxsize=1024)
+def scalar(value: float) -> Any:
+    """Return a cached constant: most values recur, and creating a constant takes as long as a small step."""
+    return tf.constant(np.float32(value))  # of a Python number TensorFlow keeps the tensor for ever
+
+
 class TensorOps:
-    """Functions that rules may call, on tensors."""
+    """Implementation of :class:`~nfdt.shard.engine_ops.EngineOps` on tensors, see there."""
 
     sqrt = staticmethod(tf.sqrt)
     abs = staticmethod(tf.abs)
@@ -31,10 +38,61 @@ class TensorOps:
     sum = staticmethod(tf.reduce_sum)
     reshape = staticmethod(tf.reshape)
 
+    given = staticmethod(tf.convert_to_tensor)
+    zeros = staticmethod(tf.zeros)
+    copy = staticmethod(tf.identity)
+    scalar = staticmethod(scalar)
+
     @staticmethod
     def concatenate(arrays: Sequence[Any]) -> Any:
         """Concatenate arrays along the first axis."""
         return tf.concat(arrays, 0)
+
+    @staticmethod
+    def number(value: Any) -> Any:
+        """See ``EngineOps``."""
+        return tf.cast(tf.convert_to_tensor(value), tf.float32)
+
+    @staticmethod
+    def vector(array: npt.NDArray[Any]) -> Vector:
+        """See ``EngineOps``."""
+        return as_tensor(array)
+
+    @staticmethod
+    def array(vector: Vector) -> npt.NDArray[Any]:
+        """See ``EngineOps``."""
+        return as_array(vector)
+
+    @staticmethod
+    def read(variable: Any) -> Vector:
+        """See ``EngineOps``: TensorFlow copies a referenced variable on write."""
+        return read(variable)
+
+    @staticmethod
+    def compress(vector: Vector, anchor: Vector) -> tuple[Vector, Any]:
+        """See ``EngineOps``."""
+        return compress(vector, anchor)
+
+    @staticmethod
+    def decompress(vector: Any) -> Vector:
+        """See ``EngineOps``."""
+        return decompress(vector)
+
+    @staticmethod
+    def no_difference(size: int) -> Any:
+        """See ``EngineOps``."""
+        return tf.zeros(size, tf.bfloat16)
+
+    @staticmethod
+    def are_finite(values: Sequence[Any]) -> bool:
+        """See ``EngineOps``."""
+        tensors = [tf.convert_to_tensor(value) for value in values]
+        return all(bool(tf.reduce_all(tf.math.is_finite(t))) for t in tensors if t.dtype.is_floating)
+
+    @staticmethod
+    def compiled(function: Callable[..., Any], variables: Sequence[Any]) -> Callable[..., Any]:
+        """See ``EngineOps``."""
+        return Compiled(function)
 
     @staticmethod
     def power(x: Any, y: Any) -> Any:

@@ -181,9 +181,7 @@ def _sums_of_blocks(
 
 
 @reordered
-def _sums_of_16(
-    gradient: Any, weights: Any, backup: Any, products: Any, shared: Any, drifts: Any, sizes: Any
-) -> None:
+def _sums_of_16(gradient: Any, weights: Any, backup: Any, products: Any, shared: Any, drifts: Any, sizes: Any) -> None:
     for block in range(products.size):
         at = block * 16
         g, w, b = gradient[at : at + 16], weights[at : at + 16], backup[at : at + 16]
@@ -198,9 +196,7 @@ def _sums_of_16(
 
 
 @reordered
-def _factors(
-    square: Any, products: Any, shared: Any, drifts: Any, sizes: Any, factor: Any, numbers: Any
-) -> None:
+def _factors(square: Any, products: Any, shared: Any, drifts: Any, sizes: Any, factor: Any, numbers: Any) -> None:
     strength, clip, gap = numbers[LAMBDA], numbers[CLIP], numbers[GAP]
     for c in range(square.size):
         typical = np.sqrt(square[c]) + _STEP_EPSILON

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks.reports import accuracy_table
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.specs.presets import PRESETS
 from nfdt.planning.accuracy import (
@@ -69,17 +67,6 @@ def test_every_figure_is_one_of_the_published_ones():
         lower = [accuracy for row in training.lower.values() for _, accuracy in row.values()]
         for figure in (training.one_machine, *rows, *lower):
             assert f"{figure}" in published, training.task
-
-
-def test_the_data_file_is_what_its_command_reads_from_the_document():
-    assert tuple(accuracy_table.read_trainings(DOCUMENT.read_text())) == measured_trainings()
-
-
-def test_the_data_file_is_the_one_that_the_command_writes(tmp_path, monkeypatch):
-    assert Path(str(importlib.resources.files("nfdt.planning"))) / "data" / "accuracy.json" == accuracy_table.DATA_FILE
-    monkeypatch.setattr("sys.argv", ["accuracy_table", "--json", str(tmp_path / "written.json")])
-    accuracy_table.main()
-    assert (tmp_path / "written.json").read_bytes() == accuracy_table.DATA_FILE.read_bytes()
 
 
 def test_a_training_is_the_same_after_it_was_written_as_json():

@@ -58,11 +58,11 @@ class Reference:
 
     @property
     def weights(self):
-        return self.layout.flatten([v.value.numpy() for v in self.variables])
+        return self.layout.flatten([v.numpy() for v in self.variables])
 
     @property
     def state(self):
-        return {i: v.value.numpy() for i, v in enumerate(self.optimizer.variables)}
+        return {i: v.numpy() for i, v in enumerate(self.optimizer.variables)}
 
     def manifest(self):
         owners = {v.name: i for i, v in enumerate(self.variables)}
