@@ -11,7 +11,6 @@ import numpy as np
 from nfdt.consistency import ConsistencyPolicy, make_policy
 from nfdt.core.arrays.layout import Array, ParameterLayout, Run
 from nfdt.core.arrays.table_rows import TableLayout
-from nfdt.core.host.keras_backend import require_tensorflow
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import State
 from nfdt.core.sharding import GLOBAL, ShardPlan, make_plan, sparse_tables
@@ -134,12 +133,7 @@ def _keras_engine(
     state: State,
     custom_objects: Mapping[str, Any] | None,
 ) -> Engine:
-    """Return an engine with the user's Keras optimizer.
-
-    Raises:
-        CaptureError: Keras is not on TensorFlow in this process, which a simulation shares with the shards.
-    """
-    require_tensorflow("shards compute all rules but ddc, and all optimizers but SGD, Adam and AdamW,")
+    """Return an engine with the user's Keras optimizer, on the backend of this process."""
     from nfdt.shard.keras_engine import KerasEngine  # imports TensorFlow, which takes seconds
     from nfdt.shard.optimizer import build_optimizer
 
