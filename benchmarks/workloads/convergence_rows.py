@@ -47,10 +47,11 @@ class StudyRow:
         return rate * batches_per_update(self.algorithm(workers), workers) if self.scales_rate else rate
 
 
+DILOCO = {"outer": "delta", "local_steps": 16, "batch": "fixed", "update_rule": "plain"}
+
 ROWS: dict[str, StudyRow] = {
     SEQUENTIAL: StudyRow("bsp"),
     "ddc-asgd": StudyRow("ddc-asgd"),
-    "ddc-asgd-gap1": StudyRow("ddc-asgd", {"gap": 1.0}),
     "ddc-elementwise": StudyRow("asgd", {"update_rule": "ddc-elementwise"}),
     "dana-dc": StudyRow("asgd", {"update_rule": "dana-dc"}),
     "asgd": StudyRow("asgd"),
@@ -62,7 +63,7 @@ ROWS: dict[str, StudyRow] = {
     "h-ps": StudyRow("h-ps"),
     "dbs-sgd": StudyRow("dbs-sgd"),
     "group-sync": StudyRow("group-sync"),
-    "diloco": StudyRow("group-sync", {"outer": "delta", "local_steps": 16}, alone=True),
+    "diloco": StudyRow("group-sync", DILOCO, alone=True),
     "n-softsync": StudyRow("n-softsync"),
     "bsp": StudyRow("bsp"),
     "sync-scaled": StudyRow("bsp", scales_rate=True),
