@@ -63,16 +63,17 @@ def plan(
     """
     log_to_stderr("warning")
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
-    given = {**parse_settings(settings), "workers": workers}
-    chosen = resolve_each(given, names)
     if sum(each is not None for each in (workers, file, job)) > 1 or (job is None) == (script is None):
         raise UsageError("plan: expected [--workers N | --cluster FILE] SCRIPT, or --job ID.")
+    described = read_cluster(file) if file else None
+    given = {**parse_settings(settings), "workers": described.count if described else workers}
+    chosen = resolve_each(given, names)
     notes: list[str] = []
     if script is None:
         costs, work = _measured(str(job), server)
     else:
         count = chosen[0].cluster.workers
-        cluster = read_cluster(file) if file else parse_cluster({"workers": [{"count": count, "speed": 1.0}]})
+        cluster = described or parse_cluster({"workers": [{"count": count, "speed": 1.0}]})
         work = _seen(context, script, chosen[0], profiled=cluster.is_relative)
         if work.profile:
             notes.append(_profiled(work.profile, work, None if file else count))

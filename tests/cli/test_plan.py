@@ -69,6 +69,11 @@ def test_a_described_cluster_is_planned_without_measuring():
     assert "measured here" not in text
 
 
+def test_groups_are_checked_against_the_described_workers():
+    settings = ("--algorithm", "group-sync", "--set", "groups=0,1;2,3")
+    assert "group-sync" in planned("--cluster", "c.toml", *settings, "train.py")
+
+
 def test_a_script_alone_is_measured_and_planned_for_machines_like_this_one():
     result = json.loads(planned("--workers", "4", "--algorithm", "asgd", "--format", "json", "train.py"))
     step, apply_s = result["work"]["profile"]["step"], result["work"]["profile"]["apply_s"]
