@@ -1,4 +1,4 @@
-"""Tables and pictures of docs/convergence.md, and the planner's data, from the results of the convergence study.
+"""Tables and pictures of the documentation, and the planner's data, from the results of the convergence study.
 
 ``python -m benchmarks.reports.convergence_page`` rewrites what differs. Blocks begin with ``<!-- results: NAME -->``
 and end with ``<!-- end -->``; one that no result is for stays as it is.
@@ -19,7 +19,7 @@ from benchmarks.reports.study import Study, is_default
 from benchmarks.reports.study_results import FOLDER, ROOT, Setting, read_results
 from benchmarks.workloads.tasks import TASKS
 
-PAGE = ROOT / "docs" / "convergence.md"
+PAGES = tuple(ROOT / "docs" / name for name in ("convergence.md", "which_algorithm.md"))
 PICTURE_FOLDER = ROOT / "docs" / "images"
 BLOCK = re.compile(r"(<!-- results: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 RESNETS, OTHERS = ("cifar10-resnet20", "cifar10-resnet8"), ("sms", "housing")
@@ -52,6 +52,7 @@ TABLES: dict[str, Callable[[Study], str]] = {
     "cifar10": lambda study: study_tables.at_one_machines_rate(study, _default(study, ["cifar10"])),
     "resnet": lambda study: study_tables.at_one_machines_rate(study, _default(study, RESNETS)),
     "text-and-tables": lambda study: study_tables.at_one_machines_rate(study, _default(study, OTHERS)),
+    "best-presets": lambda study: study_tables.best_presets(study, _default(study)),
     "changing-speeds": lambda study: study_tables.in_changing_clusters(study, _default(study)),
     "virtual-time": lambda study: study_tables.in_virtual_time(study, _default(study)),
     "lower-rates": lambda study: study_tables.at_other_rates(study, _default(study)),
@@ -86,9 +87,9 @@ def rebuilt(page: str, study: Study) -> str:
     return BLOCK.sub(replaced, page)
 
 
-def outputs(page: str, study: Study) -> dict[Path, str]:
-    """Return the content of every file that follows from the results, given the page as it is."""
-    made = {PAGE: rebuilt(page, study)}
+def outputs(pages: Mapping[Path, str], study: Study) -> dict[Path, str]:
+    """Return the content of every file that follows from the results, given the pages as they are."""
+    made = {path: rebuilt(page, study) for path, page in pages.items()}
     for name, (_, drawn) in PICTURES.items():
         if picture := drawn(study):
             made[PICTURE_FOLDER / f"convergence_{name}.svg"] = picture
@@ -106,7 +107,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; fail if a file is not what results give")
     options = parser.parse_args()
-    made = outputs(PAGE.read_text(encoding="utf-8"), Study(read_results(FOLDER)))
+    pages = {path: path.read_text(encoding="utf-8") for path in PAGES}
+    made = outputs(pages, Study(read_results(FOLDER)))
     for path in differing(made):
         if not options.check:
             path.write_text(made[path], encoding="utf-8")

@@ -54,6 +54,33 @@ def in_virtual_time(study: Study, settings: Iterable[Setting]) -> str:
     return _joined(_times(study, setting) for setting in settings if study.alone(setting))
 
 
+def best_presets(study: Study, settings: Iterable[Setting]) -> str:
+    """Return a table of the preset with the best score, and of the one that is soonest at a target, by cluster."""
+    lines = []
+    for setting in settings:
+        alone = study.alone(setting)
+        presets = [case for case in _best_cases(study, setting, STEADY) if ROWS[case.row].preset == case.row]
+        for cluster in sorted({case.cluster for case in presets}, key=lambda cluster: cluster.order):
+            here = [case for case in presets if case.cluster == cluster]
+            if alone is not None and len(here) > 1:
+                lines.append(_best_preset(study, alone, here))
+    head = "| task | workers | best score | points below one machine | soonest to 95 % of its score |"
+    return "\n".join([head, "|---" * 5 + "|", *lines]) if lines else ""
+
+
+def _best_preset(study: Study, alone: Case, cases: Sequence[Case]) -> str:
+    best, target = max(cases, key=study.mean), _target(study, alone)
+    times = {case: seconds for case in cases if (seconds := _seconds_to(study, case, target)) is not None}
+    soonest = min(times, key=lambda case: times[case], default=None)
+    first = f"`{soonest.row}`, {times[soonest]:.1f} s" if soonest else "none"
+    cluster, title = best.cluster, TASKS[best.setting.task].title
+    lost = study.mean(alone) - study.mean(best)
+    return (
+        f"| {title}, {best.setting.epochs} epochs | {cluster.workers} {cluster.speeds} "
+        f"| `{best.row}`, {study.mean(best):.1f} % | {lost:.1f} | {first} |"
+    )
+
+
 def described(setting: Setting) -> str:
     """Return a setting in words."""
     options = {"momentum": setting.momentum, "weight decay": setting.weight_decay}
@@ -91,7 +118,7 @@ def _times(study: Study, setting: Setting) -> str:
     cases = _best_cases(study, setting, STEADY)
     if alone is None or not cases:
         return ""
-    target = round(TARGET_SHARE * study.mean(alone) / 100, 2)
+    target = _target(study, alone)
     lead = f"{described(setting)}, every row at the best of its rates."
     rule = "A cell holds virtual seconds, the share of the sum of the workers' own speeds, and virtual seconds to"
     one = _time(study, alone, target)
@@ -101,12 +128,22 @@ def _times(study: Study, setting: Setting) -> str:
 
 
 def _time(study: Study, case: Case, target: float) -> str:
-    results = study.results(case)
-    reached = [next((at for at, score in r.curve if score >= target), None) for r in results]
-    known = [at for at in reached if at is not None]
-    to_target = f"{statistics.mean(known):.1f} s" if len(known) == len(reached) else "not reached"
+    results, reached = study.results(case), _seconds_to(study, case, target)
+    to_target = "not reached" if reached is None else f"{reached:.1f} s"
     seconds, share = statistics.mean(r.virtual_s for r in results), statistics.mean(r.of_limit for r in results)
     return f"{seconds:.1f} s, {share:.2f}, {to_target}"
+
+
+def _target(study: Study, alone: Case) -> float:
+    """Return the score at which times are compared, a share of one machine's."""
+    return round(TARGET_SHARE * study.mean(alone) / 100, 2)
+
+
+def _seconds_to(study: Study, case: Case, target: float) -> float | None:
+    """Return the mean virtual seconds to a score at the end of an epoch; None if a seed did not reach it."""
+    reached = [next((at for at, score in r.curve if score >= target), None) for r in study.results(case)]
+    known = [at for at in reached if at is not None]
+    return statistics.mean(known) if len(known) == len(reached) else None
 
 
 def _best_cases(study: Study, setting: Setting, speeds: Sequence[str]) -> list[Case]:
