@@ -108,7 +108,7 @@ def _scores(
 
 def _best_rates(study: Study, setting: Setting, speeds: Sequence[str]) -> str:
     cases = _best_cases(study, setting, speeds)
-    lead = f"{described(setting)}, every row at the best of its rates.\n{_measure(study, setting, cases)} (rate)."
+    lead = f"{described(setting)}.\nEvery row is at the best of its rates.\n{_measure(study, setting, cases)} (rate)."
     table = _table(study, cases, lambda case: f"{spread(study.scores(case))} ({case.rate:g})")
     return f"{lead}\n\n{table}" if cases else ""
 
@@ -119,7 +119,7 @@ def _times(study: Study, setting: Setting) -> str:
     if alone is None or not cases:
         return ""
     target = _target(study, alone)
-    lead = f"{described(setting)}, every row at the best of its rates."
+    lead = f"{described(setting)}.\nEvery row is at the best of its rates."
     rule = "A cell holds virtual seconds, the share of the sum of the workers' own speeds, and virtual seconds to"
     one = _time(study, alone, target)
     return f"{lead}\n{rule} {100 * target:.0f} %.\nOne machine: {one}.\n\n" + _table(
