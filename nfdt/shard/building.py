@@ -68,7 +68,6 @@ def build_store(
 
     Raises:
         UsageError: the optimizer cannot be built or partitioned.
-        CaptureError: the optimizer or the rule needs Keras on TensorFlow.
         ProtocolError: the records belong to another number of shards.
         ShapeMismatch: the records belong to another program or rule.
     """

@@ -15,7 +15,7 @@ from nfdt.core.training.predict import PredictStep
 from nfdt.core.training.step_result import GradientResult
 
 LANES = 32
-"""Most gradients of one call: activations are needed for each, 0.25 GB for ResNet-20 with a batch of 128."""
+"""Most gradients of one call, as each needs its own activations; an estimate for ResNet-20 with batches of 128."""
 
 
 class PreparedBatch(Protocol):
