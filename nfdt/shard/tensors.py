@@ -26,80 +26,6 @@ def scalar(value: float) -> Any:
     return tf.constant(np.float32(value))  # of a Python number TensorFlow keeps the tensor for ever
 
 
-class TensorOps:
-    """Implementation of :class:`~nfdt.shard.engine_ops.EngineOps` on tensors, see there."""
-
-    sqrt = staticmethod(tf.sqrt)
-    abs = staticmethod(tf.abs)
-    minimum = staticmethod(tf.minimum)
-    maximum = staticmethod(tf.maximum)
-    where = staticmethod(tf.where)
-    zeros_like = staticmethod(tf.zeros_like)
-    sum = staticmethod(tf.reduce_sum)
-    reshape = staticmethod(tf.reshape)
-
-    given = staticmethod(tf.convert_to_tensor)
-    zeros = staticmethod(tf.zeros)
-    copy = staticmethod(tf.identity)
-    scalar = staticmethod(scalar)
-
-    @staticmethod
-    def concatenate(arrays: Sequence[Any]) -> Any:
-        """Concatenate arrays along the first axis."""
-        return tf.concat(arrays, 0)
-
-    @staticmethod
-    def number(value: Any) -> Any:
-        """See ``EngineOps``."""
-        return tf.cast(tf.convert_to_tensor(value), tf.float32)
-
-    @staticmethod
-    def vector(array: npt.NDArray[Any]) -> Vector:
-        """See ``EngineOps``."""
-        return as_tensor(array)
-
-    @staticmethod
-    def array(vector: Vector) -> npt.NDArray[Any]:
-        """See ``EngineOps``."""
-        return as_array(vector)
-
-    @staticmethod
-    def read(variable: Any) -> Vector:
-        """See ``EngineOps``: TensorFlow copies a referenced variable on write."""
-        return read(variable)
-
-    @staticmethod
-    def compress(vector: Vector, anchor: Vector) -> tuple[Vector, Any]:
-        """See ``EngineOps``."""
-        return compress(vector, anchor)
-
-    @staticmethod
-    def decompress(vector: Any) -> Vector:
-        """See ``EngineOps``."""
-        return decompress(vector)
-
-    @staticmethod
-    def no_difference(size: int) -> Any:
-        """See ``EngineOps``."""
-        return tf.zeros(size, tf.bfloat16)
-
-    @staticmethod
-    def are_finite(values: Sequence[Any]) -> bool:
-        """See ``EngineOps``."""
-        tensors = [tf.convert_to_tensor(value) for value in values]
-        return all(bool(tf.reduce_all(tf.math.is_finite(t))) for t in tensors if t.dtype.is_floating)
-
-    @staticmethod
-    def compiled(function: Callable[..., Any], variables: Sequence[Any]) -> Callable[..., Any]:
-        """See ``EngineOps``."""
-        return Compiled(function)
-
-    @staticmethod
-    def power(x: Any, y: Any) -> Any:
-        """Return ``x ** y``, where either may be a Python number."""
-        return tf.pow(tf.convert_to_tensor(x, tf.float32), tf.convert_to_tensor(y, tf.float32))
-
-
 def as_tensor(vector: npt.NDArray[np.float32]) -> Vector:
     """Return ``vector`` as a tensor; it shares aligned and writable memory, and copies other vectors."""
     fits = vector.ctypes.data % _ALIGNMENT == 0 and vector.flags.c_contiguous and vector.flags.writeable
@@ -132,6 +58,60 @@ def compress(vector: Vector, anchor: Vector) -> tuple[Vector, Any]:
 def decompress(vector: Any) -> Vector:
     """Return a vector or a decompressed :class:`AnchoredBf16`."""
     return vector.anchor + tf.cast(vector.difference, tf.float32) if isinstance(vector, AnchoredBf16) else vector
+
+
+class TensorOps:
+    """Implementation of :class:`~nfdt.shard.engine_ops.EngineOps` on tensors, see there."""
+
+    sqrt = staticmethod(tf.sqrt)
+    abs = staticmethod(tf.abs)
+    minimum = staticmethod(tf.minimum)
+    maximum = staticmethod(tf.maximum)
+    where = staticmethod(tf.where)
+    zeros_like = staticmethod(tf.zeros_like)
+    sum = staticmethod(tf.reduce_sum)
+    reshape = staticmethod(tf.reshape)
+
+    given = staticmethod(tf.convert_to_tensor)
+    zeros = staticmethod(tf.zeros)
+    copy = staticmethod(tf.identity)
+    scalar = staticmethod(scalar)
+    vector = staticmethod(as_tensor)
+    array = staticmethod(as_array)
+    read = staticmethod(read)  # TensorFlow copies a referenced variable on write
+    compress = staticmethod(compress)
+    decompress = staticmethod(decompress)
+
+    @staticmethod
+    def concatenate(arrays: Sequence[Any]) -> Any:
+        """Concatenate arrays along the first axis."""
+        return tf.concat(arrays, 0)
+
+    @staticmethod
+    def number(value: Any) -> Any:
+        """See ``EngineOps``."""
+        return tf.cast(tf.convert_to_tensor(value), tf.float32)
+
+    @staticmethod
+    def no_difference(size: int) -> Any:
+        """See ``EngineOps``."""
+        return tf.zeros(size, tf.bfloat16)
+
+    @staticmethod
+    def are_finite(values: Sequence[Any]) -> bool:
+        """See ``EngineOps``."""
+        tensors = [tf.convert_to_tensor(value) for value in values]
+        return all(bool(tf.reduce_all(tf.math.is_finite(t))) for t in tensors if t.dtype.is_floating)
+
+    @staticmethod
+    def compiled(function: Callable[..., Any], variables: Sequence[Any]) -> Callable[..., Any]:
+        """See ``EngineOps``."""
+        return Compiled(function)
+
+    @staticmethod
+    def power(x: Any, y: Any) -> Any:
+        """Return ``x ** y``, where either may be a Python number."""
+        return tf.pow(tf.convert_to_tensor(x, tf.float32), tf.convert_to_tensor(y, tf.float32))
 
 
 class Compiled:
