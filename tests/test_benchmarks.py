@@ -56,7 +56,6 @@ def peers_of(got: dict) -> set[str]:
 
 
 @pytest.mark.long
-@pytest.mark.long
 def test_snapshots_compares_intervals(tmp_path, capsys):
     report = Report("snapshots", [0])
     snapshots.run(report, None, {"mlp": Work(samples=512, epochs=2, runs=1)})
@@ -74,6 +73,7 @@ def test_update_compares_loops_with_xla_and_a_copy(tmp_path, capsys):
     assert all(row["value"] > 0 for row in got["rows"] if row["peer"] != "np.copyto")
 
 
+@pytest.mark.long
 def test_overhead_compares_one_worker_with_plain_fit(tmp_path, capsys):
     report = Report("overhead", [0])
     overhead.run(report, None, {"mlp": Work(samples=512, epochs=2, runs=1)})
@@ -122,6 +122,7 @@ def test_the_ten_jobs_of_the_forecasts_are_those_of_the_documentation():
     assert len({(job.name, job.algorithm) for job in forecast.JOBS}) == 10
 
 
+@pytest.mark.long
 def test_accuracy_compares_the_algorithms_on_the_same_seeds(monkeypatch, tmp_path):
     monkeypatch.setattr(accuracy, "ALGORITHMS", ("ddc-asgd",))
     monkeypatch.setattr(accuracy, "WORKERS", 2)
@@ -176,6 +177,7 @@ def test_the_first_epoch_counts_as_start_up_and_the_last_one_not_at_all():
 TINY = hetero.Plan({"1,1,4,4": (0.1, 0.4)}, (), samples=128, goal=Goal(0.01, 2, 2, 60.0))
 
 
+@pytest.mark.long
 def test_hetero_trains_presets_on_emulated_workers(tmp_path):
     report = Report("hetero", [0])
     hetero.run(report, dataclasses.replace(TINY, peers=("asgd", "bsp", hetero.PSS)), None, None)
@@ -327,6 +329,7 @@ def test_wire_reports_the_gain_of_codecs_on_slow_links(tmp_path):
     assert min(ratios.values()) > 0
 
 
+@pytest.mark.long
 def test_link_compares_codecs_and_what_is_learnt_with_adaptive(monkeypatch, tmp_path):
     monkeypatch.setattr(link, "learnt", lambda work, codec, mbit: [90.0 if codec == "identity" else 89.5])
     work = link.Work(size=1000, compute_s=0.001, learn=5, steps=5, runs=1, seeds=(0,), epochs=1)

@@ -72,8 +72,17 @@ LONG = [
     "nfdt plan --cluster ...",
     "nfdt plan --workers 4 examples/digits.py",
 ]
-# Pages whose commands are like those of other pages, and take half a minute.
-LONG_PAGES = ("docs/cluster.md", "docs/monitoring.md", "docs/operations.md", "docs/simulate.md")
+# Pages whose commands are like those of other pages, and take longer.
+LONG_PAGES = (
+    "docs/cluster.md",
+    "docs/gpus.md",
+    "docs/monitoring.md",
+    "docs/operations.md",
+    "docs/resume.md",
+    "docs/simulate.md",
+    "docs/slow_links.md",
+    "docs/unequal_machines.md",
+)
 # Programs that are not run, by reason: page and first line. Their names of nfdt and hfdt are checked all the same.
 PROGRAMS_NOT_RUN = {
     "chooses the backend of the process": [("docs/backends.md", "import os")],

@@ -23,6 +23,7 @@ def check(text: str) -> None:
     assert min(found) >= LEAST
 
 
+@pytest.mark.long
 def test_the_notebook_trains_and_shows_bar_page_and_accuracy(tmp_path):
     check("\n".join(outputs_of(run_notebook(tmp_path))))
 

@@ -47,6 +47,13 @@ def run_tests(launcher: list[str], ranks: int, *arguments: str) -> None:
 
 @needs_horovod
 @needs_mpi
+def test_training_holds_on_two_ranks_under_mpirun():
+    run_tests(MPIRUN, 2, *(f"tests/parallel/test_{name}.py" for name in ("equals_keras", "collectives", "ring_job")))
+
+
+@needs_horovod
+@needs_mpi
+@pytest.mark.long
 def test_everything_holds_on_two_ranks_under_mpirun():
     run_tests(MPIRUN, 2, "tests/parallel")
 

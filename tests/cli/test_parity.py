@@ -39,6 +39,7 @@ def report(tmp_path_factory):
     return folder, done.stdout, json.loads((folder / "report.json").read_text())
 
 
+@pytest.mark.long
 def test_repetitions_have_seeds_of_their_own_and_bsp_on_one_worker_equals_plain(report):
     _, _, found = report
     plain, bsp = found["curves"]["plain"], found["curves"]["bsp"]
@@ -50,6 +51,7 @@ def test_repetitions_have_seeds_of_their_own_and_bsp_on_one_worker_equals_plain(
     assert found["results"]["bsp"]["verdict"] == "within noise of plain"
 
 
+@pytest.mark.long
 def test_the_verdict_is_printed_and_the_script_s_output_is_not_mixed_with_it(report):
     folder, printed, _ = report
     assert "within noise of plain" in printed

@@ -69,8 +69,9 @@ print(json.dumps([outcome, few]))
 """
 
 
+@pytest.mark.long
 @pytest.mark.feature("`allreduce` on Horovod", area="Algorithms")
-@pytest.mark.parametrize(("ranks", "launcher"), [pytest.param(3, "mpirun", marks=pytest.mark.long), (2, "horovodrun")])
+@pytest.mark.parametrize(("ranks", "launcher"), [(3, "mpirun"), (2, "horovodrun")])
 def test_a_ring_equals_one_process_with_the_global_batch(run_script, ranks, launcher):
     source = MODELS + EQUALS.replace("RANKS", str(ranks)).replace("LAUNCHER", launcher)
     got, few = answer(run_script(source))

@@ -76,7 +76,7 @@ print(json.dumps({
 
 
 @pytest.mark.feature("Metrics of Keras in `History`, also arrays", area="Losses and metrics")
-@pytest.mark.parametrize("algorithm", ["ddc-asgd", "allreduce"])
+@pytest.mark.parametrize("algorithm", ["ddc-asgd", pytest.param("allreduce", marks=pytest.mark.long)])
 def test_history_holds_what_it_holds_in_keras(algorithm, tmp_path, script_fork_server):
     if algorithm == "allreduce" and importlib.util.find_spec("horovod") is None:
         pytest.skip("Horovod is not installed: scripts/install-horovod")

@@ -59,6 +59,7 @@ print(json.dumps(fit(dataset)))
 """
 
 
+@pytest.mark.long
 def test_two_machines_share_a_dataset(machines, tmp_path):
     server, one, two = machines(["server", "one", "two"])
     with MachinesCluster(tmp_path, server) as cluster:

@@ -30,7 +30,7 @@ def test_ten_thousand_steps_leave_nothing_behind():
     ("rule", "overlap", "backup_format", "vectors"),
     [
         ("ddc", 0, "anchored", 0.5),
-        ("dc-a", 0, "exact", 2),
+        pytest.param("dc-a", 0, "exact", 2, marks=pytest.mark.long),
         pytest.param("ddc", 1, "exact", 2, marks=pytest.mark.long),
         pytest.param("plain", 0, "none", 0, marks=pytest.mark.long),
     ],
