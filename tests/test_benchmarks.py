@@ -42,6 +42,7 @@ from benchmarks.workloads.models import build
 from benchmarks.workloads.timed_epochs import EpochTimer, Goal, seconds_to, throughput
 from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.specs.presets import PRESETS
+from nfdt.core.work.spans import COMPUTE, EXCHANGE, SPAN
 
 ROOT = Path(__file__).parents[1]
 
@@ -105,6 +106,16 @@ def test_reality_compares_a_simulated_job_with_real_workers(tmp_path, capsys):
     assert figures["s per epoch real"] > 0.9 * figures["s per epoch simulated"]
     assert min(figures["% accuracy real"], figures["% accuracy simulated"]) > 50
     assert set(got["ratios"]) == {"throughput agrees", "staleness agrees", "accuracy agrees"}
+
+
+def test_the_overhead_of_a_step_is_read_from_its_spans():
+    starts = np.cumsum([0.0, 0.52, 0.103, 0.101, 0.105, 0.7, 0.103, 0.103])  # a start and an epoch's end
+    spans = np.zeros(9, SPAN)
+    spans["kind"], spans["start"][:8], spans["seconds"][:8] = COMPUTE, starts, 0.1
+    spans["kind"][8] = EXCHANGE
+    overhead = reality.overhead_of([spans, spans])
+    assert overhead.exchange_ms == pytest.approx(3, abs=1e-3)
+    assert overhead.spread_ms == pytest.approx(np.std([3, 1, 5, 3, 3]), abs=1e-3)
 
 
 def test_figures_of_a_comparison_add_up_its_seeds():

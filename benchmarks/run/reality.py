@@ -12,6 +12,7 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
+import numpy as np
 from nfdt_client.options import resolve
 from sklearn.datasets import load_digits
 
@@ -19,6 +20,7 @@ import nfdt
 from benchmarks.reports.report import Report, arguments
 from benchmarks.workloads.epochs import now
 from nfdt.cli.simulated import SimulatedSession
+from nfdt.core.work.spans import COMPUTE, read_spans
 from nfdt.planning.forecast import forecast
 from nfdt.simulate.cluster import ClusterDescription, parse_cluster
 from nfdt.simulate.costs import costs_of
@@ -26,6 +28,19 @@ from nfdt.simulate.costs import costs_of
 BATCH, RATE, MOMENTUM = 16, 0.02, 0.9
 TEST_ROWS = 357  # of the 1,797 digits; 90 batches remain
 WITHIN = {"throughput": 0.05, "distance": 0.10}
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """Parts of a real step that the emulated milliseconds lack.
+
+    Attributes:
+        exchange_ms: Milliseconds of a push and its reply, without the transfer over a limited link.
+        spread_ms: Standard deviation of the milliseconds from the begin of a step to that of the next one.
+    """
+
+    exchange_ms: float = 0.0
+    spread_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -46,10 +61,10 @@ class Cluster:
     def _link(self) -> dict[str, Any]:
         return {} if self.bandwidth_mbit is None else {"bandwidth_mbit": self.bandwidth_mbit}
 
-    @property
-    def described(self) -> ClusterDescription:
-        """The machines for the simulator."""
-        return parse_cluster({"workers": [{"step_ms": ms, **self._link} for ms in self.step_ms]})
+    def described(self, overhead: Overhead, seed: int = 0) -> ClusterDescription:
+        """Return the machines for the simulator; the seed is that of their step times."""
+        workers = [{"step_ms": ms, "jitter": overhead.spread_ms / ms, **self._link} for ms in self.step_ms]
+        return parse_cluster({"seed": seed, "workers": workers, "shards": {"apply_ms": overhead.exchange_ms}})
 
     @property
     def emulate(self) -> dict[str, Any]:
@@ -62,7 +77,7 @@ CLUSTERS = (
     Cluster("1,1,4,4", (200.0, 200.0, 800.0, 800.0)),
     Cluster("4 equal, 10 Mbit/s", (200.0,) * 4, 10.0),
 )
-QUICK = (Cluster("1,1,4,4", (40.0, 40.0, 160.0, 160.0)),)
+QUICK = (Cluster("2 equal", (40.0,) * 2),)
 
 
 @dataclass
@@ -112,10 +127,15 @@ def build(seed: int) -> keras.Model:
     return model
 
 
+def digits() -> tuple[Any, Any]:
+    """Return images between 0 and 1, shape ``(1797, 64)``, and labels."""
+    images, labels = load_digits(return_X_y=True)
+    return (images / 16).astype("float32"), labels
+
+
 def train(session: Any, seed: int, epochs: int, callbacks: Sequence[Any] = ()) -> Outcome:
     """Train on digits in a session; the seconds per epoch are left to the caller."""
-    images, labels = load_digits(return_X_y=True)
-    x, y = (images / 16).astype("float32"), labels
+    x, y = digits()
     model = build(seed)
     with session as opened:
         fit = {"batch_size": BATCH, "epochs": epochs, "verbose": 0}
@@ -127,6 +147,34 @@ def train(session: Any, seed: int, epochs: int, callbacks: Sequence[Any] = ()) -
     return Outcome(float("nan"), staleness, 100 * accuracy)
 
 
+def measured(step_ms: Sequence[float], epochs: int) -> Overhead:
+    """Measure the overhead of a step by the trace of real workers whose steps are emulated and equal."""
+    x, y = digits()
+    model = build(0)
+    with nfdt.session(workers=len(step_ms), algorithm="ddc-asgd", emulate={"step_ms": step_ms}) as opened:
+        model.fit(x[:-TEST_ROWS], y[:-TEST_ROWS], batch_size=BATCH, epochs=epochs, verbose=0)
+        connection = opened.connection()
+        (job,) = connection.list()
+        deliveries = connection.trace(job.job_id)
+    processes: dict[str, list[bytes]] = {}
+    for delivery in deliveries:
+        if delivery.process.startswith("worker"):
+            processes.setdefault(delivery.process, []).append(delivery.records)
+    return overhead_of([read_spans(records) for records in processes.values()])
+
+
+def overhead_of(workers: Sequence[Any]) -> Overhead:
+    """Return the median overhead of workers by their spans; steps over a half longer are an epoch's end or a start."""
+    exchanges, spreads = [], []
+    for spans in workers:
+        steps = spans[spans["kind"] == COMPUTE]
+        cycles = np.diff(steps["start"])
+        usual = cycles[cycles < 1.5 * np.median(cycles)]
+        exchanges.append(np.median(usual) - np.median(steps["seconds"]))
+        spreads.append(usual.std())
+    return Overhead(*(1000 * float(np.median(each)) for each in (exchanges, spreads)))
+
+
 def on_workers(row: str, cluster: Cluster, seed: int, epochs: int) -> Outcome:
     """Train on real workers whose steps and links are emulated."""
     timed = EpochSeconds()
@@ -136,9 +184,10 @@ def on_workers(row: str, cluster: Cluster, seed: int, epochs: int) -> Outcome:
     return outcome
 
 
-def simulated(row: str, cluster: Cluster, seed: int, epochs: int) -> Outcome:
+def simulated(row: str, cluster: Cluster, overhead: Overhead, seed: int, epochs: int) -> Outcome:
     """Train on the described cluster."""
-    session = SimulatedSession(resolve({"workers": len(cluster.step_ms), "algorithm": row}), cluster.described)
+    options = resolve({"workers": len(cluster.step_ms), "algorithm": row})
+    session = SimulatedSession(options, cluster.described(overhead, seed))
     outcome = train(session, seed, epochs)
     ends = [point.at_s for point in session.jobs[0].record.points if point.ends_epoch]
     outcome.epoch_s = (ends[-1] - ends[0]) / (epochs - 1)
@@ -179,17 +228,23 @@ class Comparison:
 
 
 def compare(report: Report, rows: Sequence[str], clusters: Sequence[Cluster], epochs: int) -> None:
-    """Train every row on every cluster with all seeds, on real workers and in the simulator by turns."""
-    samples, weights = len(load_digits().target) - TEST_ROWS, build(0).count_params()
+    """Train every row on every cluster with all seeds, on real workers and in the simulator by turns.
+
+    The overhead of a step is measured first, on real workers that are as quick as those of the first cluster.
+    """
+    samples, weights = len(digits()[1]) - TEST_ROWS, build(0).count_params()
+    overhead = measured(clusters[0].step_ms, epochs)
+    report.add("overhead", "ddc-asgd", "ms to push and reply", overhead.exchange_ms)
+    report.add("overhead", "ddc-asgd", "ms between steps, deviation", overhead.spread_ms)
     met = Counter[str]()
     for cluster in clusters:
         for row in rows:
             planned = forecast(
-                resolve({"algorithm": row}).algorithm, costs_of(cluster.described, BATCH, weights), samples
+                resolve({"algorithm": row}).algorithm, costs_of(cluster.described(overhead), BATCH, weights), samples
             )
             compared = Comparison(planned.epoch_s)
             for seed in report.seeds:
-                compared.virtual.append(simulated(row, cluster, seed, epochs))
+                compared.virtual.append(simulated(row, cluster, overhead, seed, epochs))
                 compared.real.append(on_workers(row, cluster, seed, epochs))
             figures = compared.figures()
             for unit, value in figures.items():
