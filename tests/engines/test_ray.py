@@ -137,7 +137,7 @@ def test_a_job_outlives_a_node_whose_slots_come_back_elsewhere(cluster, tmp_path
     )
     try:
         await_file(tmp_path / "trains", process)
-        cluster.remove_node(list(cluster.worker_nodes)[-1])
+        cluster.remove_node()
         (tmp_path / "lost").touch()
         stdout, stderr = process.communicate(timeout=DEADLINE_S)
     finally:

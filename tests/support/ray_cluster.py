@@ -1,41 +1,61 @@
-"""A Ray cluster of several nodes on this machine: Ray's own test cluster."""
+"""A Ray cluster of several nodes on this machine, in a process of its own.
+
+Ray forks, and a fork beside threads that are in gRPC, as those of other tests are, may never come to its program.
+"""
 
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from unittest.mock import patch
+from dataclasses import dataclass
 
-from ray.cluster_utils import Cluster
+STOP_S = 60
 
-START_S = 180
-STORE_BYTES = 80 * 2**20  # the least that Ray accepts; no object of a test is stored there
+
+@dataclass
+class RayNodes:
+    """A head without CPUs and nodes with some.
+
+    Attributes:
+        process: Process that runs ``tests.support.ray_nodes``.
+        address: Address of the head, ``HOST:PORT``.
+    """
+
+    process: subprocess.Popen[str]
+    address: str
+
+    def remove_node(self) -> None:
+        """End the node that was added last."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        line_of(self.process)
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    """Return the next line that the program prints; fail with the rest of its output if it has ended."""
+    assert process.stdout is not None
+    line = process.stdout.readline().strip()
+    assert line, process.communicate(timeout=STOP_S)
+    return line
 
 
 @contextmanager
-def ray_cluster(nodes: int, cpus: int) -> Iterator[Cluster]:
+def ray_cluster(nodes: int, cpus: int) -> Iterator[RayNodes]:
     """Run a head without CPUs and ``nodes`` nodes with ``cpus`` each; nothing of it is left after the block."""
     folder = tempfile.mkdtemp(prefix="ray-")  # a short path: Ray's sockets lie below it
-    cluster = Cluster()
+    command = [sys.executable, "-m", "tests.support.ray_nodes", folder, str(nodes), str(cpus)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
-        with patch.dict("os.environ", RAY_TMPDIR=folder, RAY_gcs_server_port_wait_time_s=str(START_S)):
-            try:
-                cluster.add_node(wait=False, num_cpus=0, object_store_memory=STORE_BYTES, include_dashboard=False)
-            except RuntimeError as error:
-                raise RuntimeError(f"{error}\n{_logs(folder)}") from error
-        for _ in range(nodes):
-            cluster.add_node(wait=False, num_cpus=cpus, object_store_memory=STORE_BYTES)
-        cluster.wait_for_nodes(timeout=START_S)
-        yield cluster
+        try:
+            yield RayNodes(process, line_of(process))
+        finally:
+            process.communicate(timeout=STOP_S)
     finally:
-        cluster.shutdown()
+        process.kill()
+        process.wait()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _logs(folder: str) -> str:
-    """Return the ends of what the head's processes logged."""
-    files = sorted(Path(folder).glob("ray/session_*/logs/gcs_server*"))
-    return "\n".join(f"{file.name}: {file.read_text(errors='replace')[-2000:]}" for file in files)
