@@ -84,7 +84,9 @@ def draw(title: str, panels: Sequence[Panel]) -> str:
     bottom, columns = TOP + -(-len(panels) // COLUMNS) * STEP_Y, width // LEGEND_X
     for i, name in enumerate(names):
         x, y = 20 + i % columns * LEGEND_X, bottom - 14 + i // columns * LEGEND_Y
-        elements += [line([(x, y - 4), (x + 24, y - 4)], *_style(i)), dot(x + 12, y - 4, _style(i)[0])]
+        colour, dashes = _style(i)
+        elements.append(line([(x, y - 4), (x + 24, y - 4)], colour, dashes))
+        elements.append(dot(x + 12, y - 4, colour, hollow=bool(dashes)))
         elements.append(text(x + 32, y, name, size=13))
     return picture(width, bottom + -(-len(names) // columns) * LEGEND_Y, title, elements)
 
@@ -119,7 +121,7 @@ def _panel(panel: Panel, left: float, top: float, names: Sequence[str]) -> list[
         colour, dashes = _style(names.index(name))
         placed = [place(x, y) for x, y in series]
         elements += [line(placed, colour, dashes)] if panel.joined and len(placed) > 1 else []
-        elements += [dot(x, y, colour) for x, y in placed]
+        elements += [dot(x, y, colour, hollow=bool(dashes)) for x, y in placed]
     return elements
 
 

@@ -44,6 +44,7 @@ def line(points: Sequence[tuple[float, float]], colour: str, dashes: str = "") -
     return f'<polyline points="{placed}" fill="none" stroke="{colour}" stroke-width="1.6"{pattern}/>'
 
 
-def dot(x: float, y: float, colour: str) -> str:
-    """Return a dot with its centre at ``x, y``."""
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>'
+def dot(x: float, y: float, colour: str, *, hollow: bool = False) -> str:
+    """Return a dot with its centre at ``x, y``; a hollow one is white with a border."""
+    paint = f'fill="#ffffff" stroke="{colour}" stroke-width="1.6"' if hollow else f'fill="{colour}"'
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" {paint}/>'
