@@ -39,8 +39,8 @@ class Overhead:
         spread_ms: Standard deviation of the milliseconds from the begin of a step to that of the next one.
     """
 
-    exchange_ms: float = 0.0
-    spread_ms: float = 0.0
+    exchange_ms: float
+    spread_ms: float
 
 
 @dataclass(frozen=True)
@@ -127,32 +127,32 @@ def build(seed: int) -> keras.Model:
     return model
 
 
-def digits() -> tuple[Any, Any]:
-    """Return images between 0 and 1, shape ``(1797, 64)``, and labels."""
+def digits() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """Return images between 0 and 1, shape ``(n, 64)``, with labels: 1,440 to train and 357 to test."""
     images, labels = load_digits(return_X_y=True)
-    return (images / 16).astype("float32"), labels
+    x = (images / 16).astype("float32")
+    return (x[:-TEST_ROWS], labels[:-TEST_ROWS]), (x[-TEST_ROWS:], labels[-TEST_ROWS:])
 
 
 def train(session: Any, seed: int, epochs: int, callbacks: Sequence[Any] = ()) -> Outcome:
     """Train on digits in a session; the seconds per epoch are left to the caller."""
-    x, y = digits()
+    training, test = digits()
     model = build(seed)
     with session as opened:
-        fit = {"batch_size": BATCH, "epochs": epochs, "verbose": 0}
-        model.fit(x[:-TEST_ROWS], y[:-TEST_ROWS], callbacks=list(callbacks), **fit)
+        model.fit(*training, batch_size=BATCH, epochs=epochs, verbose=0, callbacks=list(callbacks))
     staleness: Counter[int] = Counter()
     for worker in opened.fits[0].values():
         staleness.update({int(tau): int(count) for tau, count in worker["staleness"].items()})
-    accuracy = model.evaluate(x[-TEST_ROWS:], y[-TEST_ROWS:], verbose=0)[1]
+    accuracy = model.evaluate(*test, verbose=0)[1]
     return Outcome(float("nan"), staleness, 100 * accuracy)
 
 
 def measured(step_ms: Sequence[float], epochs: int) -> Overhead:
     """Measure the overhead of a step by the trace of real workers whose steps are emulated and equal."""
-    x, y = digits()
+    training, _ = digits()
     model = build(0)
     with nfdt.session(workers=len(step_ms), algorithm="ddc-asgd", emulate={"step_ms": step_ms}) as opened:
-        model.fit(x[:-TEST_ROWS], y[:-TEST_ROWS], batch_size=BATCH, epochs=epochs, verbose=0)
+        model.fit(*training, batch_size=BATCH, epochs=epochs, verbose=0)
         connection = opened.connection()
         (job,) = connection.list()
         deliveries = connection.trace(job.job_id)
@@ -231,7 +231,7 @@ def compare(report: Report, rows: Sequence[str], clusters: Sequence[Cluster], ep
 
     The overhead of a step is measured first, on real workers that are as quick as those of the first cluster.
     """
-    samples, weights = len(digits()[1]) - TEST_ROWS, build(0).count_params()
+    samples, weights = len(digits()[0][1]), build(0).count_params()
     overhead = measured(clusters[0].step_ms, epochs)
     report.add("overhead", "ddc-asgd", "ms to push and reply", overhead.exchange_ms)
     report.add("overhead", "ddc-asgd", "ms between steps, deviation", overhead.spread_ms)
