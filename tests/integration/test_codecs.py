@@ -92,11 +92,11 @@ def test_every_preset_trains_with_every_codec(preset, digits, monkeypatch):
 
 
 def test_an_adaptive_job_sends_fewer_bits_over_a_slow_link(digits):
-    options = {"transport": "shared_memory", "bandwidth_mbit": (2.0,), "epochs": 2}
+    options = {"transport": "shared_memory", "bandwidth_mbit": (0.5,), "epochs": 3}  # an exchange of 0.6 s
     outcome = learn(digits, "ddc-asgd", "adaptive", **options)
     for worker in outcome.codecs:
         assert worker["decisions"], worker
         assert {worker["decisions"][-1]["push"], worker["decisions"][-1]["reply"]} <= {"int8", "int4"}
-        assert worker["decisions"][-1]["send_mbit"] > 0.5
+        assert worker["decisions"][-1]["send_mbit"] > 0.125
         few = sum(worker["push"][name]["messages"] for name in ("int8", "int4") if name in worker["push"])
         assert few > worker["push"]["identity"]["messages"]
