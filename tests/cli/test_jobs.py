@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import nfdt
-from tests.support.scripts import DEADLINE_S, NFDT, environment, start_server, start_workers, stop
+from tests.support.scripts import DEADLINE_S, NFDT, environment, start_server, start_workers, stop, submitted
 
 SUBMIT = """
 import sys
@@ -167,20 +167,15 @@ def resumed(cluster, tmp_path_factory):
     script = tmp_path_factory.mktemp("script") / "slow_train.py"
     script.write_text(SCRIPT)
 
-    def command(*arguments):
-        done = subprocess.run(
-            [*NFDT, *arguments], env=environment(**cluster.env()), capture_output=True, text=True, timeout=DEADLINE_S
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
-        return done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""
-
-    slowly = ("--workers", "1", "--set", "emulate.step_ms=50")
-    job = command("run", "--detach", *slowly, str(script))
-    handle = nfdt.attach(job, server=cluster.address, token_file=str(cluster.token_file))
-    next(event for event in handle.events() if event.kind == "epoch_end")
-    handle.cancel()
+    with submitted(cluster, "--workers", "1", "--set", "emulate.step_ms=50", str(script)) as job:
+        handle = nfdt.attach(job, server=cluster.address, token_file=str(cluster.token_file))
+        next(event for event in handle.events() if event.kind == "epoch_end")
+        handle.cancel()
     list(handle.events())
-    return job, command("jobs", "resume", job)
+    command = [*NFDT, "jobs", "resume", job]
+    done = subprocess.run(command, env=environment(**cluster.env()), capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return job, done.stdout.strip()
 
 
 def test_a_detached_script_prints_its_job_which_is_listed_with_user_and_script(jobs, resumed):

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
-import subprocess
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 import pytest
 from nfdt_client.connection import JobsClient
 
 from nfdt.core.program.state import load_state
-from tests.support.scripts import (
-    DEADLINE_S,
-    DIGITS,
-    NFDT,
-    environment,
-    start_server,
-    start_workers,
-    stop,
-)
+from tests.support.scripts import DEADLINE_S, DIGITS, start_server, start_workers, stop, submitted
 
 ROWS = 1797
 FIT = "build(keras.optimizers.Adam(0.01)).fit(x, y, batch_size=32, epochs=3, shuffle=True, verbose=0)"
@@ -37,19 +28,11 @@ def cluster(tmp_path):
     stop(workers, cluster.process)
 
 
-def submit(cluster, directory, preset: str, *options: str) -> str:
-    """Submit a job; return its identifier."""
+def submit(cluster, directory, preset: str, *options: str) -> AbstractContextManager[str]:
+    """Submit a job; give its name."""
     script = directory / "script.py"
     script.write_text(PLAIN + FIT)
-    done = subprocess.run(
-        [*NFDT, "run", "--detach", "--server", cluster.address, "--algorithm", preset, *OPTIONS, *options, str(script)],
-        env=environment(NFDT_TOKEN_FILE=str(cluster.token_file)),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
-    assert done.returncode == 0, done.stderr
-    return re.search(r"job-\w+", done.stdout).group()
+    return submitted(cluster, "--algorithm", preset, *OPTIONS, *options, str(script))
 
 
 def follow(cluster, job: str, kills: Sequence[tuple[int, int]] = ()) -> list:
@@ -85,8 +68,10 @@ def weights(cluster, events) -> np.ndarray:
 @pytest.mark.feature("A shard is killed", area="Failures")
 @pytest.mark.timeout(3 * DEADLINE_S)
 def test_bsp_reaches_the_same_bits_as_without_the_losses(cluster, tmp_path):
-    expected = weights(cluster, follow(cluster, submit(cluster, tmp_path, "bsp")))
-    events = follow(cluster, submit(cluster, tmp_path, "bsp"), [(0, 20), (1, 30)])
+    with submit(cluster, tmp_path, "bsp") as job:
+        expected = weights(cluster, follow(cluster, job))
+    with submit(cluster, tmp_path, "bsp") as job:
+        events = follow(cluster, job, [(0, 20), (1, 30)])
     assert len(of(events, "shards_restored")) == 2
     assert [data["samples"] for data in of(events, "epoch_end")] == [ROWS] * 3
     np.testing.assert_array_equal(weights(cluster, events), expected)
@@ -95,7 +80,8 @@ def test_bsp_reaches_the_same_bits_as_without_the_losses(cluster, tmp_path):
 @pytest.mark.long
 @pytest.mark.timeout(2 * DEADLINE_S)
 def test_an_asynchronous_job_trains_again_what_the_snapshot_lacks(cluster, tmp_path):
-    events = follow(cluster, submit(cluster, tmp_path, "ddc-asgd"), [(0, 30)])
+    with submit(cluster, tmp_path, "ddc-asgd") as job:
+        events = follow(cluster, job, [(0, 30)])
     (lost,), (restored,) = of(events, "shard_lost"), of(events, "shards_restored")
     assert lost["shard"] in ("shard-0", "shard-1")
     assert "SIGKILL" in lost["reason"]

@@ -7,6 +7,8 @@ import os
 import secrets
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,6 +103,20 @@ def start_workers(cluster: ServerProcess, slots: int, *options: str, **variables
         stdout=subprocess.DEVNULL,
         stderr=(cluster.state_dir.parent / "worker.log").open("w"),
     )
+
+
+@contextmanager
+def submitted(cluster: ServerProcess, *arguments: str) -> Iterator[str]:
+    """Run ``nfdt run --detach`` and yield the job's name once it is printed, which is before the command has ended.
+
+    On a busy machine the end of its process takes seconds, in which the job trains.
+    """
+    command, env = [*NFDT, "run", "--detach", *arguments], environment(**cluster.env())
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+        job = process.stdout.readline().strip()
+        assert job.startswith("job-"), "the command's messages are above"
+        yield job
+        assert process.wait(DEADLINE_S) == 0
 
 
 def stop(*processes: subprocess.Popen) -> None:
