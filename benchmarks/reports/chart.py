@@ -74,21 +74,24 @@ class Panel:
     level: float | None = field(default=None)
 
 
-def draw(title: str, panels: Sequence[Panel]) -> str:
-    """Return a picture of panels, two beside each other, and a legend below; equal names have equal colours."""
-    names = list(dict.fromkeys(name for panel in panels for name in panel.series))
+def draw(title: str, panels: Sequence[Panel], names: Sequence[str]) -> str:
+    """Return a picture of panels, two beside each other, and a legend below.
+
+    The place of a series in ``names`` decides its colour, so that it has the same one in several pictures.
+    """
     elements = [text(20, 28, title, size=17, bold=True)]
     for i, panel in enumerate(panels):
         elements += _panel(panel, LEFT + i % COLUMNS * STEP_X, TOP + i // COLUMNS * STEP_Y, names)
+    drawn = [name for name in names if any(name in panel.series for panel in panels)]
     width = STEP_X * min(COLUMNS, len(panels))
     bottom, columns = TOP + -(-len(panels) // COLUMNS) * STEP_Y, width // LEGEND_X
-    for i, name in enumerate(names):
+    for i, name in enumerate(drawn):
         x, y = 20 + i % columns * LEGEND_X, bottom - 14 + i // columns * LEGEND_Y
-        colour, dashes = _style(i)
+        colour, dashes = _style(names.index(name))
         elements.append(line([(x, y - 4), (x + 24, y - 4)], colour, dashes))
         elements.append(dot(x + 12, y - 4, colour, hollow=bool(dashes)))
         elements.append(text(x + 32, y, name, size=13))
-    return picture(width, bottom + -(-len(names) // columns) * LEGEND_Y, title, elements)
+    return picture(width, bottom + -(-len(drawn) // columns) * LEGEND_Y, title, elements)
 
 
 def _panel(panel: Panel, left: float, top: float, names: Sequence[str]) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from benchmarks.reports.chart import Panel, Points, draw
 from benchmarks.reports.study import Case, Cluster, Study, is_default
 from benchmarks.reports.study_results import Setting
+from benchmarks.workloads.convergence_rows import ROWS
 from benchmarks.workloads.tasks import TASKS
 
 GREATEST_LOSS = 25.0  # points; rows that lose more would hide the others
@@ -33,7 +34,7 @@ def over_staleness(study: Study) -> str | None:
 def _drawn(title: str, study: Study, panel: DrawPanel) -> str | None:
     settings = [setting for task in TASKS if (setting := _main_setting(study, task)) is not None]
     panels = [found for setting in settings if (found := panel(study, setting)) is not None]
-    return draw(title, panels) if panels else None
+    return draw(title, panels, list(ROWS)) if panels else None
 
 
 def _main_setting(study: Study, task: str) -> Setting | None:
