@@ -18,6 +18,9 @@ import numpy as np
 # Functional: kind of a model that is a graph of layers; keras.Model(inputs, outputs) returns one.
 from keras.src.models.functional import Functional
 
+# inject_functional_model_class: puts Functional in the place of Model among the bases of a class and of its bases.
+from keras.src.models.model import inject_functional_model_class
+
 # map_graph: the nodes of a graph, which their operations' numbers identify.
 from keras.src.ops.function import map_graph
 
@@ -86,6 +89,16 @@ TORCH_OPTIMIZERS = "keras.src.backend.torch.optimizers."
 
 LAMBDA_METHOD = "_serialize_function_to_config"
 """Method of a Lambda layer that marshals Python functions, which loses their globals."""
+
+CHECKPOINT_ATTRIBUTES = frozenset(
+    f"_self_{name}"
+    for name in (
+        *("setattr_tracking", "update_uid", "name_based_restores", "saveable_object_factories"),
+        *("unconditional_checkpoint_dependencies", "unconditional_dependency_names"),
+        "unconditional_deferred_dependencies",
+    )
+)
+"""Attributes that TensorFlow's ``Trackable`` and ``AutoTrackable`` give an object, and make again when needed."""
 
 
 # ---- models
@@ -291,14 +304,20 @@ def attributes_of_one_process(obj: Any) -> dict[str, Any]:
 
 
 def is_checkpoint_attribute(name: str) -> bool:
-    """Return whether TensorFlow keeps an attribute for its checkpoints: ``_self_...``, made again when needed."""
-    return name.startswith("_self_")
+    """Return whether TensorFlow keeps an attribute for its checkpoints; see :data:`CHECKPOINT_ATTRIBUTES`."""
+    return name in CHECKPOINT_ATTRIBUTES
 
 
 def is_built_by(obj: Any, method: Any) -> bool:
     """Return whether a method is the closure that ``Layer.__new__`` made for this object; ``__wrapped__`` is bound."""
     wrapped = getattr(method, "__wrapped__", None)
     return wrapped is not None and getattr(wrapped, "__self__", None) is obj
+
+
+def make_functional(cls: type) -> None:
+    """Give a class the bases that ``Model.__init__(inputs, outputs)`` gives the class of its object."""
+    if not issubclass(cls, Functional):
+        inject_functional_model_class(cls)
 
 
 def blank_layer(cls: type) -> Any:
