@@ -1,8 +1,8 @@
 """A model whose weights count how often each sample was trained: what a trial is judged by.
 
 Sample ``i`` looks up row ``i`` of an embedding and nothing else. Its gradient exceeds the clipping value of the
-optimizer by far, whatever the update divides it by (samples of a batch, parts of a round, staleness). Each applied
-update of a batch with the sample therefore moves the row by exactly -1, and no event of the job is involved.
+optimizer by far, whatever the update divides it by (samples of a batch, parts of a round). Each applied update of a
+batch with the sample therefore moves the row by exactly -1, and no event of the job is involved.
 """
 
 from __future__ import annotations
@@ -25,12 +25,16 @@ MOST_EPOCHS = 10_000
 AFTER_S = 3.0  # training goes on that long after the last fault, and for two epochs
 
 
-def counting_script(result: Path, faults: Sequence[PlannedFault[Any]]) -> str:
-    """Return a script that trains the model until the faults are over, and writes the counts to a file."""
-    seconds = max((fault.at_s + (fault.row.seconds or 0.0) + AFTER_S for fault in faults if fault.at_s), default=0.0)
-    steps = max((fault.at_step for fault in faults if fault.at_step), default=0)
-    call = f"train({str(result)!r}, steps={steps}, seconds={seconds})"
-    return f"from nfdt.chaos.counting import train\n\n{call}\n"
+def counting_script(result: Path, *, steps: int = 0, seconds: float = 0.0) -> str:
+    """Return a script that calls :func:`train`, whose arguments these are."""
+    return f"from nfdt.chaos.counting import train\n\ntrain({str(result)!r}, steps={steps}, seconds={seconds})\n"
+
+
+def length_for(faults: Sequence[PlannedFault[Any]]) -> dict[str, Any]:
+    """Return the arguments of :func:`counting_script` for a training that goes on until the faults are over."""
+    ends_s = [fault.at_s + (fault.row.seconds or 0.0) + AFTER_S for fault in faults if fault.at_s is not None]
+    steps = [fault.at_step for fault in faults if fault.at_step is not None]
+    return {"steps": max(steps, default=0), "seconds": max(ends_s, default=0.0)}
 
 
 def train(result: str, *, steps: int, seconds: float) -> None:
@@ -96,6 +100,8 @@ def why_not_counted(options: Mapping[str, Any]) -> str:
     algorithm = resolve_algorithm(options.get("algorithm"), **parts)
     if not algorithm.topology_facts.flat or algorithm.plan == "topology":
         return "groups and allreduce rings promise no exact count"
+    if algorithm.consistency_facts.merges:
+        return f"consistency={algorithm.consistency!r} averages gradients of several batches"
     if algorithm.codec != "identity" or algorithm.reply_codec not in (None, "identity"):
         return f"codec={algorithm.codec!r} sends approximations"
     if algorithm.batch_facts.follows_speed:

@@ -29,14 +29,17 @@ COLUMNS = ("fault", "target", "at s", "recovery s", "survived")
 def describe_report(report: ChaosReport) -> str:
     """Return the report as text."""
     lines = [render(COLUMNS, [_row(fault) for fault in report.faults], left=2)] if report.faults else []
-    growth, found = report.memory_growth, {"the job's events": report.samples, "the weights": report.counted}
+    growth, found = (
+        report.memory_growth,
+        {"the job's events": report.samples, "the weights of the counting model": report.counted},
+    )
     lines += [
         f"samples, from {where}: {counts.once} trained once, {counts.again} again, {counts.never} never"
         for where, counts in found.items()
         if counts is not None
     ]
     if report.why_not_counted:
-        lines.append(f"samples, from the weights: not counted, as {report.why_not_counted}")
+        lines.append(f"samples, from weights: not counted, as {report.why_not_counted}")
     if report.undisturbed is not None:
         lines.append(f"result without faults: {_numbers(report.undisturbed)}")
     lines.append(f"result: {_numbers(report.result)}")
@@ -92,7 +95,7 @@ def chaos(
     and nothing is left.
     """
     require_server_packages("nfdt chaos")
-    from nfdt.chaos.counting import counting_script, why_not_counted
+    from nfdt.chaos.counting import counting_script, length_for, why_not_counted
     from nfdt.chaos.report import make_report
     from nfdt.chaos.schedule import read_schedule
     from nfdt.chaos.timing import plan_faults
@@ -120,7 +123,7 @@ def chaos(
         record = run("chaos", words)
     if not reason:
         counts = folder / "counts.json"
-        (folder / "counting.py").write_text(counting_script(counts, plan_faults(plan)), encoding="utf-8")
+        (folder / "counting.py").write_text(counting_script(counts, **length_for(plan_faults(plan))), encoding="utf-8")
         counting = run("counting", [str(folder / "counting.py")])
     report = make_report(record, undisturbed, counting=counting, counts=counts, why_not_counted=reason)
     if json_file is not None:
