@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,14 +20,15 @@ class Gradient:
     Attributes:
         sequence: Number that increases with every push of a worker; an old one is a duplicate.
         values: Mean gradient of the batch, shape ``(size,)``, float32; borrowed until the push returns.
-        samples: Number of samples of the gradient, its weight if gradients are merged.
+        samples: Number of samples of the gradient.
         round: Synchronous round, counted from 1 within the job; 0 for an asynchronous push.
         part: Number of the part in its round.
         parts: Number of parts of the round.
         rate: Learning-rate factor for this gradient alone; not used for parts of a round or of a merge, which are
-            weighted by their samples.
+            weighted.
         computed_on: Sequence of this worker's request whose reply held the weights that the gradient was computed on;
             0 for the newest.
+        denominator: Denominator of the gradient's loss, if it is not the number of samples (0); infinity: of a sum.
     """
 
     sequence: int
@@ -37,6 +39,17 @@ class Gradient:
     parts: int = 1
     rate: float = 1.0
     computed_on: int = 0
+    denominator: float = 0.0
+
+    @property
+    def added(self) -> bool:
+        """Whether it is the gradient of a sum, and is added to others; otherwise the mean is taken."""
+        return math.isinf(self.denominator)
+
+    @property
+    def weight(self) -> float:
+        """Weight of the gradient among others."""
+        return 1.0 if self.added else self.denominator or float(self.samples)
 
 
 @dataclass(frozen=True)

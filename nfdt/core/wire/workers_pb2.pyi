@@ -920,6 +920,7 @@ class Task(google.protobuf.message.Message):
     ROUND_FIELD_NUMBER: builtins.int
     PART_FIELD_NUMBER: builtins.int
     PARTS_FIELD_NUMBER: builtins.int
+    ROUND_SAMPLES_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
     task: builtins.int
     """unique within the job"""
@@ -932,6 +933,8 @@ class Task(google.protobuf.message.Message):
     """of the round"""
     parts: builtins.int
     """of the round; 1 for asynchronous presets"""
+    round_samples: builtins.int
+    """of all parts of the round; 0: not known, or no round"""
     data: builtins.bytes
     """the encoded batch itself, for streams"""
     def __init__(
@@ -943,9 +946,10 @@ class Task(google.protobuf.message.Message):
         round: builtins.int = ...,
         part: builtins.int = ...,
         parts: builtins.int = ...,
+        round_samples: builtins.int = ...,
         data: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["data", b"data", "part", b"part", "parts", b"parts", "pass", b"pass", "round", b"round", "start", b"start", "stop", b"stop", "task", b"task"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "part", b"part", "parts", b"parts", "pass", b"pass", "round", b"round", "round_samples", b"round_samples", "start", b"start", "stop", b"stop", "task", b"task"]) -> None: ...
 
 Global___Task: typing_extensions.TypeAlias = Task
 

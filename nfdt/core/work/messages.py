@@ -106,6 +106,7 @@ def to_task(task: Task) -> pb.Task:
         round=task.round,
         part=task.part,
         parts=task.parts,
+        round_samples=task.round_samples,
         data=task.data,
     )
     setattr(message, "pass", task.pass_index)
@@ -208,6 +209,7 @@ def read_task(message: pb.Task) -> Task:
         parts=message.parts,
         data=message.data,
         samples=message.stop - message.start,
+        round_samples=message.round_samples,
     )
 
 
