@@ -147,11 +147,12 @@ class BatchHooks:
     def advance(self, steps: int, logs: dict[str, Any], *, flush: bool = False) -> None:
         """Call the hooks up to ``steps`` finished steps of the epoch.
 
-        With ``flush`` the last call may cover fewer batches than ``size``.
+        With ``flush`` the last call may cover fewer batches than ``size``; Keras too numbers it as a full one.
         """
         while not self.stopped and (self.done + self._size <= steps or (flush and self.done < steps)):
             self.begin()
-            self.done = min(self.done + self._size, steps)
+            last = self.done + self._size - 1
+            self.done = min(last + 1, steps)
             self._begun = False
-            self._callbacks.on_train_batch_end(self.done - 1, dict(logs))
+            self._callbacks.on_train_batch_end(last, dict(logs))
             self.stopped = bool(self._model.stop_training)

@@ -135,7 +135,7 @@ def test_exact_hooks_follow_steps_per_execution(exact, fake, model):
     model.compile("sgd", "mse", steps_per_execution=3)
     recorder = BatchHookLog()
     model.fit(X, Y, epochs=1, verbose=0, callbacks=[recorder])
-    assert recorder.order == [("begin", 0), ("end", 2), ("begin", 3), ("end", 3)]
+    assert recorder.order == [("begin", 0), ("end", 2), ("begin", 3), ("end", 5)]
     assert asked(fake, "proceed") == [(0, 3), (0, 6), (0, 7)]
 
 
@@ -233,6 +233,18 @@ def test_an_epoch_end_that_is_reported_again_is_not_replayed(session, fake, mode
     assert seen == history.epoch == [0, 1, 2]
     assert history.history["loss"] == [1.0, 1.0 / 2, 1.0 / 3]
     assert asked(fake, "proceed") == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("batches", "size"), [(7, 3), (6, 3), (2, 5), (4, 1)])
+def test_hooks_have_the_numbers_of_keras_also_where_an_execution_is_cut_short(batches, size, model):
+    model.compile("sgd", "mse", steps_per_execution=size)
+    plain, ours = BatchHookLog(), BatchHookLog()
+    model.fit(np.zeros((batches, 3)), np.zeros((batches, 1)), batch_size=1, verbose=0, callbacks=[plain])
+    ours.set_model(model)
+    hooks = BatchHooks(ours, model, size)
+    for steps in range(batches + 1):
+        hooks.advance(steps, {}, flush=steps == batches)
+    assert ours.order == plain.order
 
 
 # ---- choice between exact and approximate
