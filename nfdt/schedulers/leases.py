@@ -57,6 +57,7 @@ class LeaseBook:
         self._unsettled = UnsettledTasks()
         self._settled = RowSet()
         self._settled_round = 0
+        self.settled_bytes = 0  # of streamed batches, which are no longer kept
 
     # ---- leases
 
@@ -87,6 +88,11 @@ class LeaseBook:
     def holders(self) -> tuple[str, ...]:
         """Return the workers that hold tasks."""
         return tuple(w for w, tasks in self._held.items() if tasks)
+
+    @property
+    def unsettled_bytes(self) -> int:
+        """Size of the streamed batches that are finished and not settled."""
+        return self._unsettled.data_bytes
 
     @property
     def leased(self) -> int:
@@ -275,6 +281,7 @@ class LeaseBook:
         return self._ready.popleft()
 
     def _settle(self, task: Task) -> None:
+        self.settled_bytes += len(task.data)
         if self._keeps and self._source.rows is not None:
             self._settled.add(task.pass_index, task.start, task.stop)
             self._settled_round = max(self._settled_round, task.round)

@@ -60,6 +60,11 @@ class UnsettledTasks:
         return tasks
 
     @property
+    def data_bytes(self) -> int:
+        """Size of the streamed batches."""
+        return sum(len(entry.task.data) for entry in self._entries)
+
+    @property
     def samples(self) -> int:
         """Number of samples in the tasks."""
         return sum(entry.task.samples for entry in self._entries)

@@ -360,3 +360,19 @@ def test_sources_without_rows_begin_at_their_beginning(source):
     book = LeaseBook(source, keeps=True)
     book.skip(EpochProgress(epoch=0, samples=6, rows=((0, 0, 6),)))
     assert (book.samples_finished, book.steps_finished) == (0, 0)
+
+
+def test_bytes_of_fed_batches_count_until_they_are_settled():
+    feed = FedTasks()
+    book = LeaseBook(feed, keeps=True)
+    for size in (3, 4):
+        feed.feed(bytes(size), 1)
+    book.issue("a", 2)
+    book.finish("a", 0, sequence=1)
+    assert (book.unsettled_bytes, book.settled_bytes) == (3, 0)
+    book.settle({"a": 1})
+    assert (book.unsettled_bytes, book.settled_bytes) == (0, 3)
+    book.rewind()
+    book.issue("a")
+    book.finish("a", 1)
+    assert (book.unsettled_bytes, book.settled_bytes, feed.accepted_bytes) == (0, 7, 7)
