@@ -8,12 +8,12 @@ from typing import Any
 
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.algorithm import AlgorithmSpec
+from nfdt_client.hook_code import HOOKS, reads_batches
 
 logger = logging.getLogger(__name__)
 
 MODES = ("auto", "exact", "approximate")
 _SAVERS = ("ModelCheckpoint", "BackupAndRestore", "OrbaxCheckpoint")
-_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 Pauses = Callable[[int], int]
 """After so many steps of an epoch that are done: after how many training stands still next."""
@@ -58,7 +58,7 @@ def looks_at_batches(callback: Any) -> bool:
     """Whether a callback has batch hooks that are not known to be harmless."""
     from nfdt.core import keras_internals
 
-    for hook in _HOOKS:
+    for hook in HOOKS:
         method = getattr(callback, hook)
         of_keras = str(getattr(method, "__module__", "")).startswith("keras.")
         if not of_keras and not keras_internals.is_default_hook(method):
@@ -69,6 +69,28 @@ def looks_at_batches(callback: Any) -> bool:
 def look_at_batches(callbacks: Sequence[Any]) -> bool:
     """Whether one of the callbacks may read the model between batches."""
     return any(saves_at_batches(callback) or looks_at_batches(callback) for callback in callbacks)
+
+
+def choose_mode(mode: str, algorithm: AlgorithmSpec, data: str, callbacks: Sequence[Any]) -> str:
+    """Return ``exact`` in place of ``auto`` where a callback reads batches and nothing prevents it, and log it.
+
+    Args:
+        mode: One of :data:`MODES`.
+        algorithm: Algorithm of the job.
+        data: The option ``data``; workers read datasets in an order of their own.
+        callbacks: Callbacks passed to the fit.
+    """
+    may_be_exact = mode == "auto" and data != "workers" and not _obstacle(algorithm)
+    readers = list(filter(reads_batches, callbacks)) if may_be_exact else []
+    if not readers:
+        return mode
+    logger.warning(
+        "%s: the batch hooks read batch numbers, logs or the model, so every batch waits for them "
+        "(batch_hooks='exact'), which is slow. With batch_hooks='approximate' they are called some steps late, and "
+        "training does not wait.",
+        _named(readers),
+    )
+    return "exact"
 
 
 def plan_pauses(mode: str, algorithm: AlgorithmSpec, callbacks: Sequence[Any], size: int) -> Pauses | None:

@@ -33,6 +33,11 @@ def own_modules_by_value() -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
+def is_installed_file(file: str) -> bool:
+    """Return whether a source file belongs to an installation, and not to the user's program."""
+    return _is_installed(file, _installed_roots())
+
+
 def _is_users_own(name: str, module: types.ModuleType, installed: set[Path]) -> bool:
     """Return whether a module belongs to the user's program: its file or folders are not part of an installation."""
     if name != module.__name__ or name.partition(".")[0] in (*_OURS, "__main__", "__mp_main__"):
