@@ -8,12 +8,12 @@ from typing import Any
 
 from nfdt.core.errors import UsageError
 from nfdt.core.specs.algorithm import AlgorithmSpec
+from nfdt_client.hook_code import HOOKS, reads_batches
 
 logger = logging.getLogger(__name__)
 
 MODES = ("auto", "exact", "approximate")
 _SAVERS = ("ModelCheckpoint", "BackupAndRestore", "OrbaxCheckpoint")
-_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 Pauses = Callable[[int], int]
 """After so many steps of an epoch that are done: after how many training stands still next."""
@@ -58,7 +58,7 @@ def looks_at_batches(callback: Any) -> bool:
     """Whether a callback has batch hooks that are not known to be harmless."""
     from nfdt.core import keras_internals
 
-    for hook in _HOOKS:
+    for hook in HOOKS:
         method = getattr(callback, hook)
         of_keras = str(getattr(method, "__module__", "")).startswith("keras.")
         if not of_keras and not keras_internals.is_default_hook(method):
@@ -69,6 +69,29 @@ def looks_at_batches(callback: Any) -> bool:
 def look_at_batches(callbacks: Sequence[Any]) -> bool:
     """Whether one of the callbacks may read the model between batches."""
     return any(saves_at_batches(callback) or looks_at_batches(callback) for callback in callbacks)
+
+
+def choose_mode(mode: str, algorithm: AlgorithmSpec, data: str, callbacks: Sequence[Any], told: set[str]) -> str:
+    """Return ``exact`` in place of ``auto`` where a callback reads batches and nothing prevents it, and log it.
+
+    Args:
+        mode: One of :data:`MODES`.
+        algorithm: Algorithm of the job.
+        data: The option ``data``; workers read datasets in an order of their own.
+        callbacks: Callbacks passed to the fit.
+        told: Lines that the session has logged, which are not logged again; new ones are added.
+    """
+    may_be_exact = mode == "auto" and data != "workers" and not _obstacle(algorithm)
+    readers = list(filter(reads_batches, callbacks)) if may_be_exact else []
+    if not readers:
+        return mode
+    _warn(
+        f"{_named(readers)}: the batch hooks read batch numbers, logs or the model, so every batch waits for them "
+        "(batch_hooks='exact'), which is slow. With batch_hooks='approximate' they are called some steps late, and "
+        "training does not wait.",
+        told,
+    )
+    return "exact"
 
 
 def plan_pauses(
@@ -158,11 +181,12 @@ class BatchHooks:
     def advance(self, steps: int, logs: dict[str, Any], *, flush: bool = False) -> None:
         """Call the hooks up to ``steps`` finished steps of the epoch.
 
-        With ``flush`` the last call may cover fewer batches than ``size``.
+        With ``flush`` the last call may cover fewer batches than ``size``; Keras too numbers it as a full one.
         """
         while not self.stopped and (self.done + self._size <= steps or (flush and self.done < steps)):
             self.begin()
-            self.done = min(self.done + self._size, steps)
+            last = self.done + self._size - 1
+            self.done = min(last + 1, steps)
             self._begun = False
-            self._callbacks.on_train_batch_end(self.done - 1, dict(logs))
+            self._callbacks.on_train_batch_end(last, dict(logs))
             self.stopped = bool(self._model.stop_training)

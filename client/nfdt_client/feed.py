@@ -10,6 +10,8 @@ from typing import Any
 
 import grpc
 
+from nfdt.core.errors import CaptureError
+from nfdt.core.jobs.feed import MAX_BATCH_BYTES, StreamedBatch, pieces
 from nfdt.core.training.data import encode_batch
 from nfdt.core.training.host_batches import rows_of
 from nfdt.core.wire import jobs_pb2 as pb
@@ -19,6 +21,7 @@ from nfdt_client.job import InteractiveJob
 logger = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 5.0
+UNSENT_BYTES = 64 * 2**20  # of batches that are read ahead of the server
 
 
 class Feeder:
@@ -40,14 +43,14 @@ class Feeder:
         self.error: Exception | None = None
         self._job, self._epoch, self._rewind = job, epoch, rewind
         self._orders: queue.SimpleQueue[tuple[int, bool] | None] = queue.SimpleQueue()
-        self._batches: queue.SimpleQueue[pb.FedBatch | None] = queue.SimpleQueue()
+        self._unsent: queue.SimpleQueue[StreamedBatch | pb.FedBatch | None] = queue.SimpleQueue()
+        self._unsent_bytes = 0
         self._changed = threading.Condition()
         self._credits: dict[int, int] = {}
         self._passed: dict[int, int] = {}  # batches of an epoch that the job had before this feed
         self._current: int | None = None
         self._closed = False
-        self._batches.put(pb.FedBatch(job_id=job.job_id))
-        self._call = job.connection.stub.Feed(iter(self._batches.get, None))
+        self._call = job.connection.stub.Feed(self._messages())
         self._threads = [
             threading.Thread(target=self._listen, name="feed-credits", daemon=True),
             threading.Thread(target=self._work, name="feed", daemon=True),
@@ -68,7 +71,7 @@ class Feeder:
             self._closed = True
             self._changed.notify_all()
         self._orders.put(None)
-        self._batches.put(None)
+        self._unsent.put(None)
         self._call.cancel()
         for thread in self._threads:
             thread.join(JOIN_TIMEOUT_S)
@@ -94,7 +97,7 @@ class Feeder:
                 self._feed(epoch)
             except Exception as error:  # any exception of the user's code ends the job
                 self.error = error  # set before the job fails from it: handlers of that failure read it
-                self._batches.put(pb.FedBatch(epoch=epoch, error=f"{type(error).__name__}: {error}"))
+                self._unsent.put(pb.FedBatch(epoch=epoch, error=f"{type(error).__name__}: {error}"))
                 return
 
     def _feed(self, epoch: int) -> None:
@@ -105,15 +108,35 @@ class Feeder:
                 next(batches, None)
             batch = next(batches, None)
             if batch is None:
-                self._batches.put(pb.FedBatch(epoch=epoch, step=step, end_of_epoch=True))
+                self._unsent.put(pb.FedBatch(epoch=epoch, step=step, end_of_epoch=True))
                 return
-            self._batches.put(pb.FedBatch(epoch=epoch, step=step, samples=rows_of(batch), data=encode_batch(batch)))
+            encoded = StreamedBatch(epoch, step, rows_of(batch), encode_batch(batch))
+            _check_size(encoded)
+            with self._changed:
+                self._unsent_bytes += len(encoded.data)
+            self._unsent.put(encoded)
             step += 1
+
+    def _messages(self) -> Iterator[pb.FedBatch]:
+        """Yield what the server reads; it stops reading where it has no room."""
+        yield pb.FedBatch(job_id=self._job.job_id)
+        while (item := self._unsent.get()) is not None:
+            if isinstance(item, pb.FedBatch):
+                yield item
+                continue
+            yield from pieces(item)
+            with self._changed:
+                self._unsent_bytes -= len(item.data)
+                self._changed.notify_all()
 
     def _spend_credit(self, epoch: int) -> bool:
         """Wait for room for one batch; False when the epoch is over or the feed is closed."""
+
+        def is_free() -> bool:
+            return self._credits.get(epoch, 0) > 0 and self._unsent_bytes < UNSENT_BYTES
+
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._current != epoch or self._credits.get(epoch, 0) > 0)
+            self._changed.wait_for(lambda: self._closed or self._current != epoch or is_free())
             if self._closed or self._current != epoch:
                 return False
             self._credits[epoch] -= 1
@@ -123,3 +146,11 @@ class Feeder:
         self.error = error
         logger.info("The feed of job %s broke: %s", self._job.job_id, error)
         self._job.cancel(f"the stream of training data broke: {error}")
+
+
+def _check_size(batch: StreamedBatch) -> None:
+    if len(batch.data) > MAX_BATCH_BYTES:
+        raise CaptureError(
+            f"Batch {batch.step} of the training data: expected at most {MAX_BATCH_BYTES} bytes. "
+            f"Received: {len(batch.data)} bytes in {batch.samples} samples. Use smaller batches."
+        )

@@ -284,7 +284,7 @@ class Mirror:
         self._load(self._job.snapshot(self._epoch, steps))
         if self._fit.watches_weights:
             self._known = self._fit.state.read()
-        self._hooks.advance(steps, self._fit.state.metric_logs(logs), flush=True)
+        self._hooks.advance(steps, epoch_logs({"logs": self._fit.state.metric_logs(logs)}), flush=True)
         if more:
             self._hooks.begin()
         self._send_changes()
@@ -373,9 +373,10 @@ class Mirror:
 
     def _replay_test_hooks(self, logs: Logs) -> None:
         self._callbacks.on_test_begin()
-        for step in range(self._fit.validation_steps):
+        size = self._fit.steps_per_execution
+        for step in range(0, self._fit.validation_steps, size):
             self._callbacks.on_test_batch_begin(step)
-            self._callbacks.on_test_batch_end(step, dict(logs))
+            self._callbacks.on_test_batch_end(step + size - 1, dict(logs))
         self._callbacks.on_test_end(dict(logs))
 
     def _on_shards_restored(self, data: Mapping[str, Any]) -> None:

@@ -199,7 +199,9 @@ class Session:
     def _fit(self, model: Any, arguments: dict[str, Any], fallback: Fallback) -> Any:
         from nfdt.core import keras_internals
 
-        captured = capture(model, arguments, self.options, self.allows_code)
+        options, given = self.options, callbacks.each(arguments["callbacks"])
+        hooks = batch_hooks.choose_mode(options.batch_hooks, options.algorithm, options.data, given, self._told)
+        captured = capture(model, arguments, replace(options, batch_hooks=hooks), self.allows_code)
         batch = captured.sample_batch()
         check_batch(model, batch)
         name = self._names.next()
@@ -213,7 +215,7 @@ class Session:
         fallback.begin(listeners, captured.local_steps)
         each = callbacks.each(listeners)
         size = int(model.steps_per_execution or 1)
-        pauses = batch_hooks.plan_pauses(self.options.batch_hooks, self.options.algorithm, each, size, self._told)
+        pauses = batch_hooks.plan_pauses(hooks, options.algorithm, each, size, self._told)
 
         board = self._make_board()
 
@@ -231,7 +233,7 @@ class Session:
                 steps_per_epoch=captured.steps_per_epoch,
                 watches_weights=validate is not None
                 or callbacks.watches_weights(listeners, rates_are_state=manifest.steps_on_workers),
-                watches_batches=self.options.batch_hooks != "exact" and batch_hooks.look_at_batches(each),
+                watches_batches=hooks != "exact" and batch_hooks.look_at_batches(each),
                 pauses=pauses,
                 validate=validate,
                 validation_steps=captured.validation.batches if captured.validation is not None else 0,

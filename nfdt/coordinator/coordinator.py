@@ -271,6 +271,15 @@ class Coordinator:
         if epoch == self.epoch:
             self._epochs.feed_ended()
 
+    def has_room(self, epoch: int, size: int) -> bool:
+        """Whether there is room for another batch of a stream of ``size`` bytes, or no need for it."""
+        return epoch != self.epoch or self._epochs.has_room(size)
+
+    @property
+    def wants_snapshot(self) -> bool:
+        """Whether a snapshot of the shards would make room for batches of the client, which waits."""
+        return self._epochs.wants_snapshot
+
     @property
     def feed_credit(self) -> FeedCredit:
         """Credit of the client for the current epoch; zero while the epoch accepts no batches."""

@@ -10,7 +10,7 @@ from nfdt.coordinator.epoch_plan import EpochPlanner
 from nfdt.coordinator.epoch_run import EpochRun
 from nfdt.coordinator.gate import Gate
 from nfdt.coordinator.membership import Membership
-from nfdt.coordinator.stream_feed import FeedCredit, StreamFeed
+from nfdt.coordinator.stream_feed import MOST_BYTES, FeedCredit, StreamFeed
 from nfdt.coordinator.training import TrainingPhase
 from nfdt.coordinator.untrained import StateMerger
 from nfdt.core.clock import Clock
@@ -90,6 +90,16 @@ class EpochSequence:
         """Credit of a client that feeds the batches; zero while the epoch accepts none."""
         accepts = self.phase in ("hold", "train")
         return self._feed.credit(self.epoch) if accepts else FeedCredit(self.epoch, 0, 0)
+
+    @property
+    def wants_snapshot(self) -> bool:
+        """Whether the client waits for room, and much of it would be made by settling finished batches."""
+        return self._feed.full and self.run is not None and self.run.training.book.unsettled_bytes > MOST_BYTES // 4
+
+    def has_room(self, size: int) -> bool:
+        """Whether there is room for another batch of a stream; see :meth:`StreamFeed.has_room`."""
+        settled = self.run.training.book.settled_bytes if self.run else 0
+        return self.phase not in ("hold", "train") or self._feed.has_room(size, settled)
 
     def fed(self, data: bytes, samples: int) -> None:
         """Queue one more batch of a stream, if the epoch accepts batches; see :meth:`StreamFeed.add`."""

@@ -8,6 +8,9 @@ from nfdt.coordinator.epoch_plan import EpochPlanner
 from nfdt.core.errors import ProtocolError
 from nfdt.schedulers import FedTasks
 
+MOST_BYTES = 2**30
+"""Largest amount of batches that a job keeps: those that wait, are computed, or that no snapshot of the shards has."""
+
 
 @dataclass(frozen=True)
 class FeedCredit:
@@ -26,11 +29,24 @@ class StreamFeed:
 
     Attributes:
         tasks: The queue; None for data that are no stream.
+        full: Whether the last batch that the client has announced had no room.
     """
 
     def __init__(self, planner: EpochPlanner) -> None:
         self._planner = planner
         self.tasks: FedTasks | None = planner.feed()
+        self.full = False
+
+    def has_room(self, size: int, settled: int) -> bool:
+        """Whether a batch of ``size`` bytes fits beside those that are kept; a single one always does.
+
+        Args:
+            size: Size of the batch in bytes.
+            settled: Bytes of the epoch's batches that are no longer kept.
+        """
+        kept = self.tasks.accepted_bytes - settled if self.tasks is not None else 0
+        self.full = 0 < kept and kept + size > MOST_BYTES
+        return not self.full
 
     def add(self, epoch: int, data: bytes, samples: int) -> None:
         """Queue one more batch of this epoch, the current one.
@@ -59,3 +75,4 @@ class StreamFeed:
         """Begin the queue of the next epoch."""
         self._planner.feed_over(self.tasks)
         self.tasks = self._planner.feed()
+        self.full = False

@@ -144,7 +144,7 @@ def _as_built(metrics: Any, given: Any, attribute: str) -> Any:
     """Return the metrics of each output where "accuracy" was one of those given and has become one of its classes.
 
     ``_flat_metrics`` has one ``MetricsList`` per output, in an order that ``compile`` accepts where the outputs are a
-    flat list or dictionary, as ``_resolved_output_names`` tells.
+    flat list or dictionary, which is where ``_resolved_output_names`` is set.
     """
     ambiguous = any(str(leaf).lower() in ("accuracy", "acc") for leaf in keras.tree.flatten(given or []))
     if not ambiguous or not metrics.built:

@@ -11,6 +11,9 @@ from nfdt.core.errors import JobFailed
 from nfdt.core.jobs.feed import StreamedBatch
 from nfdt.core.wire import jobs_pb2 as pb
 
+FULL_S = 60.0
+POLL_S = 0.5
+
 
 class ClientFeed:
     """A :class:`~nfdt.core.jobs.feed.BatchFeed`; any thread may call.
@@ -30,6 +33,7 @@ class ClientFeed:
         fail: Callable[[BaseException], None],
     ) -> None:
         self._changed, self._coordinator, self._has_ended, self._fail = changed, coordinator, has_ended, fail
+        self._client = 0  # number of the newest client
         self._epoch = -1
         self._announced = 0  # credits of the epoch that clients have been sent
         self._accepted = 0  # batches of the epoch that the job had when its client began
@@ -40,14 +44,29 @@ class ClientFeed:
         with self._changed:
             return self._has_ended()
 
-    def offer(self, batch: StreamedBatch) -> None:
-        """Accept a batch of the client; drop one of an epoch that is over.
+    def await_room(self, client: int, epoch: int, size: int) -> None:
+        """Wait until there is room for a batch of so many bytes, or no need for it.
+
+        If no room is made in ``FULL_S``, as where no snapshot of the shards can be stored, the batch is taken all the
+        same.
+        """
+        deadline = time.monotonic() + FULL_S
+        with self._changed:
+            while client == self._client and (coordinator := self._active()) is not None:
+                left_s = deadline - time.monotonic()
+                if coordinator.has_room(epoch, size) or left_s <= 0:
+                    return
+                self._changed.notify_all()  # a snapshot makes room
+                self._changed.wait(min(left_s, POLL_S))
+
+    def offer(self, client: int, batch: StreamedBatch) -> None:
+        """Accept a batch of the newest client; drop one of another client or of an epoch that is over.
 
         Raises:
             ProtocolError: The client had no credit for it.
         """
         with self._changed:
-            if (coordinator := self._active()) is not None:
+            if client == self._client and (coordinator := self._active()) is not None:
                 coordinator.fed(batch.epoch, batch.data, batch.samples)
                 self._changed.notify_all()
 
@@ -60,10 +79,12 @@ class ClientFeed:
                 coordinator.feed_ended(epoch)
             self._changed.notify_all()
 
-    def open(self) -> None:
-        """Begin with a client: announce all credits of the epoch that the batches so far have not used."""
+    def open(self) -> int:
+        """Begin with a client, and return its number: announce all credits that the batches so far have not used."""
         with self._changed:
             self._epoch = -1
+            self._client += 1
+            return self._client
 
     def grant(self, timeout_s: float) -> pb.FeedCredit | None:
         """Return new credits to announce; None when the job is over or after ``timeout_s`` without any."""

@@ -117,6 +117,10 @@ class Job:
         """Answer a worker; see :meth:`WorkerCalls.next`."""
         return self._workers.next(request, alive)
 
+    def long_reply(self, request: pb.FetchReplyRequest) -> bytes:
+        """Return a long answer; see :meth:`WorkerCalls.long_reply`."""
+        return self._workers.long_reply(request)
+
     def take_rows(self, request: pb.TakeRowsRequest) -> pb.TakeRowsReply:
         """Give a worker rows; see :meth:`WorkerCalls.take_rows`."""
         return self._workers.take_rows(request)

@@ -45,6 +45,8 @@ class JobSlot:
         report: Last statistics of the worker.
         call: Number of its last call of Next.
         reply: Answer to that call, once there is one.
+        long_replies: Number of answers that were too long for a message.
+        long_reply: The last of them, encoded.
     """
 
     slot: PoolSlot
@@ -59,6 +61,8 @@ class JobSlot:
     report: dict[str, Any] = field(default_factory=dict)
     call: int = 0
     reply: pb.NextReply | None = None
+    long_replies: int = 0
+    long_reply: bytes = b""
 
     @property
     def host(self) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from nfdt.core.errors import AuthenticationFailed
+from nfdt.core.errors import AuthenticationFailed, NotStored
 from nfdt.core.wire import workers_pb2 as pb
+from nfdt.core.wire.channel import MESSAGE_BYTES
 from nfdt.core.wire.job_token import task_ticket, worker_of
 from nfdt.core.work import instructions as ins
 from nfdt.core.work.messages import read_move, to_reply, to_report
@@ -58,12 +59,29 @@ class WorkerCalls:
                     context.changed.notify_all()
                     report = None
                 if not isinstance(instruction, ins.Wait):
-                    job_slot.reply = self._with_share(to_reply(self._with_tickets(instruction, job_slot)), job_slot)
+                    reply = to_reply(self._with_tickets(instruction, job_slot))
+                    job_slot.reply = _short(self._with_share(reply, job_slot), job_slot)
                 elif (left := deadline - context.clock.now()) <= 0 or not alive() or job_slot.slot.dismissed:
                     break
                 else:
                     context.changed.wait(left)
             return (job_slot.reply if job_slot.call == request.call else None) or to_reply(ins.Wait())
+
+    def long_reply(self, request: pb.FetchReplyRequest) -> bytes:
+        """Return the worker's answer with this number, encoded.
+
+        Raises:
+            AuthenticationFailed: The token belongs to another worker.
+            NotStored: The worker has another answer by now, or the job has ended.
+        """
+        self._authenticate(request)
+        with self._context.changed:
+            job_slot = self._context.slots.workers.get(request.worker)
+            if job_slot is None or job_slot.long_replies != request.number:
+                raise NotStored(
+                    f"Answer {request.number} to {request.worker[:MAX_NAME]!r}: a newer one has replaced it."
+                )
+            return job_slot.long_reply
 
     def take_rows(self, request: pb.TakeRowsRequest) -> pb.TakeRowsReply:
         """Give a worker rows of the dataset that it runs; none if there are no more.
@@ -81,7 +99,7 @@ class WorkerCalls:
             split = coordinator.take_rows(request.worker, request.iteration, pass_index, request.number)
             return pb.TakeRowsReply() if split is None else pb.TakeRowsReply(begin=split.begin, end=split.end)
 
-    def _authenticate(self, request: pb.NextRequest | pb.TakeRowsRequest) -> None:
+    def _authenticate(self, request: pb.NextRequest | pb.TakeRowsRequest | pb.FetchReplyRequest) -> None:
         if worker_of(self._context.token, request.job_token) != request.worker:
             raise AuthenticationFailed(
                 f"Job {self._context.job_id}: expected the token that {request.worker[:MAX_NAME]!r} was assigned with. "
@@ -119,3 +137,14 @@ class WorkerCalls:
         for decision in new_decisions(job_slot.report, found):
             self._context.job_log.record("codec", {"worker": job_slot.name, **decision})
         job_slot.report = found or job_slot.report
+
+
+def _short(reply: pb.NextReply, job_slot: JobSlot) -> pb.NextReply:
+    """Return the answer, or in place of a long one its number: the worker fetches it in chunks."""
+    job_slot.long_reply = b""
+    encoded = reply.SerializeToString()
+    if len(encoded) <= MESSAGE_BYTES:
+        return reply
+    job_slot.long_replies += 1
+    job_slot.long_reply = encoded
+    return pb.NextReply(long_reply=pb.LongReply(number=job_slot.long_replies, total_bytes=len(encoded)))

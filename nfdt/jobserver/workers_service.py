@@ -10,6 +10,7 @@ from typing import Any
 from nfdt.core.errors import NfdtError, PolicyRefused, ProtocolError
 from nfdt.core.wire import workers_pb2 as pb
 from nfdt.core.wire import workers_pb2_grpc
+from nfdt.core.wire.chunks import split
 from nfdt.core.wire.status import answering
 from nfdt.jobserver.context import ServerContext
 from nfdt.jobserver.pool_slot import PoolSlot
@@ -73,6 +74,14 @@ class WorkersService(workers_pb2_grpc.WorkersServicer):
         if job is None:
             return pb.NextReply(leave=pb.Leave(reason=f"Job {request.job_id} has ended."))
         return job.next(request, context.is_active)
+
+    @answering
+    def FetchReply(self, request: pb.FetchReplyRequest, context: Any) -> Iterator[pb.FetchChunk]:
+        """Send an answer to Next that was too long for a message."""
+        job = self._scheduler.job_of(request.job_id)
+        data = memoryview(b"" if job is None else job.long_reply(request))
+        for part in split(len(data)):
+            yield pb.FetchChunk(offset=part.start, total_bytes=len(data), data=bytes(data[part]))
 
     @answering
     def ReadClock(self, request: pb.ClockRequest, context: Any) -> pb.ClockReply:

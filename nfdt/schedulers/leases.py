@@ -58,6 +58,7 @@ class LeaseBook:
         self._round_begun = False
         self._quiesced = False
         self._settlement = Settlement()
+        self._finished_bytes = 0  # of streamed batches
 
     # ---- leases
 
@@ -90,6 +91,16 @@ class LeaseBook:
         return self._held.holders
 
     @property
+    def unsettled_bytes(self) -> int:
+        """Size of the streamed batches that are finished and not settled."""
+        return self._settlement.unsettled_bytes
+
+    @property
+    def settled_bytes(self) -> int:
+        """Size of the streamed batches that are finished and no longer kept."""
+        return self._finished_bytes - self.unsettled_bytes
+
+    @property
     def leased(self) -> int:
         """Number of tasks that are held or doubtful."""
         return len(self._held)
@@ -104,6 +115,7 @@ class LeaseBook:
 
     def _count(self, done: Task) -> None:
         self.samples_finished += done.samples
+        self._finished_bytes += len(done.data)
         if self._keeps:
             self._settlement.finished(done)
         if not self._rounds or not self._in_flight:
@@ -206,6 +218,7 @@ class LeaseBook:
         self._finished -= len(finished)
         samples = sum(task.samples for task in done)
         self.samples_finished -= samples
+        self._finished_bytes -= sum(len(task.data) for task in done)
         again = [*self._source.returned([*done, *held]), *self._ready, *chain(*self._redo)]
         again.sort(key=lambda task: (task.round, task.part if task.round else task.task))
         self._ready.clear()

@@ -34,6 +34,11 @@ class Settlement:
         else:
             self._unsettled.append(task)
 
+    @property
+    def unsettled_bytes(self) -> int:
+        """Size of the streamed batches that are finished and not settled."""
+        return sum(len(task.data) for task in self._unsettled)
+
     def mark(self) -> None:
         """Record that a snapshot begins: of a job with rounds, it contains all tasks finished so far."""
         self._marked = len(self._unsettled)

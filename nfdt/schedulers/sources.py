@@ -11,6 +11,9 @@ from nfdt.schedulers.ranges import Ranges
 from nfdt.schedulers.row_set import RowRange, RowSet
 from nfdt.schedulers.tasks import Position, Task, TaskPlan
 
+LEASE_BYTES = 32 * 2**20
+"""Largest amount of streamed batches in a lease of several."""
+
 
 class TaskSource(Protocol):
     """Unleased tasks by rounds (an asynchronous round is one task)."""
@@ -164,14 +167,14 @@ class PlannedTasks(SharedTasks):
 class FedTasks(SharedTasks):
     """Batches in the order in which a client feeds them; a synchronous round is ``parts`` consecutive ones.
 
-    ``parts`` may be set until the first round is taken; ``accepted`` counts the batches fed.
+    ``parts`` may be set until the first round is taken; ``accepted`` counts the batches fed, ``accepted_bytes`` theirs.
     """
 
     rows = None
 
     def __init__(self, parts: int = 1, begin: Position | None = None, synchronous: bool = False) -> None:
         self.parts = parts
-        self.accepted = 0
+        self.accepted = self.accepted_bytes = 0
         self._synchronous = synchronous
         begin = begin or Position()
         self._next = begin.task
@@ -186,20 +189,26 @@ class FedTasks(SharedTasks):
         self._queue.append(Task(self._next, 0, samples, data=data, samples=samples))
         self._next += 1
         self.accepted += 1
+        self.accepted_bytes += len(data)
 
     def end(self) -> None:
         """Record that no more batches will come."""
         self._ended = True
 
     def take(self, worker: str, limit: int) -> list[Task]:
-        """Take up to ``limit`` of the queued batches."""
-        return [self._queue.popleft() for _ in range(min(limit, len(self._queue)))]
+        """Take up to ``limit`` of the queued batches, and of at most ``LEASE_BYTES``; one may be larger."""
+        taken: list[Task] = []
+        left = LEASE_BYTES
+        while self._queue and len(taken) < limit and (not taken or len(self._queue[0].data) <= left):
+            taken.append(self._queue.popleft())
+            left -= len(taken[-1].data)
+        return taken
 
     def take_round(self) -> list[Task]:
         """Take the next ``parts`` batches; fewer only at the end."""
         if not self._queue or (len(self._queue) < self.parts and not self._ended):
             return []
-        tasks = self.take("", self.parts)
+        tasks = [self._queue.popleft() for _ in range(min(self.parts, len(self._queue)))]
         number = self._round if self._synchronous else 0
         self._round += 1
         return [replace(task, round=number, part=part, parts=len(tasks)) for part, task in enumerate(tasks)]

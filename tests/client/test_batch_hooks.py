@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 import pytest
 from nfdt_client import decorator, feed, mirror
-from nfdt_client.batch_hooks import BatchHooks, check_mode, plan_pauses
+from nfdt_client.batch_hooks import BatchHooks, check_mode, choose_mode, plan_pauses
 from nfdt_client.options import resolve
 
 from nfdt.core.arrays.safetensors_io import dump_arrays
@@ -35,6 +35,12 @@ def model():
 @pytest.fixture
 def session(fake):
     with decorator.session(server=fake.address, token=TOKEN) as session:
+        yield session
+
+
+@pytest.fixture
+def approximate(fake):
+    with decorator.session(server=fake.address, token=TOKEN, batch_hooks="approximate") as session:
         yield session
 
 
@@ -135,14 +141,14 @@ def test_exact_hooks_follow_steps_per_execution(exact, fake, model):
     model.compile("sgd", "mse", steps_per_execution=3)
     recorder = BatchHookLog()
     model.fit(X, Y, epochs=1, verbose=0, callbacks=[recorder])
-    assert recorder.order == [("begin", 0), ("end", 2), ("begin", 3), ("end", 3)]
+    assert recorder.order == [("begin", 0), ("end", 2), ("begin", 3), ("end", 5)]
     assert asked(fake, "proceed") == [(0, 3), (0, 6), (0, 7)]
 
 
 # ---- approximate
 
 
-def test_the_rate_of_the_first_batch_counts_from_the_first_step_on(session, fake, model):
+def test_the_rate_of_the_first_batch_counts_from_the_first_step_on(approximate, fake, model):
     class Freeze(callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
             self.model.optimizer.learning_rate = 0.0
@@ -154,19 +160,19 @@ def test_the_rate_of_the_first_batch_counts_from_the_first_step_on(session, fake
     assert asked(fake, "set_learning_rate") == []
 
 
-def test_an_approximate_rate_is_sent_with_the_news_of_its_batch(session, fake, model):
+def test_an_approximate_rate_is_sent_with_the_news_of_its_batch(approximate, fake, model):
     fake.jobs.progress = lambda steps: [1, 2, 3, 4]
     model.fit(X, Y, epochs=1, verbose=0, callbacks=[Rate()])
     assert asked(fake, "set_learning_rate") == [2.0, 3.0, 4.0]
 
 
-def test_no_batch_begins_that_does_not_come(session, fake, model):
+def test_no_batch_begins_that_does_not_come(approximate, fake, model):
     recorder = BatchHookLog()
     model.fit(X, Y, epochs=2, verbose=0, callbacks=[recorder])
     assert recorder.order == [(hook, batch) for batch in range(4) for hook in ("begin", "end")] * 2
 
 
-def test_no_batch_of_a_stream_begins_before_it_is_known_to_come(session, fake, model):
+def test_no_batch_of_a_stream_begins_before_it_is_known_to_come(approximate, fake, model):
     recorder, batches = BatchHookLog(), ((X, Y) for _ in range(2))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -175,7 +181,7 @@ def test_no_batch_of_a_stream_begins_before_it_is_known_to_come(session, fake, m
     assert recorder.order == [("begin", 0), ("end", 0), ("begin", 1), ("end", 1)]
 
 
-def test_the_weights_of_the_moment_are_fetched_in_a_tenth_of_the_time(session, fake, model, monkeypatch):
+def test_the_weights_of_the_moment_are_fetched_in_a_tenth_of_the_time(approximate, fake, model, monkeypatch):
     class Clock:
         now = 0.0
 
@@ -189,7 +195,7 @@ def test_the_weights_of_the_moment_are_fetched_in_a_tenth_of_the_time(session, f
     assert fake.jobs.snapshots == 7  # a clock of one second per reading: one second of work, nine without
 
 
-def test_weights_that_find_no_room_on_the_servers_disk_are_skipped_with_a_warning(session, fake, model, caplog):
+def test_weights_that_find_no_room_on_the_servers_disk_are_skipped_with_a_warning(approximate, fake, model, caplog):
     real = fake.jobs.keep
 
     def keep(data):
@@ -206,7 +212,7 @@ def test_weights_that_find_no_room_on_the_servers_disk_are_skipped_with_a_warnin
     assert texts == ["The callbacks between batches see older weights: the disk is full."]
 
 
-def test_a_stopped_epoch_does_not_go_on(session, fake, model):
+def test_a_stopped_epoch_does_not_go_on(approximate, fake, model):
     fake.jobs.progress = lambda steps: [1, 2, 3, 4]
     stop, begun = Stop(after=2), []
 
@@ -225,7 +231,7 @@ def test_a_stopped_epoch_does_not_go_on(session, fake, model):
     assert len(asked(fake, "stop_training")) == 1
 
 
-def test_an_epoch_end_that_is_reported_again_is_not_replayed(session, fake, model):
+def test_an_epoch_end_that_is_reported_again_is_not_replayed(approximate, fake, model):
     fake.jobs.repeats_epoch_ends = True
     seen = []
     ends = callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(epoch))
@@ -233,6 +239,18 @@ def test_an_epoch_end_that_is_reported_again_is_not_replayed(session, fake, mode
     assert seen == history.epoch == [0, 1, 2]
     assert history.history["loss"] == [1.0, 1.0 / 2, 1.0 / 3]
     assert asked(fake, "proceed") == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("batches", "size"), [(7, 3), (6, 3), (2, 5), (4, 1)])
+def test_hooks_have_the_numbers_of_keras_also_where_an_execution_is_cut_short(batches, size, model):
+    model.compile("sgd", "mse", steps_per_execution=size)
+    plain, ours = BatchHookLog(), BatchHookLog()
+    model.fit(np.zeros((batches, 3)), np.zeros((batches, 1)), batch_size=1, verbose=0, callbacks=[plain])
+    ours.set_model(model)
+    hooks = BatchHooks(ours, model, size)
+    for steps in range(batches + 1):
+        hooks.advance(steps, {}, flush=steps == batches)
+    assert ours.order == plain.order
 
 
 # ---- choice between exact and approximate
@@ -322,6 +340,43 @@ def test_no_warning_for_an_explicit_choice_of_hooks(caplog, tmp_path, mode):
     pauses = planned([BatchHookLog(), checkpoint(tmp_path, save_freq=4)], mode)
     assert caplog.records == []
     assert (pauses(2) if pauses else None) == {"exact": 3, "approximate": None}[mode]
+
+
+@pytest.mark.feature("Batch hooks of the script that read batches, logs or the model are exact", area="Callbacks")
+def test_hooks_that_read_batches_are_exact_and_a_line_states_it(session, fake, model, caplog):
+    recorder = BatchHookLog()
+    model.fit(X, Y, epochs=1, verbose=0, callbacks=[recorder])
+    assert asked(fake, "proceed") == [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5)]
+    assert np.diff([weight for hook, _, weight in recorder.calls if hook == "end"]) == pytest.approx([1, 1, 1])
+    (record,) = [record for record in caplog.records if "hooks" in record.name]
+    assert record.getMessage().startswith("BatchHookLog: ")
+    assert "batch_hooks='approximate'" in record.getMessage()
+
+
+class Count(callbacks.Callback):
+    """Callback that does not look at what it is given."""
+
+    seen = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen += 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "preset", "data", "callback", "chosen"),
+    [
+        ("auto", "ddc-asgd", "auto", BatchHookLog, "exact"),
+        ("auto", "bsp", "client", BatchHookLog, "exact"),
+        ("auto", "ddc-asgd", "auto", Count, "auto"),
+        ("auto", "group-sync", "auto", BatchHookLog, "auto"),
+        ("auto", "dbs-sgd", "auto", BatchHookLog, "auto"),
+        ("auto", "ddc-asgd", "workers", BatchHookLog, "auto"),
+        ("approximate", "ddc-asgd", "auto", BatchHookLog, "approximate"),
+        ("exact", "ddc-asgd", "auto", Count, "exact"),
+    ],
+)
+def test_only_auto_is_replaced_and_only_where_it_may_be(mode, preset, data, callback, chosen):
+    assert choose_mode(mode, resolve_algorithm(preset), data, [callbacks.History(), callback()], set()) == chosen
 
 
 def test_one_warning_per_fit(session, fake, model, caplog):

@@ -28,7 +28,7 @@ def model():
 
 @pytest.fixture
 def session(fake):
-    with decorator.session(server=fake.address, token=fake_server.TOKEN) as session:
+    with decorator.session(server=fake.address, token=fake_server.TOKEN, batch_hooks="approximate") as session:
         yield session
 
 

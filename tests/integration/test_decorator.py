@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 
 import psutil
@@ -105,6 +106,12 @@ with nfdt.session(workers=2, algorithm="asgd"):
     history = build().fit(batches(), steps_per_epoch=30, epochs=2, verbose=0)
     out["fed"] = dict(loss=history.history["loss"], samples=sum(w["samples"] for w in history.nfdt.values()))
 
+    images = keras.Sequential([keras.Input((500, 500)), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(1)])
+    images.compile("sgd", "mse")
+    large = ((np.full((70, 500, 500), i, "float32"), np.full((70, 1), i)) for i in range(3))  # 70 MB each
+    history = images.fit(large, verbose=0)
+    out["large"] = dict(samples=sum(w["samples"] for w in history.nfdt.values()), loss=history.history["loss"])
+
     broken = Broken()
     broken.compile("sgd", my_loss)
     try:
@@ -137,6 +144,12 @@ def test_a_generator_is_fed_by_the_client(shared):
     got = shared["fed"]
     assert got["samples"] == 3000
     assert got["loss"][1] < got["loss"][0]
+
+
+@pytest.mark.feature("Batches of up to 1 GiB that are read in the script", area="Data")
+def test_a_batch_that_is_longer_than_a_message_reaches_a_worker(shared):
+    assert shared["large"]["samples"] == 210
+    assert math.isfinite(shared["large"]["loss"][0])
 
 
 @pytest.mark.feature("An exception on a worker reaches the script, with its traceback", area="Failures")

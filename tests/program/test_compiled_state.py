@@ -1,4 +1,4 @@
-"""Sequences of compile, fit, freezing and loading: the program trains as the model, not as its last compile says."""
+"""Sequences of compile, fit, freezing and loading: the program trains as the model does."""
 
 import tempfile
 from pathlib import Path

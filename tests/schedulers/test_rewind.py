@@ -367,3 +367,24 @@ def test_tasks_that_some_shards_have_applied_are_leased_as_they_were_after_a_res
     assert leased == [(3, 6, 8, 2), (10, 2, 4, 2), (11, 4, 6, 2), (13, 8, 10, 2)]
     finish(book, "a", book.held("a"))
     assert (book.done, book.steps_finished, book.samples_finished) == (True, 5, 10)
+
+
+def test_bytes_of_fed_batches_count_until_they_are_settled():
+    feed = FedTasks()
+    book = LeaseBook(feed, keeps=True)
+    for size in (3, 4):
+        feed.feed(bytes(size), 1)
+    book.issue("a", 2)
+    book.finish("a", 0)
+    assert (book.unsettled_bytes, book.settled_bytes) == (3, 0)
+    book.settle([{0}])
+    assert (book.unsettled_bytes, book.settled_bytes) == (0, 3)
+    book.issue("a")
+    book.finish("a", 1)
+    book.rewind()
+    assert (book.unsettled_bytes, book.settled_bytes) == (0, 3)
+    book.issue("a")
+    book.finish("a", 1)
+    assert (book.unsettled_bytes, book.settled_bytes) == (4, 3)
+    book.settle()
+    assert (book.unsettled_bytes, book.settled_bytes, feed.accepted_bytes) == (0, 7, 7)

@@ -196,3 +196,14 @@ def test_the_order_of_keras_permutes_the_rows_of_each_block(samples, seed, block
 )
 def test_leases_last_a_fifth_of_a_second_and_shrink_towards_the_end(remaining, workers, task_s, size):
     assert lease_size(remaining, workers, task_s) == size
+
+
+def test_a_lease_of_fed_batches_is_limited_by_their_bytes(monkeypatch):
+    monkeypatch.setattr("nfdt.schedulers.sources.LEASE_BYTES", 10)
+    source = FedTasks()
+    for size in (4, 6, 1, 30, 1):
+        source.feed(bytes(size), 1)
+    taken = []
+    while source.remaining:
+        taken.append([len(task.data) for task in source.take("a", 8)])
+    assert taken == [[4, 6], [1], [30], [1]]

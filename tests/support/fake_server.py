@@ -16,6 +16,7 @@ import grpc
 import numpy as np
 
 from nfdt.core.errors import JobTaken, NotStored, UsageError
+from nfdt.core.jobs.feed import BatchAssembly
 from nfdt.core.program.manifest import Manifest
 from nfdt.core.program.state import dump_state, load_state
 from nfdt.core.specs.job import JobSpec, parse_job
@@ -289,6 +290,7 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):
         ended: set[int] = set()
 
         def receive() -> None:
+            assembly = BatchAssembly(lambda epoch, size: None)
             for batch in request_iterator:
                 if batch.error:
                     job.feed_error = batch.error
@@ -297,8 +299,10 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):
                 with self.changed:
                     if batch.end_of_epoch:
                         ended.add(batch.epoch)
+                    elif (whole := assembly.add(batch)) is not None:
+                        job.fed.setdefault(batch.epoch, []).append(decode_batch(whole.data))
                     else:
-                        job.fed.setdefault(batch.epoch, []).append(decode_batch(batch.data))
+                        continue
                     self.changed.notify_all()
                 progress = {"epoch": batch.epoch, "steps": len(job.fed[batch.epoch]), "logs": self.logs(batch.epoch)}
                 self.emit(job, "epoch_end" if batch.end_of_epoch else "progress", progress)

@@ -9,8 +9,10 @@ from keras import ops
 from nfdt.core.arrays.layout import ParameterLayout
 from nfdt.core.errors import CaptureError, ShapeMismatch
 from nfdt.core.training.evaluate import EvaluateStep
+from nfdt.core.training.gradient_step import step_logs
 from nfdt.core.training.metric_states import merge_metric_states
 from nfdt.core.training.metrics import ModelMetrics
+from nfdt.core.training.step_result import numbers
 
 ROWS, CLASSES, BATCH = 70, 4, 8
 
@@ -150,6 +152,25 @@ def test_any_number_of_workers_evaluates_to_what_keras_does(model, data, evaluat
     assert np.shape(logs["f1"]) == np.shape(logs["r2_each"]) == (CLASSES,)
     assert np.shape(logs["precisions"]) == (2,)
     assert isinstance(logs["greatest"], float)
+
+
+def test_a_metric_of_one_class_is_an_array_of_one_number_as_in_keras():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, activation="sigmoid")])
+    model.compile("sgd", "mse", metrics=[km.F1Score(threshold=0.5, name="f1"), "mae"])
+    x, y = np.ones((BATCH, 2)), np.ones((BATCH, 1))
+    expected = model.evaluate(x, y, verbose=0, return_dict=True)
+    worker = ModelMetrics(model)
+    worker.reset()
+    logs = model.test_step((x, y))
+    worker.stepped(BATCH, step_logs(logs, "test_step"))
+    found = worker.logs(worker.collect(), {})
+    assert {name: np.shape(value) for name, value in found.items()} == {
+        name: np.shape(value) for name, value in expected.items()
+    }
+    np.testing.assert_allclose(found["f1"], expected["f1"])
+    running = numbers(step_logs(logs, "test_step"))
+    assert running.keys() == expected.keys()
+    assert all(isinstance(value, float) for value in running.values())
 
 
 def test_counting_goes_on_where_it_was_collected_or_loaded(model, evaluated, data):

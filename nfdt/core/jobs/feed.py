@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from nfdt.core.errors import ProtocolError
 from nfdt.core.wire import jobs_pb2 as pb
+from nfdt.core.wire.chunks import split
+
+MAX_BATCH_BYTES = 2**30
+"""Largest encoded batch."""
 
 
 @dataclass(frozen=True)
@@ -16,6 +22,54 @@ class StreamedBatch:
     step: int
     samples: int
     data: bytes
+
+
+def pieces(batch: StreamedBatch) -> Iterator[pb.FedBatch]:
+    """Yield the messages that carry a batch, in order."""
+    for part in split(len(batch.data)):
+        piece = batch.data[part]
+        total = len(batch.data)
+        yield pb.FedBatch(
+            epoch=batch.epoch, step=batch.step, samples=batch.samples, total_bytes=total, offset=part.start, data=piece
+        )
+
+
+class BatchAssembly:
+    """Joins the pieces of batches, one batch after the other.
+
+    Args:
+        await_room: Called with epoch and size in bytes before a batch is joined; returns when there is room for it.
+    """
+
+    def __init__(self, await_room: Callable[[int, int], None]) -> None:
+        self._await_room = await_room
+        self._parts: list[bytes] = []
+        self._received = self._total = 0
+
+    def add(self, piece: pb.FedBatch) -> StreamedBatch | None:
+        """Take the next piece; return the batch that it completes.
+
+        Raises:
+            ProtocolError: The batch is too large, or the piece is not the next one.
+        """
+        if not self._received:
+            if not 0 < piece.total_bytes <= MAX_BATCH_BYTES:
+                raise ProtocolError(
+                    f"Feed: expected a batch of at most {MAX_BATCH_BYTES} bytes. Received: {piece.total_bytes} bytes."
+                )
+            self._total = piece.total_bytes
+            self._await_room(piece.epoch, self._total)
+        stop = piece.offset + len(piece.data)
+        if piece.offset != self._received or not piece.data or stop > self._total:
+            raise ProtocolError(
+                f"Feed: expected bytes from {self._received} up to {self._total}. Received: {piece.offset} to {stop}."
+            )
+        self._parts.append(piece.data)
+        self._received = stop
+        if stop < self._total:
+            return None
+        data, self._parts, self._received = b"".join(self._parts), [], 0
+        return StreamedBatch(piece.epoch, piece.step, piece.samples, data)
 
 
 class BatchFeed(Protocol):
@@ -29,12 +83,16 @@ class BatchFeed(Protocol):
         """Whether the job has ended."""
         ...
 
-    def open(self) -> None:
-        """Begin with a client, which may be another one than before."""
+    def open(self) -> int:
+        """Begin with a client, which may be another one than before; return its number."""
         ...
 
-    def offer(self, batch: StreamedBatch) -> None:
-        """Accept a batch of the client; drop one of an epoch that is over.
+    def await_room(self, client: int, epoch: int, size: int) -> None:
+        """Wait until there is room for a batch of so many bytes, or no need for it."""
+        ...
+
+    def offer(self, client: int, batch: StreamedBatch) -> None:
+        """Accept a batch of the newest client; drop one of another client or of an epoch that is over.
 
         Raises:
             ProtocolError: The client had no credit for it.

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Protocol
 
 import nfdt
@@ -15,7 +16,7 @@ from nfdt.core.events import Event
 from nfdt.core.jobs import admission
 from nfdt.core.jobs.artifacts import ArtifactStore
 from nfdt.core.jobs.audit import AuditLog
-from nfdt.core.jobs.feed import BatchFeed, StreamedBatch
+from nfdt.core.jobs.feed import BatchAssembly, BatchFeed
 from nfdt.core.jobs.job_record import JobRecord
 from nfdt.core.jobs.lifecycle import is_terminal
 from nfdt.core.jobs.rights import Holder, Holders
@@ -222,10 +223,10 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
             return
         self._record(first.job_id, context)
         feed = self._runner.feed(first.job_id)
-        feed.open()
+        client = feed.open()
         failures: list[Exception] = []
         reader = threading.Thread(
-            target=_receive, args=(feed, first, request_iterator, failures), name="feed", daemon=True
+            target=_receive, args=(feed, client, request_iterator, failures), name="feed", daemon=True
         )
         reader.start()
         while context.is_active() and not feed.closed:
@@ -290,22 +291,18 @@ class JobsService(jobs_pb2_grpc.JobsServicer):
         return pb.DeleteReply(job_ids=[record.job_id for record in records], bytes=freed)
 
 
-def _receive(feed: BatchFeed, first: pb.FedBatch, rest: Iterator[pb.FedBatch], failures: list[Exception]) -> None:
+def _receive(feed: BatchFeed, client: int, messages: Iterator[pb.FedBatch], failures: list[Exception]) -> None:
+    assembly = BatchAssembly(partial(feed.await_room, client))
     try:
-        _offer(feed, first)
-        for batch in rest:
-            _offer(feed, batch)
+        for message in messages:
+            if message.error or message.end_of_epoch:
+                feed.end(message.epoch, message.error or None)
+            elif (batch := assembly.add(message)) is not None:
+                feed.offer(client, batch)
     except NfdtError as error:
         failures.append(error)
     except Exception as error:  # the stream broke: the job's run decides whether the job can continue
         _log.info("the feed of a job ended: %s", type(error).__name__)
-
-
-def _offer(feed: BatchFeed, batch: pb.FedBatch) -> None:
-    if batch.error or batch.end_of_epoch:
-        feed.end(batch.epoch, batch.error or None)
-    elif batch.data:
-        feed.offer(StreamedBatch(batch.epoch, batch.step, batch.samples, batch.data))
 
 
 def _to_message(event: Event) -> pb.JobEvent:

@@ -38,6 +38,11 @@ def own_modules_by_value() -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
+def is_installed_file(file: str) -> bool:
+    """Return whether a source file belongs to an installation, and not to the user's program."""
+    return _is_installed(file, _installed_roots())
+
+
 def packages_of(modules: Collection[str]) -> dict[str, str]:
     """Return name and version of the package of each module by the first part of its name, if workers may lack it."""
     names = {module.partition(".")[0] for module in modules}

@@ -139,7 +139,6 @@ def step_logs(logs: Any, method: str) -> dict[str, Any]:
         tensor = tf.convert_to_tensor(value)
         if tensor.dtype == tf.string:
             raise CaptureError(f"{method}() must return numbers or arrays of them. Received: text as {name!r}.")
-        is_number = tensor.shape.num_elements() == 1
-        return tf.cast(tf.reshape(tensor, []), tf.float32) if is_number else tensor
+        return tf.cast(tensor, tf.float32) if tensor.shape.rank == 0 else tensor
 
     return flat_logs(logs, method, as_log)

@@ -312,4 +312,4 @@ def _split(values: Sequence[Any], counts: Sequence[int]) -> list[list[Any]]:
 def as_log(_: str, value: Any) -> Any:
     """Return a log as a 0-d float32 array, or as an array."""
     array = jax.numpy.asarray(value)
-    return array.reshape(()).astype("float32") if array.size == 1 else array
+    return array.astype("float32") if array.ndim == 0 else array

@@ -212,7 +212,7 @@ def _same(one: Array, other: Array | None) -> bool:
 
 
 def _plain(array: Array) -> LogValue:
-    return float(array.reshape(())) if array.size == 1 else array.tolist()
+    return float(array) if array.ndim == 0 else array.tolist()
 
 
 def _value(variable: Any) -> Array:

@@ -256,4 +256,4 @@ def _assign(weights: Any, model: Any, layout: ParameterLayout) -> None:
 
 def _as_log(_: str, value: Any) -> Any:
     array = keras.ops.convert_to_numpy(value)
-    return array.reshape(()).astype(np.float32) if array.size == 1 else array
+    return array.astype(np.float32) if array.ndim == 0 else array

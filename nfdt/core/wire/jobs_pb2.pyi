@@ -509,6 +509,8 @@ Global___SnapshotReply: typing_extensions.TypeAlias = SnapshotReply
 
 @typing.final
 class FedBatch(google.protobuf.message.Message):
+    """A batch travels in pieces, in order; the server reads the first piece of another one when it has room for it."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: builtins.int
@@ -517,6 +519,8 @@ class FedBatch(google.protobuf.message.Message):
     SAMPLES_FIELD_NUMBER: builtins.int
     END_OF_EPOCH_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: builtins.int
+    OFFSET_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """first message only"""
@@ -527,8 +531,12 @@ class FedBatch(google.protobuf.message.Message):
     """no data: the iterator is exhausted"""
     error: builtins.str
     """the iterator raised: the job fails with this text"""
+    total_bytes: builtins.int
+    """of the encoded batch, see nfdt/core/training/data.py"""
+    offset: builtins.int
+    """of this piece in it"""
     data: builtins.bytes
-    """one encoded batch, see nfdt/core/training/data.py"""
+    """the piece, at most 2 MiB"""
     def __init__(
         self,
         *,
@@ -538,9 +546,11 @@ class FedBatch(google.protobuf.message.Message):
         samples: builtins.int = ...,
         end_of_epoch: builtins.bool = ...,
         error: builtins.str = ...,
+        total_bytes: builtins.int = ...,
+        offset: builtins.int = ...,
         data: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["data", b"data", "end_of_epoch", b"end_of_epoch", "epoch", b"epoch", "error", b"error", "job_id", b"job_id", "samples", b"samples", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "end_of_epoch", b"end_of_epoch", "epoch", b"epoch", "error", b"error", "job_id", b"job_id", "offset", b"offset", "samples", b"samples", "step", b"step", "total_bytes", b"total_bytes"]) -> None: ...
 
 Global___FedBatch: typing_extensions.TypeAlias = FedBatch
 

@@ -867,6 +867,7 @@ class NextReply(google.protobuf.message.Message):
     SUMMARISE_FIELD_NUMBER: builtins.int
     LEAVE_FIELD_NUMBER: builtins.int
     MOVE_SHARDS_FIELD_NUMBER: builtins.int
+    LONG_REPLY_FIELD_NUMBER: builtins.int
     @property
     def work(self) -> Global___Work: ...
     @property
@@ -887,6 +888,10 @@ class NextReply(google.protobuf.message.Message):
 
     @property
     def move_shards(self) -> Global___MoveShards: ...
+    @property
+    def long_reply(self) -> Global___LongReply:
+        """the answer is longer: call FetchReply"""
+
     def __init__(
         self,
         *,
@@ -898,12 +903,56 @@ class NextReply(google.protobuf.message.Message):
         summarise: Global___Summarise | None = ...,
         leave: Global___Leave | None = ...,
         move_shards: Global___MoveShards | None = ...,
+        long_reply: Global___LongReply | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["begin_epoch", b"begin_epoch", "collect_state", b"collect_state", "evaluate", b"evaluate", "instruction", b"instruction", "leave", b"leave", "move_shards", b"move_shards", "summarise", b"summarise", "wait", b"wait", "work", b"work"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["begin_epoch", b"begin_epoch", "collect_state", b"collect_state", "evaluate", b"evaluate", "instruction", b"instruction", "leave", b"leave", "move_shards", b"move_shards", "summarise", b"summarise", "wait", b"wait", "work", b"work"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["instruction", b"instruction"]) -> typing.Literal["work", "wait", "begin_epoch", "collect_state", "evaluate", "summarise", "leave", "move_shards"] | None: ...
+    def HasField(self, field_name: typing.Literal["begin_epoch", b"begin_epoch", "collect_state", b"collect_state", "evaluate", b"evaluate", "instruction", b"instruction", "leave", b"leave", "long_reply", b"long_reply", "move_shards", b"move_shards", "summarise", b"summarise", "wait", b"wait", "work", b"work"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["begin_epoch", b"begin_epoch", "collect_state", b"collect_state", "evaluate", b"evaluate", "instruction", b"instruction", "leave", b"leave", "long_reply", b"long_reply", "move_shards", b"move_shards", "summarise", b"summarise", "wait", b"wait", "work", b"work"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["instruction", b"instruction"]) -> typing.Literal["work", "wait", "begin_epoch", "collect_state", "evaluate", "summarise", "leave", "move_shards", "long_reply"] | None: ...
 
 Global___NextReply: typing_extensions.TypeAlias = NextReply
+
+@typing.final
+class LongReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """of this worker's long answers; the server keeps the last one"""
+    total_bytes: builtins.int
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        total_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["number", b"number", "total_bytes", b"total_bytes"]) -> None: ...
+
+Global___LongReply: typing_extensions.TypeAlias = LongReply
+
+@typing.final
+class FetchReplyRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    WORKER_FIELD_NUMBER: builtins.int
+    JOB_TOKEN_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    worker: builtins.str
+    job_token: builtins.str
+    number: builtins.int
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        worker: builtins.str = ...,
+        job_token: builtins.str = ...,
+        number: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "job_token", b"job_token", "number", b"number", "worker", b"worker"]) -> None: ...
+
+Global___FetchReplyRequest: typing_extensions.TypeAlias = FetchReplyRequest
 
 @typing.final
 class Task(google.protobuf.message.Message):

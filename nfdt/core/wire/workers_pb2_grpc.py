@@ -49,6 +49,11 @@ class WorkersStub(object):
                 request_serializer=nfdt_dot_core_dot_wire_dot_workers__pb2.NextRequest.SerializeToString,
                 response_deserializer=nfdt_dot_core_dot_wire_dot_workers__pb2.NextReply.FromString,
                 _registered_method=True)
+        self.FetchReply = channel.unary_stream(
+                '/nfdt.v1.Workers/FetchReply',
+                request_serializer=nfdt_dot_core_dot_wire_dot_workers__pb2.FetchReplyRequest.SerializeToString,
+                response_deserializer=nfdt_dot_core_dot_wire_dot_workers__pb2.FetchChunk.FromString,
+                _registered_method=True)
         self.Rendezvous = channel.unary_unary(
                 '/nfdt.v1.Workers/Rendezvous',
                 request_serializer=nfdt_dot_core_dot_wire_dot_workers__pb2.RendezvousRequest.SerializeToString,
@@ -93,6 +98,13 @@ class WorkersServicer(object):
     def Next(self, request, context):
         """The worker's heartbeat of work: report what is finished, receive what to do next. Waits on the
         server up to wait_s when there is nothing to do yet.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FetchReply(self, request, context):
+        """An answer to Next that is too long for one message: the bytes of a NextReply.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -143,6 +155,11 @@ def add_WorkersServicer_to_server(servicer, server):
                     servicer.Next,
                     request_deserializer=nfdt_dot_core_dot_wire_dot_workers__pb2.NextRequest.FromString,
                     response_serializer=nfdt_dot_core_dot_wire_dot_workers__pb2.NextReply.SerializeToString,
+            ),
+            'FetchReply': grpc.unary_stream_rpc_method_handler(
+                    servicer.FetchReply,
+                    request_deserializer=nfdt_dot_core_dot_wire_dot_workers__pb2.FetchReplyRequest.FromString,
+                    response_serializer=nfdt_dot_core_dot_wire_dot_workers__pb2.FetchChunk.SerializeToString,
             ),
             'Rendezvous': grpc.unary_unary_rpc_method_handler(
                     servicer.Rendezvous,
@@ -246,6 +263,33 @@ class Workers(object):
             '/nfdt.v1.Workers/Next',
             nfdt_dot_core_dot_wire_dot_workers__pb2.NextRequest.SerializeToString,
             nfdt_dot_core_dot_wire_dot_workers__pb2.NextReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchReply(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/nfdt.v1.Workers/FetchReply',
+            nfdt_dot_core_dot_wire_dot_workers__pb2.FetchReplyRequest.SerializeToString,
+            nfdt_dot_core_dot_wire_dot_workers__pb2.FetchChunk.FromString,
             options,
             channel_credentials,
             insecure,

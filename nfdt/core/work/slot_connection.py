@@ -31,6 +31,7 @@ GRACE_S = 30.0  # from the request to end a process until it ends in any case
 REGISTERED = "is registered at"  # in the log of a slot, from which its launcher learns it too
 PAUSE_S = 0.5
 NEXT_TIMEOUT_S = 60.0
+SLOWEST_BYTES_PER_S = 2**20  # of a link that a long answer comes over
 LEAST_S = 15.0  # shortest timeout of one call: a healthy server may take ten seconds to answer
 
 
@@ -280,7 +281,17 @@ def call_next(
     """
     request.job_id, request.job_token = job
     with translated(address):
-        return stub.Next(request, timeout=timeout_s)
+        reply = stub.Next(request, timeout=timeout_s)
+        return _fetch_long(stub, job, request.worker, reply.long_reply) if reply.HasField("long_reply") else reply
+
+
+def _fetch_long(stub: Any, job: tuple[str, str], worker: str, announced: pb.LongReply) -> pb.NextReply:
+    """Fetch an answer that is too long for a message."""
+    job_id, token = job
+    request = pb.FetchReplyRequest(job_id=job_id, worker=worker, job_token=token, number=announced.number)
+    limit_s = NEXT_TIMEOUT_S + announced.total_bytes / SLOWEST_BYTES_PER_S
+    data = b"".join(chunk.data for chunk in stub.FetchReply(request, timeout=limit_s))
+    return pb.NextReply.FromString(data)
 
 
 def _first_line(error: NfdtError) -> str:

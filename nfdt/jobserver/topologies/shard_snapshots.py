@@ -52,17 +52,22 @@ class ShardSnapshots:
         threading.Thread(target=self._run, name=f"snapshots of {context.job_id}", daemon=True).start()
 
     def _run(self) -> None:
-        while self._await_due():
+        failed = False
+        while self._await_due(early=not failed):
             try:
-                self.take()
+                failed = not self.take()
             except NfdtError as error:
+                failed = True
                 _log.warning("job %s: no snapshot of the shards: %s", self._context.job_id, error)
 
-    def _await_due(self) -> bool:
-        """Wait until a snapshot is due in the middle of an epoch; return False once no more are needed."""
+    def _await_due(self, *, early: bool) -> bool:
+        """Wait until a snapshot is due in the middle of an epoch; return False once no more are needed.
+
+        With ``early`` it is also due where the batches that the server keeps until then leave no room for others.
+        """
         with self._context.changed:
             while self._recovery.active:
-                left_s = self._due_at - self._clock.now()
+                left_s = 0.0 if early and self._coordinator.wants_snapshot else self._due_at - self._clock.now()
                 if left_s <= 0 and self._coordinator.phase == "train" and not self._recovery.running:
                     return True
                 self._context.changed.wait(min(left_s, POLL_S) if left_s > 0 else POLL_S)
