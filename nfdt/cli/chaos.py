@@ -29,10 +29,8 @@ COLUMNS = ("fault", "target", "at s", "recovery s", "survived")
 def describe_report(report: ChaosReport) -> str:
     """Return the report as text."""
     lines = [render(COLUMNS, [_row(fault) for fault in report.faults], left=2)] if report.faults else []
-    growth, found = (
-        report.memory_growth,
-        {"the job's events": report.samples, "the weights of the counting model": report.counted},
-    )
+    growth = report.memory_growth
+    found = {"the job's events": report.samples, "the weights of the counting model": report.counted}
     lines += [
         f"samples, from {where}: {counts.once} trained once, {counts.again} again, {counts.never} never"
         for where, counts in found.items()

@@ -24,7 +24,7 @@ class Terms:
         most_parts: Largest number of parts of a round.
         most_rate: Largest learning-rate factor; 1: only a factor of 1.
         overlap: Number of requests that may be unanswered while another one is sent.
-        key: Key of the tickets that pushes present; empty: nobody leases tasks, and pushes need no tickets.
+        key: Key of the tickets that pushes present; empty: no tasks are leased, and pushes need no tickets.
     """
 
     rounds: bool

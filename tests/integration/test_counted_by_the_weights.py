@@ -1,4 +1,4 @@
-"""Trials on a real cluster are judged by the weights, whatever the job's own books say."""
+"""Trials on a real cluster are judged by the weights, whatever the events of the job are."""
 
 from __future__ import annotations
 
