@@ -114,7 +114,7 @@ def chaos(
             chosen, words, folder / name, patience_s=patience, log=lambda line: click.echo(line, err=True)
         ).run()
 
-    undisturbed = record = counting = counts = None
+    undisturbed = record = counted = counts = None
     if script is not None:
         words = [*(["-m"] if script.is_module else []), script.name, *script.args]
         undisturbed = run("undisturbed", words, faults=False) if compare else None
@@ -122,7 +122,9 @@ def chaos(
     if not reason:
         counts = folder / "counts.json"
         (folder / "counting.py").write_text(counting_script(counts, **length_for(plan_faults(plan))), encoding="utf-8")
-        counting = run("counting", [str(folder / "counting.py")])
+        counted = run("counting", [str(folder / "counting.py")])
+    record, counting = (counted, None) if record is None else (record, counted)
+    assert record is not None, "a script is required where weights do not count"
     report = make_report(record, undisturbed, counting=counting, counts=counts, why_not_counted=reason)
     if json_file is not None:
         json_file.write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")

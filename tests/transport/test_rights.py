@@ -186,7 +186,7 @@ def test_a_push_without_a_leased_task_is_refused(unleased):
         kinds, error = send(running, [pull(), unleased])
         assert kinds == [WEIGHTS, ERROR]
         assert "Push from worker bad: expected the gradient of tasks that are leased to it" in error
-        assert "Ask the job server for work" in error
+        assert "Ask the job server for work, and push the tasks that it leases" in error
         assert running.store.version == 0
         assert send(running, [pull(), leased_push(0)])[0][-1] != ERROR
         assert send(running, [pull(), leased_push(1, 2, worker="good")], worker="good")[0][-1] != ERROR
