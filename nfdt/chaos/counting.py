@@ -8,7 +8,6 @@ batch with the sample therefore moves the row by exactly -1, and no event of the
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,44 @@ from nfdt.core.errors import NfdtError
 from nfdt.core.specs.algorithm import AlgorithmSpec
 from nfdt.core.specs.job import resolve_algorithm
 
-SAMPLES, BATCH = 1536, 8
-FAR = -1e4  # target: rows move towards it at every step
-MOST_EPOCHS = 10_000
-AFTER_S = 3.0  # training goes on that long after the last fault, and for two epochs
+AFTER_S = 3.0  # training goes on that long after the last fault
+# A script of Keras alone; it trains for two epochs more than it has to. Rows move towards the target at every step.
+SCRIPT = """
+import json
+import time
+
+import keras
+import numpy as np
+
+RESULT, STEPS, SECONDS = {result!r}, {steps!r}, {seconds!r}
+SAMPLES, BATCH, TARGET = 1536, 8, -1e4
+began_at = time.monotonic()
+
+
+class Enough(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if (epoch - 1) * SAMPLES >= STEPS * BATCH and time.monotonic() - began_at >= SECONDS:
+            self.model.stop_training = True
+
+
+embedding = keras.layers.Embedding(SAMPLES, 1, embeddings_initializer="zeros")
+model = keras.Sequential([keras.Input((1,), dtype="int32"), embedding, keras.layers.Flatten()])
+model.compile(keras.optimizers.SGD(1.0, clipvalue=1.0), "mean_squared_error")
+numbers, targets = np.arange(SAMPLES, dtype="int32")[:, None], np.full((SAMPLES, 1), TARGET, "float32")
+history = model.fit(numbers, targets, batch_size=BATCH, epochs=10_000, verbose=0, callbacks=[Enough()])
+found = zip(*np.unique(-model.get_weights()[0].ravel(), return_counts=True), strict=True)
+times = {{str(float(count)): int(samples) for count, samples in found}}
+with open(RESULT, "w") as file:
+    json.dump({{"epochs": history.epoch[-1] + 1, "times": times}}, file)
+"""
 
 
 def counting_script(result: Path, *, steps: int = 0, seconds: float = 0.0) -> str:
-    """Return a script that calls :func:`train`, whose arguments these are."""
-    return f"from nfdt.chaos.counting import train\n\ntrain({str(result)!r}, steps={steps}, seconds={seconds})\n"
+    """Return a script that trains the model for at least so many steps and seconds.
+
+    It writes a JSON file: ``{"epochs": number of epochs, "times": {times trained: number of samples}}``.
+    """
+    return SCRIPT.format(result=str(result), steps=steps, seconds=seconds)
 
 
 def length_for(faults: Sequence[PlannedFault[Any]]) -> dict[str, Any]:
@@ -37,45 +65,8 @@ def length_for(faults: Sequence[PlannedFault[Any]]) -> dict[str, Any]:
     return {"steps": max(steps, default=0), "seconds": max(ends_s, default=0.0)}
 
 
-def train(result: str, *, steps: int, seconds: float) -> None:
-    """Train the model for so many steps and seconds, and two epochs more; write the counts as JSON.
-
-    Args:
-        result: Path of the file: ``{"epochs": number of epochs, "times": {times trained: number of samples}}``.
-        steps: Least number of steps.
-        seconds: Least duration of the training.
-    """
-    import keras
-    import numpy as np
-
-    began_at = time.monotonic()
-
-    class Enough(keras.callbacks.Callback):
-        """Ends the training with the epoch after which it has lasted long enough."""
-
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            """Decide at the end of an epoch."""
-            if (epoch - 1) * SAMPLES >= steps * BATCH and time.monotonic() - began_at >= seconds:
-                self.model.stop_training = True
-
-    model = keras.Sequential(
-        [
-            keras.Input((1,), dtype="int32"),
-            keras.layers.Embedding(SAMPLES, 1, embeddings_initializer="zeros"),
-            keras.layers.Flatten(),
-        ]
-    )
-    model.compile(keras.optimizers.SGD(1.0, clipvalue=1.0), "mean_squared_error")
-    numbers = np.arange(SAMPLES, dtype="int32")[:, None]
-    targets = np.full((SAMPLES, 1), FAR, "float32")
-    history = model.fit(numbers, targets, batch_size=BATCH, epochs=MOST_EPOCHS, verbose=0, callbacks=[Enough()])
-    times, samples = np.unique(-model.get_weights()[0].ravel(), return_counts=True)
-    counts = {str(float(count)): int(number) for count, number in zip(times, samples, strict=True)}
-    Path(result).write_text(json.dumps({"epochs": history.epoch[-1] + 1, "times": counts}), encoding="utf-8")
-
-
 def read_counts(result: Path) -> SampleCounts:
-    """Return the samples that :func:`train` has counted, over all epochs.
+    """Return the samples that the script has counted, over all epochs.
 
     Raises:
         NfdtError: The file is missing, or a sample was moved by a part of an update.

@@ -41,8 +41,8 @@ class ChaosReport:
     """Report of a trial.
 
     Attributes:
-        faults: All faults of the plan.
-        samples: Samples trained once, again and never, from the events of the script's jobs; None: there was no script.
+        faults: All faults of the plan, in the trial of the script if there was one.
+        samples: Samples trained once, again and never, from the events of the jobs.
         counted: The same from the weights of the counting model; None: it was not trained.
         why_not_counted: The reason why it was not.
         result: Logs of the last epoch.
@@ -54,7 +54,7 @@ class ChaosReport:
     """
 
     faults: tuple[FaultOutcome, ...]
-    samples: SampleCounts | None
+    samples: SampleCounts
     result: Mapping[str, float]
     undisturbed: Mapping[str, float] | None = None
     leftovers: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class ChaosReport:
     @property
     def survived(self) -> bool:
         """Whether all faults were injected and survived, samples were trained as promised, and nothing is left."""
-        well = not self.problems and not self.leftovers and not (self.samples and self.samples.never)
+        well = not self.problems and not self.leftovers and not self.samples.never
         exact = self.counted is None or not (self.counted.again or self.counted.never)
         return well and exact and all(fault.survived for fault in self.faults)
 
@@ -76,7 +76,7 @@ class ChaosReport:
 
 
 def make_report(
-    record: TrialRecord | None,
+    record: TrialRecord,
     undisturbed: TrialRecord | None = None,
     *,
     counting: TrialRecord | None = None,
@@ -86,15 +86,14 @@ def make_report(
     """Return the report of a schedule.
 
     Args:
-        record: The trial of a script; None: only the counting model was trained.
+        record: The trial of a script, or of the counting model alone.
         undisturbed: Trial of the same script without faults.
-        counting: The trial of the counting model under the same schedule.
+        counting: The trial of the counting model after that of a script, under the same schedule.
         counts: File to which the counting model has written its counts.
         why_not_counted: Why there are none.
     """
-    problems = [*(record.problems if record is not None else ())]
-    problems += [f"undisturbed: {one}" for one in (undisturbed.problems if undisturbed is not None else ())]
-    problems += [f"counting model: {one}" for one in (counting.problems if counting is not None else ())]
+    others = {"undisturbed": undisturbed, "counting model": counting}
+    problems = [f"{name}: {one}" for name, other in others.items() if other is not None for one in _problems(other)]
     counted = None
     if counts is not None:
         try:
@@ -104,16 +103,23 @@ def make_report(
     records = [one for one in (record, counting) if one is not None]
     growths = [b[-1] / b[0] - 1 for one in records for b in one.server_bytes.values() if len(b) > 1]
     return ChaosReport(
-        faults=tuple(outcome for one in records for outcome in _outcomes(one)),
-        samples=None if record is None else count_samples(record.jobs),
-        result=last_logs(records[0].jobs),
+        faults=_outcomes(record),
+        samples=count_samples(record.jobs),
+        result=last_logs(record.jobs),
         undisturbed=None if undisturbed is None else last_logs(undisturbed.jobs),
         leftovers=tuple(left for one in records for left in one.leftovers.all()),
         memory_growth=max(growths, default=None),
-        problems=tuple(problems),
+        problems=(*record.problems, *problems),
         counted=counted,
         why_not_counted=why_not_counted,
     )
+
+
+def _problems(record: TrialRecord) -> list[str]:
+    """Return the problems of a trial whose faults have no rows in the report."""
+    fates = {False: "not survived", None: "not injected"}
+    found = [outcome for outcome in _outcomes(record) if not outcome.survived]
+    return [*record.problems, *(f"{one.kind} of a {one.role}: {fates[one.survived]}" for one in found)]
 
 
 def _outcomes(record: TrialRecord) -> tuple[FaultOutcome, ...]:

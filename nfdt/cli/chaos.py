@@ -29,10 +29,8 @@ COLUMNS = ("fault", "target", "at s", "recovery s", "survived")
 def describe_report(report: ChaosReport) -> str:
     """Return the report as text."""
     lines = [render(COLUMNS, [_row(fault) for fault in report.faults], left=2)] if report.faults else []
-    growth, found = (
-        report.memory_growth,
-        {"the job's events": report.samples, "the weights of the counting model": report.counted},
-    )
+    growth = report.memory_growth
+    found = {"the job's events": report.samples, "the weights of the counting model": report.counted}
     lines += [
         f"samples, from {where}: {counts.once} trained once, {counts.again} again, {counts.never} never"
         for where, counts in found.items()
@@ -116,7 +114,7 @@ def chaos(
             chosen, words, folder / name, patience_s=patience, log=lambda line: click.echo(line, err=True)
         ).run()
 
-    undisturbed = record = counting = counts = None
+    undisturbed = record = counted = counts = None
     if script is not None:
         words = [*(["-m"] if script.is_module else []), script.name, *script.args]
         undisturbed = run("undisturbed", words, faults=False) if compare else None
@@ -124,7 +122,9 @@ def chaos(
     if not reason:
         counts = folder / "counts.json"
         (folder / "counting.py").write_text(counting_script(counts, **length_for(plan_faults(plan))), encoding="utf-8")
-        counting = run("counting", [str(folder / "counting.py")])
+        counted = run("counting", [str(folder / "counting.py")])
+    record, counting = (counted, None) if record is None else (record, counted)
+    assert record is not None, "a script is required where weights do not count"
     report = make_report(record, undisturbed, counting=counting, counts=counts, why_not_counted=reason)
     if json_file is not None:
         json_file.write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")

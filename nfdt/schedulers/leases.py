@@ -18,9 +18,9 @@ class LeaseBook:
     """The state of one epoch's tasks: unleased, leased, finished, settled.
 
     A task is leased to one worker at a time; only that worker can finish it. :meth:`give_back` requeues those that a
-    worker has not begun, before all others. The tasks of a lost worker are doubtful until :meth:`resolve`, which is
-    told what the shards have applied of them. Tasks are requeued as they were, with the same numbers: a shard that has
-    applied one does not apply it again.
+    worker has not begun, before all others. The tasks of a lost worker are doubtful until :meth:`resolve` is
+    called with what the shards have applied of them. Tasks are requeued as they were, with the same numbers: a shard
+    that has applied one does not apply it again.
 
     A finished task is settled once a snapshot of the shards contains its update. :meth:`rewind` requeues all tasks that
     the last snapshot lacks, because the shards have gone back to it.
@@ -137,7 +137,7 @@ class LeaseBook:
     def lose(self, worker: str) -> int:
         """Take back the tasks of a lost worker; return their number. A second call returns 0.
 
-        Parts of a round are requeued at once, because shards tell them apart by round and part.
+        Parts of a round are requeued at once, because shards know them by round and part.
         """
         self._source.release(worker)
         return self.give_back(worker) if self._rounds else self._held.doubt(worker)
@@ -206,7 +206,7 @@ class LeaseBook:
     def rewind(self) -> int:
         """Requeue every task that the snapshot lacks, in the order of the tasks; return the samples counted back.
 
-        Tasks that nobody has reported are finished if the snapshot contains them. The others come before those of the
+        Unreported tasks are finished if the snapshot contains them. The others come before those of the
         source. Rounds are whole again, with the same numbers and parts. This is true
         after :meth:`stop` too: what was leased or finished is computed again, and nothing else. Batches that only their
         worker can make are lost; see :meth:`~nfdt.schedulers.pulled.PulledTasks.returned`.

@@ -1,4 +1,4 @@
-"""What the newest snapshot of the shards contains of an epoch's tasks, and the finished ones that it may lack."""
+"""Part of an epoch's tasks that the newest snapshot of the shards contains, and the finished ones that it may lack."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Gradient:
         round: Synchronous round, counted from 1 within the job; 0 for an asynchronous push.
         part: Number of the part in its round.
         parts: Number of parts of the round.
-        tasks: Numbers of the leased tasks whose samples it has; empty: unknown, it is told apart by ``sequence`` alone.
+        tasks: Numbers of the leased tasks whose samples it has; empty: unknown, ``sequence`` alone identifies the push.
         rate: Learning-rate factor for this gradient alone; not used for parts of a round or of a merge, which are
             weighted.
         computed_on: Sequence of this worker's request whose reply held the weights that the gradient was computed on;

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 
 from nfdt.core.errors import ProtocolError
 from nfdt.core.specs.algorithm import AlgorithmSpec
-from nfdt.core.wire.job_token import TASK_TICKET_BYTES, is_task_ticket
+from nfdt.core.wire.job_token import are_task_tickets
 from nfdt.core.wire.shards_pb2 import Frame
 
 LEAST_PARTS, PARTS_PER_WORKER = 16, 4  # of a round whose batches are sized by speed, with bounds: it may have some more
 ROUNDING = 1e-5
 MOST_NAMED = 4  # tasks in a message
 MOST_DENOMINATOR = 1e20  # gradients of usual length remain finite times this
+MOST_TASKS = 1024  # of a push; one has several with local_steps only
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Terms:
         most_parts: Largest number of parts of a round.
         most_rate: Largest learning-rate factor; 1: only a factor of 1.
         overlap: Number of requests that may be unanswered while another one is sent.
-        key: Key of the tickets that pushes present; empty: nobody leases tasks, and pushes need no tickets.
+        key: Key of the tickets that pushes present; empty: no tasks are leased, and pushes need no tickets.
     """
 
     rounds: bool
@@ -86,16 +87,12 @@ class Terms:
 
     def _check_tickets(self, worker: str, push: Frame) -> None:
         """Raise ProtocolError unless the tasks of the push were leased to the worker."""
-        tickets, size, name = push.tickets, TASK_TICKET_BYTES, worker.encode()
-        shown = [tickets[start : start + size] for start in range(0, len(tickets), size)]
-        leased = len(shown) == len(push.tasks) and all(
-            is_task_ticket(ticket, self.key, name, task, push.round, push.part)
-            for task, ticket in zip(push.tasks, shown, strict=True)
-        )
-        if not push.tasks or not leased:
+        if len(push.tasks) > MOST_TASKS or not are_task_tickets(
+            push.tickets, self.key, worker.encode(), push.tasks, push.round, push.part
+        ):
             tasks = ", ".join(map(str, push.tasks[:MOST_NAMED])) or "none"
             raise ProtocolError(
                 f"Push from worker {worker}: expected the gradient of tasks that are leased to it, with their tickets. "
-                f"Received: tasks {tasks} with {len(shown)} tickets, which are not those of its leases. Ask the job "
-                "server for work, and push what it leases."
+                f"Received: tasks {tasks}, and {len(push.tickets)} bytes of tickets. Ask the job server for work, and "
+                "push the tasks that it leases."
             )

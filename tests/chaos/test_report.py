@@ -129,7 +129,7 @@ def test_a_report_is_shown_as_a_table():
 )
 def test_the_weights_decide_whatever_the_events_say(tmp_path, times, survived, line):
     (tmp_path / "counts").write_text(json.dumps({"epochs": 3, "times": times}))
-    report = make_report(None, counting=record(), counts=tmp_path / "counts")
+    report = make_report(record(), counts=tmp_path / "counts")
     assert report.survived == survived
     assert f"samples, from the weights of the counting model: {line}" in describe_report(report).splitlines()
 
@@ -138,9 +138,23 @@ def test_the_weights_decide_whatever_the_events_say(tmp_path, times, survived, l
 def test_counts_that_are_missing_or_no_whole_numbers_are_a_problem(tmp_path, text):
     if text is not None:
         (tmp_path / "counts").write_text(text)
-    report = make_report(record(), counting=record(), counts=tmp_path / "counts")
+    report = make_report(record(), counts=tmp_path / "counts")
     assert not report.survived
     assert "ounting model" in report.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"problems": ["no shard"]}, "counting model: no shard"),
+        ({"missed": [SERVER]}, "counting model: stall of a server: not injected"),
+    ],
+)
+def test_the_trial_of_the_counting_model_has_to_end_well_too(changes, problem):
+    assert make_report(record(), counting=record()).survived
+    report = make_report(record(), counting=record(**changes))
+    assert problem in report.problems
+    assert not report.survived
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,8 @@ def test_training_survives_a_killed_a_stalled_and_a_cut_off_worker(tmp_path):
     ]
     assert found["samples"]["never"] == 0
     assert found["samples"]["once"] == 4 * 1797
+    assert found["counted"]["once"] >= 2 * 1536
+    assert (found["counted"]["again"], found["counted"]["never"]) == (0, 0)
     assert found["leftovers"] == []
 
 

@@ -1,4 +1,4 @@
-"""Trials on a real cluster are judged by the weights, whatever the job's own books say."""
+"""Trials on a real cluster are judged by the weights, whatever the events of the job are."""
 
 from __future__ import annotations
 
@@ -28,6 +28,25 @@ kind = "kill"
 role = "worker"
 at_step = 300
 """
+LOSSES = """
+seed = 7
+[cluster]
+workers = 3
+shards = 2
+options = { algorithm = "asgd", snapshot_s = 0.5, "emulate.step_ms" = 15 }
+[[fault]]
+kind = "kill"
+role = "shard"
+at_s = 2
+[[fault]]
+kind = "kill"
+role = "worker"
+at_s = 8
+[[fault]]
+kind = "kill"
+role = "server"
+at_s = 10
+"""
 # Imported by every process of the cluster.
 MUTANTS = {
     "throws every fifth push away": """
@@ -49,9 +68,9 @@ BackupStore.count_tasks = lambda self, tasks: True
 }
 
 
-def run(tmp_path, preset, shards):
-    """Train the counting model while two workers are killed; return the report and the jobs."""
-    plan = parse_schedule(KILLS.replace("PRESET", preset).replace("SHARDS", str(shards)))
+def run(tmp_path, schedule):
+    """Train the counting model under a schedule; return the report and the jobs."""
+    plan = parse_schedule(schedule)
     script, counts = tmp_path / "script.py", tmp_path / "counts.json"
     script.write_text(counting_script(counts, **length_for(plan_faults(plan))))
     record = local_trial(plan, [str(script)], tmp_path / "trial").run()
@@ -61,7 +80,18 @@ def run(tmp_path, preset, shards):
 @pytest.mark.timeout(HANG_S)
 @pytest.mark.parametrize(("preset", "shards"), [("asgd", 2), ("ssp", 1), ("bsp", 2), ("ddc-asgd", 2)])
 def test_every_sample_is_trained_once_in_every_epoch_though_workers_are_killed(tmp_path, preset, shards):
-    report, jobs = run(tmp_path, preset, shards)
+    report, jobs = run(tmp_path, KILLS.replace("PRESET", preset).replace("SHARDS", str(shards)))
+    check_counts(report, jobs)
+
+
+@pytest.mark.timeout(HANG_S)
+def test_every_sample_is_trained_once_though_shards_go_back_to_snapshots_and_the_server_is_killed(tmp_path):
+    report, jobs = run(tmp_path, LOSSES)
+    assert report.samples.again > 0, "of which the snapshots had no update"
+    check_counts(report, jobs)
+
+
+def check_counts(report, jobs):
     assert report.problems == ()
     assert (report.counted.again, report.counted.never) == (0, 0)
     assert report.counted.once >= 2 * 1536
@@ -74,7 +104,7 @@ def test_every_sample_is_trained_once_in_every_epoch_though_workers_are_killed(t
 def test_a_shard_that_loses_or_repeats_updates_is_found_though_its_job_succeeds(tmp_path, monkeypatch, mutant, wrong):
     (tmp_path / "sitecustomize.py").write_text(MUTANTS[mutant])
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    report, jobs = run(tmp_path, "asgd", 1)
+    report, jobs = run(tmp_path, KILLS.replace("PRESET", "asgd").replace("SHARDS", "1"))
     assert report.problems == ()
     assert [job.state for job in jobs] == ["succeeded"]
     assert report.samples.never == 0, "by its own books"

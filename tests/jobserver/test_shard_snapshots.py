@@ -222,7 +222,7 @@ def test_all_copies_are_taken_before_the_transfer_ends(slow):
     assert isinstance(snapshot, ShardSnapshot)
     np.testing.assert_array_equal(snapshot.state.weights, WEIGHTS)
     assert sorted(snapshot.records) == [
-        f"{i}/{name}" for i in range(SHARDS) for name in ("mode/closed_round", "version")
+        f"{i}/{name}" for i in range(SHARDS) for name in ("mode/closed_round", "tasks", "version")
     ]
 
 

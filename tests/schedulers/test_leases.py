@@ -219,7 +219,7 @@ def test_doubtful_tasks_are_finished_if_all_shards_have_applied_them_and_are_lea
     assert book.lose("a") == 4
     assert book.doubtful("a") == (0, 1, 2, 3)
     assert (book.leased, book.holders(), book.done) == (4, (), False)
-    assert book.issue("b", 1) != tasks[:1]  # before the shards have answered, nobody gets them
+    assert book.issue("b", 1) != tasks[:1]  # before the shards have answered, no worker gets them
     assert book.resolve("a", [{0, 1, 3}, {0, 2, 3}]) == 2
     assert (book.samples_finished, book.steps_finished, book.doubtful("a")) == (2, 2, ())
     assert book.issue("b", 2) == tasks[1:3]

@@ -9,9 +9,10 @@ import os
 import secrets
 import socket
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 import numpy as np
@@ -25,6 +26,7 @@ from nfdt.core.wire import jobs_pb2, jobs_pb2_grpc, shards_pb2, shards_pb2_grpc,
 from nfdt.core.wire.channel import make_server, open_channel, same_token
 from nfdt.core.wire.status import translated
 from nfdt.core.work.slot_connection import NextCalls, SlotStream
+from nfdt.core.work.task_numbers import TaskNumbers
 
 TOKEN = "secret-token"
 DEADLINE_S = 30.0
@@ -34,7 +36,9 @@ WEIGHTS = np.arange(6, dtype=np.float32)
 
 
 class FakeShard(shards_pb2_grpc.ShardServicer):
-    """Shard that holds its slice of the weights and computes nothing."""
+    """Shard that holds its slice of the weights and computes nothing; it has what fake workers have trained."""
+
+    trained: ClassVar[defaultdict[str, TaskNumbers]] = defaultdict(TaskNumbers)  # by job
 
     def __init__(self, assignment: workers_pb2.ShardAssignment) -> None:
         cut = [slice(0, 6)] if assignment.shards == 1 else [slice(0, 4), slice(4, 6)]
@@ -43,9 +47,8 @@ class FakeShard(shards_pb2_grpc.ShardServicer):
         self.forgotten: list[str] = []
         self.flushes = 0
         self.counts: dict[str, Any] = {}
-        self.tasks: list[tuple[int, int]] = []  # ranges of those that it has applied
         self.closed_round = 0
-        self._index = assignment.index
+        self._index, self._tasks = assignment.index, self.trained[assignment.job_id]
         self._server, self.address = make_server(
             "127.0.0.1:0", authenticate=lambda method, token: same_token(assignment.job_token, token)
         )
@@ -53,6 +56,7 @@ class FakeShard(shards_pb2_grpc.ShardServicer):
         self._server.start()
 
     def Administer(self, request, context):
+        applied = [task for task in request.forget.tasks if task in self._tasks]
         match request.WhichOneof("action"):
             case "flush":
                 self.flushes += 1
@@ -60,7 +64,8 @@ class FakeShard(shards_pb2_grpc.ShardServicer):
                 self.learning_rate = request.learning_rate.value
             case "forget":
                 self.forgotten.append(request.forget.worker)
-        return shards_pb2.AdminReply(version=1, statistics_json=json.dumps({"workers": self.counts}))
+        statistics = json.dumps({"workers": self.counts})
+        return shards_pb2.AdminReply(version=1, statistics_json=statistics, applied=applied)
 
     def Read(self, request, context):
         state = {
@@ -69,8 +74,8 @@ class FakeShard(shards_pb2_grpc.ShardServicer):
             f"optimizer/{self._index + 1}": self.weights,
         }
         if request.records:
-            tasks = np.array(self.tasks, np.int64).reshape(-1, 2)
-            records = to_arrays({"version": 1, "mode": {"closed_round": self.closed_round}, "tasks": tasks})
+            mode = {"closed_round": self.closed_round}
+            records = to_arrays({"version": 1, "mode": mode, "tasks": self._tasks.to_array()})
             state |= {f"records/{name}": array for name, array in records.items()}
         data = dump_arrays(state)
         half = len(data) // 2
@@ -232,6 +237,7 @@ class FakeSlot:
                 for task in instruction.tasks:
                     self._on_task(self, task)
                     self.trained.append(task.task)
+                    FakeShard.trained[assignment.job_id].add(task.task)
                     self.batches.append(task.data)
                     steps += 1
                     samples += task.stop - task.start

@@ -15,7 +15,7 @@ from nfdt.core.specs.job import resolve_algorithm
 from nfdt.core.wire import shards_pb2 as pb
 from nfdt.core.wire import shards_pb2_grpc
 from nfdt.core.wire.channel import open_channel
-from nfdt.core.wire.job_token import worker_token
+from nfdt.core.wire.job_token import task_ticket, worker_token
 from nfdt.core.wire.shards_pb2 import ERROR, PULL, PUSH, WEIGHTS, Frame
 from nfdt.shard.servicer import start_shard
 from nfdt.transport.stream import StreamClient
@@ -28,11 +28,11 @@ SIZE = 4 * LAYOUT.size
 
 
 @contextlib.contextmanager
-def served(preset="asgd"):
+def served(preset="asgd", *, leased=False):
     reference = Reference(keras.optimizers.SGD(0.1))
     state = State(reference.weights, reference.state)
     running = start_shard(
-        reference.manifest(), state, resolve_algorithm(preset), 0, 1, workers=2, token=KEY, leased=False
+        reference.manifest(), state, resolve_algorithm(preset), 0, 1, workers=2, token=KEY, leased=leased
     )
     yield running
     running.stop(0)
@@ -159,3 +159,50 @@ def test_a_push_that_would_spoil_the_weights_is_refused_and_counted(shard, good,
     assert found["dropped"] == before + 1 == found["workers"]["bad"]["dropped"]
     assert good.push(gradients(1)[0], samples=1).applied
     start_again(shard.store, "bad")
+
+
+def leased_push(*tasks, worker="bad", key=KEY, round=0, part=0, **fields):
+    """Return a push with the tickets of these tasks, as they are leased to the worker."""
+    tickets = b"".join(task_ticket(key.encode(), worker.encode(), task, round, part) for task in tasks)
+    return push(np.ones(LAYOUT.size), **{"tasks": tasks, "tickets": tickets, "round": round, "part": part, **fields})
+
+
+@pytest.mark.parametrize(
+    "unleased",
+    [
+        push(np.ones(LAYOUT.size)),
+        push(np.ones(LAYOUT.size), tasks=[0]),
+        push(np.ones(LAYOUT.size), tickets=bytes(16)),
+        leased_push(0, tasks=[1]),
+        leased_push(0, tasks=[0, 1]),
+        leased_push(0, tickets=task_ticket(KEY.encode(), b"bad", 0)[:-1]),
+        leased_push(0, worker="good"),
+        leased_push(0, key="the key before the shards were restored"),
+        leased_push(0, 1, tasks=[0, 0]),
+    ],
+)
+def test_a_push_without_a_leased_task_is_refused(unleased):
+    with served(leased=True) as running:
+        kinds, error = send(running, [pull(), unleased])
+        assert kinds == [WEIGHTS, ERROR]
+        assert "Push from worker bad: expected the gradient of tasks that are leased to it" in error
+        assert "Ask the job server for work, and push the tasks that it leases" in error
+        assert running.store.version == 0
+        assert send(running, [pull(), leased_push(0)])[0][-1] != ERROR
+        assert send(running, [pull(), leased_push(1, 2, worker="good")], worker="good")[0][-1] != ERROR
+        assert running.store.version == 2
+
+
+def test_a_leased_task_can_be_pushed_once():
+    with served(leased=True) as running:
+        kinds, _ = send(running, [pull(), leased_push(7), *(leased_push(7, sequence=number) for number in (3, 4))])
+        assert ERROR not in kinds
+        assert running.store.version == 1
+
+
+def test_a_part_of_a_round_cannot_be_pushed_as_another_one():
+    with served("bsp", leased=True) as running:
+        first = task_ticket(KEY.encode(), b"bad", 0, 1, 0)
+        _, error = send(running, [pull(), leased_push(0, round=1, part=1, parts=2, tickets=first)])
+        assert "leased to it" in error
+        assert send(running, [pull(), leased_push(0, round=1, part=0, parts=2, tickets=first)])[0][-1] != ERROR

@@ -3,15 +3,16 @@
 A worker's token contains the worker's name and an HMAC of it with the key. It is valid for this job, this worker, and
 training calls only; administrative calls need the key.
 
-A ticket of a task admits one push: the shards accept gradients for tasks only that were leased to the worker. It is an
-HMAC of the worker and the task with the key of the shards, so that neither side has to ask the job server.
+A ticket of a task admits one push: the shards accept gradients for tasks only that were leased to the worker. It is a
+keyed hash (BLAKE2b) of the worker and the task, so that neither side has to ask the job server; the key is that of the
+shards.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from typing import Any
+from collections.abc import Sequence
 
 from nfdt.core.wire.channel import same_token
 
@@ -34,15 +35,17 @@ def task_ticket(key: bytes, worker: bytes, task: int, round: int = 0, part: int 
     """Return the ticket of a task that is leased to a worker, ``TASK_TICKET_BYTES`` long.
 
     Args:
-        key: Key of the job's current shards.
+        key: Key of the job's current shards, at most 64 bytes.
         worker: Name of the worker.
         task: Number of the task.
         round: Synchronous round of the task; 0 for none.
         part: Part of the round.
     """
-    return hmac.digest(key, b"task %b %d %d %d" % (worker, task, round, part), "sha256")[:TASK_TICKET_BYTES]
+    text = b"task %b %d %d %d" % (worker, task, round, part)
+    return hashlib.blake2b(text, key=key, digest_size=TASK_TICKET_BYTES).digest()
 
 
-def is_task_ticket(ticket: bytes, *of: Any) -> bool:
-    """Whether a ticket is that of a task; ``of`` are the arguments of :func:`task_ticket`."""
-    return hmac.compare_digest(ticket, task_ticket(*of))
+def are_task_tickets(tickets: bytes, key: bytes, worker: bytes, tasks: Sequence[int], round: int, part: int) -> bool:
+    """Whether these are the tickets of at least one task, one after the other; see :func:`task_ticket`."""
+    wanted = b"".join([task_ticket(key, worker, task, round, part) for task in tasks])
+    return bool(wanted) and len(tickets) == len(wanted) and hmac.compare_digest(tickets, wanted)
