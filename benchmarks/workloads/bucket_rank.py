@@ -24,13 +24,16 @@ def make_step(case: str, bucket: int, reduce: Any, batch: Any) -> Any:
     import keras
 
     from hfdt.runtime import step as steps
+    from hfdt.runtime.communicator import Communicator
+    from hfdt.runtime.shared_denominator import SharedDenominator
     from nfdt.core.program.pack import pack
     from nfdt.core.program.state import load_state
 
     model = build(case, keras)
     packed = pack(model, batch)
     steps.BUCKET = bucket
-    return steps.AllreduceStep(model, packed.manifest, load_state(packed.artifacts[packed.manifest.state]), reduce)
+    state, shared = load_state(packed.artifacts[packed.manifest.state]), SharedDenominator(Communicator())
+    return steps.AllreduceStep(model, packed.manifest, state, reduce, shared)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 
+from tests.support import loss_cases
 from tests.support.scripts import environment
 
 DEADLINE_S = 280
@@ -92,6 +93,26 @@ def test_a_train_step_of_the_script_runs_and_must_apply_one_gradient(report):
     assert found["own"] > 0
     assert "there is no gradient to send" in found["none"]
     assert "twice" in found["twice"]
+
+
+@pytest.mark.parametrize("loss", loss_cases.CASES)
+def test_the_gradients_of_parts_combine_by_their_denominators_to_that_of_the_batch(report, loss):
+    union, whole = report["unions"][loss]["gradients"]
+    assert np.max(np.abs(whole)) > 1e-3
+    np.testing.assert_allclose(union, whole, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "kind"), [("mean", "None"), ("weighted", "None"), ("mean by no weights", "None"), ("sum", "inf")]
+)
+def test_losses_that_count_nothing_have_no_number_as_their_denominator(report, loss, kind):
+    assert report["unions"][loss]["denominators"] == [kind] * 3
+
+
+@pytest.mark.parametrize("loss", ["sum", "sum, with a regularizer", "mean", "weighted"])
+def test_the_metric_loss_of_parts_is_that_of_the_batch(report, loss):
+    parts, whole = report["unions"][loss]["losses"]
+    assert parts == pytest.approx(whole, rel=1e-5)
 
 
 def test_all_backends_compute_the_same_gradients_of_one_program(reports):

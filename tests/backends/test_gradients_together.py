@@ -12,7 +12,7 @@ import pytest
 from tests.support.scripts import environment
 
 DEADLINE_S = 280
-JOBS = ["ddc-asgd", "overlap, as on a GPU", "dbs", "bsp", "failing", "stream", "groups"]
+JOBS = ["ddc-asgd", "overlap, as on a GPU", "dbs", "bsp", "sums", "failing", "stream", "groups"]
 
 
 @pytest.fixture(scope="module")

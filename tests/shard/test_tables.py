@@ -146,8 +146,9 @@ def test_what_does_not_fit_is_refused():
         store.pull("a", min_version=1, timeout_s=0.01)
 
 
+@pytest.mark.parametrize("denominators", [(0, 0, 0), (3, 0.5, 1), (np.inf, np.inf, np.inf)])
 @pytest.mark.parametrize("rule", ["plain", "dc-a", "ddc"])
-def test_the_parts_of_a_round_are_one_update(rule):
+def test_the_parts_of_a_round_are_one_update(rule, denominators):
     """In any order of arrival; a part that is not finite, comes twice or comes late counts for nothing."""
     found = []
     for store in stores(rule, consistency="bsp"):
@@ -158,7 +159,8 @@ def test_the_parts_of_a_round_are_one_update(rule):
             values = gradient(part, 1024)
             if worker == "c":
                 values[0] = np.nan
-            push(store, worker, sequence, values, round=1, part=part, parts=3, samples=samples)
+            fields = {"samples": samples, "denominator": denominators[part]}
+            push(store, worker, sequence, values, round=1, part=part, parts=3, **fields)
         assert store.version == 1
         push(store, "c", 3, gradient(9, 1024), round=1, part=2, parts=3)
         push(store, "a", 3, gradient(4, 1024), round=2, part=0, parts=2)

@@ -80,3 +80,14 @@ def test_a_new_stream_goes_on_where_the_one_before_broke(overlap):
     found.check_order("w", 5, None)  # its answer was lost
     found.check_order("w", most, None)  # the earlier ones were abandoned
     found.check_order("another", 1, None)
+
+
+@pytest.mark.parametrize("denominator", [0.0, 1e-20, 640.0, float("inf")])
+def test_a_denominator_is_a_number_or_infinite(denominator):
+    terms("n-softsync").check_push("w", push(denominator=denominator), 0)
+
+
+@pytest.mark.parametrize("denominator", [-1.0, 1e30, float("nan"), float("-inf")])
+def test_other_denominators_are_refused(denominator):
+    with pytest.raises(ProtocolError, match="expected a denominator"):
+        terms("n-softsync").check_push("w", push(denominator=denominator), 0)

@@ -21,8 +21,10 @@ from nfdt.core.program.state import load_state
 from nfdt.core.program.unpack import unpack
 from nfdt.core.training.metrics import ModelMetrics
 from nfdt.core.training.steps import evaluation_step, gradient_step, prediction_step
+from tests.support import loss_cases
 
 SIZES = [8, 8, 8, 3]
+EAGER = ("sum", "masked")  # losses whose steps run eagerly
 
 
 def batches():
@@ -193,6 +195,32 @@ def _own_steps():
     return {"own": own.OwnStep, "none": own.NoUpdate, "twice": own.TwoUpdates}
 
 
+def unions():
+    """Return what the gradients of parts of a batch combine to, beside the gradient of the whole, for each loss."""
+    found = {}
+    for name, case in loss_cases.CASES.items():
+        whole = tuple(part[:10] for part in loss_cases.data(**case) if part is not None)
+        model = loss_cases.build(**case)
+        model.compile(model.optimizer, model.loss, run_eagerly=name in EAGER, jit_compile=name not in EAGER)
+        there = Worker(model, whole)
+        weights, metrics = np.asarray(there.weights), there.model.metrics[0]
+        expected, loss = there.step(weights, whole), float(metrics.result())
+        there.model.reset_metrics()
+        rows = [slice(0, 5), slice(5, 9), slice(9, 10)]
+        parts = [there.step(weights, tuple(a[own] for a in whole), share=(own.stop - own.start) / 10) for own in rows]
+        gradients = [np.asarray(part.gradient) for part in parts]
+        denominators = [None if part.denominator is None else float(part.denominator) for part in parts]
+        known = [own.stop - own.start if d is None else d for own, d in zip(rows, denominators, strict=True)]
+        factors = np.ones(3) if np.isinf(known).all() else np.divide(known, sum(known))
+        union = sum(factor * gradient for factor, gradient in zip(factors, gradients, strict=True))
+        found[name] = {
+            "gradients": [union.tolist(), np.asarray(expected.gradient).tolist()],
+            "denominators": [str(d) for d in denominators],
+            "losses": [float(metrics.result()), loss],
+        }
+    return found
+
+
 def exchange(folder):
     """Pack a model to the folder, or train on the one that another backend has packed there."""
     path = folder / "manifest.json"
@@ -226,6 +254,7 @@ if __name__ == "__main__":
         "prediction": prediction(),
         "by_value": by_value(),
         "refusals": refusals(),
+        "unions": unions(),
         "exchange": exchange(Path(sys.argv[1])),
     }
     print(json.dumps(report))

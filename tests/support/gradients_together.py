@@ -28,12 +28,12 @@ UNEQUAL = ({"count": 3, "jitter": 0.1}, {"count": 2, "step_ms": 50, "jitter": 0.
 FIT = {"epochs": 2, "batch_size": 8}
 
 
-def network(*inside):
+def network(*inside, loss="mse"):
     """Return a regression model; a Dropout in it draws the same units in every run."""
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.Input((5,)), layers.Dense(6), *(make() for make in inside), layers.Dense(1)])
     metrics = ["mae", keras.metrics.RootMeanSquaredError(), keras.metrics.R2Score()]
-    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse", metrics=metrics)
+    model.compile(keras.optimizers.SGD(0.01 if loss == "mse" else 0.0005, momentum=0.9), loss, metrics=metrics)
     return model
 
 
@@ -66,7 +66,7 @@ class Calls:
         return self._step(lanes)
 
 
-def run(described, algorithm, lanes, *, preset=None, inside=(), **options):
+def run(described, algorithm, lanes, *, preset=None, inside=(), loss="mse", **options):
     """Simulate a job; ``preset``: a preset that scripts on JAX may not choose, in place of ``algorithm``."""
     calls = []
 
@@ -80,7 +80,7 @@ def run(described, algorithm, lanes, *, preset=None, inside=(), **options):
         return SimulatedJob(spec, manifest, read, of_cluster, trainer)
 
     with mock.patch.object(nfdt.cli.simulated, "SimulatedJob", make):
-        job, _, history = simulate(described, algorithm, model=network(*inside), **{**FIT, **options})
+        job, _, history = simulate(described, algorithm, model=network(*inside, loss=loss), **{**FIT, **options})
     return report(job, history, calls[0] if calls else None)
 
 
@@ -133,6 +133,8 @@ def scenarios():
     }
     with mock.patch.object(building, "_keras_engine", RoundEngine.of_program):
         found["bsp"] = both(*UNEQUAL, algorithm="bsp", update_rule="ddc", epochs=1)
+        loss = keras.losses.MeanSquaredError(reduction="sum")
+        found["sums"] = both(*UNEQUAL, algorithm="bsp", update_rule="ddc", epochs=1, loss=loss)
     return found
 
 

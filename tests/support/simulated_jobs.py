@@ -16,7 +16,7 @@ from nfdt.cli.simulated import SimulatedSession
 from nfdt.simulate.cluster import parse_cluster
 
 ROWS, BATCH = 96, 8
-FIT = ("batch_size", "callbacks", "shuffle", "steps_per_epoch", "validation_data", "validation_steps")
+FIT = ("batch_size", "callbacks", "sample_weight", "shuffle", "steps_per_epoch", "validation_data", "validation_steps")
 X = np.random.default_rng(0).normal(size=(ROWS, 5)).astype("float32")
 Y = (X @ np.arange(5, dtype="float32")[:, None] + 1).astype("float32")
 

@@ -24,12 +24,15 @@ Several means with different denominators (two masks), and losses whose function
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from typing import Any
 
 import keras
 
 from nfdt.core.keras_internals import compiled_loss, observed_reductions, sum_of_weights
+
+logger = logging.getLogger(__name__)
 
 SUM = math.inf
 """Denominator of a sum: gradients of several batches are added, not averaged."""
@@ -51,6 +54,7 @@ class LossDenominator:
         self._found: dict[Any, Any] = {}
         self._factor: Any = None
         self._kept: list[Any] = []
+        self._told = False
         if (loss := compiled_loss(model)) is not None:
             loss.call = functools.partial(self._called, functools.partial(type(loss).call, loss))
 
@@ -66,9 +70,15 @@ class LossDenominator:
         self._found.clear()  # tensors of a graph must not outlive its trace
         self._kept.clear()
         self._factor = None
-        if any(keras.ops.is_tensor(each) for each in found):
-            return found[0] if len(found) == 1 else None
-        return SUM if SUM in found else None
+        if not any(keras.ops.is_tensor(each) for each in found):
+            return SUM if SUM in found else None
+        if len(found) > 1 and not self._told:
+            self._told = True
+            logger.warning(
+                "The losses have several denominators: masks, weights or sums that differ. Where the gradients of "
+                "several batches form one update, they are weighted by samples."
+            )
+        return found[0] if len(found) == 1 else None
 
     def _called(self, call: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         if self._factor is None:  # an evaluation
