@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import os
 import signal
 import threading
@@ -284,6 +285,8 @@ class Worker:
         gradient: Any = result.gradient if isinstance(result.gradient, RowVector) else np.asarray(result.gradient)
         if not self._statistics.steps:
             note_start(self._name, "first gradient")
+            if math.isfinite(first := numbers(result.logs).get("loss", math.nan)):
+                self._statistics.first_loss = first
         self._emulate(time.perf_counter() - pulled, samples)
         computed = time.perf_counter()
         # A gradient that is not finite is pushed as well: all shards drop it and close its round.
