@@ -76,7 +76,7 @@ def capture(
         allows_code,
         options.cluster.workers,
         arguments["steps_per_epoch"],
-        _why_no_datasets(options),
+        _why_no_datasets(options, model),
     )
     choice = placement.choose(train, x, arguments["class_weight"], terms)
     captured = Capture(model, arguments, choice)
@@ -132,9 +132,13 @@ def _split(arguments: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
     return (*data, validation_data)
 
 
-def _why_no_datasets(options: Options) -> str:
+def _why_no_datasets(options: Options, model: Any) -> str:
     """Return why workers of this job cannot run datasets, or ""."""
+    from nfdt.core.program.untrained import carrying_layers
+
     name = options.algorithm.name
+    if carrying_layers(model):
+        return "layers with stateful=True expect the batches in the order of the script"
     if options.batch_hooks == "exact":
         return "batch_hooks='exact' expects the batches in the order of the script"
     if not options.algorithm.topology_facts.flat:

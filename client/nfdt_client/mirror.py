@@ -404,8 +404,7 @@ def _warn_of_dropped(workers: Mapping[str, Mapping[str, Any]]) -> None:
     if dropped:
         logger.warning(
             "%d of %d gradients were NaN or infinite, or would have made weights so, and were dropped. The training "
-            "diverges: lower the learning rate, "
-            "clip the gradients (clipnorm=), or use algorithm='ddc-asgd'.",
+            "diverges: lower the learning rate, or clip the gradients (clipnorm=).",
             dropped,
             steps,
         )

@@ -44,6 +44,27 @@ def look_at_metrics(captured: Capture, batch: Any, *, interactive: bool) -> None
     captured.validation = None
 
 
+def cluster_for(model: Any, algorithm: AlgorithmSpec, cluster: ClusterSpec) -> ClusterSpec:
+    """Return the cluster of a model's job: one worker where a state crosses from each batch to the next.
+
+    Raises:
+        UsageError: the algorithm trains on a fixed number of ranks.
+    """
+    from nfdt.core.program.untrained import carrying_layers
+
+    layers = ", ".join(repr(layer.name) for layer in carrying_layers(model))
+    if not layers or cluster.workers == 1:
+        return cluster
+    reason = f"with stateful=True (layers: {layers}) each batch begins with the state that the batch before it left"
+    if not algorithm.topology_facts.flat:
+        raise UsageError(
+            f"algorithm={algorithm.name!r}: expected one worker, because {reason}. Received: {cluster.workers} ranks, "
+            "which would each carry a state of their own. Use algorithm='ddc-asgd', which trains on one worker then."
+        )
+    logger.warning("This fit trains on one worker, not on %d, because %s.", cluster.workers, reason)
+    return cluster.model_copy(update={"workers": 1})
+
+
 def check_shards(model: Any, manifest: Manifest, cluster: ClusterSpec) -> None:
     """Raise UsageError if the optimizer needs all variables in one place but there are several shards."""
     if cluster.shards == 1:

@@ -36,7 +36,7 @@ from nfdt_client.local_fit import IN_A_FIT, Fallback, LocalFits, may_train_here
 from nfdt_client.mirror import Fit, Mirror, begin_epoch
 from nfdt_client.model_state import ModelState
 from nfdt_client.options import Options
-from nfdt_client.program_checks import check_local_optimizers, check_shards, look_at_metrics
+from nfdt_client.program_checks import check_local_optimizers, check_shards, cluster_for, look_at_metrics
 from nfdt_client.specify import Submission, specify
 from nfdt_client.start_line import start_line
 from nfdt_client.tracebacks import hide_frames
@@ -308,6 +308,7 @@ class Session:
             packed = replace(packed, manifest=merged_in_rounds(captured.model, packed.manifest))
         look_at_metrics(captured, batch, interactive=interactive)
         cluster = self.place(packed.code or captured.ships_code)
+        cluster = cluster_for(captured.model, self.options.algorithm, cluster)
         check_shards(captured.model, packed.manifest, cluster)
         detached = [] if interactive else callbacks.schedulers(captured.arguments["callbacks"])
         check_local_optimizers(captured.model, packed.manifest, self.options.algorithm, detached)

@@ -46,7 +46,8 @@ def profile(program: PackedProgram, batch: Any, *, clock: Clock | None = None, b
         nonlocal gradient
         gradient = np.asarray(step(state.weights, map_arrays(lambda array: array[:samples], batch)).gradient)
 
-    line = measure_step(compute, rows_of(batch), clock, budget_s)
+    fixed = any(tensor.shape[0] is not None for tensor in getattr(model, "inputs", None) or ())
+    line = measure_step(compute, rows_of(batch), clock, budget_s, halves=not fixed)
     algorithm = resolve_algorithm(DEFAULT_PRESET).model_copy(update={"sparse": False})
     store: Any = build_store(manifest, state, algorithm, 0, 1, workers=2)
     clients = [InProcessClient([store], layout, name) for name in ("a", "b")]
@@ -60,7 +61,9 @@ def profile(program: PackedProgram, batch: Any, *, clock: Clock | None = None, b
     return Profile(line, median(measure([apply], clock, budget_s)[0]))
 
 
-def measure_step(compute: Callable[[int], None], batch_size: int, clock: Clock, budget_s: float) -> StepTime:
+def measure_step(
+    compute: Callable[[int], None], batch_size: int, clock: Clock, budget_s: float, *, halves: bool = True
+) -> StepTime:
     """Fit a line through the durations of whole and half batches.
 
     Args:
@@ -68,13 +71,14 @@ def measure_step(compute: Callable[[int], None], batch_size: int, clock: Clock, 
         batch_size: Samples of a whole batch.
         clock: Clock that measures the durations.
         budget_s: See :func:`profile`.
+        halves: Whether the model takes half a batch; else all of the time counts as that of the samples.
     """
-    half = batch_size // 2
+    half = batch_size // 2 if halves else 0
     if not half:
-        return StepTime(0.0, median(measure([lambda: compute(1)], clock, budget_s)[0]))
-    wholes, halves = measure([lambda: compute(batch_size), lambda: compute(half)], clock, budget_s)
-    whole_s = median(wholes)
-    beta_s = (whole_s - median(halves)) / (batch_size - half)
+        return StepTime(0.0, median(measure([lambda: compute(batch_size)], clock, budget_s)[0]) / batch_size)
+    of_wholes, of_halves = measure([lambda: compute(batch_size), lambda: compute(half)], clock, budget_s)
+    whole_s = median(of_wholes)
+    beta_s = (whole_s - median(of_halves)) / (batch_size - half)
     # Half a batch cannot take longer than a whole one, nor less than half as long: such measurements are noise.
     beta_s = min(max(beta_s, 0.01 * whole_s / batch_size), whole_s / batch_size)
     return StepTime(whole_s - beta_s * batch_size, beta_s)

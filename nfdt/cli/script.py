@@ -15,6 +15,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from nfdt.core.errors import NfdtError, UsageError
 
 INTERRUPTED = 130
+NOTEBOOK = ".ipynb"
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,14 @@ def check_script(script: Script) -> None:
 
     Raises:
         SyntaxError: it cannot be compiled.
-        UsageError: the module does not exist.
+        UsageError: the module does not exist, or the file is a notebook.
     """
     if not script.is_module:
+        if script.name.endswith(NOTEBOOK):  # often valid Python, which only makes a dictionary
+            raise UsageError(
+                f"{script.name}: expected a Python script. Received: a notebook. Convert it by "
+                f"`jupyter nbconvert --to script {script.name}`, or train in its cells with nfdt.session."
+            )
         _compile_file(script.name)
         return
     path = sys.path

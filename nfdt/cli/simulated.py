@@ -14,6 +14,7 @@ from nfdt_client.feed import Feeder
 from nfdt_client.job import InteractiveJob
 from nfdt_client.local_fit import Fallback
 from nfdt_client.options import Options
+from nfdt_client.program_checks import cluster_for
 from nfdt_client.session import Session
 from nfdt_client.specify import Submission
 from nfdt_client.training_data import Arrays, Stream
@@ -89,7 +90,13 @@ class SimulatedSession(Session):
         return self.options.cluster.model_copy(update=size)
 
     def start(self, submission: Submission, manifest: Manifest) -> InteractiveJob:
-        """Simulate the job."""
+        """Simulate the job.
+
+        Raises:
+            UsageError: the model trains on one worker, and the cluster has several.
+        """
+        if (workers := submission.spec.cluster.workers) != self._described.count:
+            raise _not_alone(workers, self._described.count)
 
         def read(name: str) -> bytes:
             return b"".join(content for _, content in submission.blobs[name].chunks())
@@ -102,6 +109,10 @@ class SimulatedSession(Session):
         if not isinstance(train, Stream):
             return None
         return lambda: cast(Feeder, VirtualFeeder(self.jobs[-1], train.epoch))
+
+
+def _not_alone(expected: int, received: int) -> UsageError:
+    return UsageError(f"workers: expected {expected}, for the reason above. Received: {received}.")
 
 
 class FitCaptured(BaseException):
@@ -137,6 +148,9 @@ class FitProbe(Session):
     def _fit(self, model: Any, arguments: dict[str, Any], fallback: Fallback) -> Any:
         captured = capture(model, arguments, self.options)
         batch = captured.sample_batch()
+        asked = self.options.cluster
+        if (cluster := cluster_for(model, self.options.algorithm, asked)).workers != asked.workers:
+            raise _not_alone(cluster.workers, asked.workers)
         program = pack(model, batch)  # builds the model
         weights = sum(int(math.prod(v.shape)) for v in model.trainable_variables)
         samples = self._samples(captured, batch)

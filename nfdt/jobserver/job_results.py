@@ -9,7 +9,9 @@ from typing import Any
 
 from nfdt.core.specs.callbacks import CallbacksSpec
 from nfdt.core.specs.job import JobSpec
+from nfdt.core.work.statistics import FIRST_LOSS
 from nfdt.jobserver.job_context import ActiveTraining, JobContext
+from nfdt.jobserver.loss_growth import LEAST, has_exploded
 from nfdt.jobserver.worker_statistics import merge_statistics
 
 
@@ -25,6 +27,7 @@ class JobResults:
         self._context, self._training = context, training
         self._refused: dict[str, int] = {}
         self._diverges = False
+        self._losses: list[float] = []  # the least mean of an epoch so far
         self._trained: list[tuple[int, float]] = []  # samples and seconds of each epoch, without validation
         self._epoch_began = self._steps_ended = 0.0
 
@@ -42,6 +45,18 @@ class JobResults:
         """Warn of a running log that is no number."""
         if broken := [name for name, value in logs.items() if isinstance(value, float) and not math.isfinite(value)]:
             self._warn(f"{', '.join(broken)} is not finite in epoch {epoch + 1}.")
+
+    def look_for_growth(self, epoch: int, logs: Mapping[str, Any]) -> None:
+        """Warn of an epoch's loss that is out of all proportion to those before."""
+        loss = logs.get("loss")
+        if not isinstance(loss, float) or not math.isfinite(loss):
+            return
+        if loss > LEAST:
+            rows = self._statistics(self._context.shard_statistics).values()
+            before = [*self._losses, *(float(row[FIRST_LOSS]) for row in rows if FIRST_LOSS in row)]
+            if has_exploded(loss, before):
+                self._warn(f"loss is {loss:.3g} in epoch {epoch + 1}, after {min(before, key=abs):.3g} before.")
+        self._losses = [min([*self._losses, loss], key=abs)]
 
     def epoch_begins(self) -> None:
         """Take the time at which an epoch begins."""

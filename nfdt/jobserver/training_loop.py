@@ -116,6 +116,7 @@ class TrainingLoop(EffectHandler):
         if kind in ("progress", "epoch_end"):
             self._results.look_for_nan(data["epoch"], data["logs"])
         if kind == "epoch_end":
+            self._results.look_for_growth(data["epoch"], data["logs"])
             self._results.compare_forecast(data)
 
     def flush_shards(self, epoch: int) -> None:

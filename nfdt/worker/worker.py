@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import os
 import signal
 import threading
@@ -285,6 +286,8 @@ class Worker:
         gradient: Any = result.gradient if isinstance(result.gradient, RowVector) else np.asarray(result.gradient)
         if not self._statistics.steps:
             note_start(self._name, "first gradient")
+            if math.isfinite(first := numbers(result.logs).get("loss", math.nan)):
+                self._statistics.first_loss = first
         denominator = 0.0 if result.denominator is None else float(result.denominator)
         self._emulate(time.perf_counter() - pulled, samples)
         computed = time.perf_counter()

@@ -30,6 +30,14 @@ model.compile("sgd", "mse")
 model.fit(scipy.sparse.csr_matrix(np.ones((64, 3))), np.ones((64, 2)), batch_size=8)
 """
 
+STATEFUL = """
+import keras, numpy as np
+layers = [keras.Input(batch_shape=(8, 3, 2)), keras.layers.LSTM(2, stateful=True), keras.layers.Dense(1)]
+model = keras.Sequential(layers)
+model.compile("sgd", "mse")
+model.fit(np.ones((64, 3, 2)), np.ones((64, 1)), batch_size=8, shuffle=False)
+"""
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
@@ -115,6 +123,14 @@ def test_one_worker_is_offered_nothing_that_needs_several():
     done = CliRunner().invoke(cli, ["plan", "--workers", "1", "--algorithm", "allreduce", "train.py"])
     assert done.exit_code == 2
     assert "expected one that one worker can use, as ddc-asgd. Received: allreduce." in done.output
+
+
+def test_a_model_for_one_worker_is_planned_for_no_more():
+    Path("stateful.py").write_text(STATEFUL)
+    done = CliRunner().invoke(cli, ["plan", "--workers", "2", "stateful.py"])
+    assert done.exit_code == 2
+    assert "workers: expected 1, for the reason above. Received: 2." in done.output
+    assert "take plain Keras" in planned("--workers", "1", "stateful.py")
 
 
 def test_data_that_are_not_dense_are_planned_without_a_measured_worker():

@@ -50,6 +50,18 @@ def test_a_batch_of_one_sample_has_no_half():
     assert (line.alpha_s, line.beta_s) == (0.0, pytest.approx(0.2))
 
 
+def test_a_model_of_a_fixed_batch_size_is_measured_with_whole_batches():
+    machine = Machine(0.1, 0.1)
+    line = measure_step(machine.compute, 9, machine.clock, budget_s=5.0, halves=False)
+    assert (line.alpha_s, line.beta_s) == (0.0, pytest.approx(1.0 / 9))
+    assert set(machine.steps) == {9}
+    layers = [keras.Input(batch_shape=(4, 3, 2)), keras.layers.LSTM(2, stateful=True), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    model.compile("sgd", "mse")
+    batch = (np.ones((4, 3, 2), "float32"), np.zeros((4, 1), "float32"))
+    assert profile(pack(model, batch), batch, budget_s=0.01).step.alpha_s == 0
+
+
 @pytest.mark.parametrize(("step_s", "budget_s", "steps"), [(0.001, 5.0, MOST), (0.5, 5.0, 10), (60.0, 5.0, 1)])
 def test_the_time_is_bounded_but_for_one_step(step_s, budget_s, steps):
     clock = ManualClock()

@@ -74,6 +74,17 @@ def test_a_script_that_is_missing_is_a_usage_error(tmp_path, monkeypatch, name):
     assert "'nowhere.py' does not exist" in done.stderr
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_notebook_is_refused_with_what_to_do_instead(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.ipynb").write_text('{"cells": [], "nbformat": 4}')
+    group, arguments = COMMANDS[name]
+    done = CliRunner().invoke(group, [*arguments, "train.ipynb"])
+    assert done.exit_code == 2
+    assert "train.ipynb: expected a Python script. Received: a notebook." in done.output
+    assert "jupyter nbconvert --to script train.ipynb" in done.output
+
+
 def test_modules_are_found_and_compiled_in_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "module_that_is_cut_off.py").write_text(BROKEN["bracket"])

@@ -35,6 +35,25 @@ def test_a_warning_comes_in_the_epoch_that_diverges_and_only_once():
     assert "clipnorm" in before
 
 
+def test_a_loss_that_grows_out_of_all_proportion_is_warned_of_although_it_is_finite():
+    program = NAN.replace("1e12", "25.0").replace("ALGORITHM", "'asgd'").replace("epochs=3", "epochs=1")
+    program += "\nprint(model.history.history['loss'][0], model.history.nfdt['worker-0']['dropped'])"
+    done = subprocess.run(
+        [sys.executable, "-c", program.replace("batch_size=8", "batch_size=32")],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    loss, dropped = done.stdout.split()
+    assert 1e6 < float(loss) < float("inf")
+    assert dropped == "0"
+    assert (
+        len(re.findall(r"The training diverges: loss is \S+ in epoch 1, after \S+ before\. Advice:", done.stderr)) == 1
+    )
+
+
 def test_the_first_line_names_job_algorithm_workers_and_logs():
     program = NAN.replace("1e12", "0.01").replace("ALGORITHM", "'ddc-asgd'")
     done = subprocess.run(

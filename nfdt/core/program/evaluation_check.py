@@ -15,7 +15,7 @@ from nfdt.core.errors import CaptureError
 from nfdt.core.program.batch_tensors import as_tensors
 from nfdt.core.program.dry_run import without_effects
 from nfdt.core.program.metrics import check_metrics
-from nfdt.core.program.untrained import SEED_STATE, values_of
+from nfdt.core.program.untrained import SEED_STATE, untrained_variables, values_of
 
 _UNSENT = ("bfloat16", "string")  # types of outputs that NumPy does not have
 
@@ -72,7 +72,7 @@ def _without_changes(model: Any, step: StepName, batch: Any) -> Any:
     Raises:
         NotRepeatable: it does, or the model has layers whose state goes from batch to batch.
     """
-    watched = [v for v in (*model.trainable_variables, *model.non_trainable_variables) if v.name != SEED_STATE]
+    watched = [v for v in (*model.trainable_variables, *untrained_variables(model)) if v.name != SEED_STATE]
     before, metrics = values_of(watched), list(model.metrics_variables)
     counted = values_of(metrics)
     with without_effects(model):

@@ -24,7 +24,7 @@ from nfdt.core.keras_internals import flatten_layers, seeded, unpack_batch
 from nfdt.core.program.batch_tensors import as_tensors
 from nfdt.core.program.described import describe_layers, first_difference
 from nfdt.core.program.manifest import Manifest
-from nfdt.core.program.untrained import values_of
+from nfdt.core.program.untrained import untrained_variables, values_of
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ def _message(model: Any, layers: list[Any], expected: Mapping[str, Array], recei
 
 def _outputs(model: Any, x: Any) -> dict[str, Array]:
     """Return the outputs of a model by number, and the sum of its own losses; the model is left as it was."""
-    untrained = model.non_trainable_variables
+    untrained = untrained_variables(model)
     held = values_of(untrained)
     with seeded(_SEED), current().seeded(_SEED), current().full_precision():
         try:

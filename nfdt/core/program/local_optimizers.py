@@ -37,6 +37,7 @@ from nfdt.core.program.compiling import overrides
 from nfdt.core.program.manifest import Manifest, OptimizerEntries
 from nfdt.core.program.optimizer import GLOBAL, describe_attributes, own_optimizers, set_attributes, unscaled
 from nfdt.core.program.step_effects import StepEffects, trace_step
+from nfdt.core.program.untrained import untrained_variables
 
 Described = Sequence[Mapping[str, Any] | None]
 """Per optimizer of the model, in the order of ``own_optimizers``, its description; None if the step does not use it."""
@@ -193,7 +194,7 @@ def describe_optimizer_state(model: Any, described: Described | None) -> list[di
 def merged_in_rounds(model: Any, manifest: Manifest) -> Manifest:
     """Return the manifest of a program whose workers step in rounds, each of which is one update."""
     others = {"sum": "max", "ema": "mean"}
-    count = len(model.non_trainable_variables)
+    count = len(untrained_variables(model))
     own, of_optimizers = manifest.untrained[:count], manifest.untrained[count:]
     in_rounds = [{**entry, "rule": others.get(entry["rule"], entry["rule"])} for entry in of_optimizers]
     return manifest.replaced(untrained=[*own, *in_rounds])
@@ -202,4 +203,4 @@ def merged_in_rounds(model: Any, manifest: Manifest) -> Manifest:
 def state_variables(model: Any, manifest: Manifest | None) -> list[Any]:
     """Return the variables of the program's ``untrained``, in that order."""
     described = manifest.local_optimizers if manifest is not None else None
-    return [*model.non_trainable_variables, *optimizer_state(model, described)]
+    return [*untrained_variables(model), *optimizer_state(model, described)]

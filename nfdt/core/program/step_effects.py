@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,9 @@ from nfdt.core.keras_internals import filter_traceback, optimized_variables, var
 from nfdt.core.program.batch_tensors import as_tensors
 from nfdt.core.program.dry_run import replaced_method, without_effects
 from nfdt.core.program.optimizer import not_of_the_model, own_optimizers, unscaled
+from nfdt.core.program.python_effects import python_effects
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ def trace_step(model: Any, batch: Any) -> StepEffects:
     effects = StepEffects()
     with ExitStack() as undo:
         if model.run_eagerly:
+            undo.enter_context(_warned_of_changes(model))
             undo.enter_context(without_effects(model))
         for optimizer in own_optimizers(model):
             undo.enter_context(replaced_method(optimizer, "apply", _recorded(model, optimizer, effects.applied)))
@@ -82,6 +87,22 @@ def trace_step(model: Any, batch: Any) -> StepEffects:
             undo.enter_context(replaced_method(variable, "assign", assigned))
         _run(model, as_tensors(batch))
     return effects
+
+
+@contextmanager
+def _warned_of_changes(model: Any) -> Iterator[None]:
+    """Undo what a run changes in the script's Python objects, and log a warning that names it."""
+    with python_effects(model) as changed:
+        yield
+    if changed:
+        logger.warning(
+            "train_step() of %s %r changes %s. With run_eagerly=True plain Keras makes these changes in this process, "
+            "with each batch; here they happen on the workers only, and do not come back. Count in a keras.Variable, "
+            "in a metric or in a callback.",
+            type(model).__name__,
+            model.name,
+            ", ".join(changed),
+        )
 
 
 @filter_traceback

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nfdt.core.errors import ShapeMismatch
+from nfdt.core.program.untrained import untrained_variables
 from nfdt.core.training.merge import decode_arrays, encode_arrays, is_large
 
 Array = npt.NDArray[Any]
@@ -37,7 +38,7 @@ class UntrainedState:
     def __init__(
         self, model: Any, rules: Sequence[Mapping[str, Any]], *, worker: int, optimizers: Sequence[Any] = ()
     ) -> None:
-        self._variables = [*model.non_trainable_variables, *optimizers]
+        self._variables = [*untrained_variables(model), *optimizers]
         self._rules = [entry["rule"] for entry in rules]
         self._worker = worker
         if len(self._variables) != len(self._rules):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+FIRST_LOSS = "first_loss"
 BY_RANK = "by_rank"  # of a ring or a group: the totals of each rank
 _DIVIDED = ("samples_per_s", "batch_size")
 
@@ -57,12 +58,14 @@ class WorkerStatistics(PushOutcomes):
         steps: Number of gradients.
         compute_s: Time spent computing gradients.
         wait_s: Time spent waiting for instructions.
+        first_loss: Loss of the first batch; None: none yet, or no finite number.
     """
 
     samples: int = 0
     steps: int = 0
     compute_s: float = 0.0
     wait_s: float = 0.0
+    first_loss: float | None = None
 
     def to_json(self, client: Traffic, codec: str) -> str:
         """Return the totals as one JSON object."""
@@ -71,6 +74,7 @@ class WorkerStatistics(PushOutcomes):
                 **step_totals(self.samples, self.steps, self.compute_s + self.exchange_s, self.compute_s),
                 "exchange_s": round(self.exchange_s, 6),
                 "wait_s": round(self.wait_s, 6),
+                **({} if self.first_loss is None else {FIRST_LOSS: self.first_loss}),
                 **push_totals(self, client),
                 **codec_totals(codec, client.codecs),
             }
