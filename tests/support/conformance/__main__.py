@@ -8,10 +8,9 @@ from pathlib import Path
 
 import click
 
-from nfdt.core.host.machine import versions as installed_versions
 from nfdt.core.specs.presets import DEFAULT_PRESET
 from tests.support.conformance import horovod_suite, keras_suite, script_suite
-from tests.support.conformance.keras_page import PAGE, Record, page
+from tests.support.conformance.keras_page import PAGE, RECORD, Record, page, versions
 from tests.support.conformance.verdicts import Row, table
 
 
@@ -52,8 +51,9 @@ def keras(
     if record and expression:
         raise click.UsageError("--record: expected all tests of a suite. Received: -k, which leaves some out.")
     suites = suites or keras_suite.SUITES
-    here = {name: installed_versions()[name] for name in ("python", "keras", "tensorflow")}
-    found = Record.read(here) if record else Record(here)
+    here, found = versions(), Record(versions())
+    if record and RECORD.exists() and (earlier := Record.read()).versions == here:
+        found = earlier
     if missing := [suite for suite in suites if suite not in map(keras_suite.suite_of, found.plain)]:
         found.add_plain(keras_suite.run(missing, keras_suite.PLAIN, packages.resolve(), expression))
     for parts in itertools.product(algorithms, counts, hooks):

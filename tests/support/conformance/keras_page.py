@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
+from nfdt.core.host import machine
 from tests.support.conformance.keras_reasons import reason_to_differ
 from tests.support.conformance.keras_suite import Configuration, suite_of
 from tests.support.conformance.verdicts import Outcome, Row, verdict
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "keras_tests.md"
-RECORD = Path(__file__).with_suffix(".json")
+RECORD = Path(__file__).with_name("keras_tests.jsonl")
 SIGNS = {"pass": "✓", "refused": "R", "differs": "D", "wrong": "**W**", "not comparable": "–"}
 
 HEAD = """# Keras' own tests
@@ -23,7 +25,18 @@ HEAD = """# Keras' own tests
 The package of Keras contains its tests.
 These are all of its tests that call `fit`, found in their source: {tests} with their parameters, in {files} files.
 Each runs plain, and then with its fits distributed, on {versions}.
-`scripts/conformance keras --record` runs them and writes this page.
+
+```bash
+./scripts/conformance keras --record
+./scripts/conformance keras --record --algorithm bsp --workers 1 --hooks exact
+./scripts/conformance keras --algorithm ddc-asgd --workers 2 --hooks auto -k csv_logger callbacks
+```
+
+- The first command runs all configurations and writes this page, after each of them.
+- The second runs one of them; rows of the others stay as they are, and tests that have run plain are not run plain again.
+- The third runs some tests and only prints.
+
+In the tables below:
 
 - A column is a configuration: the algorithm, the number of workers, and [`batch_hooks`](how_it_works.md#batch-hooks).
 - ✓: the test passes, and at least one fit was distributed.
@@ -43,7 +56,7 @@ class Record:
     """Rows of the configurations.
 
     Attributes:
-        versions: Versions of Python, Keras and TensorFlow.
+        versions: Versions of what the tests ran on, by name.
         plain: Outcome of each test that runs plain: why it is not comparable; "": it passes.
         rows: Verdict and error line of each test, by the title of a configuration.
     """
@@ -53,14 +66,23 @@ class Record:
     rows: dict[str, dict[str, tuple[str, str]]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, versions: dict[str, str], path: Path = RECORD) -> Record:
-        """Return the record in a file; an empty one if there is none, or if it is of other versions."""
-        found = cls(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else cls(versions)
-        return found if found.versions == versions else cls(versions)
+    def read(cls, path: Path = RECORD) -> Record:
+        """Return the record in a file."""
+        first, *lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+        record = cls(first)
+        for line in lines:
+            test, record.plain[test] = line.pop("test"), line.pop("plain")
+            for title, row in line.items():
+                record.rows.setdefault(title, {})[test] = tuple(row)
+        return record
 
     def write(self, path: Path = RECORD) -> None:
-        """Write the record, a line for each test of each configuration."""
-        path.write_text(json.dumps(asdict(self), indent=0, sort_keys=True) + "\n", encoding="utf-8")
+        """Write the record: a line with the versions, and one for each test."""
+        lines: list[dict[str, Any]] = [self.versions]
+        for test in sorted(self.plain):
+            rows = {title: rows[test] for title, rows in sorted(self.rows.items()) if test in rows}
+            lines.append({"test": test, "plain": self.plain[test], **rows})
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
     def add_plain(self, outcomes: Mapping[str, Outcome]) -> None:
         """Add the outcomes of tests that ran plain."""
@@ -77,17 +99,23 @@ class Record:
         return rows
 
 
+def versions() -> dict[str, str]:
+    """Return the versions of what the tests run on here, by name."""
+    found = machine.versions()
+    return {name: found[name.lower()] for name in ("Python", "Keras", "TensorFlow")}
+
+
 def page(record: Record) -> str:
     """Return the page."""
-    columns = {title: _judged(rows) for title, rows in sorted(record.rows.items())}
+    columns = {title: judged(rows) for title, rows in sorted(record.rows.items())}
     files = {test.partition("::")[0] for test in record.plain}
-    named = ", ".join(f"{name.capitalize()} {number}" for name, number in record.versions.items())
+    named = ", ".join(f"{name} {number}" for name, number in record.versions.items())
     head = HEAD.format(tests=len(record.plain), files=len(files), versions=named)
     counts = "".join(_count(title, Counter(sign for sign, _ in column.values())) for title, column in columns.items())
     return head + COUNTS + counts + "".join(_tables(sorted(record.plain), columns))
 
 
-def _judged(rows: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
+def judged(rows: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
     """Return verdicts and reasons; what is wrong for a known reason "differs"."""
     known = {test: reason_to_differ(test, line) for test, (found, line) in rows.items() if found == "wrong"}
     return {test: ("differs", known[test]) if known.get(test) else tuple(row) for test, row in rows.items()}  # type: ignore[misc]

@@ -12,6 +12,7 @@ import inspect
 import json
 import os
 import sys
+import unittest
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -119,6 +120,11 @@ def skip_if_backend(name: str, reason: str) -> Callable[[Any], Any]:
     return pytest.mark.skipif(keras.backend.backend() == name, reason=reason)
 
 
+def state_without_pytest(test: unittest.TestCase) -> dict[str, Any]:
+    """Return what a test case sends to workers: its attributes, without the run of pytest that it belongs to."""
+    return {name: value for name, value in vars(test).items() if name != "_outcome"}
+
+
 def _add_conftest() -> None:
     """Add the module ``conftest`` of Keras' repository, which its tests import and its package lacks."""
     module = ModuleType("conftest")
@@ -131,6 +137,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     _add_conftest()
+    unittest.TestCase.__getstate__ = state_without_pytest  # type: ignore[assignment]
     options = json.loads(os.environ["CONFORMANCE_OPTIONS"])
     sessions = Sessions(int(os.environ["CONFORMANCE_WORKERS"]), options, Path(os.environ["CONFORMANCE_OUT"]))
     config.pluginmanager.register(sessions)
